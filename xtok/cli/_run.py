@@ -1,0 +1,106 @@
+"""What every command does around its one function: quiet, errors, exit codes, the result."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from xtok.errors import XtokError
+
+if TYPE_CHECKING:
+    from xtok.projection import ProjectionMap
+
+Config = TypeVar("Config")
+
+
+def run(app: typer.Typer) -> None:
+    """Run the app; an `XtokError` becomes two lines on stderr and exit code 1."""
+    try:
+        app()
+    except XtokError as error:
+        if os.environ.get("XTOK_DEBUG"):
+            raise
+        print(f"error: {_line(error.message)}\nhint: {_line(error.hint)}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except BrokenPipeError:  # the reader, head or less, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _line(text: str) -> str:
+    from xtok.tokens import escape
+
+    return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def quiet_stderr(quiet: bool) -> Iterator[None]:
+    """Silence stderr, that of other libraries' C and Rust code included, while it is entered."""
+    if not quiet:
+        yield
+        return
+    sys.stderr.flush()
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def config(make: Callable[..., Config], **options: Any) -> Config:
+    """Make a config of the options; values that do not go together are a usage error."""
+    try:
+        return make(**options)
+    except ValueError as error:
+        message = str(error).replace("top_k", "--top-k").replace("max_pieces", "--max-pieces")
+        if options.get("scale_trick"):
+            message += " (one of them is the scale slot; see --no-scale-trick)"
+        raise typer.BadParameter(message) from error
+
+
+def check_output(output: Path | None) -> None:
+    """Check that the result can be written, before anything costs time."""
+    from xtok import mapfile
+
+    mapfile.check_output(output or Path("map.safetensors"))
+
+
+def write(
+    projection: ProjectionMap, output: Path | None, *, stage: str = "", num_examples: int = 0
+) -> None:
+    """Report on stderr, write the map, and print its path on stdout."""
+    from xtok import describe, report
+
+    report.print_reports(projection.reports)
+    examples = describe.example_ids(projection, num_examples)
+    report.print_examples(describe.describe_row(projection, i) for i in examples)
+    path = output or Path(_default_name(projection, stage))
+    projection.save(path)
+    print(path)  # noqa: T201
+
+
+def _default_name(projection: ProjectionMap, stage: str) -> str:
+    """Return a name that tells the pair, the stage (none for `build`), the cut, and the slot."""
+    models = f"{_stem(projection.student.model_id)}_to_{_stem(projection.teacher.model_id)}"
+    parts = [models, stage, f"top{projection.top_k}"]
+    if not projection.enable_scale_trick:
+        parts.append("no-scale-trick")
+    return "_".join(filter(None, parts)) + ".safetensors"
+
+
+def _stem(model_id: str) -> str:
+    name = model_id.rstrip("/").rsplit("/", 1)[-1]
+    for suffix in (".model", ".tiktoken"):
+        name = name.removesuffix(suffix)
+    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name)[:80]

@@ -1,0 +1,95 @@
+"""Every tunable and its default, stated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SpecialTokens = Literal["roles", "off"]
+
+FIRST_PIECE_WEIGHT = 0.9
+"""Weight of a token's first piece; each further one has `PIECE_DECAY` times the last one's."""
+
+PIECE_DECAY = 0.1
+
+SLOT_WEIGHT = 0.2
+"""Weight of the scale slot beside a row that sums to 1, before both are normalized."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultitokenConfig:
+    """How `multitoken` makes a map.
+
+    Attributes:
+        top_k: entries per row, the slot included; ≥ 1, with the scale trick ≥ 2.
+        max_pieces: how many of a token's pieces on the other side count; ≥ 1.
+        reverse_pass: spell the teacher's tokens in the student's as well.
+        scale_trick: give every non-empty row a scale slot.
+        special_tokens: `roles` pairs special tokens by role, `off` leaves their rows empty.
+    """
+
+    top_k: int = 32
+    max_pieces: int = 4
+    reverse_pass: bool = True
+    scale_trick: bool = True
+    special_tokens: SpecialTokens = "roles"
+
+    def __post_init__(self) -> None:
+        _at_least(2 if self.scale_trick else 1, top_k=self.top_k)
+        _at_least(1, max_pieces=self.max_pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortCutConfig:
+    """How `sort_cut` cuts a map: to `top_k` entries per row, the slot included."""
+
+    top_k: int = 4
+
+    def __post_init__(self) -> None:
+        _at_least(1, top_k=self.top_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """How `build` composes the stages: `multitoken`, then `reapply_exact`, then `sort_cut`.
+
+    Attributes:
+        top_k: entries per row of the result, the slot included; `multitoken` has its own default.
+        max_pieces: as in `MultitokenConfig`, like the next three.
+        reverse_pass: see there.
+        scale_trick: see there.
+        special_tokens: see there.
+        exact_match: pin tokens that both sides have to each other.
+    """
+
+    top_k: int = SortCutConfig.top_k
+    max_pieces: int = MultitokenConfig.max_pieces
+    reverse_pass: bool = MultitokenConfig.reverse_pass
+    scale_trick: bool = MultitokenConfig.scale_trick
+    special_tokens: SpecialTokens = MultitokenConfig.special_tokens
+    exact_match: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least(2 if self.scale_trick else 1, top_k=self.top_k)
+        _at_least(1, max_pieces=self.max_pieces)
+
+    @property
+    def multitoken(self) -> MultitokenConfig:
+        """The options of the first stage."""
+        return MultitokenConfig(
+            max_pieces=self.max_pieces,
+            reverse_pass=self.reverse_pass,
+            scale_trick=self.scale_trick,
+            special_tokens=self.special_tokens,
+        )
+
+    @property
+    def sort_cut(self) -> SortCutConfig:
+        """The options of the last stage."""
+        return SortCutConfig(top_k=self.top_k)
+
+
+def _at_least(minimum: int, **value: int) -> None:
+    for name, number in value.items():
+        if number < minimum:
+            raise ValueError(f"{name} is {number}, and must be at least {minimum}")

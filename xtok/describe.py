@@ -1,0 +1,236 @@
+"""What a map holds, measured from the map alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xtok.errors import XtokError
+from xtok.projection import ProjectionMap, RowKind
+from xtok.tokens import TokenType, Vocabulary, unescape
+
+_LARGEST = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideDescription:
+    """One side of a map. `token_types` counts ids by type; empty if the map carries no tokens."""
+
+    model_id: str
+    revision: str | None
+    backend: str | None
+    vocab_size: int
+    width_source: str
+    tokenizer_vocab_size: int | None
+    token_types: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryDescription:
+    """One entry of a row; `token` is escaped, or a control token's name."""
+
+    teacher_id: int
+    token: str | None
+    weight: float
+    is_slot: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowDescription:
+    """One row, heaviest entry first, a slot last."""
+
+    student_id: int
+    token: str | None
+    kind: str
+    entries: tuple[EntryDescription, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnDescription:
+    """One column: how many rows have it, and the sum of their weights."""
+
+    teacher_id: int
+    token: str | None
+    rows: int
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapDescription:
+    """What `xtok inspect` shows.
+
+    Attributes:
+        student: the rows' side.
+        teacher: the columns' side.
+        method: how the edges were found.
+        history: one object per stage, as in the file.
+        top_k: how many entries a row may have.
+        enable_scale_trick: whether rows may have a scale slot.
+        nnz: entries in all.
+        rows_by_kind: row kind to number of rows.
+        rows_by_entries: number of entries to number of rows.
+        rows_with_slot: rows with a scale slot.
+        slot_share: the slots' weight as a share of all weight.
+        columns_used: teacher ids that some row has.
+        largest_columns: the heaviest columns, slots included.
+        examples: the rows that were asked for.
+    """
+
+    student: SideDescription
+    teacher: SideDescription
+    method: str
+    history: Sequence[Mapping[str, Any]]
+    top_k: int
+    enable_scale_trick: bool
+    nnz: int
+    rows_by_kind: Mapping[str, int]
+    rows_by_entries: Mapping[int, int]
+    rows_with_slot: int
+    slot_share: float
+    columns_used: int
+    largest_columns: tuple[ColumnDescription, ...]
+    examples: tuple[RowDescription, ...]
+
+
+def inspect(
+    projection: ProjectionMap,
+    *,
+    tokens: Sequence[str] = (),
+    ids: Sequence[int] = (),
+    num_examples: int = 0,
+) -> MapDescription:
+    """Describe a map, with some of its rows as examples.
+
+    Args:
+        projection: any map.
+        tokens: student tokens to show the rows of, as `find_token` takes them.
+        ids: student ids to show the rows of.
+        num_examples: how many rows to show besides, evenly spread over those with several entries.
+
+    Raises:
+        XtokError: if the student has no such token or id.
+    """
+    chosen = [i for text in tokens for i in find_token(projection, text)]
+    student_ids = [*chosen, *ids, *example_ids(projection, num_examples)]
+    kinds = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
+    entries = np.bincount(projection.entries_per_row).tolist()
+    slots = projection.weights[projection.is_slot]
+    total = float(projection.weights.sum(dtype=np.float64))
+    rows = np.bincount(projection.teacher_ids, minlength=projection.shape[1])
+    weight = np.bincount(projection.teacher_ids, projection.weights, projection.shape[1])
+    heaviest = np.argsort(-weight, kind="stable")[:_LARGEST]
+    return MapDescription(
+        student=_side(projection.student),
+        teacher=_side(projection.teacher),
+        method=projection.method,
+        history=projection.history,
+        top_k=projection.top_k,
+        enable_scale_trick=projection.enable_scale_trick,
+        nnz=projection.nnz,
+        rows_by_kind={kind.name.lower(): kinds[kind] for kind in RowKind if kinds[kind]},
+        rows_by_entries={n: count for n, count in enumerate(entries) if count},
+        rows_with_slot=len(slots),
+        slot_share=float(slots.sum(dtype=np.float64)) / total if total else 0.0,
+        columns_used=int(np.count_nonzero(rows)),
+        largest_columns=tuple(
+            ColumnDescription(
+                teacher_id=t,
+                token=_name(projection.teacher, t),
+                rows=int(rows[t]),
+                weight=float(weight[t]),
+            )
+            for t in heaviest.tolist()
+            if rows[t]
+        ),
+        examples=tuple(describe_row(projection, s) for s in student_ids),
+    )
+
+
+def describe_row(projection: ProjectionMap, student_id: int) -> RowDescription:
+    """Describe one row.
+
+    Raises:
+        XtokError: if the id is not a row of the map.
+    """
+    if not 0 <= student_id < projection.shape[0]:
+        raise XtokError(
+            f"there is no student id {student_id}: the map has rows 0 to {projection.shape[0] - 1}",
+            hint="give another --id, or the token itself with --token",
+        )
+    teacher_ids, weights = projection.row(student_id)
+    has_slot = projection.scale_slot is not None and projection.scale_slot[student_id] == 1
+    return RowDescription(
+        student_id=student_id,
+        token=_name(projection.student, student_id),
+        kind=RowKind(int(projection.row_kind[student_id])).name.lower(),
+        entries=tuple(
+            EntryDescription(
+                teacher_id=t,
+                token=_name(projection.teacher, t),
+                weight=w,
+                is_slot=has_slot and place == len(weights) - 1,
+            )
+            for place, (t, w) in enumerate(zip(teacher_ids.tolist(), weights.tolist(), strict=True))
+        ),
+    )
+
+
+def find_token(projection: ProjectionMap, text: str) -> list[int]:
+    """Return the student ids of a token, given as text, as `escape` shows it, or by control name.
+
+    Raises:
+        XtokError: if the map carries no tokens, or the student has no such token.
+    """
+    table = projection.student.table
+    if table is None:
+        raise XtokError(
+            "the map carries no tokens: xtok did not write it", hint="give --id instead of --token"
+        )
+    spellings = {text.encode(), unescape(text)}
+    tokens = table.tokens()
+    found = [int(i) for i in table.text_ids if tokens[i] in spellings]
+    found += [i for i, name in table.control_names.items() if name == text]
+    if not found:
+        raise XtokError(
+            f"the student has no token {text!r}",
+            hint="a space is part of a token, as in --token ' the'; bytes are written like '\\xe4'",
+        )
+    return found
+
+
+def example_ids(projection: ProjectionMap, count: int) -> list[int]:
+    """Return up to `count` student ids, evenly spread over the rows with more than one entry.
+
+    Where no row has more than one, over all that have any.
+    """
+    entries = projection.entries_per_row
+    rows = np.flatnonzero(entries > 1)
+    if not len(rows):
+        rows = np.flatnonzero(entries)
+    places = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64)
+    chosen: list[int] = rows[places].tolist()
+    return chosen
+
+
+def _side(vocabulary: Vocabulary) -> SideDescription:
+    table = vocabulary.table
+    types: dict[str, int] = {}
+    if table is not None:
+        counts = np.bincount(table.types, minlength=len(TokenType) + 1).tolist()
+        types = {kind.name.lower(): counts[kind] for kind in TokenType if counts[kind]}
+    return SideDescription(
+        model_id=vocabulary.model_id,
+        revision=vocabulary.revision,
+        backend=vocabulary.backend,
+        vocab_size=vocabulary.vocab_size,
+        width_source=vocabulary.width_source,
+        tokenizer_vocab_size=vocabulary.tokenizer_vocab_size,
+        token_types=types,
+    )
+
+
+def _name(vocabulary: Vocabulary, token_id: int) -> str | None:
+    return None if vocabulary.table is None else vocabulary.table.name(token_id)

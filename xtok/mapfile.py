@@ -1,0 +1,184 @@
+"""Map files: save, load and convert, in xtok's safetensors format and in NeMo-RL's `.pt`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from xtok.errors import MAP_HINT, MapFileError, OutputError
+from xtok.nemo import from_nemo, to_nemo
+from xtok.packing import MALFORMED, pack_metadata, pack_tensors, unpack
+from xtok.projection import ProjectionMap
+from xtok.tokens import Vocabulary
+
+SUFFIXES = (".safetensors", ".pt")
+
+
+def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
+    """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
+
+    The file is written under a temporary name in the same folder, flushed, and renamed, so that
+    there is never a half-written one under `path`.
+
+    Raises:
+        OutputError: if the path has another suffix or cannot be written.
+    """
+    target = check_output(path)
+    data = to_safetensors(projection) if target.suffix == ".safetensors" else to_nemo(projection)
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{target} cannot be written: {error.strerror or error}",
+            hint="check the free space and the permissions of its folder, or give another --output",
+        ) from error
+
+
+def check_output(path: str | PathLike[str]) -> Path:
+    """Check, before any work is done, that a map can be written to a path.
+
+    Raises:
+        OutputError: if the suffix is not one of `SUFFIXES`, the folder is missing or not writable,
+            or the path is a folder.
+    """
+    target = Path(path)
+    folder = target.parent
+    if target.suffix not in SUFFIXES:
+        raise OutputError(
+            f"the output {target} ends neither in .safetensors nor in .pt",
+            hint=f"give --output {target.with_name((target.stem or 'map') + '.safetensors')}",
+        )
+    if not folder.exists():
+        raise OutputError(f"the output folder {folder} does not exist", hint=f"mkdir -p {folder}")
+    if not folder.is_dir():
+        raise OutputError(
+            f"the output folder {folder} is a file", hint="give an --output in a folder"
+        )
+    if target.is_dir():
+        raise OutputError(f"the output {target} is a folder", hint="give an --output in it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"the output folder {folder} is not writable",
+            hint="change its permissions, or give an --output elsewhere",
+        )
+    return target
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    student_vocab_size: int | None = None,
+    teacher_vocab_size: int | None = None,
+    preserve_last: bool | None = None,
+) -> ProjectionMap:
+    """Read a map from `.safetensors`, or from any `.pt` that NeMo-RL's tools write.
+
+    Args:
+        path: the kind of file is told from its contents.
+        student_vocab_size: the width of the rows, for a file that does not tell it.
+        teacher_vocab_size: the width of the columns, likewise.
+        preserve_last: whether the last column holds scale slots, for a `.pt` that does not say.
+
+    Raises:
+        MapFileError: if the file is not a map, is damaged, or lacks what the arguments could tell.
+    """
+    source = Path(path)
+    try:
+        with source.open("rb") as file:
+            is_archive = file.read(2) == b"PK"
+            file.seek(0)
+            data = file.read()
+    except OSError as error:
+        raise MapFileError(
+            f"the map {source} cannot be read: {error.strerror or error}",
+            hint="give the path of a .safetensors or .pt map; xtok build makes one",
+        ) from error
+    widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
+    if is_archive or source.suffix == ".pt":
+        projection = from_nemo(data, source, widths, preserve_last)
+    else:
+        projection = _from_safetensors(data, source)
+    for side, width in widths.items():
+        vocabulary: Vocabulary = getattr(projection, side)
+        if width is not None and width != vocabulary.vocab_size:
+            raise MapFileError(
+                f"{source} is {vocabulary.vocab_size} wide on the {side}'s side, not {width}",
+                hint=f"leave out --{side}-vocab-size, or build the map anew with it",
+            )
+    return projection
+
+
+def convert(
+    path: str | PathLike[str], output: str | PathLike[str], **options: Any
+) -> ProjectionMap:
+    """Write a map anew in the format that the output's suffix names; return it.
+
+    Args:
+        path: a map that `load` reads.
+        output: a `.safetensors` or `.pt` file.
+        options: as for `load`.
+
+    Raises:
+        OutputError: if the output cannot be written.
+        MapFileError: if the file is not a map.
+    """
+    check_output(output)
+    projection = load(path, **options)
+    save(projection, output)
+    return projection
+
+
+def sha256(projection: ProjectionMap) -> str:
+    """Return the sha256 of the map's `.safetensors` file."""
+    return hashlib.sha256(to_safetensors(projection)).hexdigest()
+
+
+def to_safetensors(projection: ProjectionMap) -> bytes:
+    """Return the bytes of the map's `.safetensors` file."""
+    from safetensors.numpy import save as save_tensors
+
+    return save_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
+
+
+def _from_safetensors(data: bytes, source: Path) -> ProjectionMap:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load as load_tensors
+
+    try:
+        header = _header(data)
+        tensors = load_tensors(data)
+    except (SafetensorError, *MALFORMED) as error:
+        raise MapFileError(
+            f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
+        ) from error
+    if "xtok" not in header:
+        raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
+    try:
+        return unpack(tensors, header["xtok"])
+    except KeyError as error:
+        raise MapFileError(
+            f"{source} is not a valid map: it lacks {error}", hint=MAP_HINT
+        ) from error
+    except MALFORMED as error:
+        raise MapFileError(f"{source} is not a valid map: {error}", hint=MAP_HINT) from error
+
+
+def _header(data: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file's header, which its NumPy binding leaves out."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise ValueError("its header is cut off")
+    return dict(json.loads(data[8 : 8 + length]).get("__metadata__") or {})

@@ -1,0 +1,265 @@
+"""`ProjectionMap`: a sparse matrix `[V_student, V_teacher]`, its invariants, and row operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.tokens import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+
+SUM_TOLERANCE = 1e-4
+"""How far from 1 the float32 weights of a row may sum."""
+
+Ids = NDArray[np.int32]
+Weights = NDArray[np.float32]
+
+
+class Edges(NamedTuple):
+    """Weighted pairs of a student and a teacher id, as three arrays of one length."""
+
+    student_ids: NDArray[np.signedinteger[Any]]
+    teacher_ids: NDArray[np.signedinteger[Any]]
+    weights: NDArray[np.floating[Any]]
+
+    def take(self, selection: NDArray[Any]) -> Edges:
+        """Return the edges of a boolean mask, or in an order."""
+        return Edges(*(array[selection] for array in self))
+
+    def normalized(self) -> Edges:
+        """Return the edges with weights that sum to 1 for each student id."""
+        return self._replace(weights=self.weights / row_sums(self))
+
+    @staticmethod
+    def concatenate(parts: Iterable[Edges]) -> Edges:
+        """Return all edges of several lists, one list after another."""
+        return Edges(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class RowKind(IntEnum):
+    """How a row of a map came about."""
+
+    EMPTY = 0
+    EXACT = 1
+    PIECES = 2
+    ROLE = 3
+    EMBEDDING = 4
+    COUNTED = 5
+    MIXED = 6
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """What a stage did, for a person: how many of what, and what deserves a look.
+
+    Attributes:
+        stage: the stage's name.
+        counts: what was counted, to how many.
+        notes: one sentence for each thing that was left out or could not be done.
+    """
+
+    stage: str
+    counts: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProjectionMap:
+    """A cross-tokenizer projection map W, float32 `[V_student, V_teacher]`, as sorted COO.
+
+    Entries are sorted by student id, then by falling weight, then by teacher id; a row's scale
+    slot comes last whatever its weight. Every non-empty row sums to 1.
+
+    Attributes:
+        student: the vocabulary of the rows.
+        teacher: the vocabulary of the columns.
+        student_ids: int32 `[nnz]`.
+        teacher_ids: int32 `[nnz]`.
+        weights: float32 `[nnz]`, ≥ 0.
+        row_kind: uint8 `[V_student]`, a `RowKind` each.
+        scale_slot: uint8 `[V_student]`, 1 where the row's last entry is the scale slot; None for a
+            map without the scale trick.
+        method: how the edges were found: `multitoken`, or `imported`.
+        top_k: how many entries a row may have.
+        history: one object per stage: its name, its options, the version that ran it.
+        reports: what the stages of this process have to say; not saved.
+    """
+
+    student: Vocabulary
+    teacher: Vocabulary
+    student_ids: Ids
+    teacher_ids: Ids
+    weights: Weights
+    row_kind: NDArray[np.uint8]
+    scale_slot: NDArray[np.uint8] | None
+    method: str
+    top_k: int
+    history: tuple[Mapping[str, Any], ...] = ()
+    reports: tuple[StageReport, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(V_student, V_teacher)`."""
+        return self.student.vocab_size, self.teacher.vocab_size
+
+    @property
+    def nnz(self) -> int:
+        """The number of entries."""
+        return len(self.weights)
+
+    @property
+    def enable_scale_trick(self) -> bool:
+        """Whether rows may have a scale slot."""
+        return self.scale_slot is not None
+
+    @property
+    def edges(self) -> Edges:
+        """The three arrays of the COO matrix."""
+        return Edges(self.student_ids, self.teacher_ids, self.weights)
+
+    @property
+    def entries_per_row(self) -> NDArray[np.int64]:
+        """The number of entries of each row, int64 `[V_student]`."""
+        return np.bincount(self.student_ids, minlength=self.shape[0])
+
+    @property
+    def is_slot(self) -> NDArray[np.bool_]:
+        """Which entries are scale slots, bool `[nnz]`."""
+        found = np.zeros(self.nnz, np.bool_)
+        if self.scale_slot is not None and self.nnz:
+            last = np.append(self.student_ids[1:] != self.student_ids[:-1], True)
+            found = last & (self.scale_slot[self.student_ids] == 1)
+        return found
+
+    def row(self, student_id: int) -> tuple[Ids, Weights]:
+        """Return the teacher ids (int32) and weights (float32) of one row, heaviest first."""
+        if not 0 <= student_id < self.shape[0]:
+            raise IndexError(f"student id {student_id} is not in 0..{self.shape[0] - 1}")
+        start, end = np.searchsorted(self.student_ids, [student_id, student_id + 1])
+        return self.teacher_ids[start:end], self.weights[start:end]
+
+    def check(self) -> None:
+        """Check every invariant of the class.
+
+        Raises:
+            ValueError: naming the first one that does not hold, and where.
+        """
+        _check(self)
+
+    def to_torch(self) -> torch.Tensor:
+        """Return W as a coalesced sparse COO tensor, float32 `[V_student, V_teacher]`."""
+        import torch
+
+        order = np.lexsort((self.teacher_ids, self.student_ids))
+        indices = np.stack([self.student_ids[order], self.teacher_ids[order]]).astype(np.int64)
+        return torch.sparse_coo_tensor(
+            torch.from_numpy(indices),
+            torch.from_numpy(self.weights[order]),
+            self.shape,
+            is_coalesced=True,
+            check_invariants=True,
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the map as `.safetensors`, or in NeMo-RL's layout as `.pt`; see `mapfile.save`."""
+        from xtok import mapfile
+
+        mapfile.save(self, path)
+
+    @staticmethod
+    def load(path: str | PathLike[str], **options: Any) -> ProjectionMap:
+        """Read a `.safetensors` or `.pt` map; see `mapfile.load`."""
+        from xtok import mapfile
+
+        return mapfile.load(path, **options)
+
+
+def _check(m: ProjectionMap) -> None:
+    num_rows, num_columns = m.shape
+    _require(len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length")
+    _require(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
+    _require_in(m.student_ids, num_rows, "student_ids")
+    _require_in(m.teacher_ids, num_columns, "teacher_ids")
+    _require(bool(np.isfinite(m.weights).all()), "weights are not all finite")
+    _require(bool((m.weights >= 0).all()), "weights are not all ≥ 0")
+    _require_in(m.row_kind, len(RowKind), "row_kind")
+    entries = m.entries_per_row
+    filled = entries > 0
+    _require(
+        bool((filled == (m.row_kind != RowKind.EMPTY)).all()),
+        "row_kind is not empty exactly where a row is",
+    )
+    if m.scale_slot is not None:
+        _require(m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]")
+        _require_in(m.scale_slot, 2, "scale_slot")
+        _require(bool((entries[m.scale_slot == 1] > 0).all()), "an empty row has a scale slot")
+    _require(m.top_k >= int(entries.max(initial=0)), f"a row has more than top_k={m.top_k} entries")
+    step, same_row = np.diff(m.student_ids), np.diff(m.student_ids) == 0
+    _require(bool((step >= 0).all()), "student_ids are not sorted")
+    fall, rise = np.diff(m.weights), np.diff(m.teacher_ids)
+    ordered = (fall < 0) | ((fall == 0) & (rise > 0)) | ~same_row | m.is_slot[1:]
+    if not ordered.all():
+        row = int(m.student_ids[int(np.argmin(ordered))])
+        raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
+    pairs = m.student_ids.astype(np.int64) * num_columns + m.teacher_ids
+    _require(len(np.unique(pairs)) == m.nnz, "a row has the same teacher id twice")
+    sums = np.bincount(m.student_ids, m.weights, num_rows)
+    off = filled & (np.abs(sums - 1) > SUM_TOLERANCE)
+    if off.any():
+        row = int(np.argmax(off))
+        raise ValueError(f"row {row} sums to {sums[row]:.6g}, not 1")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+def _require_in(values: NDArray[Any], bound: int, name: str) -> None:
+    if len(values) and not (int(values.min()) >= 0 and int(values.max()) < bound):
+        raise ValueError(f"{name} are not all in 0..{bound - 1}")
+
+
+def sum_duplicates(edges: Edges) -> Edges:
+    """Add up the weights of equal pairs, in the order given; sorted by student, then teacher id."""
+    s, t = edges.student_ids.astype(np.int64), edges.teacher_ids.astype(np.int64)
+    order = np.argsort(s << 32 | t, kind="stable")
+    s, t = s[order], t[order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = (s[1:] != s[:-1]) | (t[1:] != t[:-1])
+    starts = np.flatnonzero(first)
+    weights = edges.weights[order].astype(np.float64)
+    return Edges(s[starts], t[starts], np.add.reduceat(weights, starts) if len(s) else weights)
+
+
+def row_sums(edges: Edges) -> NDArray[np.float64]:
+    """Return, for each edge, the sum of its row's weights, float64 `[nnz]`."""
+    if not len(edges.weights):
+        return np.zeros(0)
+    sums: NDArray[np.float64] = np.bincount(edges.student_ids, edges.weights)[edges.student_ids]
+    return sums
+
+
+def ranks(student_ids: NDArray[Any]) -> NDArray[np.int64]:
+    """Return each edge's place in its row, int64 `[nnz]`, from 0; student ids are sorted."""
+    first = np.searchsorted(student_ids, student_ids, side="left")
+    return np.arange(len(student_ids)) - first
+
+
+def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """Return the order that a map has: student id, (`last` behind,) falling weight, teacher id.
+
+    Weights are compared as float32, as a map has them.
+    """
+    keys: list[NDArray[Any]] = [edges.teacher_ids, -edges.weights.astype(np.float32)]
+    if last is not None:
+        keys.append(last)
+    return np.lexsort((*keys, edges.student_ids))

@@ -1,0 +1,368 @@
+"""The stages that make and refine a map: `multitoken`, `reapply_exact`, `sort_cut`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok import mapfile
+from xtok._version import __version__
+from xtok.canonical import match_bytes, match_roles, slot_candidates
+from xtok.config import (
+    FIRST_PIECE_WEIGHT,
+    PIECE_DECAY,
+    SLOT_WEIGHT,
+    MultitokenConfig,
+    SortCutConfig,
+    SpecialTokens,
+)
+from xtok.errors import XtokError
+from xtok.projection import (
+    Edges,
+    ProjectionMap,
+    RowKind,
+    StageReport,
+    map_order,
+    ranks,
+    sum_duplicates,
+)
+from xtok.tokenizers import Tokenizer
+from xtok.tokens import TokenTable, Vocabulary
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+"""Called with a label and a total; the context's value is called with each step's size."""
+
+_CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
+
+
+def silent(label: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
+    """Show no progress."""
+    return nullcontext(lambda size: None)
+
+
+def multitoken(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    config: MultitokenConfig | None = None,
+    *,
+    initial: ProjectionMap | None = None,
+    progress: Progress = silent,
+) -> ProjectionMap:
+    """Map each student token to the teacher tokens that spell it, and the other way round.
+
+    Forward, a student token's bytes are segmented by the teacher's tokenizer; its first
+    `max_pieces` pieces have the weights 0.9·0.1^i, normalized. In reverse, each teacher token is
+    segmented by the student's, and its weights are added into (student piece, teacher token).
+    Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
+
+    Args:
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        config: the options; the defaults if None.
+        initial: a map of the same pair whose weights (but for slots) are added in.
+        progress: called for each pass over a vocabulary.
+
+    Raises:
+        XtokError: if `initial` is of other tokenizers.
+    """
+    config = config or MultitokenConfig()
+    rows, columns = _table(student.vocabulary), _table(teacher.vocabulary)
+    notes: list[str] = []
+    kind = np.zeros(len(rows), np.uint8)
+    parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
+    if config.reverse_pass:
+        t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
+        parts.append(Edges(s, t, w))
+    for part in parts:
+        kind[part.student_ids] = RowKind.PIECES
+    parts.append(_pinned(match_roles(rows, columns) if config.special_tokens == "roles" else {}))
+    kind[parts[-1].student_ids] = RowKind.ROLE
+    step: dict[str, Any] = {"stage": "multitoken", "options": asdict(config)}
+    if initial is not None:
+        require_same_pair(initial, student.vocabulary, teacher.vocabulary)
+        parts.insert(0, initial.edges.take(~initial.is_slot).normalized())
+        both = (initial.row_kind != kind) & (initial.row_kind != 0) & (kind != 0)
+        kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
+        step["initial_sha256"] = mapfile.sha256(initial)
+    edges = sum_duplicates(Edges.concatenate(parts)).normalized()
+    edges = _cut(edges, config.top_k - config.scale_trick)
+    slot = None
+    if config.scale_trick:
+        edges, slot = _add_slots(edges, columns, len(rows), notes)
+    notes += _empty_rows(student.vocabulary, kind)
+    return _finished(
+        edges,
+        student=student.vocabulary,
+        teacher=teacher.vocabulary,
+        row_kind=kind,
+        scale_slot=slot,
+        method="multitoken",
+        top_k=config.top_k,
+        history=_history(initial, step),
+        reports=(_report("multitoken", kind, notes),),
+    )
+
+
+def reapply_exact(
+    projection: ProjectionMap, *, special_tokens: SpecialTokens | None = None
+) -> ProjectionMap:
+    """Give each student token whose bytes a teacher token has that one entry, of weight 1.
+
+    Special tokens are paired by role likewise. These rows have no slot; the others stay.
+
+    Args:
+        projection: a map that carries both token tables.
+        special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
+
+    Raises:
+        XtokError: if the map carries no token tables.
+    """
+    rows, columns = _table(projection.student), _table(projection.teacher)
+    if special_tokens is None:
+        used = [step["options"].get("special_tokens") for step in projection.history]
+        special_tokens = next((u for u in reversed(used) if u is not None), "roles")
+    exact = _pinned(match_bytes(rows, columns))
+    roles = _pinned(match_roles(rows, columns) if special_tokens == "roles" else {})
+    kind = projection.row_kind.copy()
+    kind[exact.student_ids], kind[roles.student_ids] = RowKind.EXACT, RowKind.ROLE
+    pinned = np.zeros(len(rows), np.bool_)
+    pinned[exact.student_ids] = pinned[roles.student_ids] = True
+    others = projection.edges.take(~pinned[projection.student_ids])
+    slot = projection.scale_slot
+    step = {"stage": "reapply-exact", "options": {"special_tokens": special_tokens}}
+    return _finished(
+        Edges.concatenate([others, exact, roles]),
+        student=projection.student,
+        teacher=projection.teacher,
+        row_kind=kind,
+        scale_slot=None if slot is None else np.where(pinned, np.uint8(0), slot),
+        method=projection.method,
+        top_k=projection.top_k,
+        history=_history(projection, step),
+        reports=(*projection.reports, _report("reapply-exact", kind, [])),
+    )
+
+
+def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> ProjectionMap:
+    """Cut each row to its `top_k` heaviest entries and normalize what is left; a slot stays last.
+
+    The slot is one of the `top_k`. Rows that are not cut stay as they are, bit for bit.
+
+    Raises:
+        XtokError: if nothing but the slot would be left of a row.
+    """
+    config = config or SortCutConfig()
+    if projection.enable_scale_trick and config.top_k < 2:
+        raise XtokError(
+            "--top-k 1 leaves no entry beside the scale slot",
+            hint="give --top-k 2 or more, or build the map with --no-scale-trick",
+        )
+    room = np.full(projection.nnz, config.top_k)
+    if projection.scale_slot is not None:
+        room -= projection.scale_slot[projection.student_ids]
+    keep = (ranks(projection.student_ids) < room) | projection.is_slot
+    edges, dropped = projection.edges.take(keep), projection.edges.take(~keep)
+    is_cut = np.zeros(projection.shape[0], np.bool_)
+    is_cut[dropped.student_ids] = True
+    weights = np.where(is_cut[edges.student_ids], edges.normalized().weights, edges.weights)
+    mass = float(dropped.weights.sum(dtype=np.float64))
+    report = StageReport(
+        "sort-cut",
+        {
+            "rows cut": int(is_cut.sum()),
+            "entries cut": len(dropped.weights),
+            "mean mass cut per row": mass / max(1, int(np.count_nonzero(projection.row_kind))),
+            "rows whose order changed": sum(
+                report.counts.get("rows reordered", 0) for report in projection.reports
+            ),
+        },
+    )
+    return _finished(
+        edges._replace(weights=weights),
+        student=projection.student,
+        teacher=projection.teacher,
+        row_kind=projection.row_kind,
+        scale_slot=projection.scale_slot,
+        method=projection.method,
+        top_k=config.top_k,
+        history=_history(projection, {"stage": "sort-cut", "options": asdict(config)}),
+        reports=(*projection.reports, report),
+    )
+
+
+def require_same_pair(projection: ProjectionMap, student: Vocabulary, teacher: Vocabulary) -> None:
+    """Check that a map is of these two vocabularies, in this direction.
+
+    Raises:
+        XtokError: naming the side that differs, and how.
+    """
+    for side, ours, given in (
+        ("student", projection.student, student),
+        ("teacher", projection.teacher, teacher),
+    ):
+        if ours.vocab_size != given.vocab_size:
+            raise XtokError(
+                f"the map's {side} {ours.model_id} is {ours.vocab_size} wide, "
+                f"{given.model_id} is {given.vocab_size}",
+                hint=f"give --{side}-vocab-size {ours.vocab_size}, or the model that it is of",
+            )
+        if given is ours or ours.table is None:
+            continue
+        if ours.table.sha256() != _table(given).sha256():
+            raise XtokError(
+                f"the map's {side} is {ours.model_id}, whose tokens are not those of "
+                f"{given.model_id}",
+                hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
+            )
+
+
+def with_vocabularies(
+    projection: ProjectionMap,
+    *,
+    student: Vocabulary | None = None,
+    teacher: Vocabulary | None = None,
+) -> ProjectionMap:
+    """Check a map's sides against vocabularies; a side without tokens takes the one given.
+
+    Raises:
+        XtokError: if the map is of another vocabulary.
+    """
+    require_same_pair(projection, student or projection.student, teacher or projection.teacher)
+    if student is not None and projection.student.table is None:
+        projection = replace(projection, student=student)
+    if teacher is not None and projection.teacher.table is None:
+        projection = replace(projection, teacher=teacher)
+    return projection
+
+
+def _table(vocabulary: Vocabulary) -> TokenTable:
+    if vocabulary.table is None:
+        raise XtokError(
+            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
+            hint="give both tokenizers with --student-model and --teacher-model",
+        )
+    return vocabulary.table
+
+
+def _spell(
+    table: TokenTable,
+    tokenizer: Tokenizer,
+    max_pieces: int,
+    progress: Progress,
+    notes: list[str],
+) -> Edges:
+    """Segment every token of a table; edges from the tokens to their first pieces."""
+    ids = table.text_ids.tolist()
+    tokens = [token for token in table.tokens() if token]
+    model_id = tokenizer.vocabulary.model_id
+    pieces: list[Sequence[int] | None] = []
+    with progress(f"spelling in {model_id}", len(tokens)) as advance:
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = tokens[start : start + _CHUNK]
+            pieces += tokenizer.segment_batch(chunk)
+            advance(len(chunk))
+    failed = [i for i, found in zip(ids, pieces, strict=True) if found is None]
+    if failed:
+        notes.append(f"{model_id} cannot spell {_some(failed, table)}")
+    first = [() if found is None else found[:max_pieces] for found in pieces]
+    lengths = np.array([len(p) for p in first], np.int64)
+    place = ranks(np.repeat(np.arange(len(first)), lengths))
+    decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
+    total = np.concatenate([[1.0], np.cumsum(decay)])
+    return Edges(
+        np.repeat(np.array(ids, np.int32), lengths),
+        np.fromiter(chain.from_iterable(first), np.int32, int(lengths.sum())),
+        decay[place] / np.repeat(total[lengths], lengths),
+    )
+
+
+def _pinned(pairs: Mapping[int, int]) -> Edges:
+    """Return an edge of weight 1 for each student id to teacher id."""
+    s, t = (np.fromiter(ids, np.int32, len(pairs)) for ids in (pairs, pairs.values()))
+    return Edges(s, t, np.ones(len(pairs), np.float32))
+
+
+def _cut(edges: Edges, top_k: int) -> Edges:
+    """Keep the `top_k` heaviest edges of each row, normalized."""
+    edges = edges.take(map_order(edges))
+    return edges.take(ranks(edges.student_ids) < top_k).normalized()
+
+
+def _add_slots(
+    edges: Edges, columns: TokenTable, num_rows: int, notes: list[str]
+) -> tuple[Edges, NDArray[np.uint8]]:
+    """Give each non-empty row a scale slot: the first candidate that the row does not have."""
+    slot_of_row = np.full(num_rows, -1)
+    waiting = np.zeros(num_rows, np.bool_)
+    waiting[edges.student_ids] = True
+    for candidate in slot_candidates(columns):
+        free = waiting.copy()
+        free[edges.student_ids[edges.teacher_ids == candidate]] = False
+        slot_of_row[free] = candidate
+        waiting &= ~free
+        if not waiting.any():
+            break
+    if waiting.any():
+        notes.append(
+            f"{int(waiting.sum()):,} rows have no scale slot: no teacher id is free of meaning"
+        )
+    rows = np.flatnonzero(slot_of_row >= 0)
+    slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
+    return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
+
+
+def _finished(
+    edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any
+) -> ProjectionMap:
+    """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind."""
+    edges = edges._replace(weights=edges.weights.astype(np.float32))
+    last = np.zeros(len(edges.weights), np.bool_)
+    if scale_slot is not None:
+        final = np.zeros(len(scale_slot), np.int64)
+        np.maximum.at(final, edges.student_ids, np.arange(len(last)))
+        last[final[scale_slot == 1]] = True
+    keep = edges.weights > 0  # a piece's weight may be too small for float32
+    edges, last = edges.take(keep), last[keep]
+    edges = edges.take(map_order(edges, last))
+    return ProjectionMap(
+        student_ids=edges.student_ids.astype(np.int32),
+        teacher_ids=edges.teacher_ids.astype(np.int32),
+        weights=edges.weights.astype(np.float32),
+        scale_slot=scale_slot,
+        **fields,
+    )
+
+
+def _history(before: ProjectionMap | None, step: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    done = () if before is None else tuple(before.history)
+    return (*done, {**step, "xtok_version": __version__})
+
+
+def _report(stage: str, kind: NDArray[np.uint8], notes: Sequence[str]) -> StageReport:
+    found = np.bincount(kind, minlength=len(RowKind)).tolist()
+    counts = {f"{k.name.lower()} rows": found[k] for k in RowKind if found[k]}
+    return StageReport(stage, counts, tuple(notes))
+
+
+def _empty_rows(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
+    """Return a note on text rows, and one on special tokens, that are left empty."""
+    table = _table(student)
+    text = [i for i in table.text_ids.tolist() if not kind[i]]
+    special = [i for i in table.control_names if not kind[i]]
+    notes = [f"empty rows: {_some(text, table)}"] if text else []
+    if special:
+        notes.append(f"no counterpart for {_some(special, table, 'special token')}")
+    return notes
+
+
+def _some(ids: list[int], table: TokenTable, what: str = "token") -> str:
+    """Count ids in words, with the first few as examples."""
+    examples = ", ".join(f"{i} {table.name(i)!r}" for i in ids[:3])
+    more = ", …" if len(ids) > 3 else ""
+    return f"{len(ids):,} {what}{'s' if len(ids) > 1 else ''}: {examples}{more}"

@@ -1,0 +1,90 @@
+"""Tokenizers of every kind as one `Tokenizer`: exact bytes, exact spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers._hf import HuggingFaceBackend
+from xtok.tokenizers._sentencepiece import SentencePieceBackend
+from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
+from xtok.tokenizers._tokenizer import Backend, Tokenizer
+
+__all__ = ["Backend", "Tokenizer", "load_tokenizer"]
+
+_FILE_BACKENDS: dict[str, Callable[..., Backend]] = {
+    "spm": SentencePieceBackend,
+    "tiktoken": TiktokenBackend,
+}
+
+
+def load_tokenizer(
+    model: str,
+    *,
+    revision: str | None = None,
+    vocab_size: int | None = None,
+    pattern: str | None = None,
+) -> Tokenizer:
+    """Load a tokenizer from a Hugging Face repo id or folder, a `.model` or a `.tiktoken` file.
+
+    Args:
+        model: repo id, folder or file; `hf:`, `spm:` or `tiktoken:` before it settles doubt. The
+            kind of a file is told from its contents.
+        revision: branch, tag or commit of a hub repo.
+        vocab_size: the width of the model's logits; by default that of the model's config, else
+            the tokenizer's largest id + 1.
+        pattern: the split pattern of a tiktoken file of an unknown family.
+
+    Raises:
+        TokenizerError: if it cannot be found, read, or used byte for byte.
+    """
+    kind, location = _split_prefix(model)
+    path = Path(location).expanduser()
+    if kind is None and path.is_file():
+        with path.open("rb") as file:
+            kind = "tiktoken" if is_rank_file(file.read(4096)) else "spm"
+    if kind in _FILE_BACKENDS and not path.is_file():
+        raise _not_found(location)
+    local = path.exists()
+    if local and revision is not None:
+        raise TokenizerError(
+            f"{location} is a local path, which has no revision {revision}",
+            hint="leave out --student-revision or --teacher-revision, or give a repo id",
+        )
+    if kind in _FILE_BACKENDS:
+        backend = _FILE_BACKENDS[kind](path, pattern=pattern)
+    elif local and not path.is_dir():
+        raise TokenizerError(f"{location} is a file, not a folder", hint="give the folder it is in")
+    elif local or _is_repo_id(location):
+        backend = HuggingFaceBackend(
+            path if local else location, revision=revision, pattern=pattern
+        )
+    else:
+        raise _not_found(location)
+    return Tokenizer(
+        backend,
+        model_id=(path.resolve().name or location) if local else location,
+        revision=revision,
+        vocab_size=vocab_size,
+    )
+
+
+def _split_prefix(model: str) -> tuple[str | None, str]:
+    kind, colon, location = model.partition(":")
+    if colon and (kind == "hf" or kind in _FILE_BACKENDS):
+        return kind, location
+    return None, model
+
+
+def _is_repo_id(location: str) -> bool:
+    """Tell a repo id (`name` or `owner/name`) from a path that does not exist."""
+    parts = location.split("/")
+    return len(parts) <= 2 and all(p and p[0] not in ".~" for p in parts)
+
+
+def _not_found(location: str) -> TokenizerError:
+    return TokenizerError(
+        f"no such file or folder: {location}",
+        hint="give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B",
+    )

@@ -1,0 +1,71 @@
+"""SentencePiece `.model` files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from xtok.errors import TokenizerError
+from xtok.tokens import Entry, TokenType
+
+_SPACE = "▁"
+
+
+class SentencePieceBackend:
+    """A `.model` file through the `sentencepiece` library, without dummy prefix and stripping."""
+
+    name = "sentencepiece"
+
+    def __init__(self, path: Path, *, pattern: str | None = None) -> None:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+        if pattern is not None:
+            raise TokenizerError(
+                f"{path} is a SentencePiece model, which takes no pattern",
+                hint="leave out --student-pattern or --teacher-pattern",
+            )
+        self._proto = sentencepiece_model_pb2.ModelProto()
+        self._processor = SentencePieceProcessor()
+        try:
+            self._proto.ParseFromString(path.read_bytes())
+            # In the middle of a text there is no dummy prefix, and every space counts.
+            self._proto.normalizer_spec.add_dummy_prefix = False
+            self._proto.normalizer_spec.remove_extra_whitespaces = False
+            self._processor.LoadFromSerializedProto(self._proto.SerializeToString())
+        except (DecodeError, RuntimeError) as error:
+            raise TokenizerError(
+                f"{path} is not a SentencePiece model, nor a tiktoken file",
+                hint="give a .model or .tiktoken file, or the folder of a Hugging Face tokenizer",
+            ) from error
+
+    def entries(self) -> Iterable[Entry]:
+        """Types are the file's own; a piece's bytes are its text with `▁` as a space."""
+        for i, piece in enumerate(self._proto.pieces):
+            token_type = TokenType(piece.type)
+            if token_type == TokenType.BYTE:
+                content = bytes([int(piece.piece[1:-1], 16)])
+            elif token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
+                content = piece.piece.encode()
+            else:
+                content = piece.piece.replace(_SPACE, " ").encode()
+            yield Entry(i, token_type, content)
+
+    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+        """Return the ids that the trainer spec names; -1 means that there is none."""
+        p = self._processor
+        ids = {"bos": p.bos_id(), "eos": p.eos_id(), "pad": p.pad_id(), "unk": p.unk_id()}
+        return {role: [i] for role, i in ids.items() if i >= 0}
+
+    def model_vocab_size(self) -> int | None:
+        """A `.model` file has no model beside it."""
+        return None
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode on all cores."""
+        ids: list[list[int]] = self._processor.encode(list(texts), out_type=int)
+        return ids
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """SentencePiece merges characters, not bytes."""
+        return None

@@ -1,0 +1,222 @@
+"""tiktoken rank files: one `base64(bytes) rank` per line, pattern and special tokens apart."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xtok.errors import TokenizerError
+from xtok.tokens import Entry, TokenType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What a rank file does not say: the pattern, and the tokens that are not ranks.
+
+    Attributes:
+        pattern: the regular expression that splits text into pieces before merging.
+        control: special tokens, name to id.
+        text: added tokens that are not special, name to id; text like any other.
+        roles: role to name, as the family's own code declares them.
+    """
+
+    pattern: str
+    control: Mapping[str, int] = field(default_factory=dict)
+    text: Mapping[str, int] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+
+def _numbered(start: int, names: str | Iterable[str]) -> dict[str, int]:
+    words = names.split() if isinstance(names, str) else names
+    return {name: start + i for i, name in enumerate(words)}
+
+
+# Patterns and special tokens: llama_models/llama3/tokenizer.py of llama-models 0.3.0;
+# dashscope/tokenizers/qwen_tokenizer.py of dashscope 2.0.2, with the names that
+# tokenizer_config.json of Qwen/Qwen3-8B gives to the ids behind the ranks;
+# tiktoken_ext/openai_public.py of tiktoken 0.14.0.
+_LLAMA_3 = Family(
+    pattern=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    control=_numbered(
+        128_000,
+        [
+            *["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>"],
+            *["<|reserved_special_token_1|>", "<|finetune_right_pad_id|>", "<|step_id|>"],
+            *[
+                "<|start_header_id|>",
+                "<|end_header_id|>",
+                "<|eom_id|>",
+                "<|eot_id|>",
+                "<|python_tag|>",
+            ],
+            "<|image|>",
+            *(f"<|reserved_special_token_{i}|>" for i in range(2, 246)),
+        ],
+    ),
+    roles={
+        "bos": "<|begin_of_text|>",
+        "eos": "<|end_of_text|>",
+        "pad": "<|finetune_right_pad_id|>",
+    },
+)
+_QWEN = Family(
+    pattern=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    control=_numbered(
+        151_643,
+        "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> "
+        "<|box_start|> <|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> "
+        "<|vision_pad|> <|image_pad|> <|video_pad|>",
+    ),
+    text=_numbered(
+        151_657,
+        "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> "
+        "<|repo_name|> <|file_sep|> <tool_response> </tool_response> <think> </think>",
+    ),
+    roles={"eos": "<|im_end|>", "pad": "<|endoftext|>"},
+)
+_CL100K = Family(
+    pattern=r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    control=_numbered(100_257, "<|endoftext|> <|fim_prefix|> <|fim_middle|> <|fim_suffix|>")
+    | {"<|endofprompt|>": 100_276},
+    roles={"eos": "<|endoftext|>"},
+)
+_O200K = Family(
+    pattern=r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    control={"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018},
+    roles={"eos": "<|endoftext|>"},
+)
+FAMILIES = {
+    "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55": _LLAMA_3,
+    "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186": _QWEN,
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": _CL100K,
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": _O200K,
+}
+"""Families by the sha256 of their rank file; a file's name tells nothing."""
+
+
+def is_rank_file(head: bytes) -> bool:
+    """Tell from a file's beginning whether it is a list of base64 ranks."""
+    words = head.split(b"\n", 1)[0].split()
+    try:
+        return (
+            len(words) == 2
+            and words[1].isdigit()
+            and bool(base64.b64decode(words[0], validate=True))
+        )
+    except binascii.Error:
+        return False
+
+
+def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
+    """Parse a rank file's contents into bytes to rank.
+
+    Parsed here and not by tiktoken's own loader, which caches by path and so returns stale
+    contents of a file that has changed.
+
+    Raises:
+        TokenizerError: naming the line that is not `base64 rank` or that repeats another one.
+    """
+    ranks: dict[bytes, int] = {}
+    seen: set[int] = set()
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            word, digits = line.split()
+            token, rank = base64.b64decode(word, validate=True), int(digits)
+        except ValueError as error:  # binascii.Error is one, too
+            raise _bad_file(
+                f"line {number} of {source} is not a base64 token and a rank"
+            ) from error
+        if token in ranks or rank in seen or rank < 0 or not token:
+            raise _bad_file(f"line {number} of {source} repeats a token or a rank, or has none")
+        ranks[token] = rank
+        seen.add(rank)
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise _bad_file(f"{source} lacks {len(missing)} of the 256 single bytes")
+    return ranks
+
+
+def _bad_file(message: str) -> TokenizerError:
+    return TokenizerError(message, hint="the file is damaged or of another kind: fetch it again")
+
+
+class TiktokenBackend:
+    """A rank file through the `tiktoken` library."""
+
+    name = "tiktoken"
+
+    def __init__(self, path: Path, *, pattern: str | None = None) -> None:
+        import tiktoken
+
+        data = path.read_bytes()
+        family = FAMILIES.get(hashlib.sha256(data).hexdigest())
+        if pattern is not None:
+            family = Family(pattern=pattern)
+        if family is None:
+            raise TokenizerError(
+                f"{path} is a tiktoken file of an unknown family: its split pattern is needed",
+                hint="give the regular expression of its tokenizer with --student-pattern or "
+                "--teacher-pattern",
+            )
+        self._family = family
+        self._ranks = parse_ranks(data, str(path))
+        try:
+            self._encoding = tiktoken.Encoding(
+                path.name,
+                pat_str=family.pattern,
+                mergeable_ranks=self._ranks,
+                special_tokens={**family.control, **family.text},
+            )
+        except ValueError as error:
+            raise TokenizerError(
+                f"the pattern for {path} is not a regular expression: {error}",
+                hint="quote it in single quotes, as in --student-pattern '\\p{L}+|\\s+'",
+            ) from error
+
+    def entries(self) -> Iterable[Entry]:
+        """Ranks are NORMAL; the family's special tokens CONTROL, its others USER_DEFINED."""
+        yield from (Entry(i, TokenType.NORMAL, token) for token, i in self._ranks.items())
+        family = self._family
+        yield from (Entry(i, TokenType.CONTROL, n.encode()) for n, i in family.control.items())
+        yield from (Entry(i, TokenType.USER_DEFINED, n.encode()) for n, i in family.text.items())
+
+    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+        """Return what the family's own code declares."""
+        return {role: [self._family.control[name]] for role, name in self._family.roles.items()}
+
+    def model_vocab_size(self) -> int | None:
+        """A rank file has no model beside it."""
+        return None
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode with added text tokens recognised, and control tokens as plain text.
+
+        One plain call per text: for a vocabulary of short ones, `encode_batch`, which hands each
+        text to a thread, takes thirty times as long.
+        """
+        encode, added = self._encoding.encode_ordinary, self._family.text
+        if not added:
+            return [encode(text) for text in texts]
+        return [
+            self._encoding.encode(text, allowed_special=set(added), disallowed_special=())
+            if any(name in text for name in added)
+            else encode(text)
+            for text in texts
+        ]
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """Merge the bytes by rank, as one piece."""
+        return self._encoding._encode_single_piece(data)

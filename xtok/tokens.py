@@ -1,0 +1,255 @@
+"""A vocabulary as exact bytes: token types, the token table, and how one is made and shown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import TokenizerError
+
+MAX_WIDTH = 2**24
+"""The widest vocabulary that is accepted: 64 times the largest one in use, and ids stay int32."""
+
+
+class TokenType(IntEnum):
+    """What a token id is, with the names and numbers of SentencePiece and GGUF."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Entry(NamedTuple):
+    """One id of a tokenizer. `content` is the token's bytes; of CONTROL and UNKNOWN, its name."""
+
+    id: int
+    type: TokenType
+    content: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTable:
+    """The exact bytes of every token id of a vocabulary of width V.
+
+    Attributes:
+        data: uint8 `[total]`, the tokens' bytes, one after another.
+        offsets: int64 `[V + 1]`; token i is `data[offsets[i]:offsets[i + 1]]`.
+        types: uint8 `[V]`, a `TokenType` each. CONTROL, UNKNOWN and UNUSED ids have no bytes.
+        control_names: id to name, for CONTROL and UNKNOWN ids.
+        roles: role to ids in rising order; an id may have several roles.
+        preferred_ids: ids that their tokenizer emits for bytes that another id has too, where that
+            is not the id that `canonical_ids` would take by type and number.
+    """
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    types: NDArray[np.uint8]
+    control_names: Mapping[int, str] = field(default_factory=dict)
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    preferred_ids: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """Return the bytes of one id (0 ≤ id < V), empty for an id without bytes."""
+        if not 0 <= token_id < len(self):
+            raise IndexError(f"token id {token_id} is not in 0..{len(self) - 1}")
+        return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Bytes per token, int64 `[V]`; 0 for an id without bytes."""
+        return np.diff(self.offsets)
+
+    @property
+    def text_ids(self) -> NDArray[np.int64]:
+        """The ids that stand for bytes, int64, in rising order."""
+        return np.flatnonzero(self.lengths)
+
+    def ids_of_type(self, *types: TokenType) -> NDArray[np.int64]:
+        """Return the ids of the given types, int64, in rising order."""
+        return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
+
+    def tokens(self) -> list[bytes]:
+        """Return the bytes of all V ids."""
+        data, bounds = self.data.tobytes(), self.offsets.tolist()
+        return [data[a:b] for a, b in pairwise(bounds)]
+
+    def canonical_ids(self) -> dict[bytes, int]:
+        """Return the one id for each byte string of the vocabulary.
+
+        Of several ids with the same bytes, the one that the tokenizer itself emits counts, then
+        any other type before BYTE, then the lowest id.
+        """
+        ids = self.text_ids
+        preferred = np.isin(ids, self.preferred_ids)
+        last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
+        tokens = self.tokens()
+        return {tokens[i]: i for i in ids[last_wins].tolist()}
+
+    def name(self, token_id: int) -> str:
+        """Return an id as a person reads it: escaped bytes, a control name, or what it is."""
+        if token := self[token_id]:
+            return escape(token)
+        named = self.control_names.get(token_id)
+        if named is not None:
+            return escape(named.encode())
+        return f"({TokenType(int(self.types[token_id])).name.lower()})"
+
+    def sha256(self) -> str:
+        """Return the digest that tells vocabularies apart, whatever width or backend read them.
+
+        It is taken over the types (uint8), the offsets (little-endian int64), the bytes and the
+        control names (JSON with sorted ids), up to the last id that is not UNUSED.
+        """
+        used = np.flatnonzero(self.types != TokenType.UNUSED)
+        end = int(used[-1]) + 1 if len(used) else 0
+        digest = hashlib.sha256(self.types[:end].tobytes())
+        digest.update(self.offsets[: end + 1].astype("<i8").tobytes())
+        digest.update(self.data.tobytes())
+        names = [[i, self.control_names[i]] for i in sorted(self.control_names)]
+        digest.update(json.dumps(names).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Vocabulary:
+    """One side of a map: a token table, and which model it is of.
+
+    Attributes:
+        model_id: repo id as given, or the last component of a folder or file.
+        revision: branch, tag or commit as given.
+        backend: the reader of the tokenizer: `hf`, `sentencepiece`, `tiktoken`.
+        vocab_size: the width of the model's logits, V.
+        width_source: where the width comes from: `option`, `config`, `tokenizer`, or `map`.
+        tokenizer_vocab_size: the tokenizer's largest id + 1.
+        table: None for a map from elsewhere that carries no tokens.
+    """
+
+    model_id: str
+    revision: str | None
+    backend: str | None
+    vocab_size: int
+    width_source: str
+    tokenizer_vocab_size: int | None
+    table: TokenTable | None
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """What became of a vocabulary's ids on the way to a `TokenTable`.
+
+    Attributes:
+        num_text: ids that have bytes.
+        num_control: CONTROL and UNKNOWN ids.
+        num_unused: ids of the width that the tokenizer does not have.
+        undecodable: ids that should stand for text, and decode to nothing.
+    """
+
+    num_text: int
+    num_control: int
+    num_unused: int
+    undecodable: tuple[int, ...]
+
+
+def decode_vocabulary(entries: Iterable[Entry], *, width: int) -> tuple[TokenTable, DecodeReport]:
+    """Lay a tokenizer's ids out as a table of `width` ids; those that it lacks are UNUSED.
+
+    Raises:
+        TokenizerError: if an id does not fit into the width, or comes twice.
+    """
+    contents: list[bytes] = [b""] * width
+    types = np.full(width, TokenType.UNUSED, np.uint8)
+    names: dict[int, str] = {}
+    undecodable: list[int] = []
+    for token_id, token_type, content in entries:
+        if not 0 <= token_id < width:
+            raise TokenizerError(
+                f"token id {token_id} ({escape(content)}) is outside the vocabulary size {width}",
+                hint=f"give a vocabulary size of at least {token_id + 1}",
+            )
+        if types[token_id] != TokenType.UNUSED:
+            raise TokenizerError(
+                f"token id {token_id} stands twice in the vocabulary (again as {escape(content)})",
+                hint="the tokenizer's files are damaged: fetch them again",
+            )
+        types[token_id] = token_type
+        if token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
+            names[token_id] = content.decode("utf-8", "backslashreplace")
+        elif token_type != TokenType.UNUSED:
+            contents[token_id] = content
+            if not content:
+                undecodable.append(token_id)
+    offsets = np.zeros(width + 1, np.int64)
+    np.cumsum([len(c) for c in contents], out=offsets[1:])
+    data = np.frombuffer(b"".join(contents), np.uint8)
+    table = TokenTable(data, offsets, types, names)
+    report = DecodeReport(
+        num_text=len(table.text_ids),
+        num_control=len(names),
+        num_unused=int(np.count_nonzero(types == TokenType.UNUSED)),
+        undecodable=tuple(sorted(undecodable)),
+    )
+    return table, report
+
+
+_SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def escape(data: bytes) -> str:
+    r"""Return bytes as text that is safe to print, and that `unescape` turns back.
+
+    What is not printable (control characters, direction marks, bytes that are not UTF-8) is
+    escaped, so that a vocabulary cannot write to the terminal.
+
+    >>> escape(b" the\n\x1b[31m\xe4\xb8")
+    ' the\\n\\x1b[31m\\xe4\\xb8'
+    """
+
+    def shown(char: str) -> str:
+        if char in _SHORT_ESCAPES:
+            return _SHORT_ESCAPES[char]
+        if char.isprintable():
+            return char
+        return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+
+    text = data.decode("utf-8", "surrogateescape")
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(map(shown, text))
+
+
+_ESCAPED = re.compile(r"\\(?:(x)([0-9a-fA-F]{2})|([\\nrt]))")
+
+
+def unescape(text: str) -> bytes:
+    r"""Return the bytes that `escape` shows as `text`; a lone backslash stands for itself.
+
+    >>> unescape(r"\xe4\xb8\n")
+    b'\xe4\xb8\n'
+    """
+
+    def byte(match: re.Match[str]) -> str:
+        if match[1]:
+            return bytes([int(match[2], 16)]).decode("latin-1")
+        return {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}[match[3]]
+
+    pieces: list[bytes] = []
+    end = 0
+    for match in _ESCAPED.finditer(text):
+        pieces += [text[end : match.start()].encode(), byte(match).encode("latin-1")]
+        end = match.end()
+    return b"".join([*pieces, text[end:].encode()])
