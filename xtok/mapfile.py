@@ -27,8 +27,10 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
 
     Raises:
         OutputError: if the path has another suffix or cannot be written.
+        ValueError: if the map breaks an invariant of its class.
     """
     target = check_output(path)
+    projection.check()
     data = to_safetensors(projection) if target.suffix == ".safetensors" else to_nemo(projection)
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
     try:

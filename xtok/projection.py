@@ -83,7 +83,7 @@ class ProjectionMap:
         teacher: the vocabulary of the columns.
         student_ids: int32 `[nnz]`.
         teacher_ids: int32 `[nnz]`.
-        weights: float32 `[nnz]`, ≥ 0.
+        weights: float32 `[nnz]`, > 0.
         row_kind: uint8 `[V_student]`, a `RowKind` each.
         scale_slot: uint8 `[V_student]`, 1 where the row's last entry is the scale slot; None for a
             map without the scale trick.
@@ -189,7 +189,7 @@ def _check(m: ProjectionMap) -> None:
     _require_in(m.student_ids, num_rows, "student_ids")
     _require_in(m.teacher_ids, num_columns, "teacher_ids")
     _require(bool(np.isfinite(m.weights).all()), "weights are not all finite")
-    _require(bool((m.weights >= 0).all()), "weights are not all ≥ 0")
+    _require(bool((m.weights > 0).all()), "weights are not all > 0")
     _require_in(m.row_kind, len(RowKind), "row_kind")
     entries = m.entries_per_row
     filled = entries > 0

@@ -197,29 +197,13 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
 
 
 def require_same_pair(projection: ProjectionMap, student: Vocabulary, teacher: Vocabulary) -> None:
-    """Check that a map is of these two vocabularies, in this direction.
+    """Check that a map is of these two vocabularies, at their widths, in this direction.
 
     Raises:
         XtokError: naming the side that differs, and how.
     """
-    for side, ours, given in (
-        ("student", projection.student, student),
-        ("teacher", projection.teacher, teacher),
-    ):
-        if ours.vocab_size != given.vocab_size:
-            raise XtokError(
-                f"the map's {side} {ours.model_id} is {ours.vocab_size} wide, "
-                f"{given.model_id} is {given.vocab_size}",
-                hint=f"give --{side}-vocab-size {ours.vocab_size}, or the model that it is of",
-            )
-        if given is ours or ours.table is None:
-            continue
-        if ours.table.sha256() != _table(given).sha256():
-            raise XtokError(
-                f"the map's {side} is {ours.model_id}, whose tokens are not those of "
-                f"{given.model_id}",
-                hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
-            )
+    _require_same("student", projection.student, student, width=True)
+    _require_same("teacher", projection.teacher, teacher, width=True)
 
 
 def with_vocabularies(
@@ -231,14 +215,29 @@ def with_vocabularies(
     """Check a map's sides against vocabularies; a side without tokens takes the one given.
 
     Raises:
-        XtokError: if the map is of another vocabulary.
+        XtokError: if a side's tokens are others, or its width where it takes them.
     """
-    require_same_pair(projection, student or projection.student, teacher or projection.teacher)
-    if student is not None and projection.student.table is None:
-        projection = replace(projection, student=student)
-    if teacher is not None and projection.teacher.table is None:
-        projection = replace(projection, teacher=teacher)
+    for side, given in (("student", student), ("teacher", teacher)):
+        if given is not None:
+            ours: Vocabulary = getattr(projection, side)
+            _require_same(side, ours, given, width=ours.table is None)
+            if ours.table is None:
+                projection = replace(projection, **{side: given})  # type: ignore[arg-type]
     return projection
+
+
+def _require_same(side: str, ours: Vocabulary, given: Vocabulary, *, width: bool) -> None:
+    if width and ours.vocab_size != given.vocab_size:
+        raise XtokError(
+            f"the map's {side} {ours.model_id} is {ours.vocab_size} wide, "
+            f"{given.model_id} is {given.vocab_size}",
+            hint=f"give --{side}-vocab-size {ours.vocab_size}, or the model that it is of",
+        )
+    if ours.table is not None and ours.table.sha256() != _table(given).sha256():
+        raise XtokError(
+            f"the map's {side} is {ours.model_id}, whose tokens are not those of {given.model_id}",
+            hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
+        )
 
 
 def _table(vocabulary: Vocabulary) -> TokenTable:

@@ -165,11 +165,11 @@ def reapply_exact(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
         )
         if student_model is not None:
-            width = projection.student.vocab_size
+            width = None if projection.student.table else projection.student.vocab_size
             student = _load(student_model, student_revision, width, student_pattern)
             projection = stages.with_vocabularies(projection, student=student.vocabulary)
         if teacher_model is not None:
-            width = projection.teacher.vocab_size
+            width = None if projection.teacher.table else projection.teacher.vocab_size
             teacher = _load(teacher_model, teacher_revision, width, teacher_pattern)
             projection = stages.with_vocabularies(projection, teacher=teacher.vocabulary)
         projection = stages.reapply_exact(projection, special_tokens=special_tokens)

@@ -181,21 +181,22 @@ def _width(
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer."""
     width, source = vocab_size, "option"
+    says = "as given"
     if width is None:
         width, source = backend.model_vocab_size(), "config"
+        says = "from its config"
     if width is None:
         width, source = largest + 1, "tokenizer"
     if width <= largest:
         raise TokenizerError(
-            f"the vocabulary size {width} of {model_id} (from its {source}) does not hold its "
+            f"the vocabulary size {width} of {model_id} ({says}) does not hold its "
             f"largest token id {largest}",
             hint=f"give the width of the model's logits, at least {largest + 1}, with "
             "--student-vocab-size or --teacher-vocab-size",
         )
     if not 0 < width <= MAX_WIDTH:
         raise TokenizerError(
-            f"the vocabulary size {width} of {model_id} (from its {source}) is not in "
-            f"1..{MAX_WIDTH}",
+            f"the vocabulary size {width} of {model_id} ({says}) is not in 1..{MAX_WIDTH}",
             hint="give the width of the model's logits with --student-vocab-size or "
             "--teacher-vocab-size",
         )

@@ -1,0 +1,96 @@
+"""Small tokenizers of every kind, the real ones where they were fetched, and the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import small_tokenizers
+
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+ROOT = Path(__file__).parents[1]
+REAL = ROOT / "data" / "tokenizers"
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one small tokenizer of every kind; see `small_tokenizers.write_all`."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    small_tokenizers.write_all(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def byte_level(small: Path) -> Tokenizer:
+    return load_tokenizer(str(small / "small-byte-level"))
+
+
+@pytest.fixture(scope="session")
+def digits(small: Path) -> Tokenizer:
+    return load_tokenizer(str(small / "small-digits"))
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(small: Path) -> Tokenizer:
+    return load_tokenizer(str(small / "small.model"))
+
+
+@pytest.fixture(scope="session")
+def ranks(small: Path) -> Tokenizer:
+    return load_tokenizer(
+        str(small / "small.tiktoken"), pattern=small_tokenizers.tiktoken_pattern()
+    )
+
+
+@pytest.fixture(scope="session")
+def real() -> Callable[[str], str]:
+    """The path of a fetched tokenizer; the test is skipped where it was not fetched."""
+
+    def find(name: str) -> str:
+        path = REAL / name
+        if not path.exists():
+            pytest.skip(f"{name} is not there: run scripts/fetch_tokenizers.py")
+        return str(path)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def load_real(real: Callable[[str], str]) -> Callable[[str], Tokenizer]:
+    """Load a fetched tokenizer, once per session."""
+    loaded: dict[str, Tokenizer] = {}
+
+    def load(name: str) -> Tokenizer:
+        if name not in loaded:
+            loaded[name] = load_tokenizer(real(name))
+        return loaded[name]
+
+    return load
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run `xtok` as a process in an empty folder."""
+
+    def run(
+        *args: str | Path, env: Mapping[str, str] | None = None, cwd: Path = tmp_path
+    ) -> subprocess.CompletedProcess[str]:
+        plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+        return subprocess.run(
+            [sys.executable, "-m", "xtok", *map(str, args)],
+            cwd=cwd,
+            env={**os.environ, **plain, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run

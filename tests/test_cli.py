@@ -1,0 +1,425 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Cli
+
+from xtok import __version__
+
+
+@pytest.fixture(scope="module")
+def maps(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `map.safetensors`, built from small-digits and small.model."""
+    folder = tmp_path_factory.mktemp("maps")
+    args = ["build", *pair(small), "--output", "map.safetensors", "--quiet"]
+    subprocess.run([sys.executable, "-m", "xtok", *args], cwd=folder, check=True)
+    return folder
+
+
+def pair(small: Path) -> list[str]:
+    student, teacher = small / "small-digits", small / "small.model"
+    return ["--student-model", str(student), "--teacher-model", str(teacher)]
+
+
+def two_files(small: Path) -> list[str]:
+    """A pair whose tokenizers load in no time."""
+    model = str(small / "small.model")
+    return ["--student-model", model, "--teacher-model", model]
+
+
+def fails(done: subprocess.CompletedProcess[str], message: str, hint: str = "") -> None:
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert lines[-2].startswith("error: "), done.stderr
+    assert message in lines[-2]
+    assert lines[-1].startswith("hint: ")
+    assert hint in lines[-1]
+    assert "Traceback" not in done.stderr
+
+
+# The commands
+
+
+def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_path: Path) -> None:
+    done = cli("build", *pair(small), "--num-examples", "3")
+    assert done.returncode == 0
+    assert done.stdout == "small-digits_to_small_top4.safetensors\n"
+    assert os.listdir(tmp_path) == ["small-digits_to_small_top4.safetensors"]
+    lines = done.stderr.splitlines()
+    stages = [line.split(":")[0] for line in lines if not line.startswith((" ", "note"))]
+    assert stages == ["multitoken", "reapply-exact", "sort-cut"]
+    assert sum(" → " in line for line in lines) == 3
+    assert "it/s" not in done.stderr  # no progress bar where there is no terminal
+
+
+def test_build_is_the_three_commands_byte_for_byte(
+    cli: Cli, small: Path, maps: Path, tmp_path: Path
+) -> None:
+    first = cli("multitoken", *pair(small)).stdout.strip()
+    assert first == "small-digits_to_small_multitoken_top32.safetensors"
+    second = cli("reapply-exact", "--initial-projection-path", first).stdout.strip()
+    assert second == "small-digits_to_small_reapply-exact_top32.safetensors"
+    third = cli("sort-cut", "--initial-projection-path", second).stdout.strip()
+    assert third == "small-digits_to_small_sort-cut_top4.safetensors"
+    built = (maps / "map.safetensors").read_bytes()
+    assert (tmp_path / third).read_bytes() == built
+    at_once = cli("multitoken", *pair(small), "--exact-match", "--output", "m.safetensors")
+    assert (tmp_path / at_once.stdout.strip()).read_bytes() == (tmp_path / second).read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_the_same_bytes_whatever_the_run_the_threads_and_the_name(
+    cli: Cli, small: Path, tmp_path: Path, suffix: str
+) -> None:
+    files = set()
+    for threads, name in (("1", "a"), ("2", "another-name")):
+        env = dict.fromkeys(["RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"], threads)
+        env["PYTHONHASHSEED"] = threads
+        assert cli("build", *pair(small), "--output", name + suffix, env=env).returncode == 0
+        files.add((tmp_path / (name + suffix)).read_bytes())
+    assert len(files) == 1
+
+
+def test_later_steps_work_on_a_pt_file_as_well(cli: Cli, small: Path, tmp_path: Path) -> None:
+    map_path = "--initial-projection-path"
+    assert cli("multitoken", *pair(small), "--output", "a.pt").returncode == 0
+    assert cli("reapply-exact", map_path, "a.pt", "--output", "b.pt").returncode == 0
+    assert cli("sort-cut", map_path, "b.pt", "--output", "c.safetensors").returncode == 0
+    assert cli("build", *pair(small), "--output", "d.safetensors").returncode == 0
+    assert (tmp_path / "c.safetensors").read_bytes() == (tmp_path / "d.safetensors").read_bytes()
+
+
+def test_options_reach_the_map(cli: Cli, small: Path, tmp_path: Path) -> None:
+    options = ["--top-k", "6", "--max-pieces", "2", "--no-scale-trick", "--no-reverse-pass"]
+    options += ["--no-exact-match", "--special-tokens", "off", "--teacher-vocab-size", "9000"]
+    done = cli("build", *two_files(small), *options)
+    assert done.stdout == "small_to_small_top6_no-scale-trick.safetensors\n"
+    found = json.loads(cli("inspect", done.stdout.strip(), "--json").stdout)
+    assert found["teacher"]["vocab_size"] == 9000
+    assert found["teacher"]["width_source"] == "option"
+    assert not found["enable_scale_trick"]
+    assert [step["options"] for step in found["history"]] == [
+        {
+            "max_pieces": 2,
+            "reverse_pass": False,
+            "scale_trick": False,
+            "special_tokens": "off",
+            "top_k": 32,
+        },
+        {"top_k": 6},
+    ]
+
+
+def test_a_map_is_extended(cli: Cli, small: Path) -> None:
+    assert cli("multitoken", *two_files(small), "--output", "a.safetensors").returncode == 0
+    more = cli(
+        "multitoken", *two_files(small), "--initial-projection-path", "a.safetensors",
+        "--output", "b.safetensors",
+    )  # fmt: skip
+    assert more.returncode == 0
+    history = json.loads(cli("inspect", "b.safetensors", "--json").stdout)["history"]
+    assert len(history) == 2
+    assert len(history[1]["initial_sha256"]) == 64
+
+
+def test_convert_there_and_back(cli: Cli, maps: Path, tmp_path: Path) -> None:
+    assert cli("convert", maps / "map.safetensors", "--output", "a.pt").stdout == "a.pt\n"
+    assert cli("convert", "a.pt", "--output", "b.safetensors").returncode == 0
+    assert (tmp_path / "b.safetensors").read_bytes() == (maps / "map.safetensors").read_bytes()
+    assert set(torch.load(tmp_path / "a.pt", weights_only=True)) == {
+        "indices",
+        "likelihoods",
+        "student_model_id",
+        "teacher_model_id",
+        "enable_scale_trick",
+        "xtok",
+    }
+
+
+def test_a_foreign_map_gets_its_tokens_from_the_models(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
+    from xtok.tokenizers import load_tokenizer
+
+    width = load_tokenizer(str(small / "small.model")).vocabulary.vocab_size
+    indices = torch.full((width, 2), -1)
+    indices[:, 0] = 300
+    likelihoods = torch.tensor([[1.0, 0.0]]).repeat(width, 1)
+    torch.save({"indices": indices, "likelihoods": likelihoods}, tmp_path / "foreign.pt")
+    args = ["reapply-exact", "--initial-projection-path", "foreign.pt", "--output", "x.safetensors"]
+    fails(cli(*args), "does not tell the teacher's", f"--teacher-vocab-size ({'at least 301'})")
+    args += ["--teacher-vocab-size", str(width)]
+    fails(cli(*args), "carries no tokens", "--student-model and --teacher-model")
+    done = cli(*args, *two_files(small))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(cli("inspect", "x.safetensors", "--token", "a", "--json").stdout)
+    assert found["rows_by_kind"]["exact"] > 400
+    assert found["examples"][0]["entries"][0]["token"] == "a"
+
+
+# inspect
+
+
+def test_inspect_shows_the_map_at_80_columns(cli: Cli, maps: Path) -> None:
+    done = cli("inspect", "map.safetensors", "--token", " the", "--token", "201", cwd=maps)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for expected in ("small-digits", "small.model", "multitoken", "exact", "' the'", "'201'"):
+        assert expected in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_inspect_as_json(cli: Cli, maps: Path) -> None:
+    done = cli(
+        "inspect", "map.safetensors", "--id", "300", "--num-examples", "2", "--json", cwd=maps
+    )
+    found = json.loads(done.stdout)
+    assert found["student"]["model_id"] == "small-digits"
+    assert sum(found["rows_by_kind"].values()) == found["student"]["vocab_size"]
+    assert sum(found["rows_by_entries"].values()) == found["student"]["vocab_size"]
+    assert sum(int(n) * c for n, c in found["rows_by_entries"].items()) == found["nnz"]
+    assert 0 < found["slot_share"] < 1
+    assert found["examples"][0]["student_id"] == 300
+    assert len(found["examples"]) == 3
+    weights = [entry["weight"] for entry in found["examples"][1]["entries"]]
+    assert sum(weights) == pytest.approx(1)
+
+
+def test_inspect_finds_bytes_and_control_tokens(cli: Cli, maps: Path) -> None:
+    for token in (r"\x80", "<|im_end|>"):
+        done = cli("inspect", "map.safetensors", "--token", token, cwd=maps)
+        assert f"'{token}'" in done.stdout
+
+
+def test_inspect_of_what_is_not_there(cli: Cli, maps: Path) -> None:
+    path = maps / "map.safetensors"
+    fails(cli("inspect", path, "--token", "nosuch"), "the student has no token 'nosuch'", "--token")
+    fails(cli("inspect", path, "--id", "99999"), "there is no student id 99999", "--id")
+    fails(cli("inspect", "none.safetensors"), "the map none.safetensors cannot be read")
+
+
+def test_inspect_obeys_nothing_that_a_map_says(cli: Cli, maps: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from xtok.projection import ProjectionMap
+
+    projection = ProjectionMap.load(maps / "map.safetensors")
+    hostile = replace(projection.student, model_id="\x1b[31m[bold]evil\u202e\n")
+    replace(projection, student=hostile).save(tmp_path / "hostile.safetensors")
+    done = cli("inspect", "hostile.safetensors")
+    assert done.returncode == 0
+    assert r"\x1b[31m[bold]evil\xe2\x80\xae" in done.stdout.replace("│\n│         │ ", "")
+    assert "\x1b" not in done.stdout
+
+
+def test_a_closed_pipe_is_no_error(maps: Path) -> None:
+    line = f"{sys.executable} -m xtok inspect map.safetensors --num-examples 500 | head -1"
+    done = subprocess.run(line, shell=True, cwd=maps, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+# Quiet, debug, versions
+
+
+def test_quiet_silences_everything_but_errors(cli: Cli, small: Path) -> None:
+    done = cli("build", *pair(small), "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(".safetensors\n")
+    done = cli("build", "--student-model", "x/y/z", "--teacher-model", "x", "--quiet")
+    assert done.stderr.startswith("error: no such file or folder: x/y/z\nhint: ")
+
+
+def test_debug_shows_the_traceback(cli: Cli) -> None:
+    done = cli("inspect", "none.pt", env={"XTOK_DEBUG": "1"})
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_version_and_help(cli: Cli) -> None:
+    assert cli("--version").stdout == f"xtok {__version__}\n"
+    done = cli("--help")
+    for command in ("build", "multitoken", "reapply-exact", "sort-cut", "inspect", "convert"):
+        assert f" {command} " in done.stdout
+        assert cli(command, "--help").returncode == 0
+
+
+HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"]
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("from xtok.cli import main; sys.argv = ['xtok', '--help']", []),
+        ("from xtok.cli import main; sys.argv = ['xtok', 'inspect', 'map.safetensors']", []),
+        (
+            "from xtok.cli import main; sys.argv = "
+            "['xtok', 'sort-cut', '--initial-projection-path', 'map.safetensors']",
+            [],
+        ),
+        ("import xtok", []),
+        ("import xtok; xtok.BuildConfig; xtok.ProjectionMap; xtok.TokenTable", []),
+    ],
+)
+def test_heavy_libraries_are_not_loaded(
+    maps: Path, tmp_path: Path, code: str, allowed: list[str]
+) -> None:
+    (tmp_path / "map.safetensors").symlink_to(maps / "map.safetensors")
+    run = "try:\n    main()\nexcept SystemExit:\n    pass\n" if "main" in code else ""
+    script = f"import sys\n{code}\n{run}print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == str(allowed)
+
+
+def test_every_public_name_is_there() -> None:
+    import xtok
+
+    for name in xtok.__all__:
+        assert getattr(xtok, name) is not None
+    assert set(dir(xtok)) == set(xtok.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        xtok.nonsense  # noqa: B018
+
+
+# Bad input
+
+
+def test_usage_errors_exit_with_2(cli: Cli, small: Path) -> None:
+    for args in (
+        ["build"],
+        ["build", *two_files(small), "--top-k", "0"],
+        ["build", *two_files(small), "--top-k", "1"],
+        ["build", *two_files(small), "--max-pieces", "0"],
+        ["build", *two_files(small), "--special-tokens", "maybe"],
+        ["build", *two_files(small), "--no-such-option"],
+        ["sort-cut", "--initial-projection-path", "x", "--top-k", "0"],
+        ["nosuch"],
+    ):
+        done = cli(*args)
+        assert done.returncode == 2, args
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("none/map.safetensors", "the output folder none does not exist"),
+        ("a-file/map.safetensors", "the output folder a-file is a file"),
+        ("map.txt", "the output map.txt ends neither in .safetensors nor in .pt"),
+        ("a-folder.pt", "the output a-folder.pt is a folder"),
+    ],
+)
+def test_the_output_is_checked_before_anything_is_loaded(
+    cli: Cli, tmp_path: Path, output: str, message: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    (tmp_path / "a-folder.pt").mkdir()
+    before = sorted(os.listdir(tmp_path))
+    # Models that are not there would be complained of first if they were loaded first.
+    done = cli("build", "--student-model", "./no", "--teacher-model", "./no", "--output", output)
+    fails(done, message)
+    for args in (["reapply-exact", "--initial-projection-path", "no"], ["convert", "no"]):
+        fails(cli(*args, "--output", output), message)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_is_not_writable(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    done = cli("convert", "no", "--output", "locked/map.pt")
+    fails(done, "the output folder locked is not writable")
+
+
+def test_models_that_are_not_there(cli: Cli, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    good = str(small / "small.model")
+    for model, message in (
+        ("./none", "no such file or folder: ./none"),
+        ("none.model", "none.model is not in the local cache"),
+        ("empty", "empty has no tokenizer.json"),
+    ):
+        done = cli("build", "--student-model", good, "--teacher-model", model)
+        fails(done, message)
+    assert os.listdir(tmp_path) == ["empty"]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that has no repo at all, on loopback."""
+
+    def do_HEAD(self) -> None:
+        code = {"gated": "GatedRepo", "private": "RepoNotFound"}
+        kind = next((code[k] for k in code if k in self.path), "RepoNotFound")
+        self.send_response(403 if kind == "GatedRepo" else 404)
+        self.send_header("X-Error-Code", kind)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_repo_that_the_hub_does_not_have(cli: Cli, small: Path, tmp_path: Path, hub: str) -> None:
+    env = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+    good = str(small / "small.model")
+    for repo, message in (("no/body", "no model no/body on the hub"), ("a/gated", "is gated")):
+        args = ["build", "--student-model", repo, "--teacher-model", good]
+        fails(cli(*args, env=env), message)
+    args += ["--student-revision", "v2"]
+    fails(cli(*args, env=env), "a/gated at revision v2 is gated")
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_maps_that_are_damaged_or_would_run_code(cli: Cli, maps: Path, tmp_path: Path) -> None:
+    data = (maps / "map.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(data[: len(data) // 2])
+    (tmp_path / "text.pt").write_text("hello")
+    torch.save({"x": Path("x")}, tmp_path / "evil.pt")
+    before = sorted(os.listdir(tmp_path))
+    for name, message in (
+        ("cut.safetensors", "cut.safetensors is not a whole safetensors file"),
+        ("text.pt", "text.pt is not a whole .pt file"),
+        ("evil.pt", "evil.pt holds more than tensors"),
+    ):
+        fails(cli("sort-cut", "--initial-projection-path", name), message, "make")
+        fails(cli("inspect", name), message)
+        fails(cli("convert", name, "--output", "x.safetensors"), message)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_map_of_other_tokenizers(cli: Cli, small: Path, maps: Path, tmp_path: Path) -> None:
+    args = ["reapply-exact", "--initial-projection-path", str(maps / "map.safetensors")]
+    done = cli(*args, "--student-model", str(small / "small-byte-level"))
+    fails(done, "whose tokens are not those of small-byte-level", "--student-model")
+    done = cli(*args, "--student-model", str(small / "small.model"))
+    fails(done, "whose tokens are not those of small.model", "--student-model")
+    assert os.listdir(tmp_path) == []
+    assert cli(*args, *pair(small)).returncode == 0
+
+
+def test_a_width_that_does_not_hold_the_largest_id(cli: Cli, small: Path, tmp_path: Path) -> None:
+    done = cli("build", *two_files(small), "--student-vocab-size", "100")
+    fails(done, "the vocabulary size 100 of small.model (as given) does not hold", "at least")
+    assert os.listdir(tmp_path) == []

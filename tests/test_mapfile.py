@@ -1,0 +1,507 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load as load_tensors
+
+import xtok
+from xtok import mapfile
+from xtok.config import BuildConfig
+from xtok.errors import MapFileError, OutputError, XtokError
+from xtok.nemo import to_nemo
+from xtok.projection import ProjectionMap, RowKind
+from xtok.tokenizers import Tokenizer
+from xtok.tokens import Entry, TokenType, Vocabulary, decode_vocabulary
+
+
+def tiny_vocabulary(name: str, *tokens: bytes, width: int) -> Vocabulary:
+    entries = [Entry(0, TokenType.CONTROL, b"<s>")]
+    entries += [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(tokens, 1)]
+    table, _ = decode_vocabulary(entries, width=width)
+    return Vocabulary(
+        model_id=name,
+        revision="main",
+        backend="hf",
+        vocab_size=width,
+        width_source="option",
+        tokenizer_vocab_size=len(tokens) + 1,
+        table=replace(table, roles={"bos": (0,)}),
+    )
+
+
+TINY = ProjectionMap(
+    student=tiny_vocabulary("org/student", b"a", b"\xff\xfe", b"ab", width=6),
+    teacher=tiny_vocabulary("org/teacher", b"a", b"b", width=4),
+    student_ids=np.array([0, 1, 2, 2, 3, 3, 3], np.int32),
+    teacher_ids=np.array([0, 1, 2, 3, 1, 2, 3], np.int32),
+    weights=np.array([1, 1, 0.75, 0.25, 0.625, 0.125, 0.25], np.float32),
+    row_kind=np.array([3, 1, 2, 2, 0, 0], np.uint8),
+    scale_slot=np.array([0, 0, 1, 1, 0, 0], np.uint8),
+    method="multitoken",
+    top_k=4,
+    history=({"stage": "multitoken", "options": {"top_k": 4}, "xtok_version": "0.1.0"},),
+)
+
+
+@pytest.fixture(scope="module")
+def built(byte_level: Tokenizer, sentencepiece: Tokenizer) -> ProjectionMap:
+    return xtok.build(byte_level, sentencepiece)
+
+
+def same(a: ProjectionMap, b: ProjectionMap) -> bool:
+    return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
+
+
+# The safetensors format
+
+
+def test_the_file_holds_what_the_guide_says() -> None:
+    data = mapfile.to_safetensors(TINY)
+    tensors = load_tensors(data)
+    assert {name: (t.dtype.name, t.tolist()) for name, t in tensors.items()} == {
+        "student_ids": ("int32", [0, 1, 2, 2, 3, 3, 3]),
+        "teacher_ids": ("int32", [0, 1, 2, 3, 1, 2, 3]),
+        "weights": ("float32", [1, 1, 0.75, 0.25, 0.625, 0.125, 0.25]),
+        "row_kind": ("uint8", [3, 1, 2, 2, 0, 0]),
+        "scale_slot": ("uint8", [0, 0, 1, 1, 0, 0]),
+        "student_token_bytes": ("uint8", [97, 255, 254, 97, 98]),
+        "student_token_offsets": ("int64", [0, 0, 1, 3, 5, 5, 5]),
+        "student_token_types": ("uint8", [3, 1, 1, 1, 5, 5]),
+        "teacher_token_bytes": ("uint8", [97, 98]),
+        "teacher_token_offsets": ("int64", [0, 0, 1, 2, 2]),
+        "teacher_token_types": ("uint8", [3, 1, 1, 5]),
+    }
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert list(header["__metadata__"]) == ["xtok"]
+    text = header["__metadata__"]["xtok"]
+    metadata = json.loads(text)
+    assert text == json.dumps(metadata, sort_keys=True, ensure_ascii=False)
+    assert TINY.student.table is not None
+    assert metadata["student"] == {
+        "model_id": "org/student",
+        "revision": "main",
+        "backend": "hf",
+        "vocab_size": 6,
+        "width_source": "option",
+        "tokenizer_vocab_size": 4,
+        "table_sha256": TINY.student.table.sha256(),
+        "control_names": {"0": "<s>"},
+        "roles": {"bos": [0]},
+        "preferred_ids": [],
+    }
+    del metadata["student"], metadata["teacher"]
+    assert metadata == {
+        "format_version": 1,
+        "method": "multitoken",
+        "top_k": 4,
+        "enable_scale_trick": True,
+        "history": [{"stage": "multitoken", "options": {"top_k": 4}, "xtok_version": "0.1.0"}],
+    }
+
+
+def test_golden_digest_of_a_tiny_map() -> None:
+    # The format is frozen: a change of these bytes is a change of FORMAT_VERSION.
+    assert hashlib.sha256(mapfile.to_safetensors(TINY)).hexdigest() == GOLDEN
+
+
+GOLDEN = "d7229ced4502b103d4c086c049feb8ba33f747a3b2abd936da6462c591dd370f"
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_maps_come_back_without_loss(tmp_path: Path, built: ProjectionMap, suffix: str) -> None:
+    for projection in (TINY, replace(TINY, history=(), top_k=9), built):
+        path = tmp_path / f"map{suffix}"
+        projection.save(path)
+        loaded = ProjectionMap.load(path)
+        loaded.check()
+        assert same(loaded, projection)
+        assert loaded.reports == ()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_the_same_bytes_under_any_name(tmp_path: Path, built: ProjectionMap, suffix: str) -> None:
+    (tmp_path / "folder").mkdir()
+    paths = [tmp_path / f"a{suffix}", tmp_path / "folder" / f"a much longer name{suffix}"]
+    for path in paths:
+        mapfile.save(built, path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_convert_both_ways(tmp_path: Path, built: ProjectionMap) -> None:
+    first, second, third = (tmp_path / n for n in ("a.safetensors", "b.pt", "c.safetensors"))
+    built.save(first)
+    xtok.convert(first, second)
+    xtok.convert(second, third)
+    assert third.read_bytes() == first.read_bytes()
+
+
+def test_a_file_is_known_by_its_contents(tmp_path: Path) -> None:
+    TINY.save(tmp_path / "a.pt")
+    (tmp_path / "a.pt").rename(tmp_path / "a.safetensors")
+    assert same(ProjectionMap.load(tmp_path / "a.safetensors"), TINY)
+
+
+def test_writing_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "map.safetensors"
+    path.write_bytes(b"old")
+    TINY.save(path)
+    assert same(ProjectionMap.load(path), TINY)
+    assert os.listdir(tmp_path) == ["map.safetensors"]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "map.safetensors"
+    path.write_bytes(b"old")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"cannot be written: No space left on device"):
+        TINY.save(path)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["map.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("map.bin", "ends neither in .safetensors nor in .pt"),
+        ("map", "ends neither in .safetensors nor in .pt"),
+        ("no/map.pt", "the output folder .*no does not exist"),
+        ("file/map.pt", "the output folder .*file is a file"),
+        ("folder.pt", "folder.pt is a folder"),
+    ],
+)
+def test_outputs_that_cannot_be(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(OutputError, match=message):
+        mapfile.check_output(tmp_path / name)
+
+
+# Damaged files
+
+
+def load_bytes(data: bytes, folder: Path, **options: Any) -> ProjectionMap:
+    path = folder / "map.safetensors"
+    path.write_bytes(data)
+    return mapfile.load(path, **options)
+
+
+def test_truncated_files_are_errors(tmp_path: Path) -> None:
+    data = mapfile.to_safetensors(TINY)
+    for length in [*range(0, len(data), 97), len(data) - 1]:
+        with pytest.raises(MapFileError):
+            load_bytes(data[:length], tmp_path)
+
+
+def test_safetensors_that_are_no_map(tmp_path: Path) -> None:
+    from safetensors.numpy import save
+
+    with pytest.raises(MapFileError, match="but not an xtok map"):
+        load_bytes(save({"weights": np.zeros(3, np.float32)}), tmp_path)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_changed_bytes_are_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
+    file = bytearray(mapfile.to_safetensors(TINY))
+    for _ in range(data.draw(st.integers(1, 4))):
+        file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(MapFileError):
+        load_bytes(bytes(file), tmp_path).check()
+
+
+def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
+    from safetensors.numpy import save
+
+    data = mapfile.to_safetensors(TINY)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    fields = json.loads(header["__metadata__"]["xtok"])
+    for path, value in metadata.items():
+        target, *rest = path.split("__")
+        inner = fields
+        for key in rest:
+            inner, target = inner[target], key
+        inner[target] = value
+    kept = {k: v for k, v in {**load_tensors(data), **(tensors or {})}.items() if v is not None}
+    return save(kept, {"xtok": json.dumps(fields)})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (edited(format_version=2), "format version 2 is not 1"),
+        (edited({"weights": None}), "lacks 'weights'"),
+        (edited({"weights": np.ones(7)}), "weights is not a list of float32"),
+        (edited({"student_ids": np.zeros((7, 1), np.int32)}), "student_ids is not a list of int32"),
+        (edited({"scale_slot": None}), "scale_slot and enable_scale_trick do not agree"),
+        (edited({"weights": np.full(7, 0.5, np.float32)}), "sums to 0.5, not 1|not sorted"),
+        (edited({"student_token_types": np.ones(5, np.uint8)}), "the student's table is not 6"),
+        (edited({"student_token_types": np.full(6, 9, np.uint8)}), "student_token_types is not"),
+        (edited({"teacher_token_offsets": np.array([0, 2, 1, 2, 2])}), "teacher_token_offsets is"),
+        (edited({"teacher_token_bytes": np.array([97, 99], np.uint8)}), "teacher's table_sha256"),
+        (edited({"student_token_types": np.full(6, 3, np.uint8)}), "special tokens have bytes"),
+        (edited(student__vocab_size=-1), "the student's vocab_size -1"),
+        (edited(student__vocab_size=2**40), "the student's vocab_size"),
+        (edited(student__control_names={"9": "x"}), "the student's token id 9"),
+        (edited(student__roles={"bos": ["x"]}), "invalid literal"),
+        (edited(student=None), "NoneType"),
+        (edited(history=[{"stage": 1, "options": {}}]), "history is not valid"),
+        (edited(history=[{}]), "lacks 'stage'"),
+        (edited(top_k=2), "more than top_k=2"),
+    ],
+)
+def test_invalid_maps_are_named(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(MapFileError, match=message):
+        load_bytes(data, tmp_path)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(MapFileError, match=r"cannot be read: No such file"):
+        mapfile.load(tmp_path / "none.pt")
+    with pytest.raises(MapFileError, match=r"cannot be read: Is a directory"):
+        mapfile.load(tmp_path)
+
+
+def test_an_invalid_map_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="row 3 is not sorted"):
+        replace(TINY, scale_slot=None).save(tmp_path / "map.safetensors")
+    assert not os.listdir(tmp_path)
+
+
+def test_widths_that_are_not_the_maps(tmp_path: Path) -> None:
+    data = mapfile.to_safetensors(TINY)
+    assert load_bytes(data, tmp_path, student_vocab_size=6).shape == (6, 4)
+    with pytest.raises(MapFileError, match="is 4 wide on the teacher's side, not 5"):
+        load_bytes(data, tmp_path, teacher_vocab_size=5)
+
+
+# NeMo-RL's layout
+
+
+def nemo(projection: ProjectionMap) -> dict[str, Any]:
+    loaded = torch.load(io.BytesIO(to_nemo(projection)), weights_only=True)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def test_the_layout_of_a_map_with_slots() -> None:
+    found = nemo(TINY)
+    assert found["indices"].dtype == torch.int64
+    assert found["likelihoods"].dtype == torch.float32
+    assert found["indices"].tolist() == [
+        [0, -1, -1, -1],  # a role: exact
+        [1, -1, -1, -1],  # exact
+        [2, -1, -1, 3],  # the slot is in the last column
+        [1, 2, -1, 3],
+        [-1, -1, -1, -1],
+        [0, -1, -1, -1],  # the last row, empty: one id of weight 0
+    ]
+    assert found["likelihoods"].tolist() == [
+        [1, 0, 0, 0],
+        [1, 0, 0, 0],
+        [0.75, 0, 0, 0.25],
+        [0.625, 0.125, 0, 0.25],
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+    ]
+    assert (found["student_model_id"], found["teacher_model_id"]) == ("org/student", "org/teacher")
+    assert found["enable_scale_trick"] is True
+
+
+def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one() -> None:
+    kind = np.array([3, 1, 2, 2, 0, 0], np.uint8)
+    single = replace(
+        TINY,
+        student_ids=np.array([0, 1, 2, 3], np.int32),
+        teacher_ids=np.array([0, 1, 2, 1], np.int32),
+        weights=np.ones(4, np.float32),
+        row_kind=kind,
+        scale_slot=None,
+        top_k=1,
+    )
+    single.check()
+    found = nemo(single)
+    assert found["indices"].tolist() == [[0, -1], [1, -1], [2, 2], [1, 1], [-1, -1], [0, -1]]
+    assert found["likelihoods"].tolist() == [[1, 0], [1, 0], [1, 0], [1, 0], [0, 0], [0, 0]]
+
+
+def save_pt(path: Path, value: Any) -> Path:
+    torch.save(value, path)
+    return path
+
+
+FOREIGN = {
+    "indices": torch.tensor([[2, -1, -1], [1, 0, 3], [1, 1, 2], [0, 3, 3], [-1, -1, -1]]),
+    "likelihoods": torch.tensor(
+        [[1, 0, 0], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.5, 0.0, 0.25], [0, 0, 0]]
+    ),
+    "model_A_id": "a/student",
+    "model_B_id": "b/teacher",
+}
+
+
+def test_a_foreign_map_is_put_in_order_and_reported(tmp_path: Path) -> None:
+    path = save_pt(tmp_path / "foreign.pt", FOREIGN)
+    found = mapfile.load(path, teacher_vocab_size=4)
+    found.check()
+    assert found.student.model_id == "a/student"
+    assert found.teacher.model_id == "b/teacher"
+    assert (found.shape, found.top_k, found.method) == ((5, 4), 3, "imported")
+    assert found.student_ids.tolist() == [0, 1, 1, 1, 2, 2, 3, 3]
+    assert found.teacher_ids.tolist() == [2, 1, 0, 3, 1, 2, 0, 3]
+    assert found.weights.tolist() == pytest.approx([1, 0.5, 0.25, 0.25, 0.5, 0.5, 2 / 3, 1 / 3])
+    assert found.row_kind.tolist() == [
+        RowKind.EXACT, RowKind.MIXED, RowKind.MIXED, RowKind.MIXED, RowKind.EMPTY
+    ]  # fmt: skip
+    assert found.scale_slot is None
+    assert found.reports[0].counts == {
+        "zero weights dropped": 1,
+        "rows reordered": 1,
+        "duplicate entries added up": 1,
+        "rows normalized": 1,
+    }
+    assert [step["stage"] for step in found.history] == ["import"]
+
+
+@pytest.mark.parametrize("says", [True, None])
+def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: bool | None) -> None:
+    told = {} if says is None else {"enable_scale_trick": says}
+    path = save_pt(tmp_path / "foreign.pt", {**FOREIGN, **told})
+    found = mapfile.load(path, teacher_vocab_size=4, preserve_last=True if says is None else None)
+    assert found.scale_slot is not None
+    assert found.scale_slot.tolist() == [0, 1, 1, 1, 0]
+    ids, weights = found.row(2)
+    assert (ids.tolist(), weights.tolist()) == ([1, 2], [0.5, 0.5])
+    # What the file says counts.
+    no = mapfile.load(
+        save_pt(tmp_path / "no.pt", {**FOREIGN, "enable_scale_trick": False}),
+        teacher_vocab_size=4,
+        preserve_last=True,
+    )
+    assert no.scale_slot is None
+
+
+def test_a_width_that_the_file_does_not_tell_is_asked_for(tmp_path: Path) -> None:
+    path = save_pt(tmp_path / "foreign.pt", FOREIGN)
+    with pytest.raises(MapFileError) as caught:
+        mapfile.load(path)
+    assert "does not tell the teacher's vocabulary size" in caught.value.message
+    assert caught.value.hint == "give it with --teacher-vocab-size (at least 4)"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {(0, 1): 3, (0, 2): 1, (2, 0): 5},
+        torch.tensor([[0, 3.0, 1], [0, 0, 0], [5, 0, 0]]),
+        torch.tensor([[0, 3.0, 1], [0, 0, 0], [5, 0, 0]]).to_sparse(),
+    ],
+)
+def test_counts_and_matrices_are_read(tmp_path: Path, value: Any) -> None:
+    path = save_pt(tmp_path / "counts.pt", value)
+    found = mapfile.load(path, student_vocab_size=3, teacher_vocab_size=3)
+    assert found.to_torch().to_dense().tolist() == [[0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (os.system, ("touch evil",))
+
+
+def test_a_pt_that_would_run_code_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = save_pt(tmp_path / "evil.pt", {**FOREIGN, "x": Evil()})
+    with pytest.raises(MapFileError, match="holds more than tensors"):
+        mapfile.load(path, teacher_vocab_size=4)
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        {},
+        {"indices": torch.zeros(3)},
+        {"indices": torch.zeros(3), "likelihoods": torch.zeros(3)},
+        {**FOREIGN, "indices": FOREIGN["indices"].float()},  # type: ignore[attr-defined]
+        {**FOREIGN, "likelihoods": torch.ones(5, 2)},
+        {**FOREIGN, "likelihoods": -FOREIGN["likelihoods"]},  # type: ignore[operator]
+        {**FOREIGN, "likelihoods": FOREIGN["likelihoods"] * float("nan")},  # type: ignore[operator]
+        {**FOREIGN, "indices": FOREIGN["indices"] + 10},  # type: ignore[operator]
+        {(0, 1, 2): 3},
+        {(0, 1): "x"},
+        {(0, -1): 1},
+        torch.zeros(3),
+        {**FOREIGN, "xtok": {"tensors": {}, "metadata": "{}"}},
+    ],
+)
+def test_other_pt_files_are_errors(tmp_path: Path, value: Any) -> None:
+    path = save_pt(tmp_path / "x.pt", value)
+    with pytest.raises(MapFileError, match="is not a projection map"):
+        mapfile.load(path, student_vocab_size=5, teacher_vocab_size=4)
+
+
+def test_truncated_pt_files_are_errors(tmp_path: Path) -> None:
+    data = to_nemo(TINY)
+    path = tmp_path / "x.pt"
+    for length in (0, 1, 50, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(MapFileError):
+            mapfile.load(path)
+
+
+def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:
+    found = nemo(TINY)
+    found["likelihoods"][3] = torch.tensor([0.25, 1.5, 0, 0.25])
+    again = mapfile.load(save_pt(tmp_path / "edited.pt", found))
+    again.check()
+    ids, weights = again.row(3)
+    assert (ids.tolist(), weights.tolist()) == ([2, 1, 3], [0.75, 0.125, 0.125])
+    assert again.student.table is not None
+    assert again.reports[0].counts["rows normalized"] == 1
+    assert again.reports[0].counts["rows reordered"] == 1
+    assert [step["stage"] for step in again.history] == ["multitoken", "import"]
+
+
+def test_a_foreign_map_can_be_cut_and_saved(tmp_path: Path) -> None:
+    found = mapfile.load(save_pt(tmp_path / "f.pt", FOREIGN), teacher_vocab_size=4)
+    cut = xtok.sort_cut(found, xtok.SortCutConfig(top_k=1))
+    assert cut.reports[-1].counts["rows whose order changed"] == 1
+    cut.save(tmp_path / "cut.safetensors")
+    assert same(mapfile.load(tmp_path / "cut.safetensors"), cut)
+    with pytest.raises(XtokError, match="carries no tokens"):
+        xtok.reapply_exact(cut)
+
+
+def test_maps_without_the_scale_trick_have_no_slots(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    plain = xtok.build(byte_level, sentencepiece, BuildConfig(scale_trick=False))
+    assert "scale_slot" not in load_tensors(mapfile.to_safetensors(plain))
+    assert nemo(plain)["enable_scale_trick"] is False

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xtok.projection import Edges, ProjectionMap, map_order, ranks, row_sums, sum_duplicates
+from xtok.tokens import Vocabulary
+
+
+def vocabulary(width: int) -> Vocabulary:
+    return Vocabulary(
+        model_id="m",
+        revision=None,
+        backend=None,
+        vocab_size=width,
+        width_source="map",
+        tokenizer_vocab_size=None,
+        table=None,
+    )
+
+
+def make(rows: dict[int, list[tuple[int, float]]], **fields: Any) -> ProjectionMap:
+    flat = [(s, t, w) for s, row in rows.items() for t, w in row]
+    kind = np.zeros(4, np.uint8)
+    kind[list(rows)] = 2
+    return ProjectionMap(
+        **{
+            "student": vocabulary(4),
+            "teacher": vocabulary(6),
+            "student_ids": np.array([s for s, _, _ in flat], np.int32),
+            "teacher_ids": np.array([t for _, t, _ in flat], np.int32),
+            "weights": np.array([w for _, _, w in flat], np.float32),
+            "row_kind": kind,
+            "scale_slot": None,
+            "method": "multitoken",
+            "top_k": 3,
+            **fields,
+        }
+    )
+
+
+GOOD = make({0: [(3, 0.75), (1, 0.25)], 2: [(5, 1.0)], 3: [(0, 0.5), (4, 0.5)]})
+SLOT = np.array([1, 0, 0, 1], np.uint8)
+
+
+def test_rows_shape_and_counts() -> None:
+    GOOD.check()
+    assert GOOD.shape == (4, 6)
+    assert GOOD.nnz == 5
+    assert GOOD.entries_per_row.tolist() == [2, 0, 1, 2]
+    ids, weights = GOOD.row(0)
+    assert (ids.tolist(), weights.tolist()) == ([3, 1], [0.75, 0.25])
+    assert GOOD.row(1)[0].tolist() == []
+    with pytest.raises(IndexError, match=r"student id 4 is not in 0\.\.3"):
+        GOOD.row(4)
+
+
+def test_slots_are_the_last_entries_of_their_rows() -> None:
+    with_slots = replace(GOOD, scale_slot=SLOT)
+    with_slots.check()
+    assert with_slots.is_slot.tolist() == [False, True, False, False, True]
+    assert not GOOD.is_slot.any()
+    # A slot may be heavier than what stands before it.
+    make({0: [(1, 0.25), (3, 0.75)]}, scale_slot=np.array([1, 0, 0, 0], np.uint8)).check()
+
+
+def test_to_torch_is_the_same_matrix() -> None:
+    matrix = GOOD.to_torch()
+    assert matrix.is_coalesced()
+    assert matrix.to_dense().tolist() == [
+        [0, 0.25, 0, 0.75, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 1],
+        [0.5, 0, 0, 0, 0.5, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (make({0: [(1, 0.25), (3, 0.75)]}), "row 0 is not sorted"),
+        (make({0: [(3, 0.5), (1, 0.5)]}), "row 0 is not sorted"),
+        (make({2: [(1, 1.0)], 0: [(1, 1.0)]}), "student_ids are not sorted"),
+        (make({0: [(1, 0.5), (1, 0.5)]}), "row 0 is not sorted"),
+        (make({0: [(1, 0.5), (2, 0.3), (1, 0.2)]}), "the same teacher id twice"),
+        (make({0: [(1, 0.9)]}), "row 0 sums to 0.9, not 1"),
+        (make({0: [(1, float("nan"))]}), "not all finite"),
+        (make({0: [(1, 2.0), (2, -1.0)]}), "not all > 0"),
+        (make({0: [(1, 1.0), (2, 0.0)]}), "not all > 0"),
+        (make({0: [(6, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
+        (make({0: [(-1, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
+        (replace(GOOD, student_ids=GOOD.student_ids + 1), r"student_ids are not all in 0\.\.3"),
+        (replace(GOOD, weights=GOOD.weights[:4]), "differ in length"),
+        (replace(GOOD, row_kind=GOOD.row_kind[:3]), "row_kind is not of shape"),
+        (replace(GOOD, row_kind=np.full(4, 2, np.uint8)), "row_kind is not empty exactly where"),
+        (replace(GOOD, row_kind=np.array([2, 0, 9, 2], np.uint8)), "row_kind are not all in"),
+        (replace(GOOD, scale_slot=SLOT[:3]), "scale_slot is not of shape"),
+        (replace(GOOD, scale_slot=SLOT * 2), r"scale_slot are not all in 0\.\.1"),
+        (replace(GOOD, scale_slot=np.ones(4, np.uint8)), "an empty row has a scale slot"),
+        (replace(GOOD, top_k=1), "more than top_k=1"),
+    ],
+)
+def test_check_names_what_is_broken(broken: ProjectionMap, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        broken.check()
+
+
+edges = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 9)), max_size=40
+).map(
+    lambda found: Edges(
+        np.array([edge[0] for edge in found], np.int64),
+        np.array([edge[1] for edge in found], np.int64),
+        np.array([edge[2] for edge in found], np.float64),
+    )
+)
+
+
+@given(edges)
+def test_row_operations_agree_with_plain_ones(found: Edges) -> None:
+    sums: dict[tuple[int, int], float] = {}
+    for s, t, w in zip(*(array.tolist() for array in found), strict=True):
+        sums[s, t] = sums.get((s, t), 0) + w
+    added = sum_duplicates(found)
+    assert list(zip(*(a.tolist() for a in added), strict=True)) == [
+        (s, t, sums[s, t]) for s, t in sorted(sums)
+    ]
+    totals = row_sums(added)
+    for i, s in enumerate(added.student_ids.tolist()):
+        assert totals[i] == sum(w for (row, _), w in sums.items() if row == s)
+    ordered = added.take(map_order(added))
+    rows: dict[int, naive.Row] = {}
+    for (s, t), w in sums.items():
+        rows.setdefault(s, {})[t] = w
+    expected = [
+        (s, t, place)
+        for s in sorted(rows)
+        for place, (t, _) in enumerate(sorted(rows[s].items(), key=lambda e: (-e[1], e[0])))
+    ]
+    places = ranks(ordered.student_ids).tolist()
+    pairs = zip(ordered.student_ids.tolist(), ordered.teacher_ids.tolist(), places, strict=True)
+    assert list(pairs) == expected
+
+
+def test_order_puts_last_behind() -> None:
+    found = Edges(np.array([0, 0, 0]), np.array([5, 1, 2]), np.array([0.6, 0.2, 0.2]))
+    assert map_order(found).tolist() == [0, 1, 2]
+    assert map_order(found, np.array([True, False, False])).tolist() == [1, 2, 0]

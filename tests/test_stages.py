@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from pathlib import Path
+
+import naive
+import numpy as np
+import pytest
+
+import xtok
+from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
+from xtok.errors import XtokError
+from xtok.projection import ProjectionMap, RowKind
+from xtok.stages import multitoken, reapply_exact, sort_cut, with_vocabularies
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokens import TokenTable, TokenType
+
+KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
+PLAIN = MultitokenConfig(scale_trick=False)
+
+
+def byte_ranks(path: Path, *tokens: str, width: int | None = None, digits: int = 3) -> Tokenizer:
+    """A tokenizer of the 256 bytes (id = byte) and some tokens (256, 257, …)."""
+    every = [*(bytes([b]) for b in range(256)), *(t.encode() for t in tokens)]
+    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(every)))
+    pattern = rf"\p{{N}}{{1,{digits}}}| ?\p{{L}}+|\s+"
+    return load_tokenizer(str(path), vocab_size=width, pattern=pattern)
+
+
+@pytest.fixture
+def student(tmp_path: Path) -> Tokenizer:
+    return byte_ranks(tmp_path / "student.tiktoken", "th", "the", " the", "20", "201", "ab")
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Tokenizer:
+    tokens = ("th", "the", " t", " th", " the", "ab", "abc")
+    return byte_ranks(tmp_path / "teacher.tiktoken", *tokens, width=265, digits=1)
+
+
+def table_of(tokenizer: Tokenizer) -> TokenTable:
+    assert tokenizer.vocabulary.table is not None
+    return tokenizer.vocabulary.table
+
+
+def row(projection: ProjectionMap, i: int) -> list[tuple[int, float]]:
+    ids, weights = projection.row(i)
+    return list(zip(ids.tolist(), [round(float(w), 6) for w in weights], strict=True))
+
+
+def pair(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
+    return [request.getfixturevalue(name) for name in names]
+
+
+# multitoken
+
+
+def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> None:
+    forward = multitoken(student, teacher, replace(PLAIN, reverse_pass=False))
+    forward.check()
+    assert row(forward, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]  # 201
+    assert row(forward, 259) == [(0x32, 0.909091), (0x30, 0.090909)]  # 20
+    assert row(forward, 258) == [(260, 1.0)]  # " the"
+    assert row(forward, 0x41) == [(0x41, 1.0)]
+    assert forward.nnz == 256 + 6 + 3
+    assert forward.scale_slot is None
+
+
+def test_the_reverse_pass_adds_what_begins_with_the_token(
+    student: Tokenizer, teacher: Tokenizer
+) -> None:
+    both = multitoken(student, teacher, PLAIN)
+    both.check()
+    # "ab": itself twice, and the first of the two pieces of "abc"; "c": its second piece.
+    total = 2 + 0.9 / 0.99
+    assert row(both, 261) == [(261, round(2 / total, 6)), (262, round(0.9 / 0.99 / total, 6))]
+    total = 2 + 0.09 / 0.99
+    assert row(both, 0x63) == [(0x63, round(2 / total, 6)), (262, round(0.09 / 0.99 / total, 6))]
+
+
+def test_max_pieces_counts_the_first_ones(student: Tokenizer, teacher: Tokenizer) -> None:
+    one = multitoken(student, teacher, replace(PLAIN, max_pieces=1, reverse_pass=False))
+    assert row(one, 260) == [(0x32, 1.0)]
+
+
+def test_every_row_has_a_slot_until_exact_rows_are_pinned(
+    student: Tokenizer, teacher: Tokenizer
+) -> None:
+    slots = multitoken(student, teacher)
+    slots.check()
+    assert slots.scale_slot is not None
+    assert slots.scale_slot.tolist() == [1] * 262
+    slot = 263  # the teacher's first unused id
+    assert row(slots, 260) == [
+        (0x32, 0.750751), (0x30, 0.075075), (0x31, 0.007508), (slot, 0.166667)
+    ]  # fmt: skip
+    assert row(slots, 0x41) == [(0x41, 0.833333), (slot, 0.166667)]
+    pinned = reapply_exact(slots)
+    pinned.check()
+    assert row(pinned, 0x41) == [(0x41, 1.0)]
+    assert row(pinned, 260) == row(slots, 260)
+    assert pinned.scale_slot is not None
+    assert np.flatnonzero(pinned.scale_slot).tolist() == [259, 260]
+
+
+def test_the_slot_is_one_of_the_top_k(student: Tokenizer, teacher: Tokenizer) -> None:
+    two = multitoken(student, teacher, MultitokenConfig(top_k=2))
+    two.check()
+    assert row(two, 260) == [(0x32, 0.833333), (263, 0.166667)]
+    assert two.entries_per_row.max() == 2
+
+
+def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_path: Path) -> None:
+    full = byte_ranks(tmp_path / "full.tiktoken", "th", digits=1)
+    none = multitoken(student, full)
+    none.check()
+    assert none.enable_scale_trick
+    assert not none.is_slot.any()
+    assert "have no scale slot" in none.reports[0].notes[0]
+
+
+def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
+    # The only padding id is the slot of all rows but of its own, which maps to itself.
+    vocabulary = byte_level.vocabulary
+    narrow = load_like(byte_level, vocabulary.tokenizer_vocab_size)
+    projection = multitoken(byte_level, narrow)
+    projection.check()
+    [pad] = table_of(narrow).roles["pad"]
+    is_slot = projection.is_slot
+    slots = projection.teacher_ids[is_slot]
+    rows = projection.student_ids[is_slot]
+    assert set(slots[rows != pad].tolist()) == {pad}
+    assert projection.row(pad)[0][0] == pad
+    assert projection.row(pad)[0][1] not in (pad, -1)
+
+
+def load_like(tokenizer: Tokenizer, width: int | None) -> Tokenizer:
+    return Tokenizer(tokenizer._backend, model_id="narrow", vocab_size=width)
+
+
+@pytest.mark.parametrize("names", [(a, b) for a in KINDS for b in KINDS])
+def test_maps_agree_with_the_plain_recipe(
+    request: pytest.FixtureRequest, names: tuple[str, str]
+) -> None:
+    student, teacher = pair(request, *names)
+    config = MultitokenConfig(top_k=5, max_pieces=3, scale_trick=False, special_tokens="off")
+    found = multitoken(student, teacher, config)
+    found.check()
+    expected = naive.multitoken(student, teacher, top_k=5, max_pieces=3)
+    rows = naive.rows_of(found)
+    assert rows.keys() == expected.keys()
+    for s, entries in rows.items():
+        assert dict(entries) == pytest.approx(expected[s], rel=1e-5)
+
+
+@pytest.mark.parametrize("names", [(a, b) for a in KINDS for b in KINDS])
+def test_every_entry_of_a_text_row_is_related_by_bytes(
+    request: pytest.FixtureRequest, names: tuple[str, str]
+) -> None:
+    student, teacher = pair(request, *names)
+    projection = xtok.build(student, teacher, BuildConfig(top_k=32, scale_trick=False))
+    rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
+    for s, t in zip(projection.student_ids.tolist(), projection.teacher_ids.tolist(), strict=True):
+        if rows[s]:
+            assert columns[t]
+            assert columns[t] in rows[s] or rows[s] in columns[t]
+    text = table_of(student).text_ids
+    assert (projection.entries_per_row[text] > 0).all()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tokenizer_onto_itself_is_the_identity_up_to_equal_bytes(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    [tokenizer] = pair(request, name)
+    projection = xtok.build(tokenizer, tokenizer)
+    table = table_of(tokenizer)
+    same = table.canonical_ids()
+    for i in range(len(table)):
+        ids, weights = projection.row(i)
+        if table.types[i] == TokenType.UNUSED:
+            assert not len(ids)
+        else:
+            expected = same[table[i]] if table[i] else i
+            assert (ids.tolist(), weights.tolist()) == ([expected], [1.0])
+
+
+def test_special_tokens_by_role_or_not_at_all(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    rows, columns = table_of(byte_level), table_of(sentencepiece)
+    roles = multitoken(byte_level, sentencepiece, PLAIN)
+    bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
+    assert row(roles, bos) == [(columns.roles["bos"][0], 1.0)]
+    assert row(roles, eos) == [(columns.roles["eos"][0], 1.0)]
+    assert roles.row_kind[bos] == RowKind.ROLE
+    off = multitoken(byte_level, sentencepiece, replace(PLAIN, special_tokens="off"))
+    assert not off.entries_per_row[list(rows.control_names)].any()
+    # The later stage takes the choice from the map, unless it is given another one.
+    assert not reapply_exact(off).entries_per_row[list(rows.control_names)].any()
+    assert row(reapply_exact(off, special_tokens="roles"), bos) == row(roles, bos)
+
+
+def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -> None:
+    projection = multitoken(byte_level, ranks)
+    [report] = projection.reports
+    assert report.stage == "multitoken"
+    special = len(table_of(byte_level).control_names)
+    assert report.counts["empty rows"] == special + 80  # unused ids of the width
+    assert any(note.startswith(f"no counterpart for {special} special") for note in report.notes)
+
+
+def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer) -> None:
+    from contextlib import contextmanager
+
+    seen: list[tuple[str, int]] = []
+    steps: list[int] = []
+
+    @contextmanager
+    def progress(label: str, total: int):  # type: ignore[no-untyped-def]
+        seen.append((label, total))
+        yield steps.append
+
+    multitoken(student, teacher, progress=progress)
+    assert seen == [
+        ("spelling in teacher.tiktoken", 262),
+        ("spelling in student.tiktoken", 263),
+    ]
+    assert sum(steps) == 262 + 263
+
+
+# Extending a map
+
+
+def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokenizer) -> None:
+    first = multitoken(student, teacher, MultitokenConfig(reverse_pass=False))
+    more = multitoken(student, teacher, replace(PLAIN, reverse_pass=False), initial=first)
+    more.check()
+    assert row(more, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]
+    assert [step["stage"] for step in more.history] == ["multitoken", "multitoken"]
+    assert more.history[1]["initial_sha256"] == sha256_of(first)
+    assert "initial_sha256" not in more.history[0]
+
+
+def sha256_of(projection: ProjectionMap) -> str:
+    import hashlib
+
+    from xtok import mapfile
+
+    return hashlib.sha256(mapfile.to_safetensors(projection)).hexdigest()
+
+
+def test_a_row_of_two_kinds_is_mixed(student: Tokenizer, teacher: Tokenizer) -> None:
+    first = reapply_exact(multitoken(student, teacher, PLAIN))
+    more = multitoken(student, teacher, PLAIN, initial=first)
+    assert more.row_kind[0x41] == RowKind.MIXED
+    assert more.row_kind[260] == RowKind.PIECES
+
+
+def test_a_map_of_another_pair_is_not_extended(
+    student: Tokenizer, teacher: Tokenizer, byte_level: Tokenizer
+) -> None:
+    first = multitoken(student, teacher)
+    with pytest.raises(XtokError, match=r"the map's teacher teacher.tiktoken is 265 wide"):
+        multitoken(student, byte_level, initial=first)
+    other = load_like(student, 265)
+    with pytest.raises(XtokError, match="whose tokens are not those of narrow"):
+        multitoken(student, other, initial=first)
+
+
+# reapply_exact and sort_cut
+
+
+def test_a_tie_of_weights_goes_to_the_lower_id(student: Tokenizer, teacher: Tokenizer) -> None:
+    projection = multitoken(student, teacher, PLAIN)
+    # b" ": itself, then " t", " th" in which it is the first of two pieces, at equal weights.
+    ids, weights = projection.row(0x20)
+    assert ids.tolist() == [0x20, 258, 259]
+    assert weights[1] == weights[2]
+    cut = sort_cut(projection, SortCutConfig(top_k=2))
+    assert cut.row(0x20)[0].tolist() == [0x20, 258]
+
+
+def test_cut_rows_are_normalized_and_others_keep_their_bits(
+    student: Tokenizer, teacher: Tokenizer
+) -> None:
+    projection = multitoken(student, teacher, PLAIN)
+    cut = sort_cut(projection, SortCutConfig(top_k=2))
+    cut.check()
+    assert row(cut, 260) == [(0x32, 0.909091), (0x30, 0.090909)]
+    untouched = projection.entries_per_row <= 2
+    for i in np.flatnonzero(untouched).tolist():
+        assert projection.row(i)[1].tobytes() == cut.row(i)[1].tobytes()
+    counts = cut.reports[-1].counts
+    assert counts["rows cut"] == int((~untouched).sum())
+    assert counts["rows whose order changed"] == 0
+    mass = projection.weights.sum() - sum(
+        projection.row(i)[1][:2].sum() for i in range(len(table_of(student)))
+    )
+    assert counts["mean mass cut per row"] == pytest.approx(mass / 262, rel=1e-3)
+
+
+def test_the_slot_stays_last_when_a_row_is_cut(student: Tokenizer, teacher: Tokenizer) -> None:
+    projection = xtok.build(student, teacher, BuildConfig(top_k=3))
+    projection.check()
+    total = 0.750751 + 0.075075 + 0.166667
+    expected = [0.750751 / total, 0.075075 / total, 0.166667 / total]
+    assert [t for t, _ in row(projection, 260)] == [0x32, 0x30, 263]
+    assert [w for _, w in row(projection, 260)] == pytest.approx(expected, abs=2e-6)
+    assert projection.is_slot.sum() == 2
+
+
+def test_nothing_beside_the_slot_is_an_error(student: Tokenizer, teacher: Tokenizer) -> None:
+    projection = multitoken(student, teacher)
+    with pytest.raises(XtokError, match="--top-k 1 leaves no entry beside the scale slot"):
+        sort_cut(projection, SortCutConfig(top_k=1))
+    sort_cut(multitoken(student, teacher, PLAIN), SortCutConfig(top_k=1)).check()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MultitokenConfig(top_k=1),
+        lambda: MultitokenConfig(top_k=0, scale_trick=False),
+        lambda: MultitokenConfig(max_pieces=0),
+        lambda: SortCutConfig(top_k=0),
+        lambda: BuildConfig(top_k=1),
+    ],
+)
+def test_options_that_cannot_be(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match="must be at least"):
+        make()
+
+
+def test_build_is_the_three_stages(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    built = xtok.build(byte_level, sentencepiece, BuildConfig(top_k=3))
+    staged = sort_cut(reapply_exact(multitoken(byte_level, sentencepiece)), SortCutConfig(top_k=3))
+    assert sha256_of(built) == sha256_of(staged)
+    assert [r.stage for r in built.reports] == ["multitoken", "reapply-exact", "sort-cut"]
+    loose = xtok.build(byte_level, sentencepiece, BuildConfig(exact_match=False))
+    assert RowKind.EXACT not in loose.row_kind
+    assert [step["stage"] for step in loose.history] == ["multitoken", "sort-cut"]
+
+
+def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tokenizer) -> None:
+    full = multitoken(student, teacher)
+    bare = replace(
+        full,
+        student=replace(full.student, table=None),
+        teacher=replace(full.teacher, table=None),
+    )
+    with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken"):
+        reapply_exact(bare)
+    given = with_vocabularies(bare, student=student.vocabulary, teacher=teacher.vocabulary)
+    assert sha256_of(reapply_exact(given)) == sha256_of(reapply_exact(full))
+    with pytest.raises(XtokError, match="wide"):
+        with_vocabularies(bare, teacher=student.vocabulary)

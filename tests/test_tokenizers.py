@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokens import TokenTable, TokenType
+
+KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
+
+
+def table_of(tokenizer: Tokenizer) -> TokenTable:
+    assert tokenizer.vocabulary.table is not None
+    return tokenizer.vocabulary.table
+
+
+def spelled(tokenizer: Tokenizer, data: bytes) -> list[bytes]:
+    return [table_of(tokenizer)[i] for i in tokenizer.segment(data)]
+
+
+@pytest.fixture(params=KINDS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Tokenizer)
+    return found
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b" the", b"the", b"  the", b"the ", b"\n", b"\r\n", b"\t\t", b"", b"\x00", b"201", b" 2024",
+        "中文".encode(), "é".encode(), "e\u0301".encode(), "ﬁ①".encode(), "▁a▁".encode(), b"<s>",
+        b"<|im_end|>", b"<think>", b"a<think>b", b"[INST]", b"\xe4", b"\xe4\xb8", b" \xe4\xb8",
+        b"\xb8\xad", b"a\xffb", bytes(range(256)), "👨\u200d👩".encode(), b"a" * 5000,
+    ],
+)  # fmt: skip
+def test_segments_concatenate_to_the_very_bytes(tokenizer: Tokenizer, data: bytes) -> None:
+    assert b"".join(spelled(tokenizer, data)) == data
+
+
+@given(data=st.one_of(st.binary(max_size=40), st.text(max_size=20).map(str.encode)))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_spelled_exactly(tokenizer: Tokenizer, data: bytes) -> None:
+    ids = tokenizer.segment(data)
+    table = table_of(tokenizer)
+    assert b"".join(table[i] for i in ids) == data
+    assert not set(ids) & set(table.control_names)
+
+
+def test_text_is_segmented_as_by_the_library(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, small: Path
+) -> None:
+    from sentencepiece import SentencePieceProcessor
+    from tokenizers import Tokenizer as RustTokenizer
+
+    text = " the tokens of a text, and 12 more"
+    rust = RustTokenizer.from_file(str(small / "small-byte-level" / "tokenizer.json"))
+    assert byte_level.segment(text.encode()) == rust.encode(text, add_special_tokens=False).ids
+    # The file's own dummy prefix makes the first word " the".
+    library = SentencePieceProcessor(model_file=str(small / "small.model")).encode(text[1:])
+    assert sentencepiece.segment(text.encode()) == library
+    assert spelled(sentencepiece, b" the")[0].startswith(b" ")
+    assert not spelled(sentencepiece, b"the")[0].startswith(b" ")
+
+
+def test_digits_are_split_as_the_pattern_says(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    assert spelled(byte_level, b"201") == [b"2", b"0", b"1"]
+    assert spelled(digits, b"201") == [b"201"]
+
+
+def test_control_tokens_in_text_are_text(tokenizer: Tokenizer) -> None:
+    for name in table_of(tokenizer).control_names.values():
+        assert b"".join(spelled(tokenizer, name.encode())) == name.encode()
+
+
+def test_types_and_bytes_of_a_sentencepiece_file(sentencepiece: Tokenizer) -> None:
+    table = table_of(sentencepiece)
+    ids = {n: i for i, n in table.control_names.items()}
+    assert table.types[ids["<unk>"]] == TokenType.UNKNOWN
+    assert table.types[ids["[INST]"]] == TokenType.CONTROL
+    assert table.roles["bos"] == (ids["<s>"],)
+    assert table.roles["eos"] == (ids["</s>"],)
+    newline = table.canonical_ids()[b"\n"]
+    assert table.types[newline] == TokenType.BYTE
+    assert len(table.ids_of_type(TokenType.BYTE)) == 256
+    assert b" the" in table.canonical_ids()
+
+
+def test_byte_level_characters_are_bytes(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    # The display form of byte A1 is the character whose UTF-8 is C2 A1; they are not the same.
+    assert b"\xa1" in table_of(byte_level).canonical_ids()
+    assert (
+        table_of(sentencepiece).types[table_of(sentencepiece).canonical_ids()[b"\xa1"]]
+        == TokenType.BYTE
+    )
+
+
+def test_special_and_added_tokens_of_a_folder(byte_level: Tokenizer) -> None:
+    table = table_of(byte_level)
+    control = {n for i, n in table.control_names.items()}
+    assert control == set(small_tokenizers.SPECIAL_TOKENS)
+    think = table.canonical_ids()[small_tokenizers.THINK.encode()]
+    assert table.types[think] == TokenType.USER_DEFINED
+    assert byte_level.segment(b"a<think>b")[1] == think
+
+
+def test_width_comes_from_the_config_and_the_rest_is_unused(byte_level: Tokenizer) -> None:
+    vocabulary = byte_level.vocabulary
+    assert (vocabulary.vocab_size, vocabulary.width_source) == (1280, "config")
+    assert vocabulary.tokenizer_vocab_size == 1200
+    assert table_of(byte_level).ids_of_type(TokenType.UNUSED).tolist() == list(range(1200, 1280))
+
+
+def test_width_option_and_width_without_a_config(small: Path) -> None:
+    wide = load_tokenizer(str(small / "small.model"), vocab_size=5000).vocabulary
+    assert (wide.vocab_size, wide.width_source) == (5000, "option")
+    own = load_tokenizer(str(small / "small.model")).vocabulary
+    assert (own.vocab_size, own.width_source) == (own.tokenizer_vocab_size, "tokenizer")
+    assert wide.table is not None
+    assert own.table is not None
+    assert wide.table.sha256() == own.table.sha256()
+
+
+@pytest.mark.parametrize("size", [1199, 2**24 + 1])
+def test_widths_that_cannot_be(small: Path, size: int) -> None:
+    with pytest.raises(TokenizerError, match=f"the vocabulary size {size} of small-byte-level"):
+        load_tokenizer(str(small / "small-byte-level"), vocab_size=size)
+
+
+def test_eos_ids_of_the_generation_config_are_roles(byte_level: Tokenizer, small: Path) -> None:
+    config = json.loads((small / "small-byte-level" / "generation_config.json").read_text())
+    eos = config["eos_token_id"]
+    assert set(eos if isinstance(eos, list) else [eos]) <= set(table_of(byte_level).roles["eos"])
+
+
+def test_a_sentencepiece_file_and_its_hf_conversion_agree(
+    small: Path, sentencepiece: Tokenizer
+) -> None:
+    converted = load_tokenizer(str(small / "small-hf"))
+    table, other = table_of(sentencepiece), table_of(converted)
+    assert other.tokens()[: len(table)] == table.tokens()
+    tokens = [t for t in table.tokens() if t]
+    assert converted.segment_batch(tokens) == sentencepiece.segment_batch(tokens)
+
+
+@pytest.fixture(params=[None, "NFC"])
+def folder_of_ranks(request: pytest.FixtureRequest, small: Path, tmp_path: Path) -> Path:
+    """The small rank file as a Hugging Face folder, made by Transformers' own converter."""
+    return hf_folder_of_ranks(
+        small / "small.tiktoken",
+        small_tokenizers.tiktoken_pattern(),
+        tmp_path / "hf",
+        request.param,
+    )
+
+
+def hf_folder_of_ranks(
+    ranks: Path, pattern: str, folder: Path, normalizer: str | None, added: Any = ()
+) -> Path:
+    from tokenizers import AddedToken, normalizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    rust = TikTokenConverter(  # type: ignore[no-untyped-call]
+        vocab_file=str(ranks), pattern=pattern
+    ).converted()
+    rust.model.ignore_merges = False
+    if normalizer is not None:
+        rust.normalizer = getattr(normalizers, normalizer)()
+    for name, special in added:
+        token = AddedToken(name, normalized=False, special=special)
+        (rust.add_special_tokens if special else rust.add_tokens)([token])
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=rust).save_pretrained(str(folder))
+    return folder
+
+
+def test_the_same_ranks_through_two_backends(
+    folder_of_ranks: Path, ranks: Tokenizer, byte_level: Tokenizer
+) -> None:
+    hf = load_tokenizer(str(folder_of_ranks))
+    assert table_of(hf).sha256() == table_of(ranks).sha256()
+    tokens = [t for t in [*table_of(ranks).tokens(), *table_of(byte_level).tokens()] if t]
+    tokens += ["e\u0301 café".encode(), "\u212b".encode(), b"\xcc\x81 \xe4"]
+    assert hf.segment_batch(tokens) == ranks.segment_batch(tokens)
+
+
+@pytest.mark.parametrize("scheme", ["always", "first"])
+def test_a_metaspace_prefix_is_not_part_of_the_middle_of_a_text(
+    small: Path, tmp_path: Path, sentencepiece: Tokenizer, scheme: str
+) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-hf", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["normalizer"] = None
+    document["pre_tokenizer"] = {
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer = load_tokenizer(str(folder))
+    for text in (b"the", b" the", b"  the text"):
+        assert spelled(tokenizer, text) == spelled(sentencepiece, text)
+
+
+def test_truncation_padding_and_dropout_of_a_folder_do_not_matter(
+    small: Path, tmp_path: Path, byte_level: Tokenizer
+) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["truncation"] = {
+        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+    document["padding"] = {
+        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "<|pad|>",
+    }  # fmt: skip
+    document["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    text = b" the tokens of a longer text, one after another"
+    assert load_tokenizer(str(folder)).segment(text) == byte_level.segment(text)
+
+
+def test_what_cannot_be_spelled_is_none_or_an_error(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-hf", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    kept = {t: i for t, i in document["model"]["vocab"].items() if not t.startswith("<0x")}
+    document["model"]["vocab"] = kept
+    document["model"]["byte_fallback"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.segment_batch([b"\xff", b" the"])[0] is None
+    with pytest.raises(TokenizerError, match="cannot spell the bytes"):
+        tokenizer.segment(b"\xff")
+
+
+def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_path: Path) -> None:
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString((small / "small.model").read_bytes())
+    the = next(i for i, piece in enumerate(proto.pieces) if piece.piece == "▁the")
+    letter = next(i for i, piece in enumerate(proto.pieces) if piece.piece == "a")
+    # Another piece with the bytes of " the"; a plain space never gets past the normalizer.
+    twin = the - 1
+    proto.pieces[twin].piece = " the"
+    path = tmp_path / "duplicates.model"
+    path.write_bytes(proto.SerializeToString())
+    table = table_of(load_tokenizer(str(path)))
+    assert table[twin] == table[the] == b" the"
+    assert table.preferred_ids == (the,)
+    assert table.canonical_ids()[b" the"] == the
+    # "a" is a byte token, with a lower id, and a character; the character is emitted.
+    assert table.canonical_ids()[b"a"] == letter
+    assert table.types[letter] == TokenType.NORMAL
+
+
+# Bad input
+
+
+def error_of(model: str | Path, **options: Any) -> str:
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(str(model), **options)
+    assert "\n" not in caught.value.message
+    assert "\n" not in caught.value.hint
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_paths_that_do_not_exist(tmp_path: Path) -> None:
+    for model in (tmp_path / "no.model", "./nothere", "a/b/c", "spm:none", "tiktoken:none", "~/no"):
+        assert error_of(model).startswith("no such file or folder: ")
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    assert error_of(tmp_path).endswith("has no tokenizer.json, so no fast tokenizer")
+
+
+def test_a_folder_with_only_a_sentencepiece_file(small: Path, tmp_path: Path) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    assert "has no tokenizer.json" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"version": "1.0", "model": {}}'])
+def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+
+
+def test_a_decoder_that_is_not_concatenation(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    path.write_text(json.dumps(document))
+    assert "has a WordPiece decoder" in error_of(folder)
+    document["decoder"] = None
+    path.write_text(json.dumps(document))
+    assert "has no decoder" in error_of(folder)
+
+
+def test_a_config_without_a_width(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    (folder / "config.json").write_text('{"model_type": "nobody-knows"}')
+    assert "tells no vocabulary size" in error_of(folder)
+    assert load_tokenizer(str(folder), vocab_size=1300).vocabulary.vocab_size == 1300
+
+
+def test_a_damaged_generation_config(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    (folder / "generation_config.json").write_text("[1]")
+    assert "is not a generation config" in error_of(folder)
+
+
+def test_a_rank_file_of_an_unknown_family_needs_a_pattern(small: Path) -> None:
+    assert "unknown family" in error_of(small / "small.tiktoken")
+    assert "not a regular expression" in error_of(small / "small.tiktoken", pattern="(")
+
+
+def test_a_pattern_for_what_takes_none(small: Path) -> None:
+    assert "takes no pattern" in error_of(small / "small.model", pattern="x")
+    assert "brings its own pattern" in error_of(small / "small-hf", pattern="x")
+
+
+def test_a_revision_of_a_local_path(small: Path) -> None:
+    assert "has no revision main" in error_of(small / "small.model", revision="main")
+
+
+def test_a_prefix_that_does_not_fit(small: Path) -> None:
+    assert "is a file, not a folder" in error_of(f"hf:{small / 'small.model'}")
+    assert "is not a base64 token" in error_of(f"tiktoken:{small / 'small.model'}", pattern="x")
+    assert "is not a SentencePiece model" in error_of(f"spm:{small / 'small.tiktoken'}")
+
+
+def ranks_file(path: Path, *lines: str) -> Path:
+    single = [f"{base64.b64encode(bytes([b])).decode()} {b}" for b in range(256)]
+    path.write_text("\n".join([*single, *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("YWI", "line 257 of .* is not a base64 token and a rank"),
+        ("YW= 256", "line 257 of .* is not a base64 token and a rank"),
+        ("YWI= x", "line 257 of .* is not a base64 token and a rank"),
+        ("YWI= 7", "line 257 of .* repeats a token or a rank"),
+        ("YQ== 256", "line 257 of .* repeats a token or a rank"),
+    ],
+)
+def test_broken_rank_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
+    path = ranks_file(tmp_path / "x.tiktoken", line)
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(str(path), pattern="x")
+
+
+def test_a_rank_file_without_all_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "x.tiktoken"
+    path.write_text("YQ== 0\n")
+    assert "lacks 255 of the 256 single bytes" in error_of(path, pattern="x")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", bytes(range(256)) * 9])
+def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(content)
+    assert "is not a SentencePiece model, nor a tiktoken file" in error_of(path)
+
+
+def test_a_changed_rank_file_is_read_anew(tmp_path: Path) -> None:
+    path = ranks_file(tmp_path / "x.tiktoken", "YWI= 256")
+    first = load_tokenizer(str(path), pattern=r"\w+|\W+")
+    assert spelled(first, b"ab") == [b"ab"]
+    ranks_file(path, "YWM= 256")
+    assert spelled(load_tokenizer(str(path), pattern=r"\w+|\W+"), b"ab") == [b"a", b"b"]
+
+
+def test_tables_are_plain_arrays(tokenizer: Tokenizer) -> None:
+    table = table_of(tokenizer)
+    dtypes = [array.dtype for array in (table.data, table.offsets, table.types)]
+    assert dtypes == [np.dtype(name) for name in ("uint8", "int64", "uint8")]
+    assert len(table.offsets) == len(table) + 1 == tokenizer.vocabulary.vocab_size + 1
