@@ -1,0 +1,270 @@
+"""Facts about real tokenizers and their maps; needs what scripts/fetch_tokenizers.py fetches."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from test_tokenizers import hf_folder_of_ranks, table_of
+
+import xtok
+from xtok import mapfile
+from xtok.config import BuildConfig, MultitokenConfig
+from xtok.projection import ProjectionMap, RowKind
+from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers._tiktoken import FAMILIES
+from xtok.tokens import TokenType
+
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real")]
+
+Load = Callable[[str], Tokenizer]
+GOLDEN = ROOT.parent / "shared" / "golden"
+EVERY = [
+    "llama3.tiktoken",
+    "qwen.tiktoken",
+    "mistral-v1.model",
+    "mistral-v3.model",
+    "cl100k.tiktoken",
+    "o200k.tiktoken",
+    "deepseek-v3",
+    "claude-2",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "partial", "control"),
+    [
+        ("llama3.tiktoken", 128_256, 1_352, 256),
+        ("qwen.tiktoken", 151_669, 1_448, 14),
+        ("mistral-v3.model", 32_768, 128, 751),
+        ("deepseek-v3", 129_280, 1_470, 1_230),
+        ("claude-2", 65_000, 753, 5),
+        ("o200k.tiktoken", 200_019, 1_562, 2),
+    ],
+)
+def test_vocabularies(load_real: Load, name: str, ids: int, partial: int, control: int) -> None:
+    table = table_of(load_real(name))
+    assert len(table) == ids
+    assert len(table.control_names) == control
+    assert sum(not valid_utf8(token) for token in table.tokens()) == partial
+
+
+def valid_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_token_is_spelled_exactly_by_every_other_tokenizer(
+    load_real: Load, name: str
+) -> None:
+    tokens = [token for token in table_of(load_real(name)).tokens() if token]
+    for other in EVERY:
+        table = table_of(load_real(other))
+        of = table.tokens()
+        spelled = load_real(other).segment_batch(tokens)
+        assert [ids and b"".join([of[i] for i in ids]) for ids in spelled] == tokens, other
+        used = {i for ids in spelled for i in ids or ()}
+        assert not used & set(table.control_names), other
+
+
+@pytest.mark.parametrize("normalizer", [None, "NFC"])
+def test_qwen_as_ranks_and_as_a_folder(
+    load_real: Load, real: Callable[[str], str], tmp_path: Path, normalizer: str | None
+) -> None:
+    [family] = [f for f in FAMILIES.values() if "<|im_start|>" in f.control]
+    added = [(n, True) for n in family.control] + [(n, False) for n in family.text]
+    path = Path(real("qwen.tiktoken"))
+    hf = load_tokenizer(
+        str(hf_folder_of_ranks(path, family.pattern, tmp_path / "qwen", normalizer, added))
+    )
+    ranks = load_real("qwen.tiktoken")
+    assert hf.vocabulary.backend == "hf"
+    assert table_of(hf).sha256() == table_of(ranks).sha256()
+    for name in ("qwen.tiktoken", "llama3.tiktoken"):
+        tokens = [token for token in table_of(load_real(name)).tokens() if token]
+        assert hf.segment_batch(tokens) == ranks.segment_batch(tokens)
+
+
+@pytest.fixture(scope="module")
+def llama_to_qwen(load_real: Load) -> ProjectionMap:
+    return xtok.build(
+        load_real("llama3.tiktoken"), load_real("qwen.tiktoken"), BuildConfig(scale_trick=False)
+    )
+
+
+def named_row(projection: ProjectionMap, token: bytes) -> list[tuple[str, float]]:
+    rows, columns = projection.student.table, projection.teacher.table
+    assert rows is not None
+    assert columns is not None
+    ids, weights = projection.row(rows.canonical_ids()[token])
+    return [
+        (columns.name(t), round(w, 4)) for t, w in zip(ids.tolist(), weights.tolist(), strict=True)
+    ]
+
+
+def test_llama_to_qwen(llama_to_qwen: ProjectionMap) -> None:
+    llama_to_qwen.check()
+    assert int((llama_to_qwen.row_kind == RowKind.EXACT).sum()) == 109_566
+    assert named_row(llama_to_qwen, b" the") == [(" the", 1.0)]
+    assert named_row(llama_to_qwen, b"201") == [("2", 0.9009), ("0", 0.0901), ("1", 0.009)]
+
+
+def test_every_text_row_is_filled_and_related_by_bytes(llama_to_qwen: ProjectionMap) -> None:
+    assert llama_to_qwen.student.table is not None
+    assert llama_to_qwen.teacher.table is not None
+    rows, columns = llama_to_qwen.student.table.tokens(), llama_to_qwen.teacher.table.tokens()
+    text = llama_to_qwen.student.table.text_ids
+    assert len(text) == 128_000
+    assert (llama_to_qwen.entries_per_row[text] > 0).all()
+    edges = zip(*(ids.tolist() for ids in llama_to_qwen.edges[:2]), strict=True)
+    for s, t in edges:
+        if rows[s]:
+            assert columns[t]
+            assert columns[t] in rows[s] or rows[s] in columns[t]
+
+
+def test_no_partial_utf8_token_is_mapped_to_the_replacement_character(load_real: Load) -> None:
+    replacement = "\ufffd".encode()
+    for student, teacher in (
+        ("llama3.tiktoken", "mistral-v3.model"),
+        ("claude-2", "qwen.tiktoken"),
+    ):
+        projection = xtok.build(load_real(student), load_real(teacher))
+        table = table_of(load_real(teacher))
+        holding = [i for i, token in enumerate(table.tokens()) if replacement in token]
+        rows = table_of(load_real(student)).tokens()
+        found = projection.student_ids[np.isin(projection.teacher_ids, holding)].tolist()
+        # What may: the character's own bytes, or their beginning or end.
+        assert all(replacement in rows[s] or rows[s] in replacement for s in found if rows[s])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_tokenizer_onto_itself_is_the_identity(load_real: Load, name: str) -> None:
+    tokenizer = load_real(name)
+    projection = xtok.build(tokenizer, tokenizer)
+    table = table_of(tokenizer)
+    same = table.canonical_ids()
+    tokens = table.tokens()
+    used = np.flatnonzero(table.types != TokenType.UNUSED).tolist()
+    assert projection.student_ids.tolist() == used
+    assert projection.teacher_ids.tolist() == [same[tokens[i]] if tokens[i] else i for i in used]
+    assert (projection.weights == 1).all()
+
+
+def test_build_is_the_three_stages_with_files_between(load_real: Load, tmp_path: Path) -> None:
+    student, teacher = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    for suffix in (".safetensors", ".pt"):
+        path = tmp_path / f"map{suffix}"
+        multitoken(student, teacher).save(path)
+        reapply_exact(ProjectionMap.load(path)).save(path)
+        sort_cut(ProjectionMap.load(path)).save(path)
+        built = mapfile.to_safetensors(xtok.build(student, teacher))
+        assert mapfile.to_safetensors(ProjectionMap.load(path)) == built
+
+
+def test_llama_3_onto_mistral_does_not_confuse_byte_a1_with_a_character(load_real: Load) -> None:
+    projection = xtok.build(load_real("llama3.tiktoken"), load_real("mistral-v3.model"))
+    assert projection.teacher.table is not None
+    table = projection.teacher.table
+    [(_, weight)] = named_row(projection, b"\xa1")
+    assert weight == 1
+    assert table.types[table.canonical_ids()[b"\xa1"]] == TokenType.BYTE
+
+
+# Against NeMo-RL (commit 7ea279a), where its outputs are at hand
+
+
+def golden(name: str) -> dict[str, Any]:
+    path = (
+        GOLDEN / f"nemo_rl_{name}_claude_to_mistral_v3_{'top4' if 'cut' in name else 'top32'}.npz"
+    )
+    if not path.exists():
+        pytest.skip("the reference outputs are not there")
+    return dict(np.load(path))
+
+
+def reference_rows(found: dict[str, Any]) -> list[dict[int, float]]:
+    """The reference's rows without their last column, the slot, normalized."""
+    rows = []
+    for ids, weights in zip(found["indices"].tolist(), found["weights"].tolist(), strict=True):
+        row: dict[int, float] = {}
+        for t, w in zip(ids[:-1], weights[:-1], strict=True):
+            if t >= 0 and w > 0:
+                row[t] = row.get(t, 0) + w
+        total = sum(row.values())
+        rows.append({t: w / total for t, w in row.items()})
+    return rows
+
+
+def why(token: bytes, row: dict[int, float], ours: dict[int, float], columns: list[bytes]) -> str:
+    """Name the class of a disagreement."""
+    differ = [t for t in row.keys() | ours.keys() if abs(row.get(t, 0) - ours.get(t, 0)) > 0.01]
+    texts = [columns[t].decode("utf-8", "replace") for t in differ]
+    if not valid_utf8(token) or any("\ufffd" in text for text in texts):
+        return "partial UTF-8 became U+FFFD"
+    if b"\r" in token:
+        return "spaces before a carriage return: the HF conversion of the file splits elsewhere"
+    if any(not columns[t] for t in row):
+        return "control tokens are spelled like text"
+    if any(unicodedata.normalize("NFKC", text) != text for text in texts):
+        return "NFKC of the student's normalizer takes one character for another"
+    if max(len(ours), len(row)) >= 31:
+        return "another choice among equal weights at the cut"
+    return f"unnamed: {token!r} {differ}"
+
+
+def test_against_the_reference_map(load_real: Load) -> None:
+    found = reference_rows(golden("multitoken_claude_to_mistral_v3_top32"))
+    student, teacher = load_real("claude-2"), load_real("mistral-v3.model")
+    projection = multitoken(student, teacher, MultitokenConfig(scale_trick=False))
+    rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
+    same_top = same_weights = valid = 0
+    classes: Counter[str] = Counter()
+    for s, row in enumerate(found):
+        if not rows[s] or not row:
+            continue
+        top = min(row, key=lambda t: (-row[t], t))
+        token, best = rows[s], columns[top]
+        if not best or not (token.startswith(best) or best.startswith(token)):
+            continue  # the reference's garbage: not byte-valid
+        valid += 1
+        ids, weights = projection.row(s)
+        ours = dict(zip(ids.tolist(), weights.tolist(), strict=True))
+        agrees_on_top = columns[int(ids[0])] == best
+        close = all(abs(row.get(t, 0) - ours.get(t, 0)) <= 0.01 for t in row.keys() | ours.keys())
+        same_top += agrees_on_top
+        same_weights += close
+        if not (agrees_on_top and close):
+            classes[why(token, row, ours, columns)] += 1
+    assert valid > 64_000
+    assert same_top / valid >= 0.995
+    assert same_weights / valid >= 0.995
+    assert not [name for name in classes if name.startswith("unnamed")], classes
+
+
+def test_against_the_reference_after_all_three_steps(load_real: Load) -> None:
+    found = golden("sort_cut_claude_to_mistral_v3_top4")
+    student, teacher = load_real("claude-2"), load_real("mistral-v3.model")
+    projection = xtok.build(student, teacher)
+    rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
+    same = valid = 0
+    for s, (ids, weights) in enumerate(zip(found["indices"], found["weights"], strict=True)):
+        top = int(ids[int(np.argmax(weights))])
+        if top < 0 or not rows[s] or not columns[top]:
+            continue
+        if rows[s].startswith(columns[top]) or columns[top].startswith(rows[s]):
+            valid += 1
+            same += columns[int(projection.row(s)[0][0])] == columns[top]
+    assert valid > 60_000
+    assert same / valid >= 0.995
