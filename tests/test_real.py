@@ -186,9 +186,7 @@ def test_llama_3_onto_mistral_does_not_confuse_byte_a1_with_a_character(load_rea
 
 
 def golden(name: str) -> dict[str, Any]:
-    path = (
-        GOLDEN / f"nemo_rl_{name}_claude_to_mistral_v3_{'top4' if 'cut' in name else 'top32'}.npz"
-    )
+    path = GOLDEN / f"nemo_rl_{name}.npz"
     if not path.exists():
         pytest.skip("the reference outputs are not there")
     return dict(np.load(path))
