@@ -37,14 +37,30 @@ class HuggingFaceBackend:
                 hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
                 "give the .model or .tiktoken file itself",
             )
-        self._hf = self._load()
+        self._use(self._load())
+
+    @classmethod
+    def from_loaded(cls, tokenizer: Any, name: str) -> HuggingFaceBackend:
+        """Take a loaded tokenizer, and the model config of the folder that it came from."""
+        backend = cls.__new__(cls)
+        backend._model, backend._revision = Path(name), None
+        if not getattr(tokenizer, "is_fast", False):
+            raise TokenizerError(
+                f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
+                hint="load it with AutoTokenizer.from_pretrained(..., use_fast=True)",
+            )
+        backend._use(tokenizer)
+        return backend
+
+    def _use(self, tokenizer: Any) -> None:
+        self._hf = tokenizer
         self._rust = _without_context(self._hf.backend_tokenizer)
         self._special = {
             i: token.content for i, token in self._hf.added_tokens_decoder.items() if token.special
         }
         self._added = {i: token.content for i, token in self._hf.added_tokens_decoder.items()}
         components = list(_components(_spec(self._rust.decoder)))
-        self._decode = _decoder(components, str(model))
+        self._decode = _decoder(components, str(self._model))
         self._byte_level = any(c["type"] == "ByteLevel" for c in components)
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in components)
 
