@@ -192,7 +192,8 @@ def test_the_changelog_has_this_version() -> None:
 
 
 def test_the_reference_has_every_option() -> None:
-    sections = re.split(r"^## `xtok (\S+)`$", cli_reference.REFERENCE.read_text(), flags=re.M)
+    reference = cli_reference.REFERENCE.read_text(encoding="utf-8")
+    sections = re.split(r"^## `xtok (\S+)`$", reference, flags=re.MULTILINE)
     section_of = dict(zip(sections[1::2], sections[2::2], strict=True))
     assert list(section_of) == list(COMMANDS)
     for command, section in section_of.items():

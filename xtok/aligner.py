@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
-_FIRST_CONTROL = 256  # symbols from here on are control tokens with a counterpart
+_FIRST_CONTROL = 256  # `kernels.CONTROL`, without the import of Numba
 
 
 @dataclass
@@ -286,6 +286,70 @@ class TokenAligner:
             with ThreadPoolExecutor(num_threads) as pool:
                 list(pool.map(run, cuts, cuts[1:]))
         return (*chunks, *masks, num_chunks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextAlignment:
+    """Two tokenizations of one text, and how they fit together.
+
+    Attributes:
+        student: model id of the student.
+        teacher: model id of the teacher.
+        student_tokens: the student's tokens in order, escaped.
+        teacher_tokens: likewise.
+        pairs: the chunks, in order.
+        num_correct: chunks that are correct.
+        num_one_to_one: correct chunks of one token on each side.
+        student_unaligned: student tokens in no chunk.
+        teacher_unaligned: teacher tokens in no chunk.
+    """
+
+    student: str
+    teacher: str
+    student_tokens: tuple[str, ...]
+    teacher_tokens: tuple[str, ...]
+    pairs: tuple[AlignedPair, ...]
+    num_correct: int
+    num_one_to_one: int
+    student_unaligned: int
+    teacher_unaligned: int
+
+
+def align(
+    student: Tokenizer, teacher: Tokenizer, text: bytes, *, max_comb_len: int = 4
+) -> TextAlignment:
+    """Segment one text with both tokenizers, as in the middle of a longer one, and align it.
+
+    Raises:
+        TokenizerError: if a vocabulary cannot spell the text.
+    """
+    aligner = TokenAligner(student, teacher, max_comb_len=max_comb_len)
+    return describe_alignment(
+        aligner, student, teacher, student.segment(text), teacher.segment(text)
+    )
+
+
+def describe_alignment(
+    aligner: TokenAligner,
+    student: Tokenizer,
+    teacher: Tokenizer,
+    student_ids: Sequence[int],
+    teacher_ids: Sequence[int],
+) -> TextAlignment:
+    """Align two rows of ids and describe what came of it."""
+    pairs = tuple(aligner.pairs(student_ids, teacher_ids))
+    correct = [pair for pair in pairs if pair.is_correct]
+    return TextAlignment(
+        student=student.vocabulary.model_id,
+        teacher=teacher.vocabulary.model_id,
+        student_tokens=tuple(map(aligner.student.table.name, student_ids)),
+        teacher_tokens=tuple(map(aligner.teacher.table.name, teacher_ids)),
+        pairs=pairs,
+        num_correct=len(correct),
+        num_one_to_one=sum(len(p.student_ids) == len(p.teacher_ids) == 1 for p in correct),
+        student_unaligned=len(student_ids) - sum(len(p.student_ids) for p in pairs),
+        teacher_unaligned=len(teacher_ids) - sum(len(p.teacher_ids) for p in pairs),
+    )
 
 
 def shift_to_predictions(batch: AlignmentBatch) -> AlignmentBatch:

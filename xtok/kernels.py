@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+CONTROL = 256  # the first symbol that is no byte
 RUN = 12  # symbols that must agree before two texts count as together again
 NEAR = 24  # skipped symbols up to which every way to come together again is tried, cheapest first
 WINDOWS = (64, 512, 4096, 65536)  # skipped symbols up to which runs are looked up, in turn
@@ -272,12 +273,26 @@ def _with_symbols(side, start, end):  # type: ignore[no-untyped-def]
 
 
 @njit(**_options)
+def _text_between(side, tokens, start, end):  # type: ignore[no-untyped-def]
+    """Narrow a range to what control tokens at its two ends leave; nothing if one is within."""
+    ids, symbols, offsets = side
+    while start < end and symbols[offsets[ids[tokens[start]]]] >= CONTROL:
+        start += 1
+    while start < end and symbols[offsets[ids[tokens[end - 1]]]] >= CONTROL:
+        end -= 1
+    for i in range(start, end):
+        if symbols[offsets[ids[tokens[i]]]] >= CONTROL:
+            return start, start
+    return start, end
+
+
+@njit(**_options)
 def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # type: ignore[no-untyped-def]
     """Align the tokens of a stretch that differs: banded Needleman-Wunsch over groups of tokens.
 
     Groups of up to `max_comb_len` tokens on each side match if their symbols are equal; the most
     matched symbols win, then the most groups. What is left between two matches is one chunk that
-    is not correct, if it has tokens on both sides and no more than `max_comb_len` on either.
+    is not correct, if it has text on both sides and no more than `max_comb_len` tokens on either.
     (Needleman and Wunsch, J. Mol. Biol. 48, 1970, with groups as in NeMo-RL's aligner.)
     """
     s_tokens, t_tokens = _with_symbols(s, s_from, s_to), _with_symbols(t, t_from, t_to)
@@ -326,9 +341,12 @@ def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # t
     i = j = 0
     for index in range(count, -1, -1):
         to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
-        if 0 < to_i - i <= max_comb_len and 0 < to_j - j <= max_comb_len:
+        s_first, s_last = _text_between(s, s_tokens, i, to_i)
+        t_first, t_last = _text_between(t, t_tokens, j, to_j)
+        if 0 < s_last - s_first <= max_comb_len and 0 < t_last - t_first <= max_comb_len:
             k = _emit(
-                s_tokens[i], s_tokens[to_i - 1] + 1, t_tokens[j], t_tokens[to_j - 1] + 1,
+                s_tokens[s_first], s_tokens[s_last - 1] + 1,
+                t_tokens[t_first], t_tokens[t_last - 1] + 1,
                 False, k, s, t, out,
             )  # fmt: skip
         if index > 0:

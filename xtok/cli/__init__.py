@@ -9,7 +9,7 @@ import typer
 
 from xtok._version import __version__
 from xtok.cli import _options as opt
-from xtok.cli._run import check_output, config, quiet_stderr, run, write
+from xtok.cli._run import check_output, config, quiet_stderr, read_text, run, write
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 
 if TYPE_CHECKING:
@@ -262,6 +262,43 @@ def convert(
     with quiet_stderr(quiet):
         projection = _load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         write(projection, output)
+
+
+@app.command()
+def align(
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[TEXT|-]", help="The text itself, or - to read it from stdin."),
+    ] = None,
+    *,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    file: Annotated[
+        Path | None, typer.Option(help="Read the text from this file.", metavar="FILE")
+    ] = None,
+    max_comb_len: Annotated[
+        int,
+        typer.Option(help="Tokens that may match as one where the two sides differ.", min=1),
+    ] = 4,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Show two tokenizations of a text over one another, and the chunks that they share."""
+    data = read_text(text, file)
+    with quiet_stderr(quiet):
+        from xtok import aligner, display, report
+
+        student = _load(student_model, student_revision, None, student_pattern)
+        teacher = _load(teacher_model, teacher_revision, None, teacher_pattern)
+        alignment = aligner.align(student, teacher, data, max_comb_len=max_comb_len)
+        if json:
+            print(report.to_json(alignment))  # noqa: T201
+        else:
+            display.print_alignment(alignment)
 
 
 def _load(

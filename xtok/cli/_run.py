@@ -76,6 +76,22 @@ def check_output(output: Path | None) -> None:
     mapfile.check_output(output or Path("map.safetensors"))
 
 
+def read_text(text: str | None, file: Path | None) -> bytes:
+    """Return the bytes of a text given as an argument, as a file, or on stdin (`-`)."""
+    if (text is None) == (file is None):
+        raise typer.BadParameter("give either a text (or - for stdin) or --file")
+    if file is None:
+        assert text is not None
+        return sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise XtokError(
+            f"the text {file} cannot be read: {error.strerror or error}",
+            hint="give the path of a text file with --file",
+        ) from error
+
+
 def write(
     projection: ProjectionMap, output: Path | None, *, stage: str = "", num_examples: int = 0
 ) -> None:
