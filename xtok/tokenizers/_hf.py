@@ -153,6 +153,19 @@ class HuggingFaceBackend:
             pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
         return [token.id for piece in pieces for token in model.tokenize(piece)]
 
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
+        encoded = self._hf(text, add_special_tokens=False, verbose=False)
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
+        found = self._hf.chat_template
+        if not found:
+            return {}
+        return {"default": found} if isinstance(found, str) else dict(found)
+
     def _find(self, name: str) -> Path | None:
         """Return a file of the folder or repo, fetched if need be; None where it has none."""
         if isinstance(self._model, Path):
