@@ -231,12 +231,23 @@ class TokenAligner:
         rows = [np.asarray(ids, np.int64) for ids in (student_ids, teacher_ids)]
         bounds = [np.array([0, len(row)]) for row in rows]
         found = self.align_ids(rows[0], bounds[0], rows[1], bounds[1])
+        return self.pairs_of(rows[0], rows[1], found)
+
+    def pairs_of(
+        self,
+        student_ids: Sequence[int] | NDArray[Any],
+        teacher_ids: Sequence[int] | NDArray[Any],
+        found: FlatAlignment,
+    ) -> list[AlignedPair]:
+        """Return the chunks of an alignment of one document, in order."""
         spans = []
-        for side, row, chunk in (
-            (self.student, rows[0], found.student_chunk_id),
-            (self.teacher, rows[1], found.teacher_chunk_id),
+        for side, ids, chunk in (
+            (self.student, student_ids, found.student_chunk_id),
+            (self.teacher, teacher_ids, found.teacher_chunk_id),
         ):
-            ends = np.cumsum(side.table.lengths[row])
+            row = np.asarray(ids, np.int64)
+            lengths = side.table.lengths[row]
+            ends = np.cumsum(lengths)
             members: list[list[int]] = [[] for _ in range(len(found.is_correct))]
             for position in np.flatnonzero(chunk >= 0).tolist():
                 members[chunk[position]].append(position)
@@ -245,7 +256,7 @@ class TokenAligner:
                     (
                         tuple(row[m].tolist()),
                         (m[0], m[-1] + 1),
-                        (int(ends[m[0]] - side.table.lengths[row[m[0]]]), int(ends[m[-1]])),
+                        (int(ends[m[0]] - lengths[m[0]]), int(ends[m[-1]])),
                     )
                     for m in members
                 ]
@@ -335,9 +346,14 @@ def describe_alignment(
     teacher: Tokenizer,
     student_ids: Sequence[int],
     teacher_ids: Sequence[int],
+    *,
+    alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Align two rows of ids and describe what came of it."""
-    pairs = tuple(aligner.pairs(student_ids, teacher_ids))
+    """Describe an alignment of two rows of ids; if none is given, align them first."""
+    if alignment is None:
+        pairs = tuple(aligner.pairs(student_ids, teacher_ids))
+    else:
+        pairs = tuple(aligner.pairs_of(student_ids, teacher_ids, alignment))
     correct = [pair for pair in pairs if pair.is_correct]
     return TextAlignment(
         student=student.vocabulary.model_id,

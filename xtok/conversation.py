@@ -66,6 +66,7 @@ class Conversation:
         assistant_mask: bool `[T]`, the training targets: what the assistant wrote, its tool calls
             and the token that ends its turn included, its header not.
         message_spans: one per message.
+        runs: the characters that come from messages, and from which string of which.
     """
 
     text: str
@@ -73,6 +74,7 @@ class Conversation:
     bounds: NDArray[np.int64]
     assistant_mask: NDArray[np.bool_]
     message_spans: tuple[MessageSpan, ...]
+    runs: tuple[Run, ...] = ()
 
 
 def render(
@@ -133,6 +135,7 @@ def render(
         bounds=encoding.bounds,
         assistant_mask=mask,
         message_spans=found,
+        runs=rendering.runs,
     )
 
 
