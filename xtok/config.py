@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 SpecialTokens = Literal["roles", "off"]
+
+MAX_ENTRIES = 4096
+"""How many entries or pieces a row may be asked for: far more than any map has."""
 
 FIRST_PIECE_WEIGHT = 0.9
 """Weight of a token's first piece; each further one has `PIECE_DECAY` times the last one's."""
@@ -35,8 +38,9 @@ class MultitokenConfig:
     special_tokens: SpecialTokens = "roles"
 
     def __post_init__(self) -> None:
-        _at_least(2 if self.scale_trick else 1, top_k=self.top_k)
-        _at_least(1, max_pieces=self.max_pieces)
+        _within(2 if self.scale_trick else 1, top_k=self.top_k)
+        _within(1, max_pieces=self.max_pieces)
+        check_special_tokens(self.special_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,7 @@ class SortCutConfig:
     top_k: int = 4
 
     def __post_init__(self) -> None:
-        _at_least(1, top_k=self.top_k)
+        _within(1, top_k=self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +74,9 @@ class BuildConfig:
     exact_match: bool = True
 
     def __post_init__(self) -> None:
-        _at_least(2 if self.scale_trick else 1, top_k=self.top_k)
-        _at_least(1, max_pieces=self.max_pieces)
+        _within(2 if self.scale_trick else 1, top_k=self.top_k)
+        _within(1, max_pieces=self.max_pieces)
+        check_special_tokens(self.special_tokens)
 
     @property
     def multitoken(self) -> MultitokenConfig:
@@ -89,7 +94,17 @@ class BuildConfig:
         return SortCutConfig(top_k=self.top_k)
 
 
-def _at_least(minimum: int, **value: int) -> None:
+def _within(minimum: int, **value: int) -> None:
     for name, number in value.items():
-        if number < minimum:
-            raise ValueError(f"{name} is {number}, and must be at least {minimum}")
+        if not minimum <= number <= MAX_ENTRIES:
+            raise ValueError(
+                f"{name} is {number}, and must be at least {minimum}, at most {MAX_ENTRIES}"
+            )
+
+
+def check_special_tokens(value: str) -> None:
+    """Raise a `ValueError` unless the value is one of `SpecialTokens`."""
+    if value not in get_args(SpecialTokens):
+        raise ValueError(
+            f"special_tokens is {value!r}, and must be one of {get_args(SpecialTokens)}"
+        )
