@@ -351,7 +351,7 @@ def test_a_unigram_model_names_its_unknown_token_by_id(tmp_path: Path) -> None:
     from tokenizers import decoders, models, pre_tokenizers
 
     vocab = [("<unk>", 0.0), ("▁", -2.0), ("a", -3.0), ("▁a", -1.0)]
-    rust = RustTokenizer(models.Unigram(vocab, unk_id=0))  # type: ignore[arg-type]
+    rust = RustTokenizer(models.Unigram(vocab, unk_id=0))
     rust.pre_tokenizer = pre_tokenizers.Metaspace()
     rust.decoder = decoders.Metaspace()
     rust.save(str(tmp_path / "tokenizer.json"))
