@@ -73,7 +73,11 @@ def multitoken(
     """
     config = config or MultitokenConfig()
     rows, columns = _table(student.vocabulary), _table(teacher.vocabulary)
-    notes: list[str] = []
+    notes = [
+        f"{side.vocabulary.model_id} changes text: {loss.normalizer}: {loss.changes}"
+        for side in (student, teacher)
+        for loss in side.losses
+    ]
     kind = np.zeros(len(rows), np.uint8)
     parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
     if config.reverse_pass:
