@@ -382,6 +382,16 @@ def test_a_rank_file_whose_first_line_is_broken(small: Path, tmp_path: Path) -> 
     assert error_of(path, pattern="x") == f"line 1 of {path} is not a base64 token and a rank"
 
 
+def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    class Slow:
+        is_fast = False
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Slow())
+    assert "loads as Slow, a slow tokenizer" in error_of(small / "small-byte-level")
+
+
 # Real ones
 
 

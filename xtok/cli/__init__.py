@@ -9,7 +9,8 @@ import typer
 
 from xtok._version import __version__
 from xtok.cli import _options as opt
-from xtok.cli._run import check_output, config, quiet_stderr, run, write
+from xtok.cli import _tokenizers
+from xtok.cli._run import check_output, config, load_tokenizer, quiet_stderr, run, write
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+
+
+app.command()(_tokenizers.doctor)
+app.command()(_tokenizers.overlap)
 
 
 def main() -> None:
@@ -65,6 +70,8 @@ def build(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -82,8 +89,13 @@ def build(
     with quiet_stderr(quiet):
         from xtok import pipeline, report
 
-        student = _load(student_model, student_revision, student_vocab_size, student_pattern)
-        teacher = _load(teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
+        safety = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = _load(
+            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        )
+        teacher = _load(
+            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
+        )
         projection = pipeline.build(student, teacher, options, progress=report.progress_bar)
         write(projection, output, num_examples=num_examples)
 
@@ -107,6 +119,8 @@ def multitoken(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -128,8 +142,13 @@ def multitoken(
             initial = mapfile.load(initial_projection_path)
             student_vocab_size = student_vocab_size or initial.student.vocab_size
             teacher_vocab_size = teacher_vocab_size or initial.teacher.vocab_size
-        student = _load(student_model, student_revision, student_vocab_size, student_pattern)
-        teacher = _load(teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
+        safety = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = _load(
+            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        )
+        teacher = _load(
+            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
+        )
         projection = stages.multitoken(
             student, teacher, options, initial=initial, progress=report.progress_bar
         )
@@ -153,6 +172,8 @@ def reapply_exact(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -164,13 +185,14 @@ def reapply_exact(
         projection = _load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
         )
+        safety = {"offline": offline, "trust_remote_code": trust_remote_code}
         if student_model is not None:
             width = None if projection.student.table else projection.student.vocab_size
-            student = _load(student_model, student_revision, width, student_pattern)
+            student = _load(student_model, student_revision, width, student_pattern, **safety)
             projection = stages.with_vocabularies(projection, student=student.vocabulary)
         if teacher_model is not None:
             width = None if projection.teacher.table else projection.teacher.vocab_size
-            teacher = _load(teacher_model, teacher_revision, width, teacher_pattern)
+            teacher = _load(teacher_model, teacher_revision, width, teacher_pattern, **safety)
             projection = stages.with_vocabularies(projection, teacher=teacher.vocabulary)
         projection = stages.reapply_exact(projection, special_tokens=special_tokens)
         write(projection, output, stage="reapply-exact", num_examples=num_examples)
@@ -220,7 +242,7 @@ def inspect(
         int | None,
         typer.Option(help="Show this many rows, evenly spread; 5 if none are asked for.", min=0),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: opt.Json = False,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     quiet: opt.Quiet = False,
@@ -265,11 +287,11 @@ def convert(
 
 
 def _load(
-    model: str, revision: str | None, vocab_size: int | None, pattern: str | None
+    model: str, revision: str | None, vocab_size: int | None, pattern: str | None, **safety: bool
 ) -> Tokenizer:
-    from xtok.tokenizers import load_tokenizer
-
-    return load_tokenizer(model, revision=revision, vocab_size=vocab_size, pattern=pattern)
+    return load_tokenizer(
+        model, revision=revision, vocab_size=vocab_size, pattern=pattern, **safety
+    )
 
 
 def _load_map(

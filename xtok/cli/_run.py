@@ -15,6 +15,7 @@ from xtok.errors import XtokError
 
 if TYPE_CHECKING:
     from xtok.projection import ProjectionMap
+    from xtok.tokenizers import Tokenizer
 
 Config = TypeVar("Config")
 
@@ -74,6 +75,15 @@ def check_output(output: Path | None) -> None:
     from xtok import mapfile
 
     mapfile.check_output(output or Path("map.safetensors"))
+
+
+def load_tokenizer(model: str, **options: Any) -> Tokenizer:
+    """Load a tokenizer, and say aloud what is to be known of how it was loaded."""
+    from xtok import report, tokenizers
+
+    tokenizer = tokenizers.load_tokenizer(model, **options)
+    report.print_notes(tokenizer.notes)
+    return tokenizer
 
 
 def write(

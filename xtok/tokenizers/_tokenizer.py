@@ -187,6 +187,10 @@ class Tokenizer:
             raise ValueError("the parts of a text do not spell it")
         return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64))
 
+    def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return what the library's own encoder gives in the middle of a text, exact or not."""
+        return self._backend.encode_texts(texts)
+
     def special_token_names(self) -> dict[str, str]:
         """Return `bos_token` and the like, as chat templates know them, to the token's name."""
         names = {}
