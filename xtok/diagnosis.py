@@ -438,6 +438,7 @@ class _Chat:
     def _prefixes(self) -> Iterator[Check]:
         """Append messages, and see whether what stood before is rendered as before."""
         name = "prefix, tool message"
+        level: Level
         if self._error([_USER, self._call("It needs a sum."), self._result()]):
             message = "the template takes no tool messages, or not in this form"
             yield Check(name=name, level="note", message=message)
@@ -449,19 +450,18 @@ class _Chat:
             }
             kept = all(result == "kept" for result in results.values())
             changed = any(result.startswith("changed") for result in results.values())
-            level: Level = "ok" if kept else "failed" if changed else "note"
+            level = "ok" if kept else "failed" if changed else "note"
             shown = "\n".join(f"{kind}: {result}" for kind, result in results.items())
             yield Check(name=name, level=level, message="kept" if kept else shown)
             yield from self._suffix()
+        if self._error([_USER, _ANSWER]):  # said above
+            return
         result = self._keeps([_USER, _ANSWER], _FURTHER)
-        yield Check(
-            name="prefix, user turn",
-            level="ok" if result == "kept" else "warning",
-            message=result,
-        )
+        level = "ok" if result == "kept" else "warning"
+        yield Check(name="prefix, user turn", level=level, message=result)
         thinking = {"role": "assistant", "content": "<think>\nsum\n</think>\n\nIt is 4."}
         result = self._keeps([_USER, thinking], _FURTHER)
-        if result != "kept":
+        if result.startswith("changed"):
             message = f"{result}: earlier thinking is written anew"
             yield Check(name="prefix, thinking", level="warning", message=message)
 

@@ -7,17 +7,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
-from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
 from xtok.projection import StageReport
-from xtok.sharing import Overlap
 from xtok.tokens import escape
+
+if TYPE_CHECKING:
+    from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+    from xtok.sharing import Overlap
 
 
 @contextmanager

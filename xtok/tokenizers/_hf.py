@@ -264,7 +264,9 @@ _CHANGES = {
 
 def _losses(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[Loss]:
     """Name the components that change a text; what the decoder turns back is no change."""
-    undone = {(c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"}
+    undone = {
+        (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
+    } | {(" ", c["replacement"]) for c in decoder if c["type"] == "Metaspace"}
     for component in _components(_spec(rust.normalizer)):
         kind = component["type"]
         if kind in _CHANGES:
