@@ -58,6 +58,32 @@ class FetchError(Exception):
 _LITELLM = "litellm/litellm_core_utils/tokenizers"
 _MISTRAL = "mistral_common/data"
 
+# Chat templates: name, bytes, sha256.
+_TEMPLATES = (
+    ("cohere2", 3239, "2147c474f41b522b7296f74692b9f31e45f49a31465960576a9d321339c5915a"),
+    (
+        "deepseekv3_training",
+        3379,
+        "aadb4942004c186f9ba97d28f653d7f2e0dc20e4275352a486f7cafbe4dd7b51",
+    ),
+    ("gemma3", 1532, "7de1c58e208eda46e9c7f86397df37ec49883aeece39fb961e0a6b24088dd3c4"),
+    ("gemma4", 16804, "33204f1acb5bd0002713e16a593847f24ceeafe711ed88bda2a352dc996a3373"),
+    ("glm4moe", 3242, "44f815868bf02fa458dd2f741a338046f4bf45f398eb6d067766726b9d96cce3"),
+    ("gptoss", 16738, "a4c9919cbbd4acdd51ccffe22da049264b1b73e59055fa58811a99efbd7c8146"),
+    ("lfm2", 1379, "cef187400d62a59507aab3a642ea9a8d2a2ef263562bc3430560e116945273cf"),
+    ("llama3", 389, "ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122"),
+    ("llama3_1", 4614, "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65"),
+    ("llama3_training", 863, "9dce981e2954cf77d4d0ad2dbacf8006a5fda34a0bdf4923075a933d08b69470"),
+    ("nemotron_3_nano", 10504, "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"),
+    ("phi3", 407, "dcaee66df77bfbb789ec541fe713218da30225a526f1db97138fc39ee6dc56aa"),
+    ("qwen2_5", 2507, "cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f"),
+    ("qwen3", 4168, "a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8"),
+    ("qwen3_5_think", 7756, "a4aee8afcf2e0711942cf848899be66016f8d14a889ff9ede07bca099c28f715"),
+    ("qwen3_training", 4360, "1d944ff8f268b611abb296cdd24d0f51981eef1c8647ac321c3a0258f61eb6c9"),
+    ("qwen3_vl", 5292, "3636d0f0bd6bef02654cdffdc447b79cb2cef8ab02cc75267345946291a489e4"),
+    ("smolvlm", 403, "830005085ddd94cec605b6e21b885b28ffad6e3f82ee6a212c523533e8f04f01"),
+)
+
 FILES = (
     TokenizerFile(
         name="llama3",
@@ -147,6 +173,44 @@ FILES = (
         size=1_774_213,
         target="claude-2/tokenizer.json",
         licence="MIT (the package; nothing about the file itself)",
+    ),
+    TokenizerFile(
+        name="llama4",
+        what="Llama 4, 200,000 tiktoken ranks",
+        package="llama-models",
+        version="0.3.0",
+        member="llama_models/llama4/tokenizer.model",
+        sha256="d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed",
+        size=3_622_230,
+        target="llama4.tiktoken",
+        licence="that of the model, so says `llama4/tokenizer.py` beside it, which is the Llama 4 "
+        "Community License Agreement; the wheel's LICENSE file is only a link to the models' "
+        "licences",
+    ),
+    TokenizerFile(
+        name="tekken",
+        what="Mistral Tekken (Nemo and later), 131,072 of 150,000 ranks and 1,000 special tokens",
+        package="mistral-common",
+        version="1.13.1",
+        member=f"{_MISTRAL}/tekken_240911.json",
+        sha256="1948e2d48b0e7377f1bb5f1210f1ae5f984934e75713fc07e2452729b8365316",
+        size=19_280_963,
+        target="tekken.json",
+        licence="Apache-2.0 (the package; nothing about the file itself)",
+    ),
+    *(
+        TokenizerFile(
+            name=f"template-{name}",
+            what="a chat template",
+            package="trl",
+            version="1.16.0",
+            member=f"trl/chat_templates/{name}.jinja",
+            sha256=sha256,
+            size=size,
+            target=f"chat-templates/{name}.jinja",
+            licence="Apache-2.0 (the package; nothing about the file itself)",
+        )
+        for name, size, sha256 in _TEMPLATES
     ),
 )
 
@@ -282,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.list:
         for file in FILES:
-            print(f"{file.name:12} {file.target:28} {file.what}")
+            print(f"{file.name:28} {file.target:40} {file.what}")
         return 0
     chosen = [file for file in FILES if not arguments.names or file.name in arguments.names]
     try:

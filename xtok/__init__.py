@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import SortCutConfig as SortCutConfig
+    from xtok.conversation import Conversation as Conversation
+    from xtok.conversation import collate as collate
+    from xtok.conversation import render as render
     from xtok.describe import MapDescription as MapDescription
     from xtok.describe import inspect as inspect
+    from xtok.diagnosis import Diagnosis as Diagnosis
+    from xtok.diagnosis import doctor as doctor
     from xtok.errors import MapFileError as MapFileError
     from xtok.errors import OutputError as OutputError
     from xtok.errors import TokenizerError as TokenizerError
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
+    from xtok.sharing import Overlap as Overlap
+    from xtok.sharing import overlap as overlap
     from xtok.stages import multitoken as multitoken
     from xtok.stages import reapply_exact as reapply_exact
     from xtok.stages import sort_cut as sort_cut
@@ -52,10 +59,13 @@ _MODULE_OF = {
     "shift_to_predictions": "aligner",
     "from_transformers": "tokenizers",
     "BuildConfig": "config",
+    "Conversation": "conversation",
+    "Diagnosis": "diagnosis",
     "MapDescription": "describe",
     "MapFileError": "errors",
     "MultitokenConfig": "config",
     "OutputError": "errors",
+    "Overlap": "sharing",
     "ProjectionMap": "projection",
     "RowKind": "projection",
     "SortCutConfig": "config",
@@ -65,11 +75,15 @@ _MODULE_OF = {
     "TokenizerError": "errors",
     "XtokError": "errors",
     "build": "pipeline",
+    "collate": "conversation",
     "convert": "mapfile",
+    "doctor": "diagnosis",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",
     "multitoken": "stages",
+    "overlap": "sharing",
     "reapply_exact": "stages",
+    "render": "conversation",
     "sort_cut": "stages",
 }
 

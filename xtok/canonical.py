@@ -52,7 +52,7 @@ _NAMES_OF_ROLES: dict[str, str] = {
 ROLES = tuple(_NAMES_OF_ROLES)
 _ROLE_OF_NAME = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names.split()}
 _RESERVED = re.compile(
-    r"<\|reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
+    r"<\|(?:\w+_)?reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
     r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
 )
 # Roles whose tokens all do the same work, so that several of a student may share one of a teacher.

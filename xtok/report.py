@@ -20,6 +20,9 @@ from xtok.tokens import escape
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+    from xtok.sharing import Overlap
+
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
@@ -42,8 +45,13 @@ def print_reports(reports: Iterable[StageReport]) -> None:
     for report in reports:
         counts = ", ".join(f"{_number(n)} {what}" for what, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
-        for note in report.notes:
-            print(f"note: {note}", file=sys.stderr)  # noqa: T201
+        print_notes(report.notes)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what is to be known on stderr, a line each."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)  # noqa: T201
 
 
 def print_examples(rows: Iterable[RowDescription]) -> None:
@@ -66,6 +74,72 @@ def print_description(description: MapDescription, console: Console | None = Non
         ):
             console.print(table)
     print(captured.get(), end="")  # noqa: T201
+
+
+def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
+    """Print a page per tokenizer, and what a map between two will meet, in 80 columns."""
+    console = console or Console(highlight=False)
+    for one in found.tokenizers:
+        console.print(_page(one))
+    if found.pair is not None:
+        console.print(_pair(found.pair))
+    if found.failed:
+        console.print(_text(f"failed: {'; '.join(found.failed)}"))
+
+
+_STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold red"}
+
+
+def _page(one: TokenizerDiagnosis) -> Table:
+    table = _table(_plain(one.model_id), "", "finding")
+    name = ""
+    for check in one.checks:
+        repeated = "" if check.name == name else check.name
+        name = check.name
+        level = Text(check.level, _STYLES[check.level])
+        table.add_row(_text(repeated), level, _text(check.message))
+    return table
+
+
+def _pair(pair: PairDiagnosis) -> Table:
+    table = _table("a map between them", _plain(pair.student), _plain(pair.teacher))
+    share = f"{pair.shared:,} by bytes, {pair.student_share:.1%} of the student's"
+    table.add_row("role in the map", "student (rows)", "teacher (columns)")
+    table.add_row("shared tokens", share, "")
+    table.add_row("digits in a token", f"at most {pair.digits[0]}", f"at most {pair.digits[1]}")
+    numerals = f"{pair.numerals:,} of several digits"
+    table.add_row("numerals", numerals, f"has {pair.numerals_shared:,} of these")
+    table.add_row("spaces in a token", f"at most {pair.spaces[0]}", f"at most {pair.spaces[1]}")
+    lonely = ", ".join(pair.roles_without_counterpart) or "none"
+    table.add_row("roles alone", lonely, "")
+    table.add_row("loss that suits", pair.loss, _text(pair.why))
+    return table
+
+
+def print_overlap(found: Overlap, console: Console | None = None) -> None:
+    """Print the matrix in blocks of columns that fit: shares above the diagonal, counts below."""
+    console = console or Console(highlight=False)
+    places = range(len(found.model_ids))
+    for start in range(0, len(places), _COLUMNS):
+        block = places[start : start + _COLUMNS]
+        table = _table("tokenizer", *(str(j + 1) for j in block))
+        for column in table.columns[1:]:
+            column.justify = "right"
+            column.no_wrap = True
+        for i in places:
+            cells = (
+                f"{found.shares[i][j]:.1%}" if j > i else f"{found.counts[i][j]:,}" for j in block
+            )
+            table.add_row(_text(f"{i + 1} {found.model_ids[i]}"), *cells)
+        if block[-1] == places[-1]:
+            table.caption = (
+                "on the diagonal: different byte strings; below it: those that both have; above "
+                "it: as a share of the smaller vocabulary"
+            )
+        console.print(table)
+
+
+_COLUMNS = 6
 
 
 def _overview(d: MapDescription) -> Table:
@@ -158,6 +232,11 @@ def _text(value: str) -> Text:
     """Return a cell's text as it stands: no markup, nothing that a terminal would obey."""
     lines = value.split("\n")
     return Text("\n".join(line if line.isprintable() else escape(line.encode()) for line in lines))
+
+
+def _plain(value: str) -> str:
+    """Return text for a header, where markup is obeyed."""
+    return _text(value).plain.replace("[", "\\[")
 
 
 def _quoted(token: str | None, token_id: int) -> str:

@@ -290,6 +290,10 @@ def _read(side: str, tokenizer: Tokenizer) -> list[str]:
         f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
         f"(from the {vocabulary.width_source})"
     ]
+    notes += [
+        f"{vocabulary.model_id} changes text: {loss.normalizer}: {loss.changes}"
+        for loss in tokenizer.losses
+    ]
     if undecodable:
         what = _some(undecodable, _table(vocabulary), "id")
         notes.append(f"{side} {vocabulary.model_id}: no bytes behind {what}")

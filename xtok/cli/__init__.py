@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xtok._version import __version__
 from xtok.cli import _options as opt
-from xtok.cli._run import check_output, command, config, read_chat, read_text, run, write
+from xtok.cli import _tokenizers
+from xtok.cli._run import (
+    check_output,
+    command,
+    config,
+    load_tokenizer,
+    read_chat,
+    read_text,
+    run,
+    write,
+)
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 
 if TYPE_CHECKING:
@@ -26,6 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+
+
+app.command()(_tokenizers.doctor)
+app.command()(_tokenizers.overlap)
 
 
 def main() -> None:
@@ -66,6 +80,8 @@ def build(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -83,8 +99,13 @@ def build(
         check_output(output)
         from xtok import pipeline, report
 
-        student = _load(student_model, student_revision, student_vocab_size, student_pattern)
-        teacher = _load(teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = _load(
+            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        )
+        teacher = _load(
+            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
+        )
         projection = pipeline.build(student, teacher, options, progress=report.progress_bar)
         write(projection, output, num_examples=num_examples)
 
@@ -109,6 +130,8 @@ def multitoken(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -130,14 +153,15 @@ def multitoken(
             (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern),
         )
         initial = None
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         if initial_projection_path is None:
-            student, teacher = (_load(*model) for model in models)
+            student, teacher = (_load(*model, **safety) for model in models)
         else:
             initial = _load_map(
                 initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
             )
-            student = _load_like(initial.student, *models[0])
-            teacher = _load_like(initial.teacher, *models[1])
+            student = _load_like(initial.student, *models[0], **safety)
+            teacher = _load_like(initial.teacher, *models[1], **safety)
         projection = stages.multitoken(
             student, teacher, options, initial=initial, progress=report.progress_bar
         )
@@ -161,6 +185,8 @@ def reapply_exact(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -178,13 +204,14 @@ def reapply_exact(
         projection = _load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
         )
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         if student_model is not None:
             given = (student_model, student_revision, student_vocab_size, student_pattern)
-            student = _load_like(projection.student, *given)
+            student = _load_like(projection.student, *given, **safety)
             projection = stages.with_vocabularies(projection, student=student.vocabulary)
         if teacher_model is not None:
             given = (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
-            teacher = _load_like(projection.teacher, *given)
+            teacher = _load_like(projection.teacher, *given, **safety)
             projection = stages.with_vocabularies(projection, teacher=teacher.vocabulary)
         projection = stages.reapply_exact(projection, special_tokens=special_tokens)
         write(projection, output, stage="reapply-exact", num_examples=num_examples)
@@ -234,7 +261,7 @@ def inspect(
         int | None,
         typer.Option(help="Show this many rows, evenly spread; 5 if none are asked for.", min=0),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: opt.Json = False,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.MapStudentVocabSize = None,
     teacher_vocab_size: opt.MapTeacherVocabSize = None,
@@ -344,23 +371,28 @@ def align(
 
 
 def _load(
-    model: str, revision: str | None, vocab_size: int | None, pattern: str | None
+    model: str, revision: str | None, vocab_size: int | None, pattern: str | None, **safety: bool
 ) -> Tokenizer:
-    from xtok.tokenizers import load_tokenizer
-
-    return load_tokenizer(model, revision=revision, vocab_size=vocab_size, pattern=pattern)
+    return load_tokenizer(
+        model, revision=revision, vocab_size=vocab_size, pattern=pattern, **safety
+    )
 
 
 def _load_like(
-    like: Vocabulary, model: str, revision: str | None, vocab_size: int | None, pattern: str | None
+    like: Vocabulary,
+    model: str,
+    revision: str | None,
+    vocab_size: int | None,
+    pattern: str | None,
+    **safety: bool,
 ) -> Tokenizer:
     """Load a tokenizer with the width of a map's side, if it is that side's tokenizer."""
     if vocab_size is None and like.table is None:
         vocab_size = like.vocab_size
-    tokenizer = _load(model, revision, vocab_size, pattern)
+    tokenizer = _load(model, revision, vocab_size, pattern, **safety)
     differs = vocab_size is None and tokenizer.vocabulary.vocab_size != like.vocab_size
     if differs and like.table is not None and tokenizer.table.sha256() == like.table.sha256():
-        return _load(model, revision, like.vocab_size, pattern)
+        return _load(model, revision, like.vocab_size, pattern, **safety)
     return tokenizer
 
 

@@ -14,8 +14,9 @@ _MODELS, _MAKING, _OUTPUT = "Models", "Making the map", "Output"
 StudentModel = Annotated[
     str,
     typer.Option(
-        help="Model of the rows: a Hugging Face repo id or folder, a SentencePiece .model or a "
-        "tiktoken file. A prefix settles doubt: hf:, spm:, tiktoken:.",
+        help="Model of the rows: a Hugging Face repo id or folder; a SentencePiece .model, "
+        "tiktoken, tekken.json or .gguf file; bytes. A prefix settles doubt: hf:, spm:, "
+        "tiktoken:, tekken:, gguf:.",
         metavar="MODEL",
         rich_help_panel=_MODELS,
     ),
@@ -71,7 +72,7 @@ MapTeacherVocabSize = Annotated[
 StudentPattern = Annotated[
     str | None,
     typer.Option(
-        help="Split pattern of a student's tiktoken file of an unknown family.",
+        help="Split pattern of a student's tiktoken or .gguf file of an unknown family.",
         metavar="REGEX",
         rich_help_panel=_MODELS,
     ),
@@ -79,7 +80,7 @@ StudentPattern = Annotated[
 TeacherPattern = Annotated[
     str | None,
     typer.Option(
-        help="Split pattern of a teacher's tiktoken file of an unknown family.",
+        help="Split pattern of a teacher's tiktoken or .gguf file of an unknown family.",
         metavar="REGEX",
         rich_help_panel=_MODELS,
     ),
@@ -99,6 +100,58 @@ TeacherChatTemplate = Annotated[
         metavar="FILE|NAME",
         rich_help_panel=_MODELS,
     ),
+]
+Offline = Annotated[
+    bool,
+    typer.Option(
+        "--offline",
+        help="Take models from the local cache only, as with HF_HUB_OFFLINE=1.",
+        rich_help_panel=_MODELS,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the code of a repo whose tokenizer is a class of its own; it is said when it is.",
+        rich_help_panel=_MODELS,
+    ),
+]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...",
+        help="Hugging Face repo ids or folders; SentencePiece .model, tiktoken, tekken.json or "
+        ".gguf files; bytes. A prefix settles doubt: hf:, spm:, tiktoken:, tekken:, gguf:.",
+        show_default=False,
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        help="A Jinja file, or the name of a prompt format, instead of the model's own template.",
+        metavar="FILE|NAME",
+        rich_help_panel=_MODELS,
+    ),
+]
+VocabSize = Annotated[
+    int | None,
+    typer.Option(help="Width of the models' logits.", min=1, rich_help_panel=_MODELS),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(help="Branch, tag or commit of the models' repos.", rich_help_panel=_MODELS),
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option(
+        help="Split pattern of tiktoken or .gguf files of an unknown family.",
+        metavar="REGEX",
+        rich_help_panel=_MODELS,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=_OUTPUT)
 ]
 MapPath = Annotated[
     Path, typer.Argument(metavar="MAP", help="A map: .safetensors, or NeMo-RL's .pt.")

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._bytes import BytesBackend, NullBackend
+from xtok.tokenizers._files import ModelFiles
+from xtok.tokenizers._folder import NAMES, FolderBackend
+from xtok.tokenizers._gguf import GgufBackend, is_gguf
 from xtok.tokenizers._hf import HuggingFaceBackend
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
+from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
-from xtok.tokenizers._tokenizer import Backend, Tokenizer
+from xtok.tokenizers._tokenizer import Backend, Encoding, Loss, Tokenizer
 
-__all__ = ["Backend", "Tokenizer", "from_transformers", "load_tokenizer"]
+__all__ = ["Backend", "Encoding", "Loss", "Tokenizer", "from_transformers", "load_tokenizer"]
 
-_FILE_BACKENDS: dict[str, Callable[..., Backend]] = {
-    "spm": SentencePieceBackend,
-    "tiktoken": TiktokenBackend,
+
+class _Kind(NamedTuple):
+    """A kind of file: what reads it, and what tells it from its first 4 kB."""
+
+    backend: Callable[..., Backend]
+    recognises: Callable[[bytes], bool]
+
+
+# By prefix. A new backend is one file and one line here; the last one takes what no other wants.
+_FILES = {
+    "gguf": _Kind(GgufBackend, is_gguf),
+    "tekken": _Kind(TekkenBackend, is_tekken),
+    "tiktoken": _Kind(TiktokenBackend, is_rank_file),
+    "spm": _Kind(SentencePieceBackend, bool),
 }
+_BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
 
 
 def load_tokenizer(
@@ -28,45 +46,52 @@ def load_tokenizer(
     revision: str | None = None,
     vocab_size: int | None = None,
     pattern: str | None = None,
+    offline: bool = False,
+    trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer from a Hugging Face repo id or folder, a `.model` or a `.tiktoken` file.
+    """Load a tokenizer: always the backend that its files call for, or an error.
 
     Args:
-        model: repo id, folder or file; `hf:`, `spm:` or `tiktoken:` before it settles doubt. The
-            kind of a file is told from its contents.
+        model: a Hugging Face repo id or folder; a SentencePiece `.model`, tiktoken, `tekken.json`
+            or `.gguf` file; `bytes`; `null` or `null:SIZE`. A prefix settles doubt: `hf:`, `spm:`,
+            `tiktoken:`, `tekken:`, `gguf:`. The kind of a file is told from its contents.
         revision: branch, tag or commit of a hub repo.
         vocab_size: the width of the model's logits; by default that of the model's config, else
             the tokenizer's largest id + 1.
-        pattern: the split pattern of a tiktoken file of an unknown family.
+        pattern: the split pattern of a tiktoken or `.gguf` file of an unknown family.
+        offline: take only what is in the local cache, as with `HF_HUB_OFFLINE=1`.
+        trust_remote_code: run the code of a repo whose tokenizer is a class of its own; the
+            tokenizer's `notes` say that it was run.
 
     Raises:
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
-    kind, location = _split_prefix(os.fspath(model))
-    if not location:
+    model = os.fspath(model)
+    kind, location = _split_prefix(model)
+    if not model or (kind == "hf" and not location):
         raise TokenizerError(
             "the model's name is empty", hint="give a repo id, a folder, or a file"
         )
-    path = Path(location).expanduser()
-    if kind is None and path.is_file():
-        with path.open("rb") as file:
-            kind = "tiktoken" if is_rank_file(file.read(4096)) else "spm"
-    if kind in _FILE_BACKENDS and not path.is_file():
-        raise _not_found(location)
-    local = path.exists()
-    if local and revision is not None:
-        raise TokenizerError(
-            f"{location} is a local path, which has no revision {revision}",
-            hint="leave out --student-revision or --teacher-revision, or give a repo id",
+    if kind in _BUILT_IN:
+        _refuse_revision(revision, model)
+        return Tokenizer(
+            _BUILT_IN[kind](location), model_id=model, revision=None, vocab_size=vocab_size
         )
-    if kind in _FILE_BACKENDS:
-        backend = _FILE_BACKENDS[kind](path, pattern=pattern)
+    path = Path(location).expanduser()
+    local = path.exists()
+    if local:
+        _refuse_revision(revision, f"{location} is a local path, which")
+    notes: tuple[str, ...] = ()
+    if kind in _FILES or (kind is None and path.is_file()):
+        backend = _from_file(path, kind, pattern)
     elif local and not path.is_dir():
         raise TokenizerError(f"{location} is a file, not a folder", hint="give the folder it is in")
     elif local or _is_repo_id(location):
-        backend = HuggingFaceBackend(
-            path if local else location, revision=revision, pattern=pattern
-        )
+        files = ModelFiles(path if local else location, revision=revision, offline=offline)
+        backend = _from_folder(files, pattern, trust_remote_code)
+        if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
+            at = f" at {files.revision}" if files.revision else ""
+            notes = (f"ran the tokenizer code of {location}{at}, as --trust-remote-code says",)
     else:
         raise _not_found(location)
     return Tokenizer(
@@ -74,6 +99,7 @@ def load_tokenizer(
         model_id=_printable((path.resolve().name or location) if local else location),
         revision=revision,
         vocab_size=vocab_size,
+        notes=notes,
     )
 
 
@@ -93,10 +119,50 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
     return Tokenizer(backend, model_id=Path(name).name or name, vocab_size=vocab_size)
 
 
+def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
+    if not path.is_file():
+        raise _not_found(str(path))
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if not head:
+        raise TokenizerError(f"{path} is empty", hint="fetch the file again")
+    if kind is None:
+        if head.lstrip().startswith(b"{") and not is_tekken(head):
+            raise TokenizerError(
+                f"{path} is JSON, and not a tekken file",
+                hint="if it is a tokenizer.json, give the folder it is in",
+            )
+        kind = next(name for name, one in _FILES.items() if one.recognises(head))
+    return _FILES[kind].backend(path, pattern=pattern)
+
+
+def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
+    """Take tokenizer.json if there is one, else the file of another kind."""
+    if files.find("tokenizer.json", required=True) is not None:
+        return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
+    path = files.first(NAMES)
+    if path is None:
+        raise TokenizerError(
+            f"{files} has no tokenizer.json, so no fast tokenizer",
+            hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
+            "give the .model or .tiktoken file itself",
+        )
+    kind = "tekken" if path.suffix == ".json" else None
+    return FolderBackend(_from_file(path, kind, pattern), files)
+
+
 def _split_prefix(model: str) -> tuple[str | None, str]:
     kind, colon, location = model.partition(":")
-    if colon and (kind == "hf" or kind in _FILE_BACKENDS):
+    if kind in _BUILT_IN and (colon or not Path(model).exists()):
         return kind, location
+    if colon and (kind == "hf" or kind in _FILES):
+        return kind, location
+    if colon and re.fullmatch(r"[A-Za-z][\w-]+", kind) and not Path(model).exists():
+        known = ", ".join(f"{name}:" for name in ("hf", *_FILES, *_BUILT_IN))
+        raise TokenizerError(
+            f"{kind}: is no prefix of a tokenizer",
+            hint=f"the prefixes are {known}; a file whose name has a colon is given as ./{model}",
+        )
     return None, model
 
 
@@ -110,6 +176,14 @@ def _is_repo_id(location: str) -> bool:
 def _printable(name: str) -> str:
     """Return a name that a file can carry, whatever bytes the file system has in it."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _refuse_revision(revision: str | None, what: str) -> None:
+    if revision is not None:
+        raise TokenizerError(
+            f"{what} has no revision {revision}",
+            hint="leave out the revision, or give a repo id",
+        )
 
 
 def _not_found(location: str) -> TokenizerError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
+from xtok.tokenizers._tokenizer import Loss
 from xtok.tokens import Entry, TokenType
 
 if TYPE_CHECKING:
@@ -24,27 +27,21 @@ class HuggingFaceBackend:
     name = "hf"
 
     def __init__(
-        self, model: str | Path, *, revision: str | None = None, pattern: str | None = None
+        self, files: ModelFiles, *, pattern: str | None = None, trust_remote_code: bool = False
     ) -> None:
         if pattern is not None:
             raise TokenizerError(
-                f"{model} is a Hugging Face tokenizer, which brings its own pattern",
+                f"{files} is a Hugging Face tokenizer, which brings its own pattern",
                 hint="leave out --student-pattern or --teacher-pattern",
             )
-        self._model, self._revision = model, revision
-        if self._find("tokenizer.json") is None:
-            raise TokenizerError(
-                f"{model} has no tokenizer.json, so no fast tokenizer",
-                hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
-                "give the .model or .tiktoken file itself",
-            )
-        self._use(self._load())
+        self._files = files
+        self._use(self._load(trust_remote_code))
 
     @classmethod
     def from_loaded(cls, tokenizer: Any, name: str) -> HuggingFaceBackend:
         """Take a loaded tokenizer, and the model config of the folder that it came from."""
         backend = cls.__new__(cls)
-        backend._model, backend._revision = Path(name), None
+        backend._files = ModelFiles(Path(name))
         if not getattr(tokenizer, "is_fast", False):
             raise TokenizerError(
                 f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
@@ -61,25 +58,36 @@ class HuggingFaceBackend:
         }
         self._added = {i: token.content for i, token in self._hf.added_tokens_decoder.items()}
         components = list(_components(_spec(self._rust.decoder)))
-        self._decode = _decoder(components, str(self._model))
+        self._decode = _decoder(components, str(self._files))
         self._byte_level = any(c["type"] == "ByteLevel" for c in components)
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in components)
+        self._losses = tuple(_losses(self._rust, components))
 
-    def _load(self) -> Any:  # a PreTrainedTokenizerFast, whose module costs seconds to import
+    def _load(self, trust_remote_code: bool) -> Any:  # its module costs seconds to import
         from transformers import AutoTokenizer
 
+        files = self._files
         try:
             tokenizer = AutoTokenizer.from_pretrained(
-                self._model, revision=self._revision, use_fast=True, trust_remote_code=False
+                files.model,
+                revision=files.revision,
+                local_files_only=files.offline,
+                use_fast=True,
+                trust_remote_code=trust_remote_code,
             )
         except Exception as error:
+            code = "trust_remote_code" in str(error)
             raise TokenizerError(
-                f"{self._model} is not a tokenizer that AutoTokenizer loads: {error}",
-                hint="check its tokenizer.json and tokenizer_config.json, or fetch them again",
+                f"{files} needs code of its own"
+                if code
+                else f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
+                hint="read that code, then give --trust-remote-code to run it"
+                if code
+                else "check its tokenizer.json and tokenizer_config.json, or fetch them again",
             ) from error
         if not tokenizer.is_fast:
             raise TokenizerError(
-                f"{self._model} loads as {type(tokenizer).__name__}, a slow tokenizer",
+                f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
                 hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
             )
         return tokenizer
@@ -118,35 +126,14 @@ class HuggingFaceBackend:
             for role in ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
             if (i := getattr(self._hf, f"{role}_token_id", None)) is not None
         }
-        path = self._find("generation_config.json")
-        if path is not None:
-            try:
-                eos = json.loads(path.read_bytes()).get("eos_token_id")
-            except (ValueError, AttributeError) as error:
-                raise TokenizerError(
-                    f"{path} is not a generation config", hint="mend it, or remove it"
-                ) from error
-            ids = [eos] if isinstance(eos, int) else eos or []
-            roles["eos"] = [*roles.get("eos", []), *ids]
+        more = eos_ids(self._files)
+        if more:
+            roles["eos"] = [*roles.get("eos", []), *more]
         return roles
 
     def model_vocab_size(self) -> int | None:
-        """Return `get_text_config().vocab_size`, or None where there is no config.json."""
-        if self._find("config.json") is None:
-            return None
-        from transformers import AutoConfig
-
-        try:
-            config = AutoConfig.from_pretrained(
-                self._model, revision=self._revision, trust_remote_code=False
-            )
-            return int(config.get_text_config().vocab_size)
-        except Exception as error:
-            raise TokenizerError(
-                f"the config.json of {self._model} tells no vocabulary size: {error}",
-                hint="give the width of the model's logits with --student-vocab-size or "
-                "--teacher-vocab-size",
-            ) from error
+        """Return what config.json tells."""
+        return model_vocab_size(self._files)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores, special tokens as plain text."""
@@ -155,15 +142,7 @@ class HuggingFaceBackend:
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge bytes with a byte-level model, past its normalizer; others merge characters."""
-        if not self._byte_level:
-            return None
-        model, pre_tokenizer = self._rust.model, self._rust.pre_tokenizer
-        try:
-            text = data.decode()
-            pieces = [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
-        except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
-            pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
-        return [token.id for piece in pieces for token in model.tokenize(piece)]
+        return merge_bytes(self._rust, data) if self._byte_level else None
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
@@ -178,40 +157,19 @@ class HuggingFaceBackend:
             return {}
         return {"default": found} if isinstance(found, str) else dict(found)
 
-    def _find(self, name: str) -> Path | None:
-        """Return a file of the folder or repo, fetched if need be; None where it has none."""
-        if isinstance(self._model, Path):
-            path = self._model / name
-            return path if path.is_file() else None
-        from huggingface_hub import errors, hf_hub_download
+    def losses(self) -> Sequence[Loss]:
+        """Return what the normalizer, and a decoder that joins words with spaces, change."""
+        return self._losses
 
-        repo = f"{self._model}" + (f" at revision {self._revision}" if self._revision else "")
-        try:
-            return Path(hf_hub_download(self._model, name, revision=self._revision))
-        except errors.LocalEntryNotFoundError as error:
-            if name != "tokenizer.json":  # offline, and what was cached came without this file
-                return None
-            raise TokenizerError(
-                f"{repo} is not in the local cache, and the hub cannot be reached",
-                hint=f"fetch it where there is a network: hf download {self._model}",
-            ) from error
-        except errors.GatedRepoError as error:
-            raise TokenizerError(
-                f"{repo} is gated, and access is not granted to you",
-                hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
-            ) from error
-        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-            raise TokenizerError(
-                f"no model {repo} on the hub, and no such file or folder here",
-                hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
-            ) from error
-        except errors.EntryNotFoundError:
-            return None
-        except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
-            raise TokenizerError(
-                f"{repo} cannot be fetched: {error}",
-                hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
-            ) from error
+
+def merge_bytes(rust: RustTokenizer, data: bytes) -> list[int]:
+    """Merge any bytes by a byte-level model, past its normalizer."""
+    try:
+        text = data.decode()
+        pieces = [piece for piece, _ in rust.pre_tokenizer.pre_tokenize_str(text)]
+    except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
+        pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
+    return [token.id for piece in pieces for token in rust.model.tokenize(piece)]
 
 
 def _spec(component: Any) -> Spec:
@@ -280,7 +238,9 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
     for component in components:
         kind = component["type"]
         if kind == "ByteLevel":
-            return _byte_level_bytes
+            return byte_level_bytes
+        if kind == "WordPiece":
+            return functools.partial(_word_piece_bytes, prefix=component["prefix"])
         if kind == "Metaspace":
             replacements.append((component["replacement"], " "))
         elif kind == "Replace" and "String" in component["pattern"]:
@@ -288,7 +248,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
         elif kind not in ("ByteFallback", "Fuse", "Strip"):  # Strip is for the text's two ends
             raise TokenizerError(
                 f"{model} has a {kind} decoder: its text is not the concatenation of its tokens",
-                hint="use a byte-level or SentencePiece-style tokenizer",
+                hint="use a byte-level, SentencePiece-style or WordPiece tokenizer",
             )
     if not components:
         raise TokenizerError(
@@ -302,6 +262,69 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
         return display.encode()
 
     return decode
+
+
+def _word_piece_bytes(display: str, prefix: str) -> bytes:
+    """Return a word's beginning with the space that the decoder puts before it."""
+    if display.startswith(prefix) and len(display) > len(prefix):
+        return display[len(prefix) :].encode()
+    return display.encode() if display in _NO_SPACE_BEFORE else f" {display}".encode()
+
+
+# What the decoder's clean-up writes without a space: tokenizers, decoders/wordpiece.rs, `cleanup`.
+_NO_SPACE_BEFORE = frozenset(".?!,")
+
+_CHANGES = {
+    "NFC": "characters and marks are composed (e + U+0301 → é)",
+    "NFD": "characters are taken apart (é → e + U+0301)",
+    "NFKC": "compatibility characters become plain ones (ﬁ → fi, ① → 1, Ａ → A), and are composed",
+    "NFKD": "compatibility characters become plain ones (ﬁ → fi, ① → 1, Ａ → A), and taken apart",
+    "Lowercase": "upper case becomes lower case",
+    "StripAccents": "accents are dropped (é → e)",
+    "Strip": "whitespace at the ends is dropped",
+    "Nmt": "control characters are dropped, odd spaces become plain ones",
+    "Precompiled": "characters that its table maps, compatibility characters as a rule "
+    "(ﬁ → fi, ① → 1)",
+}
+
+
+def _losses(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[Loss]:
+    """Name the components that change a text; what the decoder turns back is no change."""
+    undone = {
+        (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
+    } | {(" ", c["replacement"]) for c in decoder if c["type"] == "Metaspace"}
+    for component in _components(_spec(rust.normalizer)):
+        kind = component["type"]
+        if kind in _CHANGES:
+            yield Loss(normalizer=kind, changes=_CHANGES[kind])
+        elif kind == "BertNormalizer":
+            yield from _bert_losses(component)
+        elif kind == "Replace":
+            old = component["pattern"].get("String")
+            new = component["content"]
+            if (old, new) not in undone:
+                what = repr(old or component["pattern"].get("Regex"))
+                yield Loss(normalizer="Replace", changes=f"{what} becomes {new!r}")
+        elif kind not in ("Prepend", "ByteLevel"):
+            yield Loss(normalizer=kind, changes="not known here")
+    if any(c["type"] == "WordPiece" for c in decoder):
+        yield Loss(
+            normalizer="WordPiece",
+            changes="whitespace is not kept: one space before each word, none before . , ? !",
+        )
+
+
+def _bert_losses(spec: Spec) -> Iterator[Loss]:
+    lowercase = bool(spec.get("lowercase"))
+    accents = spec.get("strip_accents")
+    parts = {
+        "control characters are dropped, odd spaces become plain ones": spec.get("clean_text"),
+        "upper case becomes lower case": lowercase,
+        "accents are dropped (é → e)": lowercase if accents is None else accents,
+    }
+    changes = "; ".join(what for what, does in parts.items() if does)
+    if changes:
+        yield Loss(normalizer="BertNormalizer", changes=changes)
 
 
 def _is_byte_token(display: str) -> bool:
@@ -320,7 +343,7 @@ _TO_DISPLAY = _byte_level_alphabet()
 _FROM_DISPLAY = dict.fromkeys(range(256), 65535) | {c: b for b, c in _TO_DISPLAY.items()}
 
 
-def _byte_level_bytes(display: str) -> bytes:
+def byte_level_bytes(display: str) -> bytes:
     """Return the bytes behind a display string; one that is none stands for itself."""
     try:
         return display.translate(_FROM_DISPLAY).encode("latin-1")

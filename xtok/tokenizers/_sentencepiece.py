@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._tokenizer import Loss
 from xtok.tokens import Entry, TokenType
+
+if TYPE_CHECKING:
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 _SPACE = "▁"
 
@@ -18,26 +23,39 @@ class SentencePieceBackend:
 
     def __init__(self, path: Path, *, pattern: str | None = None) -> None:
         from google.protobuf.message import DecodeError
-        from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+        from sentencepiece import sentencepiece_model_pb2
 
         if pattern is not None:
             raise TokenizerError(
                 f"{path} is a SentencePiece model, which takes no pattern",
                 hint="leave out --student-pattern or --teacher-pattern",
             )
-        self._proto = sentencepiece_model_pb2.ModelProto()
+        proto = sentencepiece_model_pb2.ModelProto()
+        try:
+            proto.ParseFromString(path.read_bytes())
+        except DecodeError as error:
+            raise _not_a_model(str(path), error) from error
+        self._load(proto, str(path))
+
+    @classmethod
+    def from_proto(cls, proto: ModelProto, source: str) -> SentencePieceBackend:
+        """Make one of a ModelProto that `source` holds in another form."""
+        backend = cls.__new__(cls)
+        backend._load(proto, source)
+        return backend
+
+    def _load(self, proto: ModelProto, source: str) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self._proto = proto
         self._processor = SentencePieceProcessor()
         try:
-            self._proto.ParseFromString(path.read_bytes())
             # In the middle of a text there is no dummy prefix, and every space counts.
-            self._proto.normalizer_spec.add_dummy_prefix = False
-            self._proto.normalizer_spec.remove_extra_whitespaces = False
-            self._processor.LoadFromSerializedProto(self._proto.SerializeToString())
-        except (DecodeError, RuntimeError) as error:
-            raise TokenizerError(
-                f"{path} is not a SentencePiece model, nor a tiktoken file: {error}",
-                hint="give a .model or .tiktoken file, or the folder of a Hugging Face tokenizer",
-            ) from error
+            proto.normalizer_spec.add_dummy_prefix = False
+            proto.normalizer_spec.remove_extra_whitespaces = False
+            self._processor.LoadFromSerializedProto(proto.SerializeToString())
+        except RuntimeError as error:
+            raise _not_a_model(source, error) from error
 
     def entries(self) -> Iterable[Entry]:
         """Types are the file's own; a piece's bytes are its text with `▁` as a space."""
@@ -77,3 +95,19 @@ class SentencePieceBackend:
     def chat_templates(self) -> Mapping[str, str]:
         """A `.model` file has no chat template."""
         return {}
+
+    def losses(self) -> Sequence[Loss]:
+        """Return what the model's own normalizer changes."""
+        spec = self._proto.normalizer_spec
+        if not spec.precompiled_charsmap:
+            return ()
+        what = "characters that its table maps, compatibility characters as a rule (ﬁ → fi, ① → 1)"
+        return (Loss(normalizer=spec.name or "charsmap", changes=what),)
+
+
+def _not_a_model(source: str, why: object) -> TokenizerError:
+    return TokenizerError(
+        f"{source} is not a SentencePiece model, nor a tiktoken file: {why}",
+        hint="give a .model, .tiktoken, tekken.json or .gguf file, or the folder of a Hugging Face "
+        "tokenizer",
+    )

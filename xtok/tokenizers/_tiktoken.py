@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._tokenizer import Loss
 from xtok.tokens import MAX_WIDTH, Entry, TokenType
 
 
@@ -31,17 +32,58 @@ class Family:
 
 
 def _numbered(start: int, names: str | Iterable[str]) -> dict[str, int]:
-    words = names.split() if isinstance(names, str) else names
+    words = _words(names) if isinstance(names, str) else names
     return {name: start + i for i, name in enumerate(words)}
 
 
-# Patterns and special tokens: llama_models/llama3/tokenizer.py of llama-models 0.3.0;
+def _words(names: str) -> list[str]:
+    return names.split()
+
+
+def _llama_4_names() -> list[str]:
+    """Return the 2,048 special tokens behind the ranks."""
+
+    def reserved(part: str, start: int, stop: int) -> list[str]:
+        return [f"<|{part}reserved_special_token_{i}|>" for i in range(start, stop)]
+
+    names = [
+        *_words("<|begin_of_text|> <|end_of_text|> <|fim_prefix|> <|fim_middle|> <|fim_suffix|>"),
+        *_words("<|header_start|> <|header_end|> <|eom|> <|eot|> <|step|>"),
+        *reserved("text_post_train_", 0, 6),
+        *_words("<|python_start|> <|python_end|> <|finetune_right_pad|>"),
+        *reserved("text_post_train_", 8, 69),
+        *_words("<|image_start|> <|image_end|>"),
+        *reserved("vision_", 0, 2),
+        *_words("<|tile_x_separator|> <|tile_y_separator|>"),
+        *reserved("vision_", 2, 6),
+        "<|image|>",
+        *reserved("vision_", 6, 7),
+        "<|patch|>",
+        *reserved("vision_", 7, 1048),
+        *reserved("reasoning_", 0, 8),
+        *_words("<|reasoning_thinking_start|> <|reasoning_thinking_end|>"),
+    ]
+    return [*names, *reserved("", 0, 2048 - len(names))]
+
+
+# Patterns and special tokens: llama3/ and llama4/tokenizer.py of llama-models 0.3.0;
 # dashscope/tokenizers/qwen_tokenizer.py of dashscope 2.0.2, with the names that
 # tokenizer_config.json of Qwen/Qwen3-8B gives to the ids behind the ranks;
 # tiktoken_ext/openai_public.py of tiktoken 0.14.0.
+LLAMA_3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_PATTERN = LLAMA_3_PATTERN.replace("{1,3}", "")
+O200K_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA_3 = Family(
-    pattern=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    pattern=LLAMA_3_PATTERN,
     control=_numbered(
         128_000,
         [
@@ -64,9 +106,13 @@ _LLAMA_3 = Family(
         "pad": "<|finetune_right_pad_id|>",
     },
 )
+_LLAMA_4 = Family(
+    pattern=O200K_PATTERN,
+    control=_numbered(200_000, _llama_4_names()),
+    roles={"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>", "pad": "<|finetune_right_pad|>"},
+)
 _QWEN = Family(
-    pattern=r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    pattern=QWEN_PATTERN,
     control=_numbered(
         151_643,
         "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> "
@@ -88,16 +134,13 @@ _CL100K = Family(
     roles={"eos": "<|endoftext|>"},
 )
 _O200K = Family(
-    pattern=r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    pattern=O200K_PATTERN,
     control={"<|endoftext|>": 199_999, "<|endofprompt|>": 200_018},
     roles={"eos": "<|endoftext|>"},
 )
 FAMILIES = {
     "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55": _LLAMA_3,
+    "d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed": _LLAMA_4,
     "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186": _QWEN,
     "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": _CL100K,
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": _O200K,
@@ -106,8 +149,15 @@ FAMILIES = {
 
 
 def is_rank_file(head: bytes) -> bool:
-    """Tell from a file's beginning whether it is a list of base64 ranks."""
-    words = head.split(b"\n", 1)[0].split()
+    """Tell from a file's beginning whether it is a list of base64 ranks.
+
+    One good line among the first is enough: which one is broken is `parse_ranks`'s to say.
+    """
+    return any(map(_is_rank_line, head.split(b"\n")[:20]))
+
+
+def _is_rank_line(line: bytes) -> bool:
+    words = line.split()
     try:
         return (
             len(words) == 2
@@ -143,10 +193,19 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
             raise _bad_file(f"line {number} of {source} repeats a token or a rank, or has none")
         ranks[token] = rank
         seen.add(rank)
+    require_single_bytes(ranks, source)
+    return ranks
+
+
+def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
+    """Check that every byte is a token, without which merging by rank is impossible.
+
+    Raises:
+        TokenizerError: if one is not.
+    """
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise _bad_file(f"{source} lacks {len(missing)} of the 256 single bytes")
-    return ranks
 
 
 def _rank(digits: bytes) -> int:
@@ -238,3 +297,7 @@ class TiktokenBackend:
     def chat_templates(self) -> Mapping[str, str]:
         """A rank file has no chat template."""
         return {}
+
+    def losses(self) -> Sequence[Loss]:
+        """There are none: no normalizer."""
+        return ()

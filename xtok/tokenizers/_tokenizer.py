@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +22,19 @@ from xtok.tokens import (
     Vocabulary,
     decode_vocabulary,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What a tokenizer changes about a text before it becomes tokens.
+
+    Attributes:
+        normalizer: the component of the tokenizer that does it.
+        changes: what it changes, in words.
+    """
+
+    normalizer: str
+    changes: str
 
 
 class Backend(Protocol):
@@ -49,6 +63,9 @@ class Backend(Protocol):
     def chat_templates(self) -> Mapping[str, str]:
         """Return the Jinja chat templates by name; `default` is the usual one."""
 
+    def losses(self) -> Sequence[Loss]:
+        """Return what keeps a text from being the concatenation of its tokens' bytes."""
+
 
 class Encoding(NamedTuple):
     """A text as ids, and where in it each one stands.
@@ -67,6 +84,7 @@ class Tokenizer:
     Attributes:
         vocabulary: the token table and where it comes from.
         report: what became of the ids on the way to the table.
+        notes: what its user should be told about how it was loaded.
     """
 
     def __init__(
@@ -76,7 +94,9 @@ class Tokenizer:
         model_id: str,
         revision: str | None = None,
         vocab_size: int | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
+        self.notes = tuple(notes)
         entries = sorted(backend.entries())
         largest = max((entry.id for entry in entries), default=-1)
         width, source = _width(backend, model_id, vocab_size, largest)
@@ -88,14 +108,6 @@ class Tokenizer:
         )
         self._byte_ids = {self._bytes_of[int(i)]: int(i) for i in table.ids_of_type(TokenType.BYTE)}
         self._control_names = {i: name.encode() for i, name in table.control_names.items() if name}
-        named = table.ids_of_type(TokenType.CONTROL).tolist()
-        self._control_ids = {table.control_names[i]: i for i in reversed(named)}
-        longest_first = sorted(filter(None, self._control_ids), key=len, reverse=True)
-        self._control_pattern = (
-            re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-            if longest_first
-            else None
-        )
         self._ids = table.canonical_ids()
         self._ids_by_length = sorted({len(token) for token in self._ids}, reverse=True)
         preferred = self._emitted_duplicates()
@@ -175,6 +187,10 @@ class Tokenizer:
             raise ValueError("the parts of a text do not spell it")
         return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64))
 
+    def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return what the library's own encoder gives in the middle of a text, exact or not."""
+        return self._backend.encode_texts(texts)
+
     def special_token_names(self) -> dict[str, str]:
         """Return `bos_token` and the like, as chat templates know them, to the token's name."""
         names = {}
@@ -187,6 +203,21 @@ class Tokenizer:
     def chat_templates(self) -> Mapping[str, str]:
         """Return the Jinja chat templates that the tokenizer brings, by name."""
         return self._backend.chat_templates()
+
+    @property
+    def losses(self) -> Sequence[Loss]:
+        """What keeps a text from being the concatenation of its tokens' bytes; mostly nothing."""
+        return self._backend.losses()
+
+    @functools.cached_property
+    def _control_ids(self) -> dict[str, int]:
+        ids = self.table.ids_of_type(TokenType.CONTROL).tolist()
+        return {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
+
+    @functools.cached_property
+    def _control_pattern(self) -> re.Pattern[str] | None:
+        names = sorted(map(re.escape, self._control_ids), key=len, reverse=True)
+        return re.compile(f"({'|'.join(names)})") if names else None
 
     def _encode_parts(self, text: str) -> list[int]:
         """Segment what is between the control tokens of a text."""

@@ -1,0 +1,431 @@
+"""Further sources of tokenizers, what they lose, and how they are loaded safely."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REAL
+from test_tokenizers import error_of, hf_folder_of_ranks, spelled, table_of
+
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokens import TokenType
+
+SAMPLES = [
+    b" the", b"the", b"  the ", b"\r\n", b"201", "中文 café".encode(), "ﬁ①".encode(), b"\xe4\xb8",
+    b"<s>", b"a<think>b", bytes(range(256)), "👨\u200d👩 e\u0301".encode(),
+]  # fmt: skip
+
+
+def changes(tokenizer: Tokenizer) -> dict[str, str]:
+    return {loss.normalizer: loss.changes for loss in tokenizer.losses}
+
+
+# Tekken
+
+
+def tekken_file(path: Path, small: Path, **changed: Any) -> Path:
+    """The small rank file in Mistral's form, with 30 special tokens before it."""
+    lines = (small / "small.tiktoken").read_text().split("\n")[:-1]
+    vocab = [
+        {"rank": int(rank), "token_bytes": token, "token_str": None}
+        for token, rank in (line.split() for line in lines)
+    ]
+    config = {
+        "pattern": r"\p{N}{1,3}|[^\p{N}]+", "num_vocab_tokens": len(vocab),
+        "default_vocab_size": len(vocab) - 100 + 30, "default_num_special_tokens": 30,
+        "version": "v3",
+    }  # fmt: skip
+    path.write_text(json.dumps({"config": config, "vocab": vocab, **changed}))
+    return path
+
+
+def test_a_tekken_file(small: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tekken_file(tmp_path / "tekken.json", small)))
+    table = table_of(tokenizer)
+    assert tokenizer.vocabulary.backend == "tekken"
+    assert len(table) == 930  # 100 of the ranks are listed and not used
+    assert [table.control_names[i] for i in (0, 1, 2, 3, 11, 19, 20, 29)] == [
+        *["<unk>", "<s>", "</s>", "[INST]", "<pad>", "[TOOL_CONTENT]"],
+        *["<SPECIAL_20>", "<SPECIAL_29>"],
+    ]
+    assert table.types[0] == TokenType.UNKNOWN
+    assert (table.roles["eos"], table.roles["pad"]) == ((2,), (11,))
+    assert table[30] == b"\x00" or len(table[30]) == 1
+    for sample in SAMPLES:
+        assert b"".join(spelled(tokenizer, sample)) == sample
+
+
+def test_a_tekken_file_that_lists_its_special_tokens(small: Path, tmp_path: Path) -> None:
+    listed = [
+        {"rank": 0, "token_str": "<unk>", "is_control": True},
+        {"rank": 1, "token_str": "[THINK]", "is_control": False},
+    ]
+    path = tekken_file(tmp_path / "t.json", small, special_tokens=listed)
+    table = table_of(load_tokenizer(str(path)))
+    assert table.types[1] == TokenType.USER_DEFINED
+    assert table[1] == b"[THINK]"
+    assert table.control_names[2] == "<SPECIAL_2>"
+
+
+def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
+    path = tekken_file(tmp_path / "tekken.json", small)
+    assert "brings its own pattern" in error_of(path, pattern="x")
+    document = json.loads(path.read_text())
+    document["vocab"][300]["token_bytes"] = "YW="
+    path.write_text(json.dumps(document))
+    assert "entry 300 of the vocab of" in error_of(path)
+    document["vocab"] = document["vocab"][:100]
+    path.write_text(json.dumps(document))
+    assert "lacks 156 of the 256 single bytes" in error_of(path)
+    path.write_text("{}")
+    assert "is not a tekken file" in error_of(f"tekken:{path}")
+    assert "is JSON, and not a tekken file" in error_of(path)
+
+
+# GGUF
+
+
+gguf = pytest.importorskip("gguf")
+
+
+def gguf_file(path: Path, model: str, tokens: list[str], types: list[int], **fields: Any) -> Path:
+    writer = gguf.GGUFWriter(str(path), "llama")
+    if model:
+        writer.add_tokenizer_model(model)
+        writer.add_token_list(tokens)
+        writer.add_token_types(types)
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def gguf_of_folder(path: Path, folder: Path, **fields: Any) -> Path:
+    """A byte-level Hugging Face folder as llama.cpp's converter writes it."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    added = {t["content"]: t for t in document["added_tokens"]}
+    ids = {**document["model"]["vocab"], **{name: t["id"] for name, t in added.items()}}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    types = [(3 if added[t]["special"] else 4) if t in added else 1 for t in tokens]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in document["model"]["merges"]]
+    return gguf_file(path, "gpt2", tokens, types, token_merges=merges, **fields)
+
+
+def test_a_byte_level_gguf_file(small: Path, byte_level: Tokenizer, tmp_path: Path) -> None:
+    ids = {name: i for i, name in table_of(byte_level).control_names.items()}
+    path = gguf_of_folder(
+        tmp_path / "m.gguf", small / "small-byte-level", tokenizer_pre="qwen2", vocab_size=1280,
+        bos_token_id=ids["<|begin_of_text|>"], eos_token_id=ids["<|im_end|>"],
+        chat_template="{{ messages[0].content }}",
+    )  # fmt: skip
+    tokenizer = load_tokenizer(str(path))
+    table = table_of(tokenizer)
+    assert tokenizer.vocabulary.backend == "gguf"
+    assert (tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.width_source) == (1280, "config")
+    assert table.sha256() == table_of(byte_level).sha256()
+    assert ids["<|im_end|>"] in table.roles["eos"]
+    assert tokenizer.chat_templates() == {"default": "{{ messages[0].content }}"}
+    tokens = [token for token in table.tokens() if token]
+    for texts in (SAMPLES, tokens):
+        assert tokenizer.segment_batch(texts) == byte_level.segment_batch(texts)
+
+
+def test_a_sentencepiece_gguf_file(small: Path, sentencepiece: Tokenizer, tmp_path: Path) -> None:
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString((small / "small.model").read_bytes())
+    path = gguf_file(
+        tmp_path / "m.gguf", "llama", [p.piece for p in proto.pieces],
+        [p.type for p in proto.pieces], token_scores=[p.score for p in proto.pieces],
+        bos_token_id=1, eos_token_id=2, unk_token_id=0,
+    )  # fmt: skip
+    tokenizer = load_tokenizer(str(path))
+    table = table_of(tokenizer)
+    assert table.sha256() == table_of(sentencepiece).sha256()
+    assert table.roles["eos"] == (2,)
+    tokens = [token for token in table.tokens() if token]
+    for texts in (SAMPLES, tokens):
+        assert tokenizer.segment_batch(texts) == sentencepiece.segment_batch(texts)
+
+
+def test_gguf_files_that_cannot_be_used(small: Path, tmp_path: Path) -> None:
+    path = gguf_file(tmp_path / "none.gguf", "", [], [])
+    assert error_of(path) == f"{path} has no vocabulary"
+    path = gguf_file(tmp_path / "bert.gguf", "bert", ["a"], [1])
+    assert "holds a vocabulary of the kind 'bert'" in error_of(path)
+    path = gguf_of_folder(
+        tmp_path / "x.gguf", small / "small-byte-level", tokenizer_pre="no-such-one"
+    )
+    assert "has the split pattern 'no-such-one', which is not known here" in error_of(path)
+    assert load_tokenizer(str(path), pattern=r"\s*\w+|.").vocabulary.backend == "gguf"
+    (tmp_path / "cut.gguf").write_bytes(path.read_bytes()[:1000])
+    assert "is not a whole .gguf file" in error_of(tmp_path / "cut.gguf")
+
+
+# Folders without a tokenizer.json
+
+
+def test_a_folder_with_only_a_sentencepiece_file(
+    small: Path, sentencepiece: Tokenizer, tmp_path: Path
+) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 1024}}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 4]}')
+    config = {
+        "added_tokens_decoder": {
+            "1000": {"content": "<|im_start|>", "special": True},
+            "1001": {"content": "<tool>", "special": False},
+        },
+        "pad_token": "<|im_start|>",
+        "chat_template": "{{ bos_token + messages[0].content }}",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(str(tmp_path))
+    table = table_of(tokenizer)
+    assert tokenizer.vocabulary.backend == "sentencepiece"
+    assert (tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.width_source) == (1024, "config")
+    assert (table.control_names[1000], table[1001]) == ("<|im_start|>", b"<tool>")
+    assert (table.roles["pad"], table.roles["eos"]) == ((1000,), (2, 4))
+    assert tokenizer.segment(b" the<tool>the") == [
+        *sentencepiece.segment(b" the"),
+        1001,
+        *sentencepiece.segment(b"the"),
+    ]
+    from xtok.conversation import render
+
+    found = render(tokenizer, [{"role": "user", "content": "<|im_start|>a"}])
+    assert found.ids[:2].tolist() == [1, 1000]
+
+
+def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: Tokenizer) -> None:
+    shutil.copy(small / "small.tiktoken", tmp_path / "anything.tiktoken")
+    assert "unknown family" in error_of(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path), pattern=r"\w+|\W+")
+    assert tokenizer.vocabulary.backend == "tiktoken"
+    assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
+
+
+# WordPiece and Unigram
+
+
+def word_piece(folder: Path, *, lowercase: bool) -> Path:
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = "[PAD] [UNK] [CLS] [SEP] the cat ##s ##ing run t h e a ##t ##h ##e ##a , . é É THE"
+    rust = RustTokenizer(
+        models.WordPiece({w: i for i, w in enumerate(words.split())}, unk_token="[UNK]")
+    )
+    rust.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rust.decoder = decoders.WordPiece()
+    fast: Any = PreTrainedTokenizerFast
+    fast(
+        tokenizer_object=rust, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
+        sep_token="[SEP]",
+    ).save_pretrained(str(folder))  # fmt: skip
+    return folder
+
+
+def test_word_piece_states_what_it_loses(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(word_piece(tmp_path, lowercase=True)))
+    table = table_of(tokenizer)
+    ids = table.canonical_ids()
+    assert {b" the", b" cat", b"s", b"ing", b",", b"."} <= set(ids)
+    assert table.types[1] == TokenType.UNKNOWN
+    assert table.roles["cls"] == (2,)
+    assert spelled(tokenizer, b" cats") == [b" cat", b"s"]
+    assert spelled(tokenizer, b" the, cat") == [b" the", b",", b" cat"]
+    assert b"".join(spelled(tokenizer, b"the")) == b"the"
+    found = changes(tokenizer)
+    assert "upper case becomes lower case" in found["BertNormalizer"]
+    assert "accents are dropped" in found["BertNormalizer"]
+    assert "whitespace is not kept" in found["WordPiece"]
+    # What the normalizer changes is never taken for what was asked.
+    assert b"".join(spelled(tokenizer, b" THE")) == b" THE"
+
+
+def test_word_piece_that_keeps_case(tmp_path: Path) -> None:
+    found = changes(load_tokenizer(str(word_piece(tmp_path, lowercase=False))))
+    assert "upper case" not in found["BertNormalizer"]
+    assert "control characters" in found["BertNormalizer"]
+
+
+def unigram(folder: Path) -> Path:
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((f"<0x{b:02X}>", -9.0) for b in range(256))]
+    pieces += [("▁the", -2.0), ("the", -3.0), ("▁", -4.0), ("s", -5.0), ("▁cat", -3.0)]
+    rust = RustTokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    rust.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=rust, unk_token="<unk>", eos_token="</s>").save_pretrained(str(folder))
+    return folder
+
+
+def test_a_unigram_folder(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(unigram(tmp_path)))
+    table = table_of(tokenizer)
+    assert table.types[0] == TokenType.UNKNOWN
+    assert table.types[2] == TokenType.BYTE
+    assert spelled(tokenizer, b" the cats") == [b" the", b" cat", b"s"]
+    assert spelled(tokenizer, b"the") == [b"the"]
+    assert set(changes(tokenizer)) == {"NFKC", "Lowercase"}
+    for sample in SAMPLES:
+        assert b"".join(spelled(tokenizer, sample)) == sample
+
+
+def test_a_sentencepiece_file_with_a_charsmap_says_so(small: Path, tmp_path: Path) -> None:
+    import io
+
+    import sentencepiece
+    from small_tokenizers import CORPUS
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter("".join(CORPUS).splitlines()), model_writer=model,
+        model_type="unigram", vocab_size=600, byte_fallback=True, num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    path = tmp_path / "unigram.model"
+    path.write_bytes(model.getvalue())
+    tokenizer = load_tokenizer(str(path))
+    assert list(changes(tokenizer)) == ["nmt_nfkc"]
+    assert not load_tokenizer(str(small / "small.model")).losses
+    for sample in SAMPLES:
+        assert b"".join(spelled(tokenizer, sample)) == sample
+
+
+def test_a_byte_level_folder_loses_what_its_normalizer_says(small: Path, tmp_path: Path) -> None:
+    from small_tokenizers import tiktoken_pattern
+
+    ranks = small / "small.tiktoken"
+    nfc = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "nfc", "NFC")
+    assert list(changes(load_tokenizer(str(nfc)))) == ["NFC"]
+    none = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "none", None)
+    assert not load_tokenizer(str(none)).losses
+
+
+def test_losses_are_told_when_a_map_is_built(tmp_path: Path, sentencepiece: Tokenizer) -> None:
+    import xtok
+
+    lossy = load_tokenizer(str(word_piece(tmp_path / "wp", lowercase=True)))
+    notes = xtok.build(lossy, sentencepiece).reports[0].notes
+    assert any(note.startswith("wp changes text: BertNormalizer: ") for note in notes)
+
+
+# Built-in ones
+
+
+def test_bytes() -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.vocabulary.model_id == "bytes"
+    assert table_of(tokenizer).tokens() == [bytes([b]) for b in range(256)]
+    assert tokenizer.segment("é".encode() + b"\xff") == [0xC3, 0xA9, 0xFF]
+    assert load_tokenizer("bytes", vocab_size=264).vocabulary.vocab_size == 264
+    assert "bytes has nothing to choose" in error_of("bytes:x")
+
+
+def test_null() -> None:
+    tokenizer = load_tokenizer("null:100")
+    assert tokenizer.vocabulary.vocab_size == 100
+    assert len(table_of(tokenizer).text_ids) == 0
+    assert table_of(tokenizer).roles["eos"] == (99,)
+    assert tokenizer.encode("5 17  3").ids.tolist() == [5, 17, 3]
+    assert "does not" not in error_of("null:x")
+    assert load_tokenizer("null").vocabulary.vocab_size == 131_072
+    from xtok.errors import TokenizerError
+
+    for text in ("5 100", "five"):
+        with pytest.raises(TokenizerError, match="null takes ids below 100"):
+            tokenizer.encode(text)
+
+
+def test_a_map_between_bytes_and_a_vocabulary(sentencepiece: Tokenizer) -> None:
+    import xtok
+
+    projection = xtok.build(sentencepiece, load_tokenizer("bytes"))
+    the = table_of(sentencepiece).canonical_ids()[b" the"]
+    assert projection.row(the)[0].tolist()[:2] == [0x20, ord("t")]
+
+
+# Bad input
+
+
+def test_prefixes_and_empty_files(tmp_path: Path) -> None:
+    assert error_of("spam:eggs") == "spam: is no prefix of a tokenizer"
+    assert error_of("./spam:eggs").startswith("no such file or folder")
+    empty = tmp_path / "tokenizer.model"
+    empty.touch()
+    assert error_of(empty) == f"{empty} is empty"
+    assert error_of(f"gguf:{empty}") == f"{empty} is empty"
+    assert "has no revision main" in error_of("bytes", revision="main")
+
+
+def test_a_rank_file_whose_first_line_is_broken(small: Path, tmp_path: Path) -> None:
+    lines = (small / "small.tiktoken").read_text().split("\n")
+    path = tmp_path / "broken.tiktoken"
+    path.write_text("\n".join(["AAA 0", *lines[1:]]))
+    assert error_of(path, pattern="x") == f"line 1 of {path} is not a base64 token and a rank"
+
+
+def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    class Slow:
+        is_fast = False
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: Slow())
+    assert "loads as Slow, a slow tokenizer" in error_of(small / "small-byte-level")
+
+
+# Real ones
+
+
+@pytest.mark.real
+def test_real_tekken(load_real: Callable[[str], Tokenizer]) -> None:
+    table = table_of(load_real("tekken.json"))
+    assert len(table) == 131_072
+    assert table.control_names[999] == "<SPECIAL_999>"
+    assert sorted(table.tokens()[1000:1256]) == [bytes([b]) for b in range(256)]
+    listed = json.loads((REAL / "tekken.json").read_bytes())["vocab"]
+    assert table[131_071] == base64.b64decode(listed[130_071]["token_bytes"])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["tekken.json", "llama4.tiktoken"])
+def test_real_tokens_are_spelled_exactly(load_real: Callable[[str], Tokenizer], name: str) -> None:
+    tokenizer = load_real(name)
+    own = table_of(tokenizer).tokens()
+    tokens = [token for token in own if token]
+    spelled = [b"".join([own[i] for i in ids or ()]) for ids in tokenizer.segment_batch(tokens)]
+    assert spelled == tokens
+
+
+@pytest.mark.real
+def test_real_llama_4(load_real: Callable[[str], Tokenizer]) -> None:
+    tokenizer = load_real("llama4.tiktoken")
+    table = table_of(tokenizer)
+    assert len(table) == 202_048
+    names = table.control_names
+    # What comments in llama4/tokenizer.py of llama-models 0.3.0 say of the ids.
+    assert (names[200_000], names[200_005]) == ("<|begin_of_text|>", "<|header_start|>")
+    assert names[200_018] == "<|finetune_right_pad|>"
+    assert names[200_080] == "<|image_start|>"
+    assert names[201_133] == "<|vision_reserved_special_token_1047|>"
+    assert names[201_142] == "<|reasoning_thinking_start|>"
+    assert names[202_047].startswith("<|reserved_special_token_")
+    assert table.roles["pad"] == (200_018,)

@@ -1,0 +1,254 @@
+"""Loading from a hub: one on loopback that has repos, and counts what is asked of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+
+OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
+
+
+@dataclass
+class Hub:
+    """Repos by name; each maps a revision to its commit and a commit to its files."""
+
+    url: str = ""
+    repos: dict[str, dict[str, Path]] = field(default_factory=dict)
+    downloads: Counter[str] = field(default_factory=Counter)
+    token: str | None = None
+    delay: float = 0.0
+
+    def add(self, repo: str, *folders: Path) -> None:
+        commits = dict(zip((OLD, NEW), folders, strict=False))
+        self.repos[repo] = {**commits, "main": folders[-1], "v1": folders[0]}
+
+    def commit(self, repo: str, revision: str) -> str:
+        folder = self.repos[repo][revision]
+        return OLD if self.repos[repo][OLD] == folder else NEW
+
+
+def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protocol's cases
+    """The part of the hub's HTTP API that downloads need: `resolve`, and an empty `api`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            parts = self.path.split("?")[0].strip("/").split("/")
+            if parts[0] == "api":
+                return self.answer(200, b"[]")
+            repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
+            if repo not in hub.repos:
+                return self.answer(404, b"", **{"X-Error-Code": "RepoNotFound"})
+            if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+                return self.answer(401, b"", **{"X-Error-Code": "RepoNotFound"})
+            if revision not in hub.repos[repo]:
+                return self.answer(404, b"", **{"X-Error-Code": "RevisionNotFound"})
+            commit = hub.commit(repo, revision)
+            path = hub.repos[repo][revision] / name
+            if not path.is_file():
+                code = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}
+                return self.answer(404, b"", **code)
+            data = path.read_bytes()
+            if self.command == "GET":
+                hub.downloads[name] += 1
+                time.sleep(hub.delay)
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            return self.answer(200, data, **{"ETag": etag, "X-Repo-Commit": commit})
+
+        do_HEAD = do_GET
+
+        def answer(self, code: int, data: bytes, **headers: str) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(data)))
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    server = Server(("127.0.0.1", 0), handler(hub))
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+def environment(hub: Hub, cache: Path, **more: str) -> dict[str, str]:
+    plain = {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
+    known = {k: v for k, v in os.environ.items() if k not in ("HF_TOKEN", "HF_HUB_CACHE")}
+    return {**known, **plain, "HF_HUB_DISABLE_TELEMETRY": "1", **more}
+
+
+LOAD = """
+import sys
+from xtok.tokenizers import load_tokenizer
+tokenizer = load_tokenizer(sys.argv[1], revision=sys.argv[2] or None)
+print(tokenizer.table.sha256(), tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.backend)
+print(len(tokenizer.chat_templates()), tokenizer.segment(b" the text"))
+"""
+
+
+def start(hub: Hub, cache: Path, repo: str, revision: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", LOAD, repo, revision],
+        env=environment(hub, cache), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["hf", "sentencepiece"])
+def test_sixteen_processes_load_a_repo_for_the_first_time(
+    hub: Hub, small: Path, tmp_path: Path, kind: str
+) -> None:
+    folder = small / "small-byte-level"
+    if kind == "sentencepiece":
+        folder = tmp_path / "spm"
+        folder.mkdir()
+        (folder / "tokenizer.model").write_bytes((small / "small.model").read_bytes())
+        (folder / "config.json").write_text('{"vocab_size": 1024}')
+    hub.add("org/model", folder)
+    hub.delay = 0.2  # all of them are there before the first download is done
+    running = [start(hub, tmp_path / "hf", "org/model") for _ in range(16)]
+    done = [process.communicate(timeout=300) for process in running]
+    assert [process.returncode for process in running] == [0] * 16, done
+    assert len({out for out, _ in done}) == 1
+    assert done[0][0].split()[2] == kind
+    name = "tokenizer.json" if kind == "hf" else "tokenizer.model"
+    assert hub.downloads[name] == 1
+    assert max(hub.downloads.values()) == 1
+
+
+def test_a_pinned_revision(hub: Hub, small: Path, tmp_path: Path) -> None:
+    hub.add("org/model", small / "small-byte-level", small / "small-digits")
+    found = {}
+    for revision in ("", "main", "v1", OLD, NEW):
+        process = start(hub, tmp_path / "hf", "org/model", revision)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        found[revision] = out
+    assert found[""] == found["main"] == found[NEW]
+    assert found["v1"] == found[OLD] != found[NEW]
+
+
+def test_a_branch_that_moves_does_not_mix_two_commits(
+    hub: Hub, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xtok.tokenizers._files import ModelFiles
+
+    hub.add("org/model", small / "small-byte-level", small / "small-digits")
+    hub.repos["org/model"]["main"] = small / "small-byte-level"
+    script = (
+        "import sys, urllib.request\n"
+        "from xtok.tokenizers._files import ModelFiles\n"
+        "files = ModelFiles('org/model')\n"
+        "print(files.find('tokenizer.json').parent.name)\n"
+        "input()\n"
+        "print(files.find('config.json').parent.name)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment(hub, tmp_path / "hf"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == OLD
+    hub.repos["org/model"]["main"] = small / "small-digits"
+    out, _ = process.communicate("\n", timeout=60)
+    assert out.strip() == OLD
+    assert ModelFiles("org/model").revision is None
+
+
+def test_offline_takes_what_is_cached_and_asks_nothing(
+    hub: Hub, small: Path, tmp_path: Path, cli: Cli
+) -> None:
+    hub.add("org/model", small / "small-byte-level")
+    env = environment(hub, tmp_path / "hf")
+    args = ["build", "--teacher-model", "bytes", "--output", "map.safetensors"]
+    done = cli(*args, "--student-model", "org/model", "--offline", env=env)
+    assert done.returncode == 1
+    assert "org/model is not in the local cache, and the hub cannot be reached" in done.stderr
+    assert not hub.downloads
+    assert cli(*args, "--student-model", "org/model", env=env).returncode == 0
+    assert hub.downloads["tokenizer.json"] == 1
+    hub.repos.clear()  # from here on the hub knows nothing
+    for more, offline in (({"HF_HUB_OFFLINE": "1"}, []), ({}, ["--offline"])):
+        done = cli(*args, "--student-model", "org/model", *offline, env={**env, **more})
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_token_comes_from_the_environment(
+    hub: Hub, small: Path, tmp_path: Path, cli: Cli
+) -> None:
+    hub.add("org/private", small / "small-byte-level")
+    hub.token = "hf_secret"
+    args = ["build", "--student-model", "org/private", "--teacher-model", "bytes"]
+    env = environment(hub, tmp_path / "hf")
+    done = cli(*args, env=env)
+    assert done.returncode == 1
+    assert "no model org/private on the hub" in done.stderr
+    done = cli(*args, env={**env, "HF_TOKEN": "hf_secret"})
+    assert done.returncode == 0, done.stderr
+    assert "hf_secret" not in done.stdout + done.stderr
+
+
+CODE = """
+from transformers import PreTrainedTokenizerFast
+
+class OddTokenizer(PreTrainedTokenizerFast):
+    pass
+
+print("code of the repo runs")
+"""
+
+
+def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
+    hub: Hub, small: Path, tmp_path: Path, cli: Cli
+) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for path in (small / "small-byte-level").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["auto_map"] = {"AutoTokenizer": [None, "odd.OddTokenizer"]}
+    config["tokenizer_class"] = "OddTokenizer"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text('{"vocab_size": 1280, "auto_map": {"AutoConfig": "x.Y"}}')
+    (folder / "odd.py").write_text(CODE)
+    hub.add("org/odd", folder)
+    args = ["build", "--student-model", "org/odd", "--teacher-model", "bytes"]
+    env = environment(hub, tmp_path / "hf", HF_MODULES_CACHE=str(tmp_path / "modules"))
+    done = cli(*args, env=env)
+    assert done.returncode == 1
+    assert "error: org/odd needs code of its own\n" in done.stderr
+    assert "give --trust-remote-code to run it" in done.stderr
+    assert "code of the repo runs" not in done.stdout
+    done = cli(*args, "--trust-remote-code", env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"note: ran the tokenizer code of org/odd at {OLD}" in done.stderr
+    assert "code of the repo runs" in done.stdout

@@ -1,0 +1,116 @@
+"""How much of their vocabularies tokenizers share, by bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xtok.errors import OutputError, XtokError
+from xtok.tokenizers import Tokenizer
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """The vocabularies that N tokenizers share, in the order given.
+
+    Attributes:
+        model_ids: the tokenizers.
+        sizes: how many different byte strings each has; control tokens have none.
+        counts: `[N][N]`, byte strings that both have; the sizes on the diagonal.
+        shares: `[N][N]`, counts over the smaller of the two sizes.
+    """
+
+    model_ids: tuple[str, ...]
+    sizes: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+    shares: tuple[tuple[float, ...], ...]
+
+
+def overlap(tokenizers: Sequence[Tokenizer]) -> Overlap:
+    """Count the byte strings that each two of some tokenizers share."""
+    vocabularies = [set(filter(None, one.table.tokens())) for one in tokenizers]
+    sizes = [len(tokens) for tokens in vocabularies]
+    counts = [[0] * len(sizes) for _ in sizes]
+    for i, tokens in enumerate(vocabularies):
+        counts[i][i] = sizes[i]
+        for j in range(i):
+            counts[i][j] = counts[j][i] = len(tokens & vocabularies[j])
+    return Overlap(
+        model_ids=tuple(one.vocabulary.model_id for one in tokenizers),
+        sizes=tuple(sizes),
+        counts=tuple(map(tuple, counts)),
+        shares=tuple(
+            tuple(n / max(1, min(sizes[i], sizes[j])) for j, n in enumerate(row))
+            for i, row in enumerate(counts)
+        ),
+    )
+
+
+def overlap_csv(found: Overlap) -> str:
+    """Return one line per ordered pair: both models, their sizes, the count, the share."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["model", "other", "size", "other_size", "shared", "share_of_smaller"])
+    for i, model in enumerate(found.model_ids):
+        for j, other in enumerate(found.model_ids):
+            sizes = found.sizes[i], found.sizes[j]
+            share = f"{found.shares[i][j]:.6f}"
+            writer.writerow([model, other, *sizes, found.counts[i][j], share])
+    return text.getvalue()
+
+
+def check_plot(path: Path) -> None:
+    """Check that a plot can be made and written, before anything costs time.
+
+    Raises:
+        XtokError: if the name has another ending, its folder is not there, or matplotlib is not.
+    """
+    if path.suffix not in PLOT_SUFFIXES:
+        raise OutputError(
+            f"the plot {path} ends in none of {', '.join(PLOT_SUFFIXES)}",
+            hint="give --plot overlap.png, say",
+        )
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"the folder {path.parent} of the plot does not exist", hint=f"mkdir -p {path.parent}"
+        )
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise XtokError("--plot needs matplotlib", hint="pip install 'xtok[plot]'") from error
+
+
+def plot_overlap(found: Overlap, path: Path) -> None:
+    """Draw the matrix: shares as colours, shares and counts as numbers.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    n = len(found.model_ids)
+    side = max(4.0, 1.0 + 1.1 * n)
+    figure = Figure(figsize=(side + 1.5, side), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(found.shares, vmin=0, vmax=1, cmap="viridis")
+    axes.set_xticks(range(n), found.model_ids, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(n), found.model_ids)
+    for i in range(n):
+        for j in range(n):
+            share, count = found.shares[i][j], found.counts[i][j]
+            text = f"{count:,}" if i == j else f"{share:.0%}\n{count:,}"
+            color = "black" if share > 0.6 else "white"
+            axes.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+    axes.set_title("Tokens with the same bytes, of the smaller vocabulary")
+    figure.colorbar(image, ax=axes, shrink=0.8)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise OutputError(
+            f"the plot {path} cannot be written: {error}", hint="give another --plot"
+        ) from error

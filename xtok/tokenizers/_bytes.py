@@ -1,0 +1,104 @@
+"""Tokenizers without a file: 256 bytes, and bare ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers._tokenizer import Loss
+from xtok.tokens import Entry, TokenType
+
+_NULL_SIZE = 131_072
+
+
+class BytesBackend:
+    """`bytes`: id i is byte i, nothing else."""
+
+    name = "bytes"
+
+    def __init__(self, argument: str) -> None:
+        if argument:
+            raise TokenizerError(
+                f"bytes:{argument} is no tokenizer: bytes has nothing to choose",
+                hint="give bytes alone; more ids than 256 are --student-vocab-size or "
+                "--teacher-vocab-size",
+            )
+
+    def entries(self) -> Iterable[Entry]:
+        """All are NORMAL."""
+        return [Entry(i, TokenType.NORMAL, bytes([i])) for i in range(256)]
+
+    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+        """There are none."""
+        return {}
+
+    def model_vocab_size(self) -> int | None:
+        """There is no model."""
+        return None
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the UTF-8 of each text."""
+        return [list(text.encode()) for text in texts]
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """Return the bytes."""
+        return list(data)
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Return the UTF-8 of the text."""
+        return list(text.encode())
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """There are none."""
+        return {}
+
+    def losses(self) -> Sequence[Loss]:
+        """There are none."""
+        return ()
+
+
+class NullBackend(BytesBackend):
+    """`null` or `null:SIZE`: ids that stand for nothing, for tests of training code.
+
+    A text for it is numbers, as in "5 17 3"; its last id ends a text.
+    """
+
+    name = "null"
+
+    def __init__(self, argument: str) -> None:
+        if argument and not (argument.isascii() and argument.isdigit() and int(argument) > 0):
+            raise TokenizerError(
+                f"null:{argument} is no tokenizer: {argument} is not a number of ids",
+                hint=f"give null:32000, say, or null alone for {_NULL_SIZE}",
+            )
+        self._size = int(argument) if argument else _NULL_SIZE
+
+    def entries(self) -> Iterable[Entry]:
+        """All are CONTROL, named by their number."""
+        return [Entry(i, TokenType.CONTROL, str(i).encode()) for i in range(self._size)]
+
+    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+        """The last id ends a text."""
+        return {"eos": [self._size - 1]}
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """No text has ids."""
+        return [[] for _ in texts]
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """No bytes have ids."""
+        return None
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Return the numbers in a text.
+
+        Raises:
+            TokenizerError: if there is anything else in it.
+        """
+        words = text.split()
+        if not all(w.isascii() and w.isdigit() and int(w) < self._size for w in words):
+            raise TokenizerError(
+                f"null takes ids below {self._size}, not the text {text[:40]!r}",
+                hint="give numbers, as in '5 17 3'",
+            )
+        return [int(word) for word in words]

@@ -1,0 +1,158 @@
+"""The files of a model: those of a folder, or of a hub repo at one commit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from xtok.errors import TokenizerError
+
+
+class ModelFiles:
+    """Files by name, fetched if need be, all of one commit.
+
+    The hub's own variables hold: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes
+    that fetch the same file at once wait for one another (huggingface_hub locks each blob), and
+    a branch that moves meanwhile does not mix two commits.
+    """
+
+    def __init__(
+        self, model: str | Path, *, revision: str | None = None, offline: bool = False
+    ) -> None:
+        self.model, self.revision, self.offline = model, revision, offline
+        self._given_revision = revision
+
+    def __str__(self) -> str:
+        return str(self.model)
+
+    def find(self, name: str, *, required: bool = False) -> Path | None:
+        """Return a file's path; None where the model has none.
+
+        Raises:
+            TokenizerError: if the repo cannot be had; with `required`, also if it is not known
+                whether it has the file, as when the hub is out of reach.
+        """
+        if isinstance(self.model, Path):
+            path = self.model / name
+            return path if path.is_file() else None
+        from huggingface_hub import errors, hf_hub_download
+
+        at = f" at revision {self._given_revision}" if self._given_revision else ""
+        repo = f"{self.model}{at}"
+        try:
+            path = Path(
+                hf_hub_download(
+                    self.model, name, revision=self.revision, local_files_only=self.offline
+                )
+            )
+        except errors.LocalEntryNotFoundError as error:
+            if not required:  # offline, and what was cached came without this file
+                return None
+            raise TokenizerError(
+                f"{repo} is not in the local cache, and the hub cannot be reached",
+                hint=f"fetch it where there is a network: hf download {self.model}",
+            ) from error
+        except errors.GatedRepoError as error:
+            raise TokenizerError(
+                f"{repo} is gated, and access is not granted to you",
+                hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
+            ) from error
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+            raise TokenizerError(
+                f"no model {repo} on the hub, and no such file or folder here",
+                hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
+            ) from error
+        except errors.EntryNotFoundError:
+            return None
+        except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
+            raise TokenizerError(
+                f"{repo} cannot be fetched: {error}",
+                hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
+            ) from error
+        if path.parent.parent.name == "snapshots":
+            self.revision = path.parent.name  # what comes after is of this commit
+        return path
+
+    def first(self, names: tuple[str, ...], *, required: bool = False) -> Path | None:
+        """Return the first of several files that is there; names may be patterns in a folder."""
+        for name in names:
+            if isinstance(self.model, Path):
+                found = sorted(self.model.glob(name))
+                if found:
+                    return found[0]
+            elif "*" not in name:
+                path = self.find(name, required=required)
+                if path is not None:
+                    return path
+        return None
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return a file's JSON object; an empty one where there is no such file.
+
+        Raises:
+            TokenizerError: if it is no JSON object.
+        """
+        path = self.find(name)
+        if path is None:
+            return {}
+        try:
+            found = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise _not_json(path) from error
+        if not isinstance(found, dict):
+            raise _not_json(path)
+        return found
+
+
+def model_vocab_size(files: ModelFiles) -> int | None:
+    """Return the width that config.json tells; None where there is no config.json.
+
+    Read from the file where it stands there, so that a model of a new or custom type needs no
+    code; else the default of its type, from transformers' `get_text_config().vocab_size`.
+
+    Raises:
+        TokenizerError: if it tells none.
+    """
+    if files.find("config.json") is None:
+        return None
+    config = files.json("config.json")
+    for part in (config.get("text_config"), config):
+        if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
+            return size
+    from transformers import AutoConfig
+
+    try:
+        loaded = AutoConfig.from_pretrained(
+            files.model,
+            revision=files.revision,
+            local_files_only=files.offline,
+            trust_remote_code=False,
+        )
+        return int(loaded.get_text_config().vocab_size)
+    except Exception as error:
+        raise TokenizerError(
+            f"the config.json of {files} tells no vocabulary size: {error}",
+            hint="give the width of the model's logits with --student-vocab-size or "
+            "--teacher-vocab-size",
+        ) from error
+
+
+def eos_ids(files: ModelFiles) -> list[int]:
+    """Return the ids that the generation config ends a text with.
+
+    Raises:
+        TokenizerError: if it is no JSON object.
+    """
+    try:
+        eos = files.json("generation_config.json").get("eos_token_id")
+    except TokenizerError as error:
+        raise TokenizerError(
+            f"{files.find('generation_config.json')} is not a generation config",
+            hint="mend it, or remove it",
+        ) from error
+    return [eos] if isinstance(eos, int) else list(eos or [])
+
+
+def _not_json(path: Path) -> TokenizerError:
+    return TokenizerError(f"{path} is not a JSON object", hint="mend it, or fetch it again")

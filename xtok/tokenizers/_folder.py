@@ -1,0 +1,117 @@
+"""Models that carry no `tokenizer.json`, but a SentencePiece, tiktoken or tekken file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
+from xtok.tokenizers._tokenizer import Backend, Loss
+from xtok.tokens import Entry, TokenType
+
+NAMES = (
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+    *("tiktoken.model", "qwen.tiktoken", "*.model", "*.tiktoken", "tekken*.json"),
+)
+"""Where such a tokenizer is looked for, in this order; patterns only in a local folder."""
+
+
+class FolderBackend:
+    """A file's backend, with what the files beside it add.
+
+    `config.json` gives the width, `tokenizer_config.json` added tokens, roles and chat templates,
+    `generation_config.json` further ids that end a text.
+    """
+
+    def __init__(self, inner: Backend, files: ModelFiles) -> None:
+        self.name = inner.name
+        self._inner, self._files = inner, files
+        self._config = files.json("tokenizer_config.json")
+        self._added: dict[int, tuple[str, bool]] = {
+            int(i): (str(token["content"]), bool(token.get("special")))
+            for i, token in (self._config.get("added_tokens_decoder") or {}).items()
+        }
+        own = {entry.id: entry for entry in inner.entries()}
+        text = {
+            name: i
+            for i, (name, special) in self._added.items()
+            if not special and (i not in own or own[i].type == TokenType.NORMAL)
+        }
+        self._text = text
+        names = sorted(map(re.escape, text), key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(names)})") if names else None
+
+    def entries(self) -> Iterable[Entry]:
+        """The file's ids; those that are added tokens by the config take their type from there."""
+        left = dict(self._added)
+        for entry in self._inner.entries():
+            added = left.pop(entry.id, None)
+            if added is None or entry.type in (TokenType.CONTROL, TokenType.UNKNOWN):
+                yield entry
+            else:
+                yield _entry(entry.id, *added)
+        yield from (_entry(i, *token) for i, token in left.items())
+
+    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+        """Return the roles of the config's tokens, the file's own, and the generation config's."""
+        roles = {role: list(ids) for role, ids in self._inner.declared_roles().items()}
+        ids = {name: i for i, (name, _) in self._added.items()}
+        ids |= {
+            e.content.decode("utf-8", "replace"): e.id
+            for e in self._inner.entries()
+            if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)
+        }
+        for role in ("bos", "eos", "pad", "unk", "mask", "sep", "cls"):
+            token = self._config.get(f"{role}_token")
+            name = token.get("content") if isinstance(token, dict) else token
+            if name in ids:
+                roles[role] = [ids[name]]
+        more = eos_ids(self._files)
+        if more:
+            roles["eos"] = list(dict.fromkeys([*roles.get("eos", []), *more]))
+        return roles
+
+    def model_vocab_size(self) -> int | None:
+        """Return what config.json tells."""
+        return model_vocab_size(self._files)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode with the file's backend what is between added text tokens."""
+        if self._pattern is None:
+            return self._inner.encode_texts(texts)
+        parts = [self._pattern.split(text) for text in texts]
+        encoded = iter(self._inner.encode_texts([p for part in parts for p in part[::2]]))
+        result = []
+        for part in parts:
+            ids: list[int] = []
+            for place in range(len(part)):
+                ids += [self._text[part[place]]] if place % 2 else next(encoded)
+            result.append(ids)
+        return result
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """Merge as the file's backend does."""
+        return self._inner.encode_bytes(data)
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """The file's library knows nothing of the tokens that the config adds."""
+        return None if self._added else self._inner.encode_prompt(text)
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
+        path = self._files.find("chat_template.jinja")
+        if path is not None:
+            return {"default": path.read_text(encoding="utf-8")}
+        found: Any = self._config.get("chat_template")
+        if isinstance(found, list):
+            return {str(one["name"]): str(one["template"]) for one in found}
+        return {"default": found} if isinstance(found, str) else {}
+
+    def losses(self) -> Sequence[Loss]:
+        """Return those of the file."""
+        return self._inner.losses()
+
+
+def _entry(token_id: int, name: str, special: bool) -> Entry:
+    return Entry(token_id, TokenType.CONTROL if special else TokenType.USER_DEFINED, name.encode())

@@ -1,0 +1,224 @@
+"""The vocabulary inside a `.gguf` file: byte-level BPE, or SentencePiece BPE and Unigram."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
+from xtok.tokenizers._sentencepiece import SentencePieceBackend
+from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
+from xtok.tokenizers._tokenizer import Backend, Loss
+from xtok.tokens import Entry, TokenType
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RustTokenizer
+
+_KEY = "tokenizer.ggml."
+_ROLES = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "pad": "padding_token_id",
+    "unk": "unknown_token_id",
+    "mask": "mask_token_id",
+    "sep": "seperator_token_id",  # so it is spelled in the format
+}
+# What `tokenizer.ggml.pre` names: llama.cpp, src/llama-vocab.cpp (LLAMA_VOCAB_PRE_TYPE_…).
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    "gpt-2": (_GPT_2,),
+    "default": (_GPT_2,),
+    "llama-bpe": (LLAMA_3_PATTERN,),
+    "llama-v3": (LLAMA_3_PATTERN,),
+    "llama3": (LLAMA_3_PATTERN,),
+    "qwen2": (QWEN_PATTERN,),
+    "deepseek-r1-qwen": (QWEN_PATTERN,),
+    "gpt-4o": (O200K_PATTERN,),
+    "llama4": (O200K_PATTERN,),
+    "tekken": (_TEKKEN,),
+    "smollm": (r"\p{N}", _GPT_2),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+}
+# Vocabularies whose tokens are taken whole where a piece is one of them.
+_IGNORE_MERGES = {"llama-bpe", "llama-v3", "llama3", "tekken"}
+# `tokenizer.ggml.model` to the model type of a SentencePiece file.
+_SENTENCEPIECE = {"llama": "BPE", "t5": "UNIGRAM"}
+
+
+def is_gguf(head: bytes) -> bool:
+    """Tell from a file's beginning whether it is one."""
+    return head.startswith(b"GGUF")
+
+
+class GgufBackend:
+    """The vocabulary of a `.gguf` file, its chat template, and its width."""
+
+    name = "gguf"
+
+    def __init__(self, path: Path, *, pattern: str | None = None) -> None:
+        self._path = path
+        self._fields = _read(path)
+        model = self._fields.get(f"{_KEY}model")
+        tokens = self._fields.get(f"{_KEY}tokens")
+        if not tokens or model in (None, "none", "no_vocab"):
+            raise TokenizerError(
+                f"{path} has no vocabulary",
+                hint="give the .gguf file of the model itself: a projector or an adapter has none",
+            )
+        self._tokens: list[str] = tokens
+        kinds = self._fields.get(f"{_KEY}token_type") or [int(TokenType.NORMAL)] * len(tokens)
+        self._types = [TokenType(kind) for kind in kinds]
+        self._inner: Backend | None = None
+        self._rust: RustTokenizer | None = None
+        if model in _SENTENCEPIECE:
+            if pattern is not None:
+                raise TokenizerError(
+                    f"{path} holds a SentencePiece model, which takes no pattern",
+                    hint="leave out --student-pattern or --teacher-pattern",
+                )
+            self._inner = self._sentencepiece(_SENTENCEPIECE[model])
+        elif model == "gpt2":
+            self._rust = self._byte_level(pattern)
+        else:
+            raise TokenizerError(
+                f"{path} holds a vocabulary of the kind {model!r}",
+                hint="xtok reads byte-level BPE (gpt2) and SentencePiece (llama, t5) out of .gguf; "
+                "give the model's Hugging Face folder",
+            )
+
+    def _sentencepiece(self, kind: str) -> Backend:
+        from sentencepiece import sentencepiece_model_pb2
+
+        proto = sentencepiece_model_pb2.ModelProto()
+        scores = self._fields.get(f"{_KEY}scores") or [0.0] * len(self._tokens)
+        for token, score, token_type in zip(self._tokens, scores, self._types, strict=True):
+            proto.pieces.add(piece=token, score=score, type=int(token_type))
+        spec = proto.trainer_spec
+        spec.model_type = spec.ModelType.Value(kind)
+        spec.vocab_size = len(self._tokens)
+        spec.byte_fallback = TokenType.BYTE in self._types
+        for name in ("unk", "bos", "eos", "pad"):
+            token_id = self._fields.get(_KEY + _ROLES[name], -1)
+            if name != "unk" or token_id >= 0:
+                setattr(spec, f"{name}_id", token_id)
+        proto.normalizer_spec.name = "identity"
+        charsmap = self._fields.get(f"{_KEY}precompiled_charsmap")
+        if charsmap:
+            proto.normalizer_spec.name = "of the file"
+            proto.normalizer_spec.precompiled_charsmap = bytes(b % 256 for b in charsmap)
+        return SentencePieceBackend.from_proto(proto, str(self._path))
+
+    def _byte_level(self, pattern: str | None) -> RustTokenizer:
+        from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+
+        pre = str(self._fields.get(f"{_KEY}pre", "default"))
+        patterns = _PATTERNS.get(pre, ()) if pattern is None else (pattern,)
+        if not patterns:
+            raise TokenizerError(
+                f"{self._path} has the split pattern {pre!r}, which is not known here",
+                hint="give its regular expression with --student-pattern or --teacher-pattern",
+            )
+        merges = [tuple(merge.split(" ", 1)) for merge in self._fields.get(f"{_KEY}merges") or []]
+        ids = {token: i for i, token in reversed(list(enumerate(self._tokens)))}
+        try:
+            model = models.BPE(ids, merges, ignore_merges=pre in _IGNORE_MERGES)
+            splits = [pre_tokenizers.Split(Regex(p), behavior="isolated") for p in patterns]
+        except Exception as error:
+            raise TokenizerError(
+                f"{self._path} has merges or a pattern that do not fit its tokens: {error}",
+                hint="the file is damaged, or give another --student-pattern or --teacher-pattern",
+            ) from error
+        rust = Tokenizer(model)
+        by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        rust.pre_tokenizer = pre_tokenizers.Sequence([*splits, by_bytes])
+        for special, kind in ((True, TokenType.CONTROL), (False, TokenType.USER_DEFINED)):
+            named = [t for t, k in zip(self._tokens, self._types, strict=True) if k == kind and t]
+            added = [AddedToken(t, normalized=False, special=special) for t in named]
+            (rust.add_special_tokens if special else rust.add_tokens)(added)
+        rust.encode_special_tokens = True
+        return rust
+
+    def entries(self) -> Iterable[Entry]:
+        """Types are the file's own; a byte-level token's bytes are those behind its characters."""
+        if self._inner is not None:
+            yield from self._inner.entries()
+            return
+        for i, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True)):
+            named = kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+            yield Entry(i, kind, token.encode() if named else byte_level_bytes(token))
+
+    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+        """Return the ids that the file names."""
+        found = {role: self._fields.get(_KEY + key) for role, key in _ROLES.items()}
+        return {role: [int(i)] for role, i in found.items() if i is not None and i >= 0}
+
+    def model_vocab_size(self) -> int | None:
+        """Return what `ARCHITECTURE.vocab_size` says; where it is left out, the list is full."""
+        architecture = self._fields.get("general.architecture")
+        size = self._fields.get(f"{architecture}.vocab_size")
+        return None if size is None else int(size)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode on all cores, special tokens as plain text."""
+        if self._inner is not None:
+            return self._inner.encode_texts(texts)
+        return [e.ids for e in self._bpe.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """Merge bytes; SentencePiece merges characters."""
+        return None if self._inner is not None else merge_bytes(self._bpe, data)
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Control tokens are found by `Tokenizer`."""
+        return None
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return the file's templates."""
+        prefix = "tokenizer.chat_template"
+        found = {
+            key.removeprefix(prefix).lstrip(".") or "default": value
+            for key, value in self._fields.items()
+            if key == prefix or key.startswith(f"{prefix}.")
+        }
+        return {name: str(text) for name, text in found.items()}
+
+    def losses(self) -> Sequence[Loss]:
+        """Byte-level ones have none; the format has no normalizer for them."""
+        return () if self._inner is None else self._inner.losses()
+
+    @property
+    def _bpe(self) -> RustTokenizer:
+        if self._rust is None:
+            raise ValueError("not a byte-level vocabulary")
+        return self._rust
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the metadata of a file, without its tensors' data."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise TokenizerError(
+            f"{path} needs the package gguf",
+            hint="pip install 'xtok[gguf]'",
+        ) from error
+    try:
+        reader = GGUFReader(path)
+        return {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise TokenizerError(
+            f"{path} is not a whole .gguf file: {error}",
+            hint="the file is damaged or cut off: fetch it again",
+        ) from error

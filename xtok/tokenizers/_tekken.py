@@ -1,0 +1,129 @@
+"""Mistral's `tekken.json`: byte ranks behind a block of special tokens, and the pattern."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers._tiktoken import require_single_bytes
+from xtok.tokenizers._tokenizer import Loss
+from xtok.tokens import Entry, TokenType
+
+# What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
+# tokens/tokenizers/tekken.py.
+_FIRST_SPECIAL_TOKENS = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
+    "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
+    "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+)
+_ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
+
+
+def is_tekken(head: bytes) -> bool:
+    """Tell from a file's beginning whether it may be one: an object with `config` or `vocab`."""
+    start = b"".join(head[:200].split())
+    return start.startswith((b'{"config":{"pattern"', b'{"vocab":[{"rank"'))
+
+
+class TekkenBackend:
+    """A `tekken.json` through the `tiktoken` library."""
+
+    name = "tekken"
+
+    def __init__(self, path: Path, *, pattern: str | None = None) -> None:
+        import tiktoken
+
+        if pattern is not None:
+            raise TokenizerError(
+                f"{path} is a tekken file, which brings its own pattern",
+                hint="leave out --student-pattern or --teacher-pattern",
+            )
+        try:
+            document = json.loads(path.read_bytes())
+            config = document["config"]
+            reserved = int(config["default_num_special_tokens"])
+            size = int(config["default_vocab_size"])
+            listed = [
+                (int(t["rank"]), t["token_str"], bool(t.get("is_control", True)))
+                for t in document.get("special_tokens") or _default_special_tokens()
+            ]
+            self._ranks = _ranks(document["vocab"][: size - reserved], path)
+            self._encoding = tiktoken.Encoding(
+                path.name,
+                pat_str=config["pattern"],
+                mergeable_ranks=self._ranks,
+                special_tokens={},
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise TokenizerError(
+                f"{path} is not a tekken file: {error!r}",
+                hint="the file is damaged or of another kind: fetch it again",
+            ) from error
+        self._reserved = reserved
+        self._special = {rank: (name, control) for rank, name, control in listed}
+        for i in range(reserved):
+            self._special.setdefault(i, (f"<SPECIAL_{i}>", True))
+
+    def entries(self) -> Iterable[Entry]:
+        """The special tokens come first, CONTROL or, where the file says so, USER_DEFINED."""
+        for i, (name, control) in sorted(self._special.items()):
+            kind = TokenType.CONTROL if control else TokenType.USER_DEFINED
+            yield Entry(i, TokenType.UNKNOWN if name == "<unk>" else kind, name.encode())
+        for token, rank in self._ranks.items():
+            yield Entry(rank + self._reserved, TokenType.NORMAL, token)
+
+    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+        """Return the roles of the names that mistral-common knows."""
+        ids = {name: i for i, (name, _) in self._special.items()}
+        return {role: [ids[name]] for role, name in _ROLES.items() if name in ids}
+
+    def model_vocab_size(self) -> int | None:
+        """The file has no model beside it."""
+        return None
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode one by one, as `TiktokenBackend` does; special tokens are text here."""
+        encode, shift = self._encoding.encode_ordinary, self._reserved
+        return [[i + shift for i in encode(text)] for text in texts]
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """Merge the bytes by rank, as one piece."""
+        return [i + self._reserved for i in self._encoding._encode_single_piece(data)]
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """The format takes the names of special tokens for text."""
+        return None
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """The file has no chat template."""
+        return {}
+
+    def losses(self) -> Sequence[Loss]:
+        """There are none: no normalizer."""
+        return ()
+
+
+def _default_special_tokens() -> list[dict[str, Any]]:
+    return [{"rank": i, "token_str": name} for i, name in enumerate(_FIRST_SPECIAL_TOKENS.split())]
+
+
+def _ranks(vocab: Sequence[Mapping[str, Any]], path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for place, entry in enumerate(vocab):
+        try:
+            token = base64.b64decode(entry["token_bytes"], validate=True)
+        except binascii.Error as error:
+            raise TokenizerError(
+                f"entry {place} of the vocab of {path} is not base64",
+                hint="the file is damaged or of another kind: fetch it again",
+            ) from error
+        if token in ranks or int(entry["rank"]) != place:
+            raise ValueError(f"entry {place} of its vocab repeats a token, or is out of order")
+        ranks[token] = place
+    require_single_bytes(ranks, str(path))
+    return ranks
