@@ -14,10 +14,14 @@ from xtok._version import __version__
 
 if TYPE_CHECKING:
     from xtok.config import BuildConfig as BuildConfig
+    from xtok.config import GenerateConfig as GenerateConfig
+    from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import SortCutConfig as SortCutConfig
     from xtok.describe import MapDescription as MapDescription
     from xtok.describe import inspect as inspect
+    from xtok.embeddings import generate as generate
+    from xtok.errors import EmbeddingError as EmbeddingError
     from xtok.errors import MapFileError as MapFileError
     from xtok.errors import OutputError as OutputError
     from xtok.errors import TokenizerError as TokenizerError
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
+    from xtok.stages import merge as merge
     from xtok.stages import multitoken as multitoken
     from xtok.stages import reapply_exact as reapply_exact
     from xtok.stages import sort_cut as sort_cut
@@ -36,8 +41,11 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "BuildConfig": "config",
+    "EmbeddingError": "errors",
+    "GenerateConfig": "config",
     "MapDescription": "describe",
     "MapFileError": "errors",
+    "MergeConfig": "config",
     "MultitokenConfig": "config",
     "OutputError": "errors",
     "ProjectionMap": "projection",
@@ -50,8 +58,10 @@ _MODULE_OF = {
     "XtokError": "errors",
     "build": "pipeline",
     "convert": "mapfile",
+    "generate": "embeddings",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",
+    "merge": "stages",
     "multitoken": "stages",
     "reapply_exact": "stages",
     "sort_cut": "stages",

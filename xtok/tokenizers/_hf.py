@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
+from xtok.hub import find_file
 from xtok.tokens import Entry, TokenType
 
 if TYPE_CHECKING:
@@ -139,38 +140,13 @@ class HuggingFaceBackend:
 
     def _find(self, name: str) -> Path | None:
         """Return a file of the folder or repo, fetched if need be; None where it has none."""
-        if isinstance(self._model, Path):
-            path = self._model / name
-            return path if path.is_file() else None
-        from huggingface_hub import errors, hf_hub_download
-
-        repo = f"{self._model}" + (f" at revision {self._revision}" if self._revision else "")
-        try:
-            return Path(hf_hub_download(self._model, name, revision=self._revision))
-        except errors.LocalEntryNotFoundError as error:
-            if name != "tokenizer.json":  # offline, and what was cached came without this file
-                return None
-            raise TokenizerError(
-                f"{repo} is not in the local cache, and the hub cannot be reached",
-                hint=f"fetch it where there is a network: hf download {self._model}",
-            ) from error
-        except errors.GatedRepoError as error:
-            raise TokenizerError(
-                f"{repo} is gated, and access is not granted to you",
-                hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
-            ) from error
-        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-            raise TokenizerError(
-                f"no model {repo} on the hub, and no such file or folder here",
-                hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
-            ) from error
-        except errors.EntryNotFoundError:
-            return None
-        except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
-            raise TokenizerError(
-                f"{repo} cannot be fetched: {error}",
-                hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
-            ) from error
+        return find_file(
+            self._model,
+            name,
+            revision=self._revision,
+            required=name == "tokenizer.json",
+            error=TokenizerError,
+        )
 
 
 def _spec(component: Any) -> Spec:

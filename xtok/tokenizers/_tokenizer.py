@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from xtok.canonical import find_roles
@@ -46,6 +47,7 @@ class Tokenizer:
     Attributes:
         vocabulary: the token table and where it comes from.
         report: what became of the ids on the way to the table.
+        location: the local folder or file (a `Path`) or the repo (a `str`) that it was loaded from.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class Tokenizer:
         backend: Backend,
         *,
         model_id: str,
+        location: str | Path | None = None,
         revision: str | None = None,
         vocab_size: int | None = None,
     ) -> None:
+        self.location = location
         entries = list(backend.entries())
         largest = max((entry.id for entry in entries), default=-1)
         width, source = _width(backend, model_id, vocab_size, largest)

@@ -1,0 +1,55 @@
+"""Numba kernels on flat arrays, nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+from numpy.typing import NDArray
+
+_STRIDE = 64  # elements that are compared at once, before any is looked at alone
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def keep_largest(
+    tile: NDArray[Any],
+    num_columns: int,
+    first_id: int,
+    absolute: bool,
+    values: NDArray[Any],
+    ids: NDArray[Any],
+) -> None:
+    """Merge a tile of similarities into each row's `k` largest so far.
+
+    Args:
+        tile: float32 `[rows, columns]`, no NaN.
+        num_columns: how many of the tile's columns count.
+        first_id: the id of the first column; every id so far is smaller.
+        absolute: compare absolute values.
+        values: float32 `[rows, k]`, falling in each row; ties stay in the order of ids.
+        ids: int32 `[rows, k]`, beside the values.
+    """
+    k = values.shape[1]
+    for row in range(tile.shape[0]):
+        floor = values[row, k - 1]
+        for start in range(0, num_columns, _STRIDE):
+            stop = min(start + _STRIDE, num_columns)
+            above = 0
+            for column in range(start, stop):
+                x = tile[row, column]
+                above += (x > floor) | (absolute & (x < -floor))
+            if above == 0:
+                continue
+            for column in range(start, stop):
+                x = tile[row, column]
+                if absolute:
+                    x = abs(x)
+                if x > floor:
+                    place = k - 1
+                    while place > 0 and values[row, place - 1] < x:
+                        values[row, place] = values[row, place - 1]
+                        ids[row, place] = ids[row, place - 1]
+                        place -= 1
+                    values[row, place] = x
+                    ids[row, place] = first_id + column
+                    floor = values[row, k - 1]
