@@ -127,9 +127,10 @@ class SentenceModel:
 
     def _load(self) -> Any:
         import torch
-        from sentence_transformers import SentenceTransformer
 
         try:
+            from sentence_transformers import SentenceTransformer
+
             model = SentenceTransformer(
                 str(self._folder),
                 device=self._device,
