@@ -49,3 +49,29 @@ def multitoken(
         cut = heaviest(normalized(row), top_k - (slot is not None))
         result[s] = cut if slot is None else normalized({**cut, slot: SLOT_WEIGHT})
     return result
+
+
+def common_boundaries(
+    student: list[bytes], teacher: list[bytes]
+) -> list[tuple[list[int], list[int]]]:
+    """The chunks of two spellings of the same bytes: positions of the tokens between two ends."""
+    ends: list[dict[int, int]] = []
+    for tokens in (student, teacher):
+        total, found = 0, {}
+        for position, token in enumerate(tokens):
+            total += len(token)
+            if token:
+                found[total] = position + 1
+        ends.append(found)
+    chunks = []
+    s_from = t_from = 0
+    for boundary in sorted(ends[0].keys() & ends[1].keys()):
+        s_to, t_to = ends[0][boundary], ends[1][boundary]
+        chunks.append(
+            (
+                [i for i in range(s_from, s_to) if student[i]],
+                [j for j in range(t_from, t_to) if teacher[j]],
+            )
+        )
+        s_from, t_from = s_to, t_to
+    return chunks

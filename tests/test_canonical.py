@@ -58,6 +58,11 @@ def test_every_end_of_text_may_share_one() -> None:
     assert match_roles(student, MISTRAL) == {0: 1, 1: 1, 2: 1}
 
 
+def test_the_end_of_a_turn_is_the_end_of_text_where_there_is_no_other() -> None:
+    assert match_roles(LLAMA, MISTRAL) == {0: 0, 1: 1, 2: 3, 4: 1}
+    assert match_roles(MISTRAL, LLAMA) == {0: 0, 1: 1, 3: 2}
+
+
 def test_tokens_without_a_role_pair_by_name() -> None:
     student, teacher = table_of("<|a|>", "<|b|>"), table_of("<|x|>", "<|b|>")
     assert match_roles(student, teacher) == {1: 1}

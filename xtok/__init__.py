@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 from xtok._version import __version__
 
 if TYPE_CHECKING:
+    from xtok.aligner import AlignedPair as AlignedPair
+    from xtok.aligner import AlignmentBatch as AlignmentBatch
+    from xtok.aligner import FlatAlignment as FlatAlignment
+    from xtok.aligner import TextAlignment as TextAlignment
+    from xtok.aligner import TokenAligner as TokenAligner
+    from xtok.aligner import align as align
+    from xtok.aligner import shift_to_predictions as shift_to_predictions
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MergeConfig as MergeConfig
@@ -35,11 +42,20 @@ if TYPE_CHECKING:
     from xtok.stages import reapply_exact as reapply_exact
     from xtok.stages import sort_cut as sort_cut
     from xtok.tokenizers import Tokenizer as Tokenizer
+    from xtok.tokenizers import from_transformers as from_transformers
     from xtok.tokenizers import load_tokenizer as load_tokenizer
     from xtok.tokens import TokenTable as TokenTable
     from xtok.tokens import TokenType as TokenType
 
 _MODULE_OF = {
+    "AlignedPair": "aligner",
+    "AlignmentBatch": "aligner",
+    "FlatAlignment": "aligner",
+    "TextAlignment": "aligner",
+    "TokenAligner": "aligner",
+    "align": "aligner",
+    "shift_to_predictions": "aligner",
+    "from_transformers": "tokenizers",
     "BuildConfig": "config",
     "EmbeddingError": "errors",
     "GenerateConfig": "config",

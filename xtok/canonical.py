@@ -89,38 +89,42 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
 
     Within a role, tokens of the same name pair up first, then the others by order of id, one to
     one; what is left over shares the role's first teacher id if the role is bos, eos, pad or unk.
-    Control tokens without a known role pair up by name.
+    The end of a turn pairs with the end of text of a teacher that has none. Control tokens
+    without a known role pair up by name.
     """
     pairs: dict[int, int] = {}
-    taken: set[int] = set()
-
-    def pair(student_id: int, teacher_id: int) -> None:
-        pairs[student_id] = teacher_id
-        taken.add(teacher_id)
-
     for role in ROLES:
-        candidates = teacher.roles.get(role, ())
-        id_of_name = {teacher.name(t): t for t in reversed(candidates)}
-        rows = [
-            s for s in student.roles.get(role, ()) if s in student.control_names and s not in pairs
-        ]
-        for s in rows:
-            t = id_of_name.get(student.name(s))
-            if t is not None and t not in taken:
-                pair(s, t)
-        rest = [s for s in rows if s not in pairs]
-        free = [t for t in candidates if t not in taken]
-        for s, t in zip(rest, free, strict=False):
-            pair(s, t)
-        if candidates and role in _SHARED_ROLES:
-            pairs.update(dict.fromkeys(rest[len(free) :], candidates[0]))
+        rows = [s for s in student.roles.get(role, ()) if s in student.control_names]
+        _match_role(role, [s for s in rows if s not in pairs], student, teacher, pairs)
+    if "turn_end" not in teacher.roles and "eos" in teacher.roles:
+        # A family without an end of turn ends the assistant's turn with its end of text.
+        for s in student.roles.get("turn_end", ()):
+            if s in student.control_names:
+                pairs.setdefault(s, teacher.roles["eos"][0])
     with_role = {i for ids in teacher.roles.values() for i in ids}
     id_of_name = {n: t for t, n in teacher.control_names.items() if t not in with_role}
-    student_with_role = {i for ids in student.roles.values() for i in ids}
+    with_role = {i for ids in student.roles.values() for i in ids}
     for s, name in student.control_names.items():
-        if s not in student_with_role and name in id_of_name:
-            pair(s, id_of_name[name])
+        if s not in with_role and name in id_of_name:
+            pairs[s] = id_of_name[name]
     return dict(sorted(pairs.items()))
+
+
+def _match_role(
+    role: str, rows: list[int], student: TokenTable, teacher: TokenTable, pairs: dict[int, int]
+) -> None:
+    """Add the pairs of one role to those of the roles before it."""
+    candidates = teacher.roles.get(role, ())
+    taken = set(pairs.values())
+    id_of_name = {teacher.name(t): t for t in reversed(candidates) if t not in taken}
+    named = {s: id_of_name[student.name(s)] for s in rows if student.name(s) in id_of_name}
+    taken |= set(named.values())
+    rest = [s for s in rows if s not in named]
+    free = [t for t in candidates if t not in taken]
+    pairs.update(named)
+    pairs.update(zip(rest, free, strict=False))
+    if candidates and role in _SHARED_ROLES:
+        pairs.update(dict.fromkeys(rest[len(free) :], candidates[0]))
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:

@@ -87,6 +87,7 @@ class SentenceModel:
         folder = model if isinstance(model, Path) else None
         self._folder = folder or find_folder(str(model), revision=revision, error=EmbeddingError)
         self._device, self._dtype = device, dtype
+        self._loaded: Any = None
         self.model_id = folder.name if folder else str(model)
         self.key = {
             "kind": "sentence",
@@ -102,7 +103,8 @@ class SentenceModel:
         """Embed batches of texts of like length, each on one thread."""
         import torch
 
-        model, lock = self._load(), Lock()
+        self._loaded = model = self._loaded or self._load()
+        lock = Lock()
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
 
@@ -127,7 +129,10 @@ class SentenceModel:
 
     def _load(self) -> Any:
         import torch
+        from transformers.utils import logging
 
+        had_bars = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one for weights that load in no time
         try:
             from sentence_transformers import SentenceTransformer
 
@@ -143,6 +148,9 @@ class SentenceModel:
                 f"{self.model_id} is not a model that sentence-transformers loads: {error}",
                 hint="check its modules.json and config.json, or fetch it again",
             ) from error
+        finally:
+            if had_bars:
+                logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         return model.eval()
 
 

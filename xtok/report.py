@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,9 @@ from rich.text import Text
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
 from xtok.projection import StageReport
 from xtok.tokens import escape
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @contextmanager
@@ -29,9 +32,9 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
         yield bar.update
 
 
-def to_json(description: MapDescription) -> str:
-    """Return a description as one JSON object; tokens are escaped as `tokens.escape` does it."""
-    return json.dumps(asdict(description), ensure_ascii=False, indent=2)
+def to_json(result: DataclassInstance) -> str:
+    """Return a dataclass as one JSON object; tokens are escaped as `tokens.escape` does it."""
+    return json.dumps(asdict(result), ensure_ascii=False, indent=2)
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from xtok._version import __version__
 from xtok.cli import _options as opt
-from xtok.cli._run import check_output, config, quiet_stderr, run, write
+from xtok.cli._run import check_output, config, quiet_stderr, read_chat, read_text, run, write
 from xtok.config import (
     AnchorFit,
     BuildConfig,
@@ -456,6 +456,70 @@ def convert(
             map_path, student_vocab_size, teacher_vocab_size, preserve_last, normalize
         )
         write(projection, output)
+
+
+@app.command()
+def align(
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[TEXT|-]", help="The text itself, or - to read it from stdin."),
+    ] = None,
+    *,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    file: Annotated[
+        Path | None, typer.Option(help="Read the text from this file.", metavar="FILE")
+    ] = None,
+    chat: Annotated[
+        Path | None,
+        typer.Option(
+            help="Align a conversation instead: a JSON file with a list of messages, rendered by "
+            "each side's chat template.",
+            metavar="FILE",
+        ),
+    ] = None,
+    student_chat_template: opt.StudentChatTemplate = None,
+    teacher_chat_template: opt.TeacherChatTemplate = None,
+    max_comb_len: Annotated[
+        int,
+        typer.Option(help="Tokens that may match as one where the two sides differ.", min=1),
+    ] = 4,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Show two tokenizations of a text over one another, and the chunks that they share."""
+    if [text, file, chat].count(None) != 2:
+        raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
+    data = read_text(text, file) if chat is None else b""
+    conversation = {} if chat is None else read_chat(chat)
+    with quiet_stderr(quiet):
+        from xtok import chats, display, report
+        from xtok.aligner import TokenAligner, describe_alignment
+
+        student = _load(student_model, student_revision, None, student_pattern)
+        teacher = _load(teacher_model, teacher_revision, None, teacher_pattern)
+        aligner = TokenAligner(student, teacher, max_comb_len=max_comb_len)
+        if chat is None:
+            ids = (student.segment(data), teacher.segment(data))
+            alignment = describe_alignment(aligner, student, teacher, *ids)
+        else:
+            found = chats.align_chat(
+                aligner,
+                student,
+                teacher,
+                **conversation,
+                student_template=student_chat_template,
+                teacher_template=teacher_chat_template,
+            )
+            alignment = chats.describe_chat(aligner, student, teacher, found)
+        if json:
+            print(report.to_json(alignment))  # noqa: T201
+        else:
+            display.print_alignment(alignment)
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:

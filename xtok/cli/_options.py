@@ -76,6 +76,22 @@ TeacherPattern = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+StudentChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        help="Chat template of the student, if not its own: a Jinja file, or the name of a format.",
+        metavar="FILE|NAME",
+        rich_help_panel=_MODELS,
+    ),
+]
+TeacherChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        help="Chat template of the teacher, likewise.",
+        metavar="FILE|NAME",
+        rich_help_panel=_MODELS,
+    ),
+]
 MapPath = Annotated[
     Path, typer.Argument(metavar="MAP", help="A map: .safetensors, or NeMo-RL's .pt.")
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -77,6 +78,42 @@ def check_output(output: Path | None) -> None:
     from xtok import mapfile
 
     mapfile.check_output(output or Path("map.safetensors"))
+
+
+def read_text(text: str | None, file: Path | None) -> bytes:
+    """Return the bytes of a text given as an argument, as a file, or on stdin (`-`)."""
+    if file is not None:
+        return _read(file, "text", "--file")
+    if text is None:
+        raise typer.BadParameter("give a text (or - for stdin), --file or --chat")
+    return sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
+
+
+def read_chat(file: Path) -> dict[str, Any]:
+    """Return `messages` and `tools` of a JSON file: a list of messages, or an object of both."""
+    try:
+        found = json.loads(_read(file, "conversation", "--chat"))
+        chat = found if isinstance(found, dict) else {"messages": found}
+        if isinstance(chat["messages"], list):
+            return {"messages": chat["messages"], "tools": chat.get("tools")}
+        problem = "its messages are no list"
+    except (ValueError, KeyError, RecursionError) as error:
+        problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    raise XtokError(
+        f"the conversation {file} is not one: {problem}",
+        hint='write it as [{"role": "user", "content": "…"}, …], '
+        'or {"messages": […], "tools": […]}',
+    )
+
+
+def _read(file: Path, what: str, option: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise XtokError(
+            f"the {what} {file} cannot be read: {error.strerror or error}",
+            hint=f"give the path of a file with {option}",
+        ) from error
 
 
 def write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._hf import HuggingFaceBackend
@@ -11,7 +12,7 @@ from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
 from xtok.tokenizers._tokenizer import Backend, Tokenizer
 
-__all__ = ["Backend", "Tokenizer", "load_tokenizer"]
+__all__ = ["Backend", "Tokenizer", "from_transformers", "load_tokenizer"]
 
 _FILE_BACKENDS: dict[str, Callable[..., Backend]] = {
     "spm": SentencePieceBackend,
@@ -69,6 +70,22 @@ def load_tokenizer(
         revision=revision,
         vocab_size=vocab_size,
     )
+
+
+def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
+    """Wrap a fast Hugging Face tokenizer that is already loaded; it is copied, not changed.
+
+    Args:
+        tokenizer: a `PreTrainedTokenizerFast`.
+        vocab_size: the width of the model's logits; by default that of the config in the folder it
+            was loaded from, else the largest id + 1.
+
+    Raises:
+        TokenizerError: if it is a slow tokenizer, or its tokens are no byte strings.
+    """
+    name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
+    backend = HuggingFaceBackend.from_loaded(tokenizer, name)
+    return Tokenizer(backend, model_id=Path(name).name or name, vocab_size=vocab_size)
 
 
 def _split_prefix(model: str) -> tuple[str | None, str]:

@@ -38,14 +38,30 @@ class HuggingFaceBackend:
                 hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
                 "give the .model or .tiktoken file itself",
             )
-        self._hf = self._load()
+        self._use(self._load())
+
+    @classmethod
+    def from_loaded(cls, tokenizer: Any, name: str) -> HuggingFaceBackend:
+        """Take a loaded tokenizer, and the model config of the folder that it came from."""
+        backend = cls.__new__(cls)
+        backend._model, backend._revision = Path(name), None
+        if not getattr(tokenizer, "is_fast", False):
+            raise TokenizerError(
+                f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
+                hint="load it with AutoTokenizer.from_pretrained(..., use_fast=True)",
+            )
+        backend._use(tokenizer)
+        return backend
+
+    def _use(self, tokenizer: Any) -> None:
+        self._hf = tokenizer
         self._rust = _without_context(self._hf.backend_tokenizer)
         self._special = {
             i: token.content for i, token in self._hf.added_tokens_decoder.items() if token.special
         }
         self._added = {i: token.content for i, token in self._hf.added_tokens_decoder.items()}
         components = list(_components(_spec(self._rust.decoder)))
-        self._decode = _decoder(components, str(model))
+        self._decode = _decoder(components, str(self._model))
         self._byte_level = any(c["type"] == "ByteLevel" for c in components)
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in components)
 
@@ -137,6 +153,19 @@ class HuggingFaceBackend:
         except UnicodeDecodeError:
             pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
         return [token.id for piece in pieces for token in model.tokenize(piece)]
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
+        encoded = self._hf(text, add_special_tokens=False, verbose=False)
+        ids: list[int] = encoded["input_ids"]
+        return ids
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
+        found = self._hf.chat_template
+        if not found:
+            return {}
+        return {"default": found} if isinstance(found, str) else dict(found)
 
     def _find(self, name: str) -> Path | None:
         """Return a file of the folder or repo, fetched if need be; None where it has none."""

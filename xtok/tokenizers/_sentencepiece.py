@@ -69,3 +69,11 @@ class SentencePieceBackend:
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """SentencePiece merges characters, not bytes."""
         return None
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """SentencePiece takes the names of control tokens for text."""
+        return None
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """A `.model` file has no chat template."""
+        return {}

@@ -220,3 +220,11 @@ class TiktokenBackend:
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge the bytes by rank, as one piece."""
         return self._encoding._encode_single_piece(data)
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Encode with all of the family's special tokens recognised."""
+        return self._encoding.encode(text, allowed_special="all", disallowed_special=())
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """A rank file has no chat template."""
+        return {}

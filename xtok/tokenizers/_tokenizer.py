@@ -7,13 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xtok.canonical import find_roles
 from xtok.errors import TokenizerError
 from xtok.tokens import (
     MAX_WIDTH,
     Entry,
+    TokenTable,
     TokenType,
     Vocabulary,
     decode_vocabulary,
@@ -39,6 +43,23 @@ class Backend(Protocol):
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes, or return None where it cannot."""
+
+    def encode_prompt(self, text: str) -> list[int] | None:
+        """Encode a whole text with control tokens recognised; None where the library cannot."""
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return the Jinja chat templates by name; `default` is the usual one."""
+
+
+class Encoding(NamedTuple):
+    """A text as ids, and where in it each one stands.
+
+    `ids` is int32 `[T]`; token i is bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8,
+    int64 `[T + 1]`. A token has none where its library put a space before the text.
+    """
+
+    ids: NDArray[np.int32]
+    bounds: NDArray[np.int64]
 
 
 class Tokenizer:
@@ -70,6 +91,15 @@ class Tokenizer:
             zip(table.text_ids.tolist(), filter(None, table.tokens()), strict=True)
         )
         self._byte_ids = {self._bytes_of[int(i)]: int(i) for i in table.ids_of_type(TokenType.BYTE)}
+        self._control_names = {i: name.encode() for i, name in table.control_names.items() if name}
+        named = table.ids_of_type(TokenType.CONTROL).tolist()
+        self._control_ids = {table.control_names[i]: i for i in reversed(named)}
+        longest_first = sorted(filter(None, self._control_ids), key=len, reverse=True)
+        self._control_pattern = (
+            re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+            if longest_first
+            else None
+        )
         self._ids = table.canonical_ids()
         self._ids_by_length = sorted({len(token) for token in self._ids}, reverse=True)
         preferred = self._emitted_duplicates()
@@ -85,6 +115,13 @@ class Tokenizer:
             tokenizer_vocab_size=largest + 1,
             table=table,
         )
+
+    @property
+    def table(self) -> TokenTable:
+        """The token table, which a loaded tokenizer always has."""
+        if self.vocabulary.table is None:
+            raise ValueError("a loaded tokenizer has a table")
+        return self.vocabulary.table
 
     def segment(self, data: bytes) -> list[int]:
         """Return the ids that the tokenizer gives for these bytes in the middle of a text.
@@ -122,6 +159,81 @@ class Tokenizer:
             self._segment_bytes(piece) if ids is None else ids
             for ids, piece in zip(result, pieces, strict=True)
         ]
+
+    def encode(self, text: str) -> Encoding:
+        """Encode a rendered prompt: control tokens by their names, the rest byte for byte.
+
+        The ids are those of the library's own encoder. Where that changes the text (a normalizer),
+        or knows no control tokens, the stretches between control tokens are segmented instead.
+
+        Raises:
+            TokenizerError: if the vocabulary cannot spell the text.
+        """
+        data = text.encode()
+        ids = self._backend.encode_prompt(text)
+        bounds = None if ids is None else self._bounds(ids, data)
+        if ids is None or bounds is None:
+            ids = self._encode_parts(text)
+            bounds = self._bounds(ids, data)
+        if bounds is None:
+            raise ValueError("the parts of a text do not spell it")
+        return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64))
+
+    def special_token_names(self) -> dict[str, str]:
+        """Return `bos_token` and the like, as chat templates know them, to the token's name."""
+        names = {}
+        for role, ids in self._backend.declared_roles().items():
+            for i in list(ids)[:1]:
+                name = self._control_names.get(i) or self._bytes_of.get(i, b"")
+                names[f"{role}_token"] = name.decode("utf-8", "replace")
+        return names
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return the Jinja chat templates that the tokenizer brings, by name."""
+        return self._backend.chat_templates()
+
+    def _encode_parts(self, text: str) -> list[int]:
+        """Segment what is between the control tokens of a text."""
+        if self._control_pattern is None:
+            return self.segment(text.encode())
+        parts = self._control_pattern.split(text)
+        spelled = self.segment_batch([part.encode() for part in parts[::2]])
+        ids: list[int] = []
+        for part, found, name in zip(parts[::2], spelled, [*parts[1::2], ""], strict=True):
+            ids += self.segment(part.encode()) if found is None else found
+            if name:
+                ids.append(self._control_ids[name])
+        return ids
+
+    def _bounds(self, ids: Sequence[int], data: bytes) -> list[int] | None:
+        """Return where each token begins, and the end; None if the ids do not spell the bytes.
+
+        A library may put a space before a stretch of text, and may have a control token take the
+        whitespace beside it; nothing else may differ.
+        """
+        bounds = [0]
+        after_control = True
+        for token_id in ids:
+            name = self._control_names.get(token_id)
+            token = self._bytes_of.get(token_id) if name is None else name
+            if not token:
+                return None
+            place = bounds[-1]
+            if not data.startswith(token, place):
+                stripped = _skip_whitespace(data, place)
+                if (name or after_control) and data.startswith(token, stripped):
+                    place = stripped
+                    if after_control and len(bounds) > 1:  # the token before has taken it
+                        bounds[-1] = place
+                elif after_control and token[:1] == b" " and data.startswith(token[1:], place):
+                    place -= 1
+                else:
+                    return None
+            bounds.append(place + len(token))
+            after_control = name is not None
+        if after_control and len(bounds) > 1:
+            bounds[-1] = _skip_whitespace(data, bounds[-1])
+        return bounds if bounds[-1] == len(data) else None
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
         """Tell whether all ids are text and their bytes concatenate to `data`."""
@@ -178,6 +290,12 @@ class Tokenizer:
 
 
 _INVALID = re.compile("([\udc80-\udcff]+)")
+_WHITESPACE = re.compile(rb"\s*")
+
+
+def _skip_whitespace(data: bytes, place: int) -> int:
+    found = _WHITESPACE.match(data, place)
+    return place if found is None else found.end()
 
 
 def _width(

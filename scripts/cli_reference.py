@@ -1,0 +1,72 @@
+"""Write docs/guides/cli.md, the command reference, from the help texts of the command line.
+
+    python scripts/cli_reference.py            # write it
+    python scripts/cli_reference.py --check    # exit with 1 if it is not current
+
+Typer's own `utils docs` does the work; here the list of commands gets links and whole sentences,
+which Typer cuts off. How an option's type is worded depends on Typer's version, which the first
+line of the file notes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "guides" / "cli.md"
+HEADER = "<!-- scripts/cli_reference.py wrote this file, with typer {}. Do not edit it. -->\n\n"
+
+
+def typer_version() -> str:
+    """Return Typer's version without the patch level, as the reference notes it."""
+    return ".".join(version("typer").split(".")[:2])
+
+
+def render() -> str:
+    """Return the reference as Markdown: the same text on any terminal and in any locale."""
+    command = [sys.executable, "-m", "typer", "xtok.cli", "utils", "docs", "--name", "xtok"]
+    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        command,
+        env={**os.environ, **plain},
+        stdout=subprocess.PIPE,
+        check=True,
+        encoding="utf-8",
+    )
+    text = done.stdout.strip() + "\n"
+    for entity, char in (("&#x27;", "'"), ("&quot;", '"')):  # Markdown needs no escapes for these
+        text = text.replace(entity, char)
+    summaries = dict(re.findall(r"^## `xtok (\S+)`\n\n(.+)$", text, re.MULTILINE))
+
+    def whole(line: re.Match[str]) -> str:
+        return f"* [`{line[1]}`](#xtok-{line[1]}): {summaries[line[1]]}"
+
+    text = re.sub(r"^\* `([a-z][a-z-]*)`: .*$", whole, text, flags=re.MULTILINE)
+    return HEADER.format(typer_version()) + text
+
+
+def main() -> int:
+    """Write the reference, or check it; return the exit code."""
+    parser = argparse.ArgumentParser(description="Write docs/guides/cli.md from the help texts.")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it is stale")
+    check = parser.parse_args().check
+    text = render()
+    if not check:
+        REFERENCE.write_text(text, encoding="utf-8", newline="\n")
+        print(REFERENCE.relative_to(ROOT))
+        return 0
+    if REFERENCE.exists() and REFERENCE.read_text(encoding="utf-8") == text:
+        return 0
+    print("error: docs/guides/cli.md is not what the help says now", file=sys.stderr)
+    print("hint: python scripts/cli_reference.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

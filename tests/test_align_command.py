@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from rich.cells import cell_len
+from rich.console import Console
+
+from xtok.aligner import TextAlignment, TokenAligner, align, describe_alignment
+from xtok.display import print_alignment
+from xtok.tokenizers import Tokenizer
+
+
+def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False) -> list[str]:
+    console = Console(
+        width=width, force_terminal=colour, color_system="standard" if colour else None,
+        highlight=False,
+    )  # fmt: skip
+    with console.capture() as captured:
+        print_alignment(alignment, console)
+    return captured.get().splitlines()
+
+
+def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    found = align(byte_level, digits, b" the 2014")
+    spans = [(p.student_tokens, p.teacher_tokens) for p in found.pairs]
+    assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]
+    assert lines_of(found) == [
+        "student │␣the│␣│2¦0¦1│4│",
+        "teacher │␣the│␣│201  │4│",
+        "",
+        "6 student tokens (small-byte-level), 4 teacher tokens (small-digits)",
+        "4 chunks, 4 of them correct, 3 of one token on each side",
+        "100.00% of the student tokens in correct chunks; in none: 0 student, 0 teacher tokens",
+    ]
+
+
+def test_what_is_not_correct_is_marked(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    aligner = TokenAligner(byte_level, digits)
+    s = [*byte_level.segment(b" x"), *byte_level.segment(b" the")]
+    bos = aligner.teacher.table.roles["bos"][0]
+    t = [bos, *digits.segment(b" y"), *digits.segment(b" the")]
+    found = describe_alignment(aligner, byte_level, digits, s, t)
+    _, teacher, marks, *_ = lines_of(found)
+    assert "≠" in marks
+    assert marks.index("-") == teacher.index("<")
+    assert not found.pairs[0].is_correct
+    assert found.pairs[0].teacher_tokens[0] == 1
+    assert found.teacher_unaligned == 1
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_wide_and_right_to_left_scripts_keep_their_columns(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, width: int
+) -> None:
+    text = "東京都に行きました。 שלום עולם مرحبا\r\n\x1b[31m e\u0301\u0301 한국어 👨\u200d👩 end"
+    found = align(byte_level, sentencepiece, text.encode())
+    lines = lines_of(found, width=width)
+    rows = [line for line in lines if line.startswith(("student", "teacher"))]
+    assert len(rows) > 2
+    assert "\x1b" not in "".join(lines)
+    for student, teacher in zip(rows[::2], rows[1::2], strict=True):
+        ends = [
+            [cell_len(line[: m.start()]) for m in re.finditer("│", line)]
+            for line in (student, teacher)
+        ]
+        assert ends[0] == ends[1]
+        assert max(ends[0]) < width or len(ends[0]) == 2  # one block may be wider than a line
+        for line in (student, teacher):
+            assert line.count("\u2068") == line.count("\u2069")
+
+
+def test_chunks_are_coloured_on_a_terminal(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    found = align(byte_level, digits, b" the 2014")
+    coloured = "\n".join(lines_of(found, colour=True))
+    assert "\x1b[36m␣the" in coloured
+    assert "\x1b[32m␣" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines() == lines_of(found)
+
+
+def models(small: Path) -> list[str]:
+    model = str(small / "small.model")
+    return ["--student-model", model, "--teacher-model", model]
+
+
+def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_path: Path) -> None:
+    text = " the text,\n東京"
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    given = cli("align", *models(small), text)
+    assert given.returncode == 0
+    assert given.stdout.startswith("student │")
+    assert cli("align", *models(small), "--file", "text.txt").stdout == given.stdout
+    assert cli("align", *models(small), "--quiet", text).stderr == ""
+
+
+def test_json_has_the_pairs_and_the_counts(cli: Cli, small: Path) -> None:
+    found = json.loads(cli("align", *models(small), " the text", "--json").stdout)
+    n = len(found["student_tokens"])
+    assert found["num_correct"] == found["num_one_to_one"] == n == len(found["pairs"])
+    assert found["pairs"][0]["student_bytes"][0] == 0
+    assert found["pairs"][-1]["teacher_bytes"][1] == len(" the text")
+
+
+def test_bytes_that_are_not_utf8(cli: Cli, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe a\x00")
+    done = cli("align", *models(small), "--file", "bytes")
+    assert done.returncode == 0
+    assert r"\xff│\xfe" in done.stdout
+
+
+def test_bad_input(cli: Cli, small: Path) -> None:
+    both = cli("align", *models(small), "text", "--file", "x")
+    neither = cli("align", *models(small))
+    assert both.returncode == neither.returncode == 2
+    missing = cli("align", *models(small), "--file", "none")
+    assert missing.returncode == 1
+    assert missing.stderr.splitlines()[-2].startswith("error: the text none cannot be read")
+    assert cli("align", *models(small), "").returncode == 0

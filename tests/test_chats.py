@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import REAL, Cli
+
+from xtok.aligner import TokenAligner
+from xtok.chats import ChatAlignment, align_chat, describe_chat
+from xtok.tokenizers import Tokenizer
+from xtok.tokens import unescape
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is the token 2014 of the text?"},
+    {"role": "assistant", "content": "The text: 東京."},
+    {"role": "user", "content": "ok"},
+    {"role": "assistant", "content": "ok"},
+]
+
+PLAIN = "{% for m in messages %}[header {{ m.role }}]\n{{ m.content | trim }}\n\n{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def aligner(byte_level: Tokenizer, digits: Tokenizer) -> TokenAligner:
+    return TokenAligner(byte_level, digits)
+
+
+def check(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
+    """Check that chunks rise on both sides, and return the aligned texts of both sides."""
+    found = chat.alignment
+    for ids in (found.student_chunk_id, found.teacher_chunk_id):
+        used = ids[ids >= 0].tolist()
+        assert used == sorted(used)
+        assert set(used) == set(range(len(found.is_correct)))
+    pairs = aligner.pairs_of(chat.student.ids.tolist(), chat.teacher.ids.tolist(), found)
+    names = (aligner.student.table.name, aligner.teacher.table.name)
+    return [
+        ("".join(map(names[0], p.student_ids)), "".join(map(names[1], p.teacher_ids)))
+        for p in pairs
+        if p.is_correct
+    ]
+
+
+def aligned_text(chat: ChatAlignment, aligner: TokenAligner) -> str:
+    return "".join(student for student, _ in check(chat, aligner))
+
+
+def test_what_the_roles_wrote_is_aligned_and_templates_are_not(
+    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    chat = align_chat(
+        aligner, byte_level, digits, CHAT, student_template="chatml", teacher_template=PLAIN
+    )
+    text = aligned_text(chat, aligner)
+    for message in CHAT:
+        # A template's newline may be in one token with the last character before it.
+        assert message["content"][:-1].encode() in unescape(text)
+    assert "header" not in text
+    # The ends of turns that both sides have as control tokens.
+    assert "assistant" not in text
+
+
+def test_ends_of_turns_match_by_role(
+    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    chat = align_chat(
+        aligner, byte_level, digits, CHAT, student_template="chatml", teacher_template="chatml"
+    )
+    pairs = check(chat, aligner)
+    assert pairs.count(("<|im_end|>", "<|im_end|>")) == len(CHAT)
+    masks = (chat.student.assistant_mask, chat.teacher.assistant_mask)
+    ids = (chat.alignment.student_chunk_id, chat.alignment.teacher_chunk_id)
+    targets = [set(i[m & (i >= 0)].tolist()) for i, m in zip(ids, masks, strict=True)]
+    assert targets[0] == targets[1]
+    assert targets[0]
+
+
+def test_short_contents_do_not_slip_into_other_turns(
+    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    chat = [{"role": role, "content": "ok"} for role in ("user", "assistant") * 3]
+    found = align_chat(
+        aligner, byte_level, digits, chat, student_template="chatml", teacher_template=PLAIN
+    )
+    for i in range(len(chat)):
+        spans = [side.message_spans[i].content for side in (found.student, found.teacher)]
+        assert spans[0] is not None
+        assert spans[1] is not None
+        inside = [
+            ids[slice(*span.tokens)]
+            for ids, span in zip(
+                (found.alignment.student_chunk_id, found.alignment.teacher_chunk_id),
+                spans,
+                strict=True,
+            )
+            if span is not None
+        ]
+        assert set(inside[0].tolist()) == set(inside[1].tolist()) != {-1}
+
+
+def test_a_turn_that_one_template_rewrites_is_aligned_as_far_as_it_goes(
+    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    keep = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    cut = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+    chat = [
+        {"role": "user", "content": "why the text?"},
+        {"role": "assistant", "content": "<think>a long thought about the text</think>the answer"},
+    ]
+    found = align_chat(
+        aligner, byte_level, digits, chat, student_template=keep, teacher_template=cut
+    )
+    text = aligned_text(found, aligner)
+    assert text.endswith("the answer")
+    assert "thought" not in text
+
+
+def test_tool_turns(aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer) -> None:
+    template = (
+        "{% for m in messages %}{{ open }}{{ m.role }}: {{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %} CALL {{ c.function.name }}"
+        " {{ c.function.arguments | tojson }}"
+        "{% endfor %}\n{% endfor %}"
+    )
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "the weather in the city"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Berlin"}}}],
+        },
+        {"role": "tool", "content": '{"sun": 2014}'},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+    found = align_chat(
+        aligner, byte_level, digits, chat,
+        student_template=template.replace("{{ open }}", "<<"),
+        teacher_template=template.replace("{{ open }}", "=====> "),
+    )  # fmt: skip
+    text = aligned_text(found, aligner)
+    for written in ("the weather in the city", "get_weather", "Berlin", '{"sun": 2014}', "sunny."):
+        assert written in text
+    assert "CALL" not in text
+
+
+def test_the_description_counts_all_tokens(
+    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    chat = align_chat(
+        aligner, byte_level, digits, CHAT, student_template="chatml", teacher_template=PLAIN
+    )
+    found = describe_chat(aligner, byte_level, digits, chat)
+    assert len(found.student_tokens) == len(chat.student.ids)
+    assert found.student_unaligned == int((chat.alignment.student_chunk_id < 0).sum())
+    assert found.num_correct == int(chat.alignment.is_correct.sum())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [("llama3_training", "qwen3"), ("qwen3", "gemma3"), ("llama3_1", "qwen2_5")],
+)
+def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
+    folder = REAL / "chat-templates"
+    if not folder.exists():
+        pytest.skip("the chat templates are not there: run scripts/fetch_tokenizers.py")
+    llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    aligner = TokenAligner(llama, qwen)
+    messages = CHAT[1:]
+    found = align_chat(
+        aligner, llama, qwen, messages,
+        student_template=folder / f"{student}.jinja", teacher_template=folder / f"{teacher}.jinja",
+    )  # fmt: skip
+    text = unescape(aligned_text(found, aligner))
+    place = 0
+    for message in messages:
+        written = message["content"].encode()
+        place = text.index(written, place) + len(written)
+
+
+def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps(CHAT), encoding="utf-8")
+    model = str(small / "small.model")
+    args = ["align", "--student-model", model, "--teacher-model", model, "--chat", "chat.json"]
+    done = cli(*args)
+    assert done.returncode == 1
+    assert "small.model has no chat template" in done.stderr
+    (tmp_path / "plain.jinja").write_text(PLAIN)
+    args += ["--student-chat-template", "plain.jinja", "--teacher-chat-template", PLAIN + " "]
+    found = json.loads(cli(*args, "--json").stdout)
+    assert found["num_correct"] > 20
+    assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
+    (tmp_path / "object.json").write_text(json.dumps({"messages": CHAT, "tools": []}))
+    args[6] = "object.json"
+    assert json.loads(cli(*args, "--json").stdout) == found
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("{}", "it lacks 'messages'"),
+        ('{"messages": 3}', "no list"),
+    ],
+)
+def test_files_that_are_no_conversation(
+    cli: Cli, small: Path, tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "chat.json").write_text(content)
+    model = str(small / "small.model")
+    done = cli("align", "--student-model", model, "--teacher-model", model, "--chat", "chat.json")
+    assert done.returncode == 1
+    assert "error: the conversation chat.json is not one: " in done.stderr
+    assert message in done.stderr
+
+
+def test_chunk_ids_are_of_the_tokens_themselves(
+    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    chat = align_chat(
+        aligner, byte_level, digits, CHAT, student_template="chatml", teacher_template="chatml"
+    )
+    assert chat.alignment.student_chunk_id.dtype == np.int32
+    assert len(chat.alignment.student_chunk_id) == len(chat.student.ids)
+    assert len(chat.alignment.teacher_chunk_id) == len(chat.teacher.ids)

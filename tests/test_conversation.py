@@ -1,0 +1,460 @@
+"""Conversations: one rendering, exact spans, targets, named formats, batches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import REAL
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xtok.chat_template import render_template
+from xtok.conversation import Conversation, MessageSpan, collate, render
+from xtok.errors import XtokError
+from xtok.prompt_formats import FORMATS
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": " Be brief. "},
+    {"role": "user", "content": "Wie hoch, 3 < 4?\n"},
+    {"role": "assistant", "content": "  201 Stufen 🌊.\n"},
+    {"role": "user", "content": "again"},
+    {"role": "assistant", "content": "201"},
+]
+TOOLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "add 2 and 2"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "123456789",
+                "type": "function",
+                "function": {"name": "add", "arguments": {"a": 2, "b": "zwei"}},
+            }
+        ],
+    },
+    {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"},
+    {"role": "assistant", "content": "It is 4"},
+]
+
+
+def shown(conversation: Conversation, span: tuple[int, int]) -> str:
+    """The text of a stretch of tokens, by their bounds."""
+    data = conversation.text.encode()
+    start, end = (int(conversation.bounds[i]) for i in span)
+    return data[start:end].decode()
+
+
+def targets(conversation: Conversation) -> list[str]:
+    """The stretches of text that are training targets."""
+    edges = np.flatnonzero(np.diff(np.r_[0, conversation.assistant_mask.astype(int), 0]))
+    return [shown(conversation, (a, b)) for a, b in edges.reshape(-1, 2).tolist()]
+
+
+def contents(conversation: Conversation) -> list[str | None]:
+    return [
+        None if s.content is None else conversation.text[slice(*s.content.chars)]
+        for s in conversation.message_spans
+    ]
+
+
+def check(conversation: Conversation, messages: list[dict[str, Any]], tokenizer: Tokenizer) -> None:
+    """What holds of every conversation."""
+    data = conversation.text.encode()
+    tokens, names = tokenizer.table.tokens(), tokenizer.table.control_names
+    assert conversation.bounds[0] == 0
+    assert conversation.bounds[-1] == len(data)
+    for i, token_id in enumerate(conversation.ids.tolist()):
+        token = names[token_id].encode() if token_id in names else tokens[token_id]
+        assert data[conversation.bounds[i] : conversation.bounds[i + 1]] == token
+    for message, span in zip(messages, conversation.message_spans, strict=True):
+        assert span.role == message["role"]
+        for stretch in (span.whole, span.content):
+            if stretch is not None:
+                a, b = stretch.chars
+                assert data[slice(*stretch.bytes)].decode() == conversation.text[a:b]
+                start, end = stretch.tokens
+                assert conversation.bounds[start] <= stretch.bytes[0]
+                assert conversation.bounds[end] >= stretch.bytes[1]
+        if span.verbatim:
+            assert span.content is not None
+            assert span.source is not None
+            text = conversation.text[slice(*span.content.chars)]
+            assert text == message["content"][slice(*span.source)]
+
+
+def test_chatml_exactly(byte_level: Tokenizer) -> None:
+    found = render(byte_level, CHAT, template="chatml")
+    assert found.text == (
+        "<|im_start|>system\n Be brief. <|im_end|>\n"
+        "<|im_start|>user\nWie hoch, 3 < 4?\n<|im_end|>\n"
+        "<|im_start|>assistant\n  201 Stufen 🌊.\n<|im_end|>\n"
+        "<|im_start|>user\nagain<|im_end|>\n"
+        "<|im_start|>assistant\n201<|im_end|>\n"
+    )
+    check(found, CHAT, byte_level)
+    assert targets(found) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
+    assert contents(found) == [m["content"] for m in CHAT]
+    whole = [s.whole for s in found.message_spans]
+    assert "".join(shown(found, w.tokens) for w in whole if w) == found.text
+    start = byte_level.table.roles["turn_start"][0]
+    assert found.ids.tolist().count(start) == 5
+    assert found.ids.dtype == np.int32
+
+
+def test_the_generation_prompt_is_nobodys(byte_level: Tokenizer) -> None:
+    found = render(byte_level, CHAT[:2], template="chatml", add_generation_prompt=True)
+    assert found.text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert not found.assistant_mask.any()
+    last = found.message_spans[-1].whole
+    assert last is not None
+    assert found.text[last.chars[1] :] == "<|im_start|>assistant\n"
+
+
+PROMPT_IN_THE_LOOP = """\
+{% for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' }}
+{%- if loop.last and add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_generation_prompt_inside_the_loop(byte_level: Tokenizer, asked: bool) -> None:
+    found = render(byte_level, CHAT, template=PROMPT_IN_THE_LOOP, add_generation_prompt=asked)
+    check(found, CHAT, byte_level)
+    assert targets(found) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
+    last = found.message_spans[-1].whole
+    assert last is not None
+    assert found.text[slice(*last.chars)] == "<|im_start|>assistant\n201<|im_end|>"
+
+
+def test_what_a_template_does_to_strings_keeps_their_origin(byte_level: Tokenizer) -> None:
+    template = """\
+{%- for m in messages %}{% set c = m.content %}
+{{- '\n' ~ m.role ~ ': ' ~ ((c.split('|')[-1] | trim).replace('a', 'bb')[1:]) + '!' -}}
+{%- endfor %}"""
+    chat = [{"role": "user", "content": "no | xay z "}, {"role": "user", "content": "xay z|qk"}]
+    found = render(byte_level, chat, template=template)
+    assert found.text == "\nuser: bby z!\nuser: k!"
+    first, second = found.message_spans
+    assert first.content is not None
+    assert second.content is not None
+    # The letter a was written anew as bb, so what is left of the content begins after it.
+    assert found.text[slice(*first.content.chars)] == "y z"
+    assert (first.source, first.verbatim) == ((7, 10), True)
+    assert (second.source, second.verbatim) == ((7, 8), True)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "c.strip().upper()", "c.lstrip('x ').rstrip()", "c.partition(' ')[2]",
+        "c.rpartition(' ')[0]", "c.rsplit(' ', 1)[0]", "c.split()[0]", "c.splitlines()[0]",
+        "c.removeprefix(' x').removesuffix('z ')", "[c, 'and', c] | join('; ')", "'-'.join([c, c])",
+        "c | replace('y', '')", "c | tojson", "'%s!' % c", "c | upper | lower", "c[2]", "c * 2",
+        "c | title", "(c ~ 1) | trim", "c | string | default('x')", "c[::-1]", "c | length",
+    ],
+)  # fmt: skip
+def test_the_text_is_that_of_transformers(expression: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = (
+        f"{{% for m in messages %}}{{% set c = m.content %}}[{{{{ {expression} }}}}]{{% endfor %}}"
+    )
+    chat = [{"role": "user", "content": content} for content in (" xay yz ", "a", "x é\ny")]
+    render_any: Any = render_jinja_template
+    try:
+        [expected], _ = render_any([chat], chat_template=template)
+    except IndexError:
+        with pytest.raises(XtokError, match="raises at message"):
+            render_template(template, chat)
+        return
+    found = render_template(template, chat)
+    assert found.text == expected
+    for run in found.runs:
+        content = chat[run.message]["content"]
+        text = found.text[run.start : run.end]
+        if run.path == ("content",) and run.offset >= 0:
+            given = content[run.offset : run.offset + len(text)]
+            assert text.lower() == given.lower()
+
+
+@given(
+    texts=st.lists(st.text(max_size=12), min_size=1, max_size=4),
+    name=st.sampled_from(["chatml", PROMPT_IN_THE_LOOP]),
+)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_contents_are_found_where_they_are(
+    byte_level: Tokenizer, texts: list[str], name: str
+) -> None:
+    chat = [
+        {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
+    ]
+    found = render(byte_level, chat, template=name)
+    for message, span in zip(chat, found.message_spans, strict=True):
+        if message["content"]:
+            assert span.content is not None
+            assert found.text[slice(*span.content.chars)] == message["content"]
+            assert span.source == (0, len(message["content"]))
+
+
+def test_contents_that_are_lists_of_parts(byte_level: Tokenizer) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% for part in m.content %}"
+        "{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}\n{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "see "}, {"type": "image"}, {"type": "text", "text": " it"}]
+    found = render(byte_level, [{"role": "user", "content": parts}], template=template)
+    [span] = found.message_spans
+    assert span.content is not None
+    assert found.text[slice(*span.content.chars)] == "see <image> it"
+    assert (span.source, span.verbatim) == (None, False)
+
+
+def test_a_dropped_content_and_one_that_lost_its_origin(byte_level: Tokenizer) -> None:
+    drops = "{% for m in messages %}{{ m.role }};{% endfor %}"
+    [span] = render(byte_level, CHAT[:1], template=drops).message_spans
+    assert span.content is None
+    loses = "{% for m in messages %}{{ m.role }}: {{ '%s.' % m.content }};{% endfor %}"
+    [span] = render(byte_level, CHAT[:1], template=loses).message_spans
+    assert span.content is not None
+    assert (span.source, span.verbatim) == ((1, 10), True)
+
+
+def test_generation_blocks_are_the_targets(byte_level: Tokenizer) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}A:<|im_start|>{% generation %}"
+        "{{ m.content }}<|end_of_text|>{% endgeneration %}\n{% else %}{{ m.content }}\n{% endif %}"
+        "{% endfor %}"
+    )
+    found = render(byte_level, CHAT, template=template)
+    check(found, CHAT, byte_level)
+    assert targets(found) == ["  201 Stufen 🌊.\n<|end_of_text|>", "201<|end_of_text|>"]
+
+
+def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+        "{% if tools is none %} none{% endif %}{{ style }}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer = load_tokenizer(str(folder))
+    found = render(tokenizer, CHAT[3:4], tools=[], variables={"style": "!"})
+    assert found.text == "<|begin_of_text|>again<|end_of_text|> none!"
+    ids = {name: i for i, name in tokenizer.table.control_names.items()}
+    assert found.ids[0] == ids["<|begin_of_text|>"]
+    # As the library does it, id for id.
+    from transformers import AutoTokenizer
+
+    library = AutoTokenizer.from_pretrained(str(folder))
+    expected = library.apply_chat_template(CHAT[3:4], return_dict=False, style="!")
+    assert found.ids.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["ranks", "sentencepiece", "digits"])
+def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str) -> None:
+    tokenizer = request.getfixturevalue(kind)
+    found = render(tokenizer, CHAT, template=PROMPT_IN_THE_LOOP)
+    check(found, CHAT, tokenizer)
+    assert len(targets(found)) == 2
+
+
+def test_mistral_merges_the_system_text_into_a_turn(sentencepiece: Tokenizer) -> None:
+    found = render(sentencepiece, CHAT, template="mistral")
+    check(found, CHAT, sentencepiece)
+    assert found.text.startswith("<s>[INST]  Be brief. \n\nWie hoch, 3 < 4?\n[/INST]   201")
+    assert contents(found) == [m["content"] for m in CHAT]
+    assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
+    names = [sentencepiece.table.control_names.get(i) for i in found.ids.tolist()]
+    assert names.count("[INST]") == names.count("[/INST]") == names.count("</s>") == 2
+    assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
+
+
+def test_every_format_owns_what_it_needs(byte_level: Tokenizer) -> None:
+    assert list(FORMATS) == ["chatml", "llama3", "mistral", "gemma", "nemotron"]
+    assert FORMATS["nemotron"].roles["assistant"] == "Assistant"
+    assert FORMATS["gemma"].roles == {"user": "user", "assistant": "model"}
+    pad = FORMATS["chatml"].pad_id(byte_level.table)
+    assert byte_level.table.control_names[pad] == "<|pad|>"
+    plain = [m for m in CHAT if m["role"] != "system"]
+    for one in FORMATS.values():
+        text = render_template(
+            one.template, plain, variables={"roles": one.roles, "bos_token": "<s>"}
+        ).text
+        assert text.count("again") == 1
+        assert text.count("<s>") <= 1
+
+
+# Bad input
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    with pytest.raises(XtokError) as caught:
+        call()
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_what_a_format_does_not_allow(byte_level: Tokenizer, ranks: Tokenizer) -> None:
+    def chatml(*messages: dict[str, Any]) -> Callable[[], Any]:
+        return lambda: render(byte_level, messages, template="chatml")
+
+    assert "message 0 has the role 'judge'" in error_of(chatml({"role": "judge", "content": ""}))
+    image = {"role": "assistant", "content": "see <image>"}
+    assert "is the assistant's and has the image placeholder <image>" in error_of(chatml(image))
+    assert "message 0 is not plain text" in error_of(chatml({"role": "user", "content": None}))
+    assert "message 1 is not plain text" in error_of(chatml(*TOOLS))
+    user = {"role": "user", "content": "see <image>"}
+    assert render(byte_level, [user], template="chatml").text.count("<image>") == 1
+    missing = error_of(lambda: render(ranks, CHAT, template="chatml"))
+    assert "has no <|im_end|>, which the format chatml needs" in missing
+    assert "no padding token" in error_of(lambda: FORMATS["llama3"].pad_id(ranks.table))
+
+
+def test_a_template_that_raises_names_its_error_and_the_message(byte_level: Tokenizer) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
+        "{% endif %}{{ m.role + m.content }}{% endfor %}"
+    )
+    message = error_of(lambda: render(byte_level, TOOLS, template=template))
+    assert message.startswith('the chat template of small-byte-level raises at message 2, {"role"')
+    assert '"content": "four"' in message
+    assert message.endswith("}: no tools here")
+    nothing = [{"role": "user", "content": None}]
+    message = error_of(lambda: render(byte_level, nothing, template=template))
+    assert 'at message 0, {"role": "user", "content": null}: ' in message
+
+
+def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
+    assert "has no chat template" in error_of(lambda: render(byte_level, CHAT))
+    missing = tmp_path / "no.jinja"
+    assert "cannot be read" in error_of(lambda: render(byte_level, CHAT, template=missing))
+    message = error_of(lambda: render(byte_level, CHAT, template="{% for %}"))
+    assert "is not a Jinja template: line 1: " in message
+    unsafe = "{{ messages.__class__.__mro__ }}"
+    assert "is unsafe" in error_of(lambda: render(byte_level, CHAT, template=unsafe))
+    assert "message 0 is no message" in error_of(
+        lambda: render(byte_level, [{"content": "x"}], template="chatml")
+    )
+
+
+# Batches
+
+
+def test_batches_are_padded_on_the_left(byte_level: Tokenizer) -> None:
+    short = render(byte_level, CHAT[3:], template="chatml")
+    long = render(byte_level, CHAT, template="chatml")
+    batch = collate([short, long], pad_id=7)
+    width = len(long.ids)
+    assert batch["ids"].shape == batch["assistant_mask"].shape == (2, width)
+    assert batch["ids"][0].tolist() == [7] * (width - len(short.ids)) + short.ids.tolist()
+    assert batch["attention_mask"].sum(1).tolist() == [len(short.ids), width]
+    assert batch["assistant_mask"].sum() == short.assistant_mask.sum() + long.assistant_mask.sum()
+    assert batch["text"] == [short.text, long.text]
+    assert batch["message_spans"] == [short.message_spans, long.message_spans]
+
+
+def test_other_fields_of_a_batch() -> None:
+    import torch
+
+    samples = [
+        {"ids": np.array([1, 2]), "labels": np.array([1, 2]), "teacher": torch.tensor([5, 6, 7]),
+         "reward": 0.5, "tags": ["a"], "logits": np.ones((2, 3), np.float32)},
+        {"ids": np.array([3]), "labels": np.array([3]), "teacher": torch.tensor([8]),
+         "reward": 1.0, "tags": ["b", "c"], "logits": np.ones((1, 3), np.float32)},
+    ]  # fmt: skip
+    batch = collate(samples, pad_id=9, pad_values={"teacher": -1})
+    assert batch["ids"].tolist() == [[1, 2], [9, 3]]
+    assert batch["labels"].tolist() == [[1, 2], [-100, 3]]
+    assert batch["teacher"].tolist() == [[5, 6, 7], [-1, -1, 8]]
+    assert batch["reward"] == [0.5, 1.0]
+    assert batch["tags"] == [["a"], ["b", "c"]]
+    assert batch["logits"].shape == (2, 2, 3)
+    assert batch["logits"][1, 0].tolist() == [0, 0, 0]
+    assert batch["attention_mask"].tolist() == [[True, True], [False, True]]
+    with pytest.raises(ValueError, match="all the same fields"):
+        collate([samples[0], {"ids": np.array([1])}], pad_id=0)
+
+
+# Real templates
+
+
+TEMPLATES = REAL / "chat-templates"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
+def test_real_templates(path: Path, load_real: Callable[[str], Tokenizer]) -> None:
+    """Every template gives transformers' own text, and every content is found in it."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    tokenizer = load_real("llama3.tiktoken" if "llama" in path.stem else "qwen.tiktoken")
+    template = path.read_text()
+    names = tokenizer.special_token_names()
+    render_any: Any = render_jinja_template
+    for chat in (CHAT, CHAT[1:], TOOLS):
+        try:
+            [expected], _ = render_any([chat], chat_template=template, **names)
+        except Exception:  # noqa: BLE001 - whatever transformers raises, we do as well
+            with pytest.raises(XtokError, match="raises"):
+                render(tokenizer, chat, template=path)
+            continue
+        found = render(tokenizer, chat, template=path)
+        assert found.text == expected
+        check(found, chat, tokenizer)
+        for message, span in zip(chat, found.message_spans, strict=True):
+            if span.content is not None and span.verbatim:
+                assert span.source is not None
+                text = message["content"]
+                assert text.strip() in text[slice(*span.source)]
+            if message["content"] and message["content"] in expected:
+                assert span.content is not None, message
+        authored = [m for m in chat if m["role"] == "assistant"]
+        if "smolvlm" not in path.stem and "idefics" not in path.stem:  # parts only
+            masked = "".join(targets(found))
+            assert all(m["content"].strip() in masked for m in authored)
+
+
+def span_text(conversation: Conversation, span: MessageSpan) -> str:
+    assert span.content is not None
+    return conversation.text[slice(*span.content.chars)]
+
+
+@pytest.mark.real
+def test_qwen3_writes_earlier_turns_anew(load_real: Callable[[str], Tokenizer]) -> None:
+    """It cuts the thinking out of earlier turns; the spans are right all the same."""
+    path = TEMPLATES / "qwen3.jinja"
+    if not path.exists():
+        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+    tokenizer = load_real("qwen.tiktoken")
+    thinking = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nfour"}
+    chat = [CHAT[1], thinking]
+    found = render(tokenizer, chat, template=path)
+    assert targets(found) == ["<think>\nhm\n</think>\n\nfour<|im_end|>"]
+    found = render(tokenizer, [*chat, CHAT[3]], template=path)
+    assert targets(found) == ["four<|im_end|>"]
+    assert span_text(found, found.message_spans[1]) == "four"
+    assert found.message_spans[1].source == (21, 25)
+
+
+@pytest.mark.real
+def test_tool_calls_are_targets(load_real: Callable[[str], Tokenizer]) -> None:
+    path = TEMPLATES / "qwen3.jinja"
+    if not path.exists():
+        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+    found = render(load_real("qwen.tiktoken"), TOOLS, template=path)
+    assert targets(found)[0] == (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": "zwei"}}\n</tool_call><|im_end|>'
+    )
+    assert json.dumps(TOOLS[1]["content"]) == '""'
+    assert found.message_spans[1].content is None

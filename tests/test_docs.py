@@ -1,0 +1,221 @@
+"""The documents: what they show is what happens, and what they name is there.
+
+Fenced blocks are told apart by their language. `bash` and `python` blocks are run, in order, in a
+folder of the document's own that has the fetched tokenizers in `data/tokenizers`. A `text` block
+that is the next one is exactly what they print (a line `…` stands for any lines). `sh` blocks
+cannot run here; their `xtok` commands must parse. All others are only shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cli_reference
+import pytest
+from conftest import REAL, ROOT
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from xtok import __version__
+from xtok.cli import app
+
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md")),
+    *GUIDES,
+]
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+_group = get_command(app)
+assert isinstance(_group, TyperGroup)
+COMMANDS: dict[str, Any] = dict(_group.commands)
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, and the line that it starts on."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(document: Path) -> list[Block]:
+    text = document.read_text(encoding="utf-8")
+    found = _FENCED.finditer(text)
+    return [Block(m[1], m[2], text.count("\n", 0, m.start()) + 1) for m in found]
+
+
+def prose(document: Path) -> str:
+    return _FENCED.sub("", document.read_text(encoding="utf-8"))
+
+
+def name(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+RUN = [d for d in DOCUMENTS if any(b.language in ("bash", "python") for b in blocks(d))]
+SHOWN = [d for d in DOCUMENTS if any(b.language == "sh" for b in blocks(d))]
+
+
+# What the documents show
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("document", RUN, ids=name)
+def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) -> None:
+    examples = blocks(document)
+    for file in re.findall(r"data/tokenizers/[\w.-]*\w", "".join(b.text for b in examples)):
+        if not (ROOT / file).exists():
+            pytest.skip(f"{file} is not there: run scripts/fetch_tokenizers.py")
+    (tmp_path / "data" / "maps").mkdir(parents=True)
+    (tmp_path / "data" / "tokenizers").symlink_to(REAL, target_is_directory=True)
+    for block, following in pairwise([*examples, Block("", "", 0)]):
+        if block.language not in ("bash", "python"):
+            continue
+        where = f"{name(document)}, line {block.line}"
+        done = run(block, tmp_path)
+        assert done.returncode == 0, f"{where}:\n{done.stdout}"
+        if following.language == "text":
+            shown, printed = following.text.splitlines(), done.stdout.splitlines()
+            assert matches(shown, printed), f"{where} prints:\n{done.stdout}"
+
+
+def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
+    shells = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [*shells[block.language], block.text],
+        cwd=folder,
+        env={**os.environ, **plain, "PATH": path, "PYTHONUTF8": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+
+
+def matches(shown: list[str], printed: list[str]) -> bool:
+    """Compare lines, but for spaces at their ends; a line `…` stands for any lines."""
+    parts = [".*" if line == "…" else re.escape(line.rstrip()) + "\n" for line in shown]
+    text = "".join(line.rstrip() + "\n" for line in printed)
+    return re.fullmatch("".join(parts), text, re.DOTALL) is not None
+
+
+def test_matches() -> None:
+    assert matches(["a ", "b"], ["a", "b  "])
+    assert matches(["a", "…", "d"], ["a", "b", "c", "d"])
+    assert not matches(["a"], ["a", "b"])
+    assert not matches(["a", "…", "d"], ["a", "b", "cd"][:2])
+
+
+@pytest.mark.parametrize("document", SHOWN, ids=name)
+def test_commands_that_cannot_run_here_parse(document: Path) -> None:
+    for block in blocks(document):
+        if block.language == "sh":
+            for command in xtok_commands(block.text):
+                COMMANDS[command[0]].make_context(f"xtok {command[0]}", command[1:])
+
+
+def xtok_commands(script: str) -> list[list[str]]:
+    """Return the arguments of each `xtok` in a shell script."""
+    found: list[list[str]] = []
+    for line in script.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        inside = False
+        for word in lexer:
+            if word == "xtok":
+                inside = True
+                found.append([])
+            elif set(word) <= set("();<>|&"):
+                inside = False
+            elif inside:
+                found[-1].append(word)
+    return found
+
+
+def test_xtok_commands() -> None:
+    script = "map=$(xtok build --top-k 4 \\\n  -q) # xtok\nsrun xtok inspect 'a b' | head\n"
+    assert xtok_commands(script) == [["build", "--top-k", "4", "-q"], ["inspect", "a b"]]
+
+
+# What the documents name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_links_resolve(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the names that a document's headings have on GitHub."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_scripts_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for script in re.findall(r"\bscripts/[\w.]*\w", text):
+        assert (ROOT / script).exists(), script
+
+
+def test_every_guide_and_every_command_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for guide in GUIDES:
+        assert f"](docs/guides/{guide.name})" in readme
+    for command in COMMANDS:
+        assert f"| [`xtok {command}`](docs/guides/cli.md#xtok-{command}) |" in readme
+
+
+def test_the_changelog_has_this_version() -> None:
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+# The command reference
+
+
+def test_the_reference_has_every_option() -> None:
+    reference = cli_reference.REFERENCE.read_text(encoding="utf-8")
+    sections = re.split(r"^## `xtok (\S+)`$", reference, flags=re.MULTILINE)
+    section_of = dict(zip(sections[1::2], sections[2::2], strict=True))
+    assert list(section_of) == list(COMMANDS)
+    for command, section in section_of.items():
+        for parameter in COMMANDS[command].params:
+            for option in (*parameter.opts, *parameter.secondary_opts):
+                if option.startswith("-"):
+                    assert re.search(rf"[`, ]{option}[`, ]", section), f"{command} {option}"
+
+
+def test_the_reference_is_current(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = cli_reference.REFERENCE.read_text(encoding="utf-8")
+    typer_version = cli_reference.typer_version()
+    if f" with typer {typer_version}." not in written:
+        pytest.skip(f"docs/guides/cli.md is not by typer {typer_version}, which is installed")
+    monkeypatch.setattr(sys, "argv", ["cli_reference.py", "--check"])
+    for columns in ("30", "300"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert cli_reference.main() == 0
+    stale = tmp_path / "cli.md"
+    stale.write_text(written.replace("--top-k", "--topk"), encoding="utf-8")
+    monkeypatch.setattr(cli_reference, "REFERENCE", stale)
+    assert cli_reference.main() == 1
+    assert capsys.readouterr().err.endswith("hint: python scripts/cli_reference.py\n")

@@ -1,0 +1,384 @@
+"""Conversations as ids, rendered and encoded once, with what the assistant wrote and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.chat_template import Message, Rendering, Run, check_messages, render_template
+from xtok.errors import XtokError
+from xtok.prompt_formats import FORMATS, PromptFormat
+from xtok.tokenizers import Tokenizer
+
+_PROBE = ({"role": "user", "content": "x"},)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of a rendered conversation, in three units; each `(start, end)`.
+
+    Attributes:
+        chars: in characters of the text.
+        bytes: in bytes of the text's UTF-8.
+        tokens: the tokens that have at least one byte of it; `ids[start:end]`.
+    """
+
+    chars: tuple[int, int]
+    bytes: tuple[int, int]
+    tokens: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageSpan:
+    """Where one message is in a rendered conversation.
+
+    Attributes:
+        role: the message's role.
+        whole: everything that was rendered for it, header and end of turn included; None if
+            nothing was. Messages that a template merges share a stretch or lie within one another.
+        content: what is there of its `content`; None if the template drops it or it has none.
+        source: characters of `content` that the span `content` begins and ends with, so that a
+            template that strips it is seen: `message["content"][source[0]:source[1]]`. None where
+            the content is a list of parts.
+        verbatim: whether `content` is the text of `source`, character by character.
+    """
+
+    role: str
+    whole: Span | None
+    content: Span | None
+    source: tuple[int, int] | None
+    verbatim: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Conversation:
+    """A conversation of T tokens.
+
+    Attributes:
+        text: what the template or format gives.
+        ids: int32 `[T]`.
+        bounds: int64 `[T + 1]`; token i is bytes `bounds[i]` to `bounds[i + 1]` of the text.
+        assistant_mask: bool `[T]`, the training targets: what the assistant wrote, its tool calls
+            and the token that ends its turn included, its header not.
+        message_spans: one per message.
+        runs: the characters that come from messages, and from which string of which.
+    """
+
+    text: str
+    ids: NDArray[np.int32]
+    bounds: NDArray[np.int64]
+    assistant_mask: NDArray[np.bool_]
+    message_spans: tuple[MessageSpan, ...]
+    runs: tuple[Run, ...] = ()
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Conversation:
+    """Render a conversation once, encode the text once, and find the messages in it.
+
+    Nothing is rendered twice and compared, so that templates which write earlier turns anew are
+    no danger to the spans. Control tokens are recognised by their names wherever they stand, in a
+    message's content too, as the libraries do it.
+
+    Args:
+        tokenizer: any one.
+        messages: dicts with `role` and `content`.
+        tools: JSON schemas of the tools; an empty list is the same as None.
+        add_generation_prompt: end with what asks for an answer; no message's and no target.
+        template: a file, the name of a format (`FORMATS`), or Jinja itself; by default the
+            tokenizer's own template.
+        variables: what else the template reads, as `{"enable_thinking": False}`.
+
+    Raises:
+        XtokError: if there is no template, or it raises, or a format does not allow a message.
+    """
+    rendering = render_text(
+        tokenizer,
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        template=template,
+        variables=variables,
+    )
+    asked = ""
+    if any(m["role"] == "assistant" for m in messages) and not rendering.generated:
+        asked = rendering.generation_prompt
+        if not add_generation_prompt:
+            asked = _generation_prompt(tokenizer, template, variables)
+    encoding = tokenizer.encode(rendering.text)
+    control = np.isin(encoding.ids, list(tokenizer.table.control_names))
+    spans = _Spans(rendering, encoding.bounds)
+    found = tuple(spans.of_message(i, m) for i, m in enumerate(messages))
+    targets = rendering.generated or tuple(
+        target
+        for i, m in enumerate(messages)
+        if m["role"] == "assistant" and (target := spans.target(i, asked, control)) is not None
+    )
+    mask = np.zeros(len(encoding.ids), np.bool_)
+    for start, end in targets:
+        mask[slice(*spans.span(start, end).tokens)] = True
+    return Conversation(
+        text=rendering.text,
+        ids=encoding.ids,
+        bounds=encoding.bounds,
+        assistant_mask=mask,
+        message_spans=found,
+        runs=rendering.runs,
+    )
+
+
+def collate(
+    samples: Sequence[Conversation | Mapping[str, Any]],
+    *,
+    pad_id: int,
+    pad_values: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Stack samples into a batch of B, each field padded on the left to its own longest length.
+
+    A field is per token where all samples have an array of at least one dimension for it (NumPy,
+    or a tensor on the CPU): `[T_i, …]` becomes `[B, T, …]`, whatever T the field has. Every other
+    field, a list included, is passed on as a list of B, untouched.
+
+    Args:
+        samples: conversations, or mappings with at least `ids`; all with the same fields.
+        pad_id: fills `ids` up; `PromptFormat.pad_id` knows a format's.
+        pad_values: by field, what fills it up; -100 for `labels`, else False or 0, by default.
+
+    Returns:
+        The fields, NumPy arrays where per token, and `attention_mask`, bool `[B, T]`, False where
+        `ids` is padding.
+
+    Raises:
+        ValueError: if a sample lacks a field that another has, or there are no samples.
+    """
+    rows = [_fields(s) if isinstance(s, Conversation) else dict(s) for s in samples]
+    if not rows or any(row.keys() != rows[0].keys() for row in rows) or "ids" not in rows[0]:
+        raise ValueError("a batch needs samples that have `ids`, and all the same fields")
+    fill = {"ids": pad_id, "labels": -100, **(pad_values or {})}
+    batch: dict[str, Any] = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if name == "ids" or all(getattr(value, "ndim", 0) > 0 for value in values):
+            batch[name] = _left_padded([np.asarray(value) for value in values], fill.get(name, 0))
+        else:
+            batch[name] = values
+    lengths = np.array([len(row["ids"]) for row in rows])
+    width = batch["ids"].shape[1]
+    batch["attention_mask"] = np.arange(width) >= width - lengths[:, None]
+    return batch
+
+
+def _fields(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "ids": conversation.ids,
+        "assistant_mask": conversation.assistant_mask,
+        "message_spans": conversation.message_spans,
+        "text": conversation.text,
+    }
+
+
+def _left_padded(rows: Sequence[NDArray[Any]], fill: Any) -> NDArray[Any]:
+    longest = max(len(row) for row in rows)
+    dtype = np.result_type(*rows)
+    padded = np.full((len(rows), longest, *rows[0].shape[1:]), fill, dtype)
+    for place, row in zip(padded, rows, strict=True):
+        place[longest - len(row) :] = row
+    return padded
+
+
+def render_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> Rendering:
+    """Render a conversation without encoding it; arguments and errors are those of `render`."""
+    check_messages(messages)
+    chosen = find_template(tokenizer, template, tools=bool(tools))
+    names: dict[str, Any] = dict(tokenizer.special_token_names())
+    source = "the chat template"
+    if isinstance(chosen, PromptFormat):
+        chosen.check(messages, tokenizer.table)
+        names["roles"] = chosen.roles
+        source = f"the format {chosen.name}"
+    return render_template(
+        chosen.template if isinstance(chosen, PromptFormat) else chosen,
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        variables={**names, **(variables or {})},
+        source=f"{source} of {tokenizer.vocabulary.model_id}",
+    )
+
+
+def find_template(
+    tokenizer: Tokenizer, template: str | Path | None = None, *, tools: bool = False
+) -> str | PromptFormat:
+    """Return the Jinja or the format that `template` names, else the tokenizer's own template.
+
+    Raises:
+        XtokError: if the tokenizer has none, or the file cannot be read.
+    """
+    model = tokenizer.vocabulary.model_id
+    if template is None:
+        own = tokenizer.chat_templates()
+        if tools and "tool_use" in own:
+            return own["tool_use"]
+        if "default" in own:
+            return own["default"]
+        raise XtokError(
+            f"{model} has no chat template",
+            hint=f"give one with --chat-template: a Jinja file, or one of {', '.join(FORMATS)}",
+        )
+    if isinstance(template, str):
+        if template in FORMATS:
+            return FORMATS[template]
+        if "{" in template:
+            return template
+    try:
+        return Path(template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise XtokError(
+            f"the chat template {template} cannot be read: {error}",
+            hint=f"give a Jinja file, or one of the formats {', '.join(FORMATS)}",
+        ) from error
+
+
+def _generation_prompt(
+    tokenizer: Tokenizer, template: str | Path | None, variables: Mapping[str, Any] | None
+) -> str:
+    """Return what the template asks for an answer with; "" if it cannot be had."""
+    try:
+        return render_text(
+            tokenizer, _PROBE, add_generation_prompt=True, template=template, variables=variables
+        ).generation_prompt
+    except XtokError:  # the template wants more than a user's message; the header stays unknown
+        return ""
+
+
+class _Spans:
+    """The places of one rendering, in characters, bytes and tokens."""
+
+    def __init__(self, rendering: Rendering, bounds: NDArray[np.int64]) -> None:
+        self._rendering, self._bounds = rendering, bounds
+        widths = [len(char.encode()) for char in rendering.text]
+        self._byte_of = np.concatenate([[0], np.cumsum(widths, dtype=np.int64)])
+        self._runs: dict[int, list[Run]] = {}
+        for run in rendering.runs:
+            self._runs.setdefault(run.message, []).append(run)
+
+    def span(self, start: int, end: int) -> Span:
+        first, last = int(self._byte_of[start]), int(self._byte_of[end])
+        tokens = (0, 0)
+        if first < last:
+            tokens = (
+                int(np.searchsorted(self._bounds[1:], first, side="right")),
+                int(np.searchsorted(self._bounds[:-1], last, side="left")),
+            )
+        else:
+            place = int(np.searchsorted(self._bounds[:-1], first, side="left"))
+            tokens = (place, place)
+        return Span(chars=(start, end), bytes=(first, last), tokens=tokens)
+
+    def of_message(self, index: int, message: Message) -> MessageSpan:
+        content = message.get("content")
+        whole = self._whole(index)
+        runs = self._content(index)
+        source: tuple[int, int] | None = None
+        verbatim = False
+        if runs and isinstance(content, str) and runs[0].offset >= 0:
+            length = runs[-1].end - runs[-1].start
+            source = (runs[0].offset, runs[-1].offset + length)
+            verbatim = self._rendering.text[runs[0].start : runs[-1].end] == content[slice(*source)]
+        found = (runs[0].start, runs[-1].end) if runs else None
+        if found is None and isinstance(content, str) and content.strip() and whole is not None:
+            stripped = content.strip()
+            place = self._rendering.text.find(stripped, *whole)
+            if place >= 0:  # a filter lost the origin, and did not change the text
+                found, start = (place, place + len(stripped)), content.index(stripped)
+                source, verbatim = (start, start + len(stripped)), True
+        return MessageSpan(
+            role=message["role"],
+            whole=None if whole is None else self.span(*whole),
+            content=None if found is None else self.span(*found),
+            source=source,
+            verbatim=verbatim,
+        )
+
+    def target(self, index: int, asked: str, control: NDArray[np.bool_]) -> tuple[int, int] | None:
+        """Return what the assistant wrote of a message: from its header to the end of its turn."""
+        whole = self._whole(index)
+        if whole is None:
+            return None
+        written = self._written(index)
+        first = written[0].start if written else whole[1]
+        start = self._after_header(whole[0], first, asked)
+        end = max((run.end for run in written), default=start)
+        inside = self.span(end, whole[1]).tokens
+        ends = np.flatnonzero(control[slice(*inside)])
+        if len(ends):
+            byte = int(self._bounds[inside[0] + int(ends[-1]) + 1])
+            limit = int(np.searchsorted(self._byte_of, byte, side="left"))
+            # A control token may have taken the whitespace behind it, and that of the next turn.
+            end = max(end, min(limit, whole[1]))
+        else:  # the turn's end is text, or there is none
+            end = max(end, whole[0] + len(self._rendering.text[slice(*whole)].rstrip()))
+        return (start, end) if start < end else None
+
+    def _after_header(self, start: int, first: int, asked: str) -> int:
+        """Return where an answer begins in a turn whose first written character is at `first`."""
+        text = self._rendering.text
+        for length in range(len(asked), max(1, len(asked) // 2) - 1, -1):
+            place = text.find(asked[:length], start, first)
+            if place >= 0:
+                return place + length
+        if not asked or text.endswith(asked, 0, start):
+            return start
+        return first
+
+    def _whole(self, index: int) -> tuple[int, int] | None:
+        """Return the turn, or for a message outside the loop, what is around its characters.
+
+        What stands before the first turn is the first message's if that is written there, as a
+        system message is; a message that is written within another one's turn has its own
+        characters only.
+        """
+        turns = self._rendering.turns
+        if turns[index] is not None:
+            return turns[index]
+        written = self._runs.get(index)
+        if not written:
+            return None
+        start, end = written[0].start, written[-1].end
+        first = min((turn[0] for turn in turns if turn is not None), default=0)
+        alone = all(run.message == index for run in self._rendering.runs if run.start < first)
+        return (0, first) if end <= first and alone else (start, end)
+
+    def _written(self, index: int) -> list[Run]:
+        return [run for run in self._runs.get(index, ()) if run.path[:1] != ("role",)]
+
+    def _content(self, index: int) -> list[Run]:
+        """Return the runs of the content where it first stands in the text."""
+        found: list[Run] = []
+        for run in self._runs.get(index, ()):
+            if run.path[:1] != ("content",):
+                continue
+            if found and (run.path, run.offset) <= (found[-1].path, found[-1].offset):
+                break  # it is repeated
+            found.append(run)
+        return found

@@ -1,0 +1,124 @@
+"""An alignment on a terminal: the two rows of tokens over one another, chunk by chunk."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from xtok.aligner import TextAlignment
+
+_COLOURS = ("cyan", "green", "magenta", "blue")
+_BETWEEN = "¦"  # between the tokens of one chunk
+_AROUND = "│"  # between chunks
+_LABELS = ("student", "teacher")
+_WIDTH = 1 + max(map(len, _LABELS))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What stands over one another: the tokens of a chunk, or one that is in none."""
+
+    tokens: tuple[tuple[str, ...], tuple[str, ...]]
+    number: int | None
+    is_correct: bool = False
+
+    @property
+    def style(self) -> str:
+        if self.number is None:
+            return "dim"
+        return _COLOURS[self.number % len(_COLOURS)] if self.is_correct else "bold red"
+
+    @property
+    def lines(self) -> tuple[str, str, str]:
+        mark = "" if self.is_correct else "-" if self.number is None else "≠"
+        student, teacher = (_BETWEEN.join(map(_shown, tokens)) for tokens in self.tokens)
+        return student, teacher, mark
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, self.lines))
+
+
+def print_alignment(alignment: TextAlignment, console: Console | None = None) -> None:
+    """Print both rows of tokens, wrapped to the console, and the statistics.
+
+    A third line marks what is not a correct chunk: `≠` where the two sides differ, `-` where a
+    token has no counterpart. `¦` divides the tokens of a chunk; a space is shown as `␣`.
+    """
+    console = console or Console(highlight=False)
+    for row in _wrapped(list(_blocks(alignment)), console.width - _WIDTH):
+        marked = any(block.lines[2] for block in row)
+        for line, label in enumerate((*_LABELS, "")[: 2 + marked]):
+            text = Text()
+            text.append(label.ljust(_WIDTH), style="dim")
+            for block in row:
+                content = block.lines[line]
+                text.append(_AROUND, style="dim")
+                text.append(content + " " * (block.width - cell_len(content)), style=block.style)
+            text.append(_AROUND, style="dim")
+            console.print(text, soft_wrap=True)
+        console.print()
+    for sentence in statistics(alignment):
+        console.print(Text(sentence), soft_wrap=True)
+
+
+def statistics(alignment: TextAlignment) -> list[str]:
+    """Return the counts that sum an alignment up, a line each."""
+    n, chunks = len(alignment.student_tokens), len(alignment.pairs)
+    correct = sum(len(p.student_ids) for p in alignment.pairs if p.is_correct)
+    return [
+        f"{n:,} student tokens ({alignment.student}), "
+        f"{len(alignment.teacher_tokens):,} teacher tokens ({alignment.teacher})",
+        f"{chunks:,} chunks, {alignment.num_correct:,} of them correct, "
+        f"{alignment.num_one_to_one:,} of one token on each side",
+        f"{correct / n if n else 0:.2%} of the student tokens in correct chunks; in none: "
+        f"{alignment.student_unaligned:,} student, {alignment.teacher_unaligned:,} teacher tokens",
+    ]
+
+
+def _blocks(alignment: TextAlignment) -> Iterator[_Block]:
+    rows = (alignment.student_tokens, alignment.teacher_tokens)
+    done = [0, 0]
+    for number, pair in enumerate(alignment.pairs):
+        spans = (pair.student_tokens, pair.teacher_tokens)
+        for side in (0, 1):
+            yield from _alone(rows[side][done[side] : spans[side][0]], side)
+        tokens = tuple(rows[side][slice(*spans[side])] for side in (0, 1))
+        yield _Block((tokens[0], tokens[1]), number, pair.is_correct)
+        done = [span[1] for span in spans]
+    for side in (0, 1):
+        yield from _alone(rows[side][done[side] :], side)
+
+
+def _alone(tokens: Sequence[str], side: int) -> Iterator[_Block]:
+    for token in tokens:
+        yield _Block(((token,), ()) if side == 0 else ((), (token,)), None)
+
+
+def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
+    """Fill lines of the width; a block that is wider has a line of its own."""
+    row: list[_Block] = []
+    used = 1
+    for block in blocks:
+        if row and used + block.width + 1 > width:
+            yield row
+            row, used = [], 1
+        row.append(block)
+        used += block.width + 1
+    if row:
+        yield row
+
+
+def _shown(token: str) -> str:
+    """Return an escaped token so that it stays in its cell, whatever script it is of."""
+    token = token.replace(" ", "␣")
+    if unicodedata.combining(token[0]) or unicodedata.category(token[0]) == "Me":
+        token = "◌" + token
+    if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):
+        return f"\u2068{token}\u2069"  # isolated, so that its neighbours keep their places
+    return token
