@@ -83,7 +83,9 @@ def find_layer(model: str | Path, *, revision: str | None = None) -> Layer:
         model, "model.safetensors.index.json", revision=revision, error=EmbeddingError
     )
     if index is None:
-        path = find_file(model, "model.safetensors", revision=revision, error=EmbeddingError)
+        path = find_file(
+            model, "model.safetensors", revision=revision, required=True, error=EmbeddingError
+        )
         if path is None:
             raise EmbeddingError(
                 f"{model} has neither model.safetensors nor model.safetensors.index.json",

@@ -161,7 +161,7 @@ def describe_row(projection: ProjectionMap, student_id: int) -> RowDescription:
             hint="give another --id, or the token itself with --token",
         )
     teacher_ids, weights = projection.row(student_id)
-    has_slot = projection.scale_slot is not None and projection.scale_slot[student_id] == 1
+    has_slot = projection.scale_slot is not None and bool(projection.scale_slot[student_id] == 1)
     return RowDescription(
         student_id=student_id,
         token=_name(projection.student, student_id),

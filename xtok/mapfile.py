@@ -200,7 +200,7 @@ def _from_safetensors(
             f"{source} is not a valid map: it lacks {error}", hint=MAP_HINT
         ) from error
     except MALFORMED as error:
-        trained = isinstance(error, ValueError) and ("sums to" in str(error) or "> 0" in str(error))
+        trained = any(what in str(error) for what in ("sums to", "> 0", "not sorted by"))
         hint = "if its weights were trained, give xtok convert --normalize" if trained else MAP_HINT
         raise MapFileError(f"{source} is not a valid map: {error}", hint=hint) from error
 

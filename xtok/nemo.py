@@ -278,7 +278,8 @@ def _from_foreign(
         strict[:] = False
         entries = replace(entries, edges=_softmax(given))
     edges, last, counts = _in_order(entries, slots & ~strict)
-    counts["weights without a teacher id dropped"] = entries.without_id
+    if entries.without_id:
+        counts["weights without a teacher id dropped"] = entries.without_id
     kind = np.zeros(sizes[0], np.uint8)
     kind[edges.student_ids] = RowKind.MIXED
     kind[strict & (kind != RowKind.EMPTY)] = RowKind.EXACT
