@@ -45,6 +45,18 @@ def search(cosine: Cosine, students: NDArray[np.float32], top_k: int) -> float:
     return time.perf_counter() - start
 
 
+def tiles_alone(cosine: Cosine, students: NDArray[np.float32]) -> float:
+    """Multiply in the search's own tiles, without a top-k, and return the seconds."""
+
+    def work(rows: torch.Tensor, start: int, stop: int) -> None:
+        for _ in cosine.tiles(rows):
+            pass
+
+    start = time.perf_counter()
+    cosine.for_blocks(students, work)
+    return time.perf_counter() - start
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description="Measure xtok generate's similarity search.")
@@ -62,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     students = random.standard_normal((num_students, DIMENSION), dtype=np.float32)
     teachers = random.standard_normal((num_teachers, DIMENSION), dtype=np.float32)
     num_threads = torch.get_num_threads()
-    bare, ours = [], []
+    bare, tiles, ours = [], [], []
     with one_thread_each() as pool:
         cosine = Cosine(
             teachers,
@@ -76,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for part in np.array_split(students, options.parts):
             ours.append(search(cosine, part, options.top_k))
             if options.bare:
+                tiles.append(tiles_alone(cosine, part))
                 torch.set_num_threads(num_threads)
                 both = [torch.from_numpy(v).to(options.device, dtype) for v in (part, teachers)]
                 bare.append(bare_product(*both))
@@ -85,9 +98,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"top-k: {sum(ours):.1f} s, {work / sum(ours):,.0f} GFLOP/s")
     if bare:
         print(f"bare product: {sum(bare):.1f} s, {work / sum(bare):,.0f} GFLOP/s")
+        print(f"products in tiles: {sum(tiles):.1f} s, {work / sum(tiles):,.0f} GFLOP/s")
         print(f"ratio: {sum(bare) / sum(ours):.2f} of the bare product's rate")
         shares = sorted(b / o for b, o in zip(bare, ours, strict=True))
         print(f"       {shares[0]:.2f} to {shares[-1]:.2f} in {len(shares)} turns")
+        print(f"       {sum(tiles) / sum(ours):.2f} of the rate of the same tiles without a top-k")
     what = "process, the bare product included" if bare else "process"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
     print(f"peak memory of the {what}: {peak:.2f} GiB")

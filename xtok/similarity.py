@@ -89,7 +89,7 @@ class Cosine:
             values[start:stop], ids[start:stop] = (part[: stop - start] for part in found)
             advance(stop - start)
 
-        self._for_blocks(students, work)
+        self.for_blocks(students, work)
         return values, ids
 
     def sums(
@@ -113,18 +113,16 @@ class Cosine:
             own[: stop - start, 0] = torch.from_numpy(parameters[start:stop])
             own = own.to(self._device)
             total = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
-            for _, tile in self._tiles(rows):
+            for _, tile in self.tiles(rows):
                 function(tile, own)
                 total += tile.sum(1, dtype=torch.float64)
             totals[start:stop] = total[: stop - start].cpu().numpy()
             advance(stop - start)
 
-        self._for_blocks(students, work)
+        self.for_blocks(students, work)
         return totals
 
-    def _for_blocks(
-        self, students: Vectors, work: Callable[[torch.Tensor, int, int], None]
-    ) -> None:
+    def for_blocks(self, students: Vectors, work: Callable[[torch.Tensor, int, int], None]) -> None:
         """Call `work` with blocks of a tile's height, in parallel on a CPU."""
         run = self._pool.map if self._device.type == "cpu" else map
         for chunk in range(0, len(students), self._chunk):
@@ -152,7 +150,7 @@ class Cosine:
             result[start : start + len(part)] = rounded.to(self._device)
         return result
 
-    def _tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the first index and the cosines of tile after tile, float32, without padding."""
         import torch
 
@@ -171,7 +169,7 @@ class Cosine:
 
         values = np.full((len(rows), k), -2, np.float32)
         ids = np.full((len(rows), k), -1, np.int32)
-        for start, tile in self._tiles(rows):
+        for start, tile in self.tiles(rows):
             keep_largest(tile.numpy(), tile.shape[1], start, absolute, values, ids)
         return values, ids
 
@@ -186,7 +184,7 @@ class Cosine:
         import torch
 
         best = torch.empty(len(rows), 0, dtype=torch.int64, device=rows.device)
-        for start, tile in self._tiles(rows):
+        for start, tile in self.tiles(rows):
             x = tile.abs() if absolute else tile + 0.0  # no -0.0, which would sort below 0.0
             padding = -x.shape[1] % _GROUP
             x = torch.nn.functional.pad(x, (0, padding), value=-torch.inf)
