@@ -204,8 +204,18 @@ def shapes(tokenizers: dict[str, Tokenizer], corpus: dict[str, list[str]]) -> di
         "random bytes": rng.integers(0, 256, 1_000_000, np.uint8).tobytes(),
     }
     plain = rate(ordinary.encode()[:4_000_000])[1]
+    s = np.array(student.segment(ordinary.encode()), np.int32)
+    bounds = np.array([0, len(s)])
+    per_token_by_edits = {}
+    for edits in (0, 10, 100, 1000):
+        step = len(ordinary) // (edits + 1) + 1
+        parts = [ordinary[i : i + step] for i in range(0, len(ordinary), step)]
+        t = np.array(teacher.segment(" EDIT ".join(parts).encode()), np.int32)
+        seconds = kernel_time(aligner, (s, bounds), (t, np.array([0, len(t)])))
+        per_token_by_edits[edits] = seconds / len(s) * 1e9
     return {
         "ns_per_token_by_length": per_token,
+        "ns_per_token_by_edits": per_token_by_edits,
         "odd_texts_against_ordinary": {name: rate(data)[1] / plain for name, data in odd.items()},
     }
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from xtok.aligner import TextAlignment, TokenAligner, align, describe_alignment
-from xtok.display import print_alignment
+from xtok.display import draw
 from xtok.tokenizers import Tokenizer
 
 
@@ -19,9 +19,7 @@ def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False)
         width=width, force_terminal=colour, color_system="standard" if colour else None,
         highlight=False,
     )  # fmt: skip
-    with console.capture() as captured:
-        print_alignment(alignment, console)
-    return captured.get().splitlines()
+    return draw(alignment, console).splitlines()
 
 
 def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> None:

@@ -90,6 +90,12 @@ def test_slots_go_where_there_is_no_meaning() -> None:
     assert slot_candidates(table_of("<pad>", "<s>", "[control_1]"))[0] == 0
     assert slot_candidates(MISTRAL)[0] == 4
     assert slot_candidates(table_of("<s>", "</s>", "[INST]"))[0] == 2
-    # Qwen pads with its end of text, which does have a meaning.
-    assert slot_candidates(QWEN)[0] == 2
+    # Qwen pads with its end of text, and ends turns with another: both have a meaning.
+    assert slot_candidates(QWEN) == [1, 2, 0]
+    # An unknown id that ends the text as well has one, too.
+    unknown, _ = decode_vocabulary(
+        [Entry(0, TokenType.UNKNOWN, b"<|endoftext|>"), Entry(1, TokenType.CONTROL, b"<|x|>")],
+        width=2,
+    )
+    assert slot_candidates(replace(unknown, roles=find_roles(unknown, {})))[0] == 1
     assert slot_candidates(table_of(text=("a",))) == []

@@ -131,6 +131,31 @@ def test_a_map_is_extended(cli: Cli, small: Path) -> None:
     assert len(history[1]["initial_sha256"]) == 64
 
 
+def test_a_foreign_map_is_extended(cli: Cli, small: Path, tmp_path: Path) -> None:
+    from xtok.tokenizers import load_tokenizer
+
+    width = load_tokenizer(str(small / "small.model")).vocabulary.vocab_size
+    indices = torch.full((width, 2), -1)
+    indices[:, 0] = 300
+    weights = torch.tensor([[1.0, 0.0]]).repeat(width, 1)
+    torch.save({"indices": indices, "likelihoods": weights}, tmp_path / "foreign.pt")
+    done = cli(
+        "multitoken", *two_files(small), "--initial-projection-path", "foreign.pt",
+        "--teacher-vocab-size", str(width), "--output", "more.safetensors",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_width_of_an_extended_map_is_kept(cli: Cli, small: Path) -> None:
+    first = cli("multitoken", *two_files(small), "--teacher-vocab-size", "1234", "--output", "a.pt")
+    assert first.returncode == 0
+    more = cli(
+        "multitoken", *two_files(small), "--initial-projection-path", "a.pt", "--output", "b.pt"
+    )
+    assert more.returncode == 0, more.stderr
+    assert "1,234 ids wide" in more.stderr
+
+
 def test_convert_there_and_back(cli: Cli, maps: Path, tmp_path: Path) -> None:
     assert cli("convert", maps / "map.safetensors", "--output", "a.pt").stdout == "a.pt\n"
     assert cli("convert", "a.pt", "--output", "b.safetensors").returncode == 0
@@ -223,10 +248,50 @@ def test_inspect_obeys_nothing_that_a_map_says(cli: Cli, maps: Path, tmp_path: P
     assert "\x1b" not in done.stdout
 
 
-def test_a_closed_pipe_is_no_error(maps: Path) -> None:
-    line = f"{sys.executable} -m xtok inspect map.safetensors --num-examples 500 | head -1"
-    done = subprocess.run(line, shell=True, cwd=maps, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    xtok = f"{sys.executable} -m xtok"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line.replace("xtok", xtok, 1)],
+        cwd=folder, capture_output=True, text=True, errors="replace", check=False,
+        env={**os.environ, **env},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_a_closed_pipe_is_no_error(maps: Path, option: str) -> None:
+    done = shell(f"xtok inspect map.safetensors --num-examples 500 {option} | head -1", maps)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("nobody", ["2> >(true)", "2>&-", "2>&- --quiet"])
+def test_a_map_is_written_though_nobody_reads_the_report(
+    small: Path, tmp_path: Path, nobody: str
+) -> None:
+    args = " ".join(two_files(small))
+    done = shell(f"xtok build {args} --output map.safetensors {nobody}", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "map.safetensors\n")
+    assert (tmp_path / "map.safetensors").exists()
+
+
+def test_a_full_disk_under_stdout_is_an_error(maps: Path) -> None:
+    done = shell("xtok inspect map.safetensors > /dev/full", maps)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the output: No space left on device\nhint: ")
+
+
+def test_a_terminal_that_cannot_show_a_character(maps: Path) -> None:
+    for option in ("", "--json"):
+        done = shell(f"xtok inspect map.safetensors {option}", maps, PYTHONIOENCODING="latin-1")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout
+
+
+def test_inspect_as_json_shows_exact_rows(cli: Cli, maps: Path) -> None:
+    found = json.loads(cli("inspect", maps / "map.safetensors", "--token", "a", "--json").stdout)
+    assert found["examples"][0]["kind"] == "exact"
+    [entry] = found["examples"][0]["entries"]
+    assert (entry["weight"], entry["is_slot"]) == (1.0, False)
 
 
 # Quiet, debug, versions
@@ -306,6 +371,8 @@ def test_usage_errors_exit_with_2(cli: Cli, small: Path) -> None:
         ["build", *two_files(small), "--no-such-option"],
         ["sort-cut", "--initial-projection-path", "x", "--top-k", "0"],
         ["nosuch"],
+        ["reapply-exact", "--initial-projection-path", "x", "--student-revision", "main"],
+        ["build", *two_files(small), "--max-pieces", "9999999999"],
     ):
         done = cli(*args)
         assert done.returncode == 2, args
@@ -347,7 +414,8 @@ def test_models_that_are_not_there(cli: Cli, small: Path, tmp_path: Path) -> Non
     good = str(small / "small.model")
     for model, message in (
         ("./none", "no such file or folder: ./none"),
-        ("none.model", "none.model is not in the local cache"),
+        ("none/model", "none/model is not in the local cache"),
+        ("none.model", "no such file or folder: none.model"),
         ("empty", "empty has no tokenizer.json"),
     ):
         done = cli("build", "--student-model", good, "--teacher-model", model)
@@ -401,7 +469,7 @@ def test_maps_that_are_damaged_or_would_run_code(cli: Cli, maps: Path, tmp_path:
     for name, message in (
         ("cut.safetensors", "cut.safetensors is not a whole safetensors file"),
         ("text.pt", "text.pt is not a whole .pt file"),
-        ("evil.pt", "evil.pt holds more than tensors"),
+        ("evil.pt", "evil.pt is damaged, or holds more than tensors"),
     ):
         fails(cli("sort-cut", "--initial-projection-path", name), message, "make")
         fails(cli("inspect", name), message)

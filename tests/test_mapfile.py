@@ -272,6 +272,10 @@ def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
         (edited(history=[{"stage": 1, "options": {}}]), "history is not valid"),
         (edited(history=[{}]), "lacks 'stage'"),
         (edited(top_k=2), "more than top_k=2"),
+        (edited(top_k=10**30), "top_k is not valid"),
+        (edited(top_k="4"), "top_k is not valid"),
+        (edited(student__model_id="\ud800"), "surrogates not allowed"),
+        (edited(student__revision=3), "the student's revision"),
     ],
 )
 def test_invalid_maps_are_named(tmp_path: Path, data: bytes, message: str) -> None:
@@ -345,7 +349,7 @@ def test_a_single_entry_that_is_no_exact_match_does_not_look_like_one() -> None:
     )
     single.check()
     found = nemo(single)
-    assert found["indices"].tolist() == [[0, -1], [1, -1], [2, 2], [1, 1], [-1, -1], [0, -1]]
+    assert found["indices"].tolist() == [[0, -1], [1, -1], [2, 0], [1, 0], [-1, -1], [0, -1]]
     assert found["likelihoods"].tolist() == [[1, 0], [1, 0], [1, 0], [1, 0], [0, 0], [0, 0]]
 
 
@@ -405,6 +409,41 @@ def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: boo
     assert no.scale_slot is None
 
 
+def test_a_slot_with_the_id_of_another_entry_is_one_entry(tmp_path: Path) -> None:
+    value = {
+        "indices": torch.tensor([[2, 3, 3], [1, -1, 1]]),
+        "likelihoods": torch.tensor([[0.5, 0.2, 0.3], [0.8, 0, 0.2]]),
+        "enable_scale_trick": True,
+    }
+    found = mapfile.load(save_pt(tmp_path / "f.pt", value), teacher_vocab_size=4)
+    assert found.student_ids.tolist() == [0, 0, 1]
+    assert found.scale_slot is not None
+    assert found.scale_slot.tolist() == [1, 0]  # what is left of a row is never only a slot
+    assert found.reports[0].counts["slots added to an entry of the same id"] == 2
+
+
+def test_a_pt_that_would_not_fit_into_memory_is_refused() -> None:
+    with pytest.raises(OutputError, match=r"a \.pt of 6 rows of 1073741824 columns"):
+        to_nemo(replace(TINY, top_k=2**30))
+
+
+def test_tensors_that_were_trained_are_read(tmp_path: Path) -> None:
+    value = {**FOREIGN, "likelihoods": torch.nn.Parameter(FOREIGN["likelihoods"])}  # type: ignore[arg-type]
+    path = save_pt(tmp_path / "trained.pt", value)
+    assert mapfile.load(path, teacher_vocab_size=4).nnz == 8
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.safetensors").touch()
+    (tmp_path / "link.safetensors").symlink_to("real.safetensors")
+    TINY.save(tmp_path / "link.safetensors")
+    assert (tmp_path / "link.safetensors").is_symlink()
+    assert same(ProjectionMap.load(tmp_path / "real.safetensors"), TINY)
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(OutputError, match="is no regular file"):
+        TINY.save(tmp_path / "pipe.pt")
+
+
 def test_a_width_that_the_file_does_not_tell_is_asked_for(tmp_path: Path) -> None:
     path = save_pt(tmp_path / "foreign.pt", FOREIGN)
     with pytest.raises(MapFileError) as caught:
@@ -437,7 +476,7 @@ def test_a_pt_that_would_run_code_is_not_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = save_pt(tmp_path / "evil.pt", {**FOREIGN, "x": Evil()})
-    with pytest.raises(MapFileError, match="holds more than tensors"):
+    with pytest.raises(MapFileError, match="is damaged, or holds more than tensors"):
         mapfile.load(path, teacher_vocab_size=4)
     assert not (tmp_path / "evil").exists()
 

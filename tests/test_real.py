@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import naive
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -15,6 +16,7 @@ from test_tokenizers import hf_folder_of_ranks, table_of
 
 import xtok
 from xtok import mapfile
+from xtok.aligner import TokenAligner
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.projection import ProjectionMap, RowKind
 from xtok.stages import multitoken, reapply_exact, sort_cut
@@ -266,3 +268,54 @@ def test_against_the_reference_after_all_three_steps(load_real: Load) -> None:
             same += columns[int(projection.row(s)[0][0])] == columns[top]
     assert valid > 60_000
     assert same / valid >= 0.995
+
+
+# Alignment
+
+SAMPLE = (
+    "The price was 1299 dollars in 2014; naïve café, Größe.\n\tdef f(x):\r\n  return x\n"
+    "東京都に行きました。 今天天气很好，我们去公园。 Привет, как дела? "
+    "שלום עולם مرحبا\n👨\u200d👩\u200d👧 🏳️\u200d🌈 ok"
+)
+
+
+@pytest.mark.parametrize("student", EVERY)
+def test_chunks_of_real_tokenizers_end_at_every_common_boundary(
+    load_real: Load, student: str
+) -> None:
+    data = (SAMPLE * 3).encode()
+    rows = load_real(student).table.tokens()
+    s = load_real(student).segment(data)
+    for teacher in EVERY:
+        columns = load_real(teacher).table.tokens()
+        t = load_real(teacher).segment(data)
+        aligner = TokenAligner(load_real(student), load_real(teacher))
+        expected = naive.common_boundaries([rows[i] for i in s], [columns[i] for i in t])
+        found = [
+            (list(range(*p.student_tokens)), list(range(*p.teacher_tokens)))
+            for p in aligner.pairs(s, t)
+        ]
+        assert found == expected, teacher
+        assert all(p.is_correct for p in aligner.pairs(s, t))
+
+
+@pytest.mark.parametrize("teacher", ["llama3.tiktoken", "mistral-v3.model"])
+def test_a_real_normalizer_costs_only_what_it_changes(
+    load_real: Load, real: Callable[[str], str], teacher: str
+) -> None:
+    from tokenizers import Tokenizer as RustTokenizer
+
+    # Claude 2 normalizes to NFKC: full-width punctuation and ligatures become others.
+    text = "你好，世界！这是测试。The ﬁnal ½ of the text, in full: ＡＢＣ and then plain words."
+    claude = RustTokenizer.from_file(str(Path(real("claude-2")) / "tokenizer.json"))
+    s = claude.encode(text * 5).ids
+    t = load_real(teacher).segment((text * 5).encode())
+    aligner = TokenAligner(load_real("claude-2"), load_real(teacher))
+    pairs = aligner.pairs(s, t)
+    aligned = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in pairs if p.is_correct)
+    assert aligned > 0.75 * len((text * 5).encode())
+    assert pairs[-1].is_correct
+    for p in pairs:
+        ours = b"".join(aligner.student.table[i] for i in p.student_ids)
+        theirs = b"".join(aligner.teacher.table[i] for i in p.teacher_ids)
+        assert p.is_correct == (ours == theirs)

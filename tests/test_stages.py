@@ -117,7 +117,7 @@ def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_
     none.check()
     assert none.enable_scale_trick
     assert not none.is_slot.any()
-    assert "have no scale slot" in none.reports[0].notes[0]
+    assert "262 rows have no scale slot" in none.reports[0].notes[2]
 
 
 def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
@@ -207,8 +207,17 @@ def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -
     [report] = projection.reports
     assert report.stage == "multitoken"
     special = len(table_of(byte_level).control_names)
-    assert report.counts["empty rows"] == special + 80  # unused ids of the width
+    assert report.counts["rows empty"] == special + 80  # unused ids of the width
     assert any(note.startswith(f"no counterpart for {special} special") for note in report.notes)
+    assert report.notes[:2] == (
+        "student small-byte-level: 1,280 ids wide (from the config)",
+        f"teacher small.tiktoken: {len(table_of(ranks)):,} ids wide (from the tokenizer)",
+    )
+
+
+def test_where_the_slots_are_is_reported(student: Tokenizer, teacher: Tokenizer) -> None:
+    [report] = multitoken(student, teacher).reports
+    assert "scale slots on 1 teacher id: 263 '(unused)'" in report.notes
 
 
 def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer) -> None:
@@ -262,10 +271,10 @@ def test_a_map_of_another_pair_is_not_extended(
     student: Tokenizer, teacher: Tokenizer, byte_level: Tokenizer
 ) -> None:
     first = multitoken(student, teacher)
-    with pytest.raises(XtokError, match=r"the map's teacher teacher.tiktoken is 265 wide"):
+    with pytest.raises(XtokError, match="whose tokens are not those of small-byte-level"):
         multitoken(student, byte_level, initial=first)
-    other = load_like(student, 265)
-    with pytest.raises(XtokError, match="whose tokens are not those of narrow"):
+    other = load_like(teacher, 270)
+    with pytest.raises(XtokError, match=r"the map's teacher teacher\.tiktoken is 265 wide"):
         multitoken(student, other, initial=first)
 
 
@@ -326,12 +335,19 @@ def test_nothing_beside_the_slot_is_an_error(student: Tokenizer, teacher: Tokeni
         lambda: MultitokenConfig(max_pieces=0),
         lambda: SortCutConfig(top_k=0),
         lambda: BuildConfig(top_k=1),
+        lambda: BuildConfig(max_pieces=10**9),
+        lambda: MultitokenConfig(special_tokens="some"),  # type: ignore[arg-type]
     ],
 )
 def test_options_that_cannot_be(make: object) -> None:
     assert callable(make)
-    with pytest.raises(ValueError, match="must be at least"):
+    with pytest.raises(ValueError, match="must be"):
         make()
+
+
+def test_special_tokens_of_a_stage_are_checked(student: Tokenizer, teacher: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="special_tokens is 'some'"):
+        reapply_exact(multitoken(student, teacher), special_tokens="some")  # type: ignore[arg-type]
 
 
 def test_build_is_the_three_stages(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:

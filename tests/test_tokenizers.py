@@ -331,6 +331,51 @@ def test_a_rank_file_of_an_unknown_family_needs_a_pattern(small: Path) -> None:
     assert "not a regular expression" in error_of(small / "small.tiktoken", pattern="(")
 
 
+@pytest.mark.parametrize("pattern", ["", "x*"])
+def test_a_pattern_that_matches_nothing(small: Path, pattern: str) -> None:
+    assert "not a regular expression that splits" in error_of(
+        small / "small.tiktoken", pattern=pattern
+    )
+
+
+def test_a_model_without_a_name() -> None:
+    assert error_of("") == error_of("hf:") == "the model's name is empty"
+
+
+def test_paths_are_taken_as_such(small: Path, sentencepiece: Tokenizer) -> None:
+    assert load_tokenizer(small / "small.model").table.sha256() == sentencepiece.table.sha256()
+
+
+def test_a_unigram_model_names_its_unknown_token_by_id(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    vocab = [("<unk>", 0.0), ("▁", -2.0), ("a", -3.0), ("▁a", -1.0)]
+    rust = RustTokenizer(models.Unigram(vocab, unk_id=0))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.decoder = decoders.Metaspace()
+    rust.save(str(tmp_path / "tokenizer.json"))
+    config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.table.types[0] == TokenType.UNKNOWN
+    assert tokenizer.table.roles == {"unk": (0,)}
+    assert spelled(tokenizer, b" a a") == [b" a", b" a"]
+    assert tokenizer.segment_batch([b"z"]) == [None]
+
+
+def test_a_byte_level_folder_without_a_pre_tokenizer(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["pre_tokenizer"] = None
+    document["normalizer"] = {"type": "ByteLevel"}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    tokenizer = load_tokenizer(folder)
+    for data in (b" the text", "é".encode(), b"\xff\xe4"):
+        assert b"".join(spelled(tokenizer, data)) == data
+
+
 def test_a_pattern_for_what_takes_none(small: Path) -> None:
     assert "takes no pattern" in error_of(small / "small.model", pattern="x")
     assert "brings its own pattern" in error_of(small / "small-hf", pattern="x")
@@ -360,6 +405,8 @@ def ranks_file(path: Path, *lines: str) -> Path:
         ("YWI= x", "line 257 of .* is not a base64 token and a rank"),
         ("YWI= 7", "line 257 of .* repeats a token or a rank"),
         ("YQ== 256", "line 257 of .* repeats a token or a rank"),
+        ("YWI= 99999999999999999999", "line 257 of .* is not a base64 token and a rank"),
+        ("YWI= 1_000", "line 257 of .* is not a base64 token and a rank"),
     ],
 )
 def test_broken_rank_lines_are_named(tmp_path: Path, line: str, message: str) -> None:

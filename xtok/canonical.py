@@ -138,17 +138,16 @@ def slot_candidates(teacher: TokenTable) -> list[int]:
     """Return the teacher ids that carry no meaning, the best one for a scale slot first.
 
     The first UNUSED id; a padding or unknown id (not one that ends the text as well); the last
-    reserved id; the last CONTROL ids.
+    reserved id; the last CONTROL ids, those that begin or end something last of all.
     """
-    ends = {i for role in ("eos", "bos", "turn_end") for i in teacher.roles.get(role, ())}
-    padding = [i for i in teacher.roles.get("pad", ()) if i not in ends]
-    unused = teacher.ids_of_type(TokenType.UNUSED).tolist()
+    roles = teacher.roles
+    ends = {i for role in ("bos", "eos", "turn_end") for i in roles.get(role, ())}
+    control = teacher.ids_of_type(TokenType.CONTROL).tolist()
     candidates = [
-        *unused[:2],
-        *padding,
-        *teacher.roles.get("unk", ()),
-        *teacher.roles.get("reserved", ())[::-1],
-        *teacher.ids_of_type(TokenType.CONTROL).tolist()[::-1],
+        *teacher.ids_of_type(TokenType.UNUSED).tolist()[:2],
+        *(i for role in ("pad", "unk") for i in roles.get(role, ()) if i not in ends),
+        *roles.get("reserved", ())[::-1],
+        *sorted(control, key=lambda i: (i in ends, -i)),
     ]
     without_bytes = teacher.lengths == 0
     return [i for i in dict.fromkeys(candidates) if without_bytes[i]]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Literal, get_args
 
 SpecialTokens = Literal["roles", "off"]
 Weighting = Literal["power", "softmax"]
 AnchorFit = Literal["ridge", "orthogonal"]
 Normalize = Literal["sum", "softmax"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+MAX_ENTRIES = 4096
+"""How many entries or pieces a row may be asked for: far more than any map has."""
 
 FIRST_PIECE_WEIGHT = 0.9
 """Weight of a token's first piece; each further one has `PIECE_DECAY` times the last one's."""
@@ -40,8 +43,9 @@ class MultitokenConfig:
     special_tokens: SpecialTokens = "roles"
 
     def __post_init__(self) -> None:
-        _at_least(2 if self.scale_trick else 1, top_k=self.top_k)
-        _at_least(1, max_pieces=self.max_pieces)
+        _within(2 if self.scale_trick else 1, top_k=self.top_k)
+        _within(1, max_pieces=self.max_pieces)
+        check_special_tokens(self.special_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,7 @@ class SortCutConfig:
     top_k: int = 4
 
     def __post_init__(self) -> None:
-        _at_least(1, top_k=self.top_k)
+        _within(1, top_k=self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +79,9 @@ class BuildConfig:
     exact_match: bool = True
 
     def __post_init__(self) -> None:
-        _at_least(2 if self.scale_trick else 1, top_k=self.top_k)
-        _at_least(1, max_pieces=self.max_pieces)
+        _within(2 if self.scale_trick else 1, top_k=self.top_k)
+        _within(1, max_pieces=self.max_pieces)
+        check_special_tokens(self.special_tokens)
 
     @property
     def multitoken(self) -> MultitokenConfig:
@@ -130,7 +135,8 @@ class GenerateConfig:
     chunk_size: int = 8192
 
     def __post_init__(self) -> None:
-        _at_least(1, top_k=self.top_k, chunk_size=self.chunk_size)
+        _within(1, top_k=self.top_k)
+        _positive(chunk_size=self.chunk_size)
         _positive(temperature=self.temperature, ridge=self.ridge)
         if not 0 <= self.weight_threshold < 1:
             raise ValueError(f"weight_threshold is {self.weight_threshold}, and must be in [0, 1)")
@@ -151,7 +157,7 @@ class MergeConfig:
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(1, **({} if self.top_k is None else {"top_k": self.top_k}))
+        _within(1, **({} if self.top_k is None else {"top_k": self.top_k}))
         for number, weight in enumerate(self.weights or (), start=1):
             _positive(**{f"weights, number {number},": weight})
 
@@ -162,7 +168,17 @@ def _positive(**value: float) -> None:
             raise ValueError(f"{name} is {number}, and must be above 0")
 
 
-def _at_least(minimum: int, **value: int) -> None:
+def _within(minimum: int, **value: int) -> None:
     for name, number in value.items():
-        if number < minimum:
-            raise ValueError(f"{name} is {number}, and must be at least {minimum}")
+        if not minimum <= number <= MAX_ENTRIES:
+            raise ValueError(
+                f"{name} is {number}, and must be at least {minimum}, at most {MAX_ENTRIES}"
+            )
+
+
+def check_special_tokens(value: str) -> None:
+    """Raise a `ValueError` unless the value is one of `SpecialTokens`."""
+    if value not in get_args(SpecialTokens):
+        raise ValueError(
+            f"special_tokens is {value!r}, and must be one of {get_args(SpecialTokens)}"
+        )

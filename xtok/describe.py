@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +162,8 @@ def describe_row(projection: ProjectionMap, student_id: int) -> RowDescription:
             hint="give another --id, or the token itself with --token",
         )
     teacher_ids, weights = projection.row(student_id)
-    has_slot = projection.scale_slot is not None and bool(projection.scale_slot[student_id] == 1)
+    slots = projection.scale_slot
+    has_slot = slots is not None and bool(slots[student_id])
     return RowDescription(
         student_id=student_id,
         token=_name(projection.student, student_id),
@@ -189,7 +191,7 @@ def find_token(projection: ProjectionMap, text: str) -> list[int]:
         raise XtokError(
             "the map carries no tokens: xtok did not write it", hint="give --id instead of --token"
         )
-    spellings = {text.encode(), unescape(text)}
+    spellings = {os.fsencode(text), unescape(text)}
     tokens = table.tokens()
     found = [int(i) for i in table.text_ids if tokens[i] in spellings]
     found += [i for i, name in table.control_names.items() if name == text]

@@ -45,26 +45,33 @@ class _Block:
 
 
 def print_alignment(alignment: TextAlignment, console: Console | None = None) -> None:
-    """Print both rows of tokens, wrapped to the console, and the statistics.
+    """Print both rows of tokens, wrapped to the console, and the statistics."""
+    print(draw(alignment, console or Console(highlight=False)), end="")  # noqa: T201
+
+
+def draw(alignment: TextAlignment, console: Console) -> str:
+    """Return what `print_alignment` prints on a console.
 
     A third line marks what is not a correct chunk: `≠` where the two sides differ, `-` where a
     token has no counterpart. `¦` divides the tokens of a chunk; a space is shown as `␣`.
     """
-    console = console or Console(highlight=False)
-    for row in _wrapped(list(_blocks(alignment)), console.width - _WIDTH):
-        marked = any(block.lines[2] for block in row)
-        for line, label in enumerate((*_LABELS, "")[: 2 + marked]):
-            text = Text()
-            text.append(label.ljust(_WIDTH), style="dim")
-            for block in row:
-                content = block.lines[line]
+    with console.capture() as captured:
+        for row in _wrapped(list(_blocks(alignment)), console.width - _WIDTH):
+            marked = any(block.lines[2] for block in row)
+            for line, label in enumerate((*_LABELS, "")[: 2 + marked]):
+                text = Text()
+                text.append(label.ljust(_WIDTH), style="dim")
+                for block in row:
+                    content = block.lines[line]
+                    padding = " " * (block.width - cell_len(content))
+                    text.append(_AROUND, style="dim")
+                    text.append(content + padding, style=block.style)
                 text.append(_AROUND, style="dim")
-                text.append(content + " " * (block.width - cell_len(content)), style=block.style)
-            text.append(_AROUND, style="dim")
-            console.print(text, soft_wrap=True)
-        console.print()
-    for sentence in statistics(alignment):
-        console.print(Text(sentence), soft_wrap=True)
+                console.print(text, soft_wrap=True)
+            console.print()
+        for sentence in statistics(alignment):
+            console.print(Text(sentence), soft_wrap=True)
+    return captured.get()
 
 
 def statistics(alignment: TextAlignment) -> list[str]:

@@ -65,8 +65,10 @@ def check_output(path: str | PathLike[str]) -> Path:
         OutputError: if the suffix is not one of `SUFFIXES`, the folder is missing or not writable,
             or the path is a folder.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     folder = target.parent
+    if target.is_dir():
+        raise OutputError(f"the output {target} is a folder", hint="give an --output in it")
     if target.suffix not in SUFFIXES:
         raise OutputError(
             f"the output {target} ends neither in .safetensors nor in .pt",
@@ -78,8 +80,8 @@ def check_output(path: str | PathLike[str]) -> Path:
         raise OutputError(
             f"the output folder {folder} is a file", hint="give an --output in a folder"
         )
-    if target.is_dir():
-        raise OutputError(f"the output {target} is a folder", hint="give an --output in it")
+    if target.exists() and not target.is_file():
+        raise OutputError(f"the output {target} is no regular file", hint="give another --output")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(
             f"the output folder {folder} is not writable",
@@ -113,8 +115,6 @@ def load(
     source = Path(path)
     try:
         with source.open("rb") as file:
-            is_archive = file.read(2) == b"PK"
-            file.seek(0)
             data = file.read()
     except OSError as error:
         raise MapFileError(
@@ -122,7 +122,7 @@ def load(
             hint="give the path of a .safetensors or .pt map; xtok build makes one",
         ) from error
     widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
-    if is_archive or source.suffix == ".pt":
+    if data[:2] == b"PK" or source.suffix == ".pt":
         projection = from_nemo(data, source, widths, preserve_last, normalize)
     else:
         projection = _from_safetensors(data, source, widths, preserve_last, normalize)

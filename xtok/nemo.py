@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from xtok._version import __version__
 from xtok.config import Normalize
-from xtok.errors import MAP_HINT, MapFileError
+from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.packing import MALFORMED, pack_metadata, pack_tensors, require, unpack
 from xtok.projection import (
     Edges,
@@ -44,13 +44,18 @@ def to_nemo(projection: ProjectionMap) -> bytes:
 
     s, t, w = projection.edges
     num_rows, k = projection.shape[0], max(2, projection.top_k)
+    if num_rows * k > _MAX_CELLS:
+        raise OutputError(
+            f"a .pt of {num_rows} rows of {k} columns would take {num_rows * k >> 30} times 12 GiB",
+            hint="cut the map first with xtok sort-cut, or write .safetensors",
+        )
     column = np.where(projection.is_slot, k - 1, ranks(s))
     indices = np.full((num_rows, k), -1, np.int64)
     likelihoods = np.zeros((num_rows, k), np.float32)
     indices[s, column], likelihoods[s, column] = t, w
     single = (indices[:, 0] >= 0) & (indices[:, 1:] < 0).all(axis=1)
     unpinned = single & ~np.isin(projection.row_kind, [RowKind.EXACT, RowKind.ROLE])
-    indices[unpinned, 1] = indices[unpinned, 0]
+    indices[unpinned, 1] = np.where(indices[unpinned, 0] == 0, min(1, projection.shape[1] - 1), 0)
     if indices[-1].max() < 0:
         indices[-1, 0] = 0
     own = pack_tensors(projection)
@@ -79,6 +84,8 @@ def _to_torch(array: NDArray[Any]) -> torch.Tensor:
 
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
+
+_MAX_CELLS = 2**30
 
 _ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
@@ -176,7 +183,7 @@ def _torch_load(data: bytes, source: Path) -> Any:
     except Exception as error:
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise MapFileError(
-                f"{source} holds more than tensors: to load it could run code, so it is not loaded",
+                f"{source} is damaged, or holds more than tensors, which could run code",
                 hint="save only tensors, numbers and strings in it, or make it again",
             ) from error
         raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
@@ -187,13 +194,17 @@ def _read_entries(loaded: Any) -> _Entries:
     import torch
 
     if isinstance(loaded, dict) and {"indices", "likelihoods"} <= loaded.keys():
-        return _padded(loaded["indices"].numpy(), loaded["likelihoods"].double().numpy(), loaded)
+        return _padded(
+            loaded["indices"].detach().numpy(),
+            loaded["likelihoods"].detach().double().numpy(),
+            loaded,
+        )
     if isinstance(loaded, dict) and loaded and all(isinstance(key, tuple) for key in loaded):
         pairs = np.array([[*map(int, key)] for key in loaded], np.int64).reshape(len(loaded), 2)
         counts = np.array([float(value) for value in loaded.values()])
         return _coo(Edges(pairs[:, 0], pairs[:, 1], counts), (None, None))
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
-        sparse = loaded.to_sparse().coalesce()
+        sparse = loaded.detach().to_sparse().coalesce()
         s, t = sparse.indices().numpy()
         edges = Edges(s, t, sparse.values().double().numpy())
         return _coo(edges, (loaded.shape[0], loaded.shape[1]))
@@ -351,6 +362,10 @@ def _in_order(
     counts["rows reordered"] = len(np.unique(edges.student_ids[moved]))
     is_last = sum_duplicates(edges._replace(weights=last.astype(np.float32))).weights > 0
     summed = sum_duplicates(edges)
+    if last.any():
+        per_pair = sum_duplicates(edges._replace(weights=np.ones(len(last), np.float32))).weights
+        counts["slots added to an entry of the same id"] = int((is_last & (per_pair > 1)).sum())
+    is_last &= np.bincount(summed.student_ids, minlength=1)[summed.student_ids] > 1
     counts["duplicate entries added up"] = len(edges.weights) - len(summed.weights)
     off = np.abs(row_sums(summed) - 1) > _ROUNDING
     counts["rows normalized"] = len(np.unique(summed.student_ids[off]))

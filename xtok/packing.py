@@ -105,9 +105,11 @@ def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> ProjectionMap:
         row_kind=tensors["row_kind"],
         scale_slot=tensors.get("scale_slot"),
         method=str(fields["method"]),
-        top_k=int(fields["top_k"]),
+        top_k=fields["top_k"],
         history=tuple(dict(step) for step in fields["history"]),
     )
+    require(type(projection.top_k) is int and projection.top_k <= MAX_WIDTH, "top_k")
+    json.dumps(fields, ensure_ascii=False).encode()  # no lone surrogates
     for step in projection.history:
         require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
     projection.check()
@@ -118,6 +120,8 @@ def _vocabulary(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
     width = fields["vocab_size"]
+    for name in ("revision", "backend"):
+        require(fields[name] is None or isinstance(fields[name], str), f"the {side}'s {name}")
     require(type(width) is int and 0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     names = [f"{side}_token_{name}" for name in _TABLE_DTYPES]
     table = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from os import PathLike
+
 from xtok.config import BuildConfig
 from xtok.projection import ProjectionMap
 from xtok.stages import Progress, multitoken, reapply_exact, silent, sort_cut
@@ -9,8 +11,8 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
 def build(
-    student_model: str | Tokenizer,
-    teacher_model: str | Tokenizer,
+    student_model: str | PathLike[str] | Tokenizer,
+    teacher_model: str | PathLike[str] | Tokenizer,
     config: BuildConfig | None = None,
     *,
     progress: Progress = silent,
@@ -31,7 +33,7 @@ def build(
     """
     config = config or BuildConfig()
     student, teacher = (
-        load_tokenizer(model) if isinstance(model, str) else model
+        model if isinstance(model, Tokenizer) else load_tokenizer(model)
         for model in (student_model, teacher_model)
     )
     projection = multitoken(student, teacher, config.multitoken, progress=progress)

@@ -57,13 +57,15 @@ def print_examples(rows: Iterable[RowDescription]) -> None:
 def print_description(description: MapDescription, console: Console | None = None) -> None:
     """Print a map's description as tables that fit 80 columns."""
     console = console or Console(highlight=False)
-    for table in (
-        _overview(description),
-        _rows(description),
-        _columns(description),
-        *([_examples(description.examples)] if description.examples else []),
-    ):
-        console.print(table)
+    with console.capture() as captured:  # Rich has an exit of its own for a closed pipe
+        for table in (
+            _overview(description),
+            _rows(description),
+            _columns(description),
+            *([_examples(description.examples)] if description.examples else []),
+        ):
+            console.print(table)
+    print(captured.get(), end="")  # noqa: T201
 
 
 def _overview(d: MapDescription) -> Table:

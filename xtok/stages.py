@@ -22,6 +22,7 @@ from xtok.config import (
     MultitokenConfig,
     SortCutConfig,
     SpecialTokens,
+    check_special_tokens,
 )
 from xtok.errors import XtokError
 from xtok.projection import (
@@ -74,7 +75,7 @@ def multitoken(
     """
     config = config or MultitokenConfig()
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
-    notes: list[str] = []
+    notes = [*_read("student", student), *_read("teacher", teacher)]
     kind = np.zeros(len(rows), np.uint8)
     parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
     if config.reverse_pass:
@@ -92,6 +93,7 @@ def multitoken(
         kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
         step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
+    kind[np.bincount(edges.student_ids, minlength=len(rows)) == 0] = RowKind.EMPTY
     edges = _cut(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
@@ -125,18 +127,18 @@ def reapply_exact(
         XtokError: if the map carries no token tables.
     """
     rows, columns = require_table(projection.student), require_table(projection.teacher)
-    if special_tokens is None:
-        used = [step["options"].get("special_tokens") for step in projection.history]
-        special_tokens = next((u for u in reversed(used) if u is not None), "roles")
+    used = [step["options"].get("special_tokens") for step in projection.history]
+    special = special_tokens or next((u for u in reversed(used) if u is not None), "roles")
+    check_special_tokens(str(special))
     exact = _pinned(match_bytes(rows, columns))
-    roles = _pinned(match_roles(rows, columns) if special_tokens == "roles" else {})
+    roles = _pinned(match_roles(rows, columns) if special == "roles" else {})
     kind = projection.row_kind.copy()
     kind[exact.student_ids], kind[roles.student_ids] = RowKind.EXACT, RowKind.ROLE
     pinned = np.zeros(len(rows), np.bool_)
     pinned[exact.student_ids] = pinned[roles.student_ids] = True
     others = projection.edges.take(~pinned[projection.student_ids])
     slot = projection.scale_slot
-    step = {"stage": "reapply-exact", "options": {"special_tokens": special_tokens}}
+    step = {"stage": "reapply-exact", "options": {"special_tokens": special}}
     return finished(
         Edges.concatenate([others, exact, roles]),
         student=projection.student,
@@ -280,9 +282,8 @@ def _with_tables_of(other: ProjectionMap, projection: ProjectionMap) -> Projecti
     """Check that two maps are of one pair; return the second, with the tokens that it lacks."""
     for side in ("student", "teacher"):
         ours, given = getattr(projection, side), getattr(other, side)
-        if given.table is None and ours.vocab_size == given.vocab_size:
-            continue
-        _require_same(side, ours, given, width=True)
+        comparable = ours if given.table is not None else replace(ours, table=None)
+        _require_same(side, comparable, given, width=True)
         if ours.table is None:
             projection = replace(projection, **{side: given})
     return projection
@@ -319,16 +320,16 @@ def with_vocabularies(
 
 
 def _require_same(side: str, ours: Vocabulary, given: Vocabulary, *, width: bool) -> None:
+    if ours.table is not None and ours.table.sha256() != require_table(given).sha256():
+        raise XtokError(
+            f"the map's {side} is {ours.model_id}, whose tokens are not those of {given.model_id}",
+            hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
+        )
     if width and ours.vocab_size != given.vocab_size:
         raise XtokError(
             f"the map's {side} {ours.model_id} is {ours.vocab_size} wide, "
             f"{given.model_id} is {given.vocab_size}",
             hint=f"give --{side}-vocab-size {ours.vocab_size}, or the model that it is of",
-        )
-    if ours.table is not None and ours.table.sha256() != require_table(given).sha256():
-        raise XtokError(
-            f"the map's {side} is {ours.model_id}, whose tokens are not those of {given.model_id}",
-            hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
         )
 
 
@@ -378,6 +379,19 @@ def _spell(
     )
 
 
+def _read(side: str, tokenizer: Tokenizer) -> list[str]:
+    """Return notes on what was read: the width and where it comes from, ids without bytes."""
+    vocabulary, undecodable = tokenizer.vocabulary, list(tokenizer.report.undecodable)
+    notes = [
+        f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
+        f"(from the {vocabulary.width_source})"
+    ]
+    if undecodable:
+        what = _some(undecodable, require_table(vocabulary), "id")
+        notes.append(f"{side} {vocabulary.model_id}: no bytes behind {what}")
+    return notes
+
+
 def _pinned(pairs: Mapping[int, int]) -> Edges:
     """Return an edge of weight 1 for each student id to teacher id."""
     s, t = (np.fromiter(ids, np.int32, len(pairs)) for ids in (pairs, pairs.values()))
@@ -409,6 +423,10 @@ def _add_slots(
             f"{int(waiting.sum()):,} rows have no scale slot: no teacher id is free of meaning"
         )
     rows = np.flatnonzero(slot_of_row >= 0)
+    if len(rows):
+        taken, times = np.unique(slot_of_row[rows], return_counts=True)
+        most_first = taken[np.argsort(-times, kind="stable")].tolist()
+        notes.append(f"scale slots on {_some(most_first, columns, 'teacher id')}")
     slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
     return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
 
@@ -441,10 +459,21 @@ def history_with(
     return (*done, {**step, "xtok_version": __version__})
 
 
+_IN_WORDS = {
+    RowKind.EMPTY: "empty",
+    RowKind.EXACT: "exact",
+    RowKind.PIECES: "from pieces",
+    RowKind.ROLE: "by role",
+    RowKind.EMBEDDING: "by embedding",
+    RowKind.COUNTED: "counted",
+    RowKind.MIXED: "mixed",
+}
+
+
 def stage_report(stage: str, kind: NDArray[np.uint8], notes: Sequence[str]) -> StageReport:
     """Return the report of a stage that counts the rows of its result by kind."""
     found = np.bincount(kind, minlength=len(RowKind)).tolist()
-    counts = {f"{k.name.lower()} rows": found[k] for k in RowKind if found[k]}
+    counts = {f"rows {_IN_WORDS[k]}": found[k] for k in RowKind if found[k]}
     return StageReport(stage, counts, tuple(notes))
 
 

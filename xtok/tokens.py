@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -250,6 +251,6 @@ def unescape(text: str) -> bytes:
     pieces: list[bytes] = []
     end = 0
     for match in _ESCAPED.finditer(text):
-        pieces += [text[end : match.start()].encode(), byte(match).encode("latin-1")]
+        pieces += [os.fsencode(text[end : match.start()]), byte(match).encode("latin-1")]
         end = match.end()
-    return b"".join([*pieces, text[end:].encode()])
+    return b"".join([*pieces, os.fsencode(text[end:])])

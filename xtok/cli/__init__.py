@@ -9,7 +9,7 @@ import typer
 
 from xtok._version import __version__
 from xtok.cli import _options as opt
-from xtok.cli._run import check_output, config, quiet_stderr, read_chat, read_text, run, write
+from xtok.cli._run import check_output, command, config, read_chat, read_text, run, write
 from xtok.config import (
     AnchorFit,
     BuildConfig,
@@ -25,6 +25,7 @@ from xtok.config import (
 if TYPE_CHECKING:
     from xtok.projection import ProjectionMap
     from xtok.tokenizers import Tokenizer
+    from xtok.tokens import Vocabulary
 
 app = typer.Typer(
     name="xtok",
@@ -88,8 +89,8 @@ def build(
         exact_match=exact_match,
         special_tokens=special_tokens,
     )
-    check_output(output)
-    with quiet_stderr(quiet):
+    with command(quiet):
+        check_output(output)
         from xtok import pipeline, report
 
         student = _load(student_model, student_revision, student_vocab_size, student_pattern)
@@ -104,6 +105,7 @@ def multitoken(
     student_model: opt.StudentModel,
     teacher_model: opt.TeacherModel,
     initial_projection_path: opt.ExtendedProjectionPath = None,
+    preserve_last: opt.PreserveLast = None,
     output: opt.Output = None,
     top_k: opt.TopK = MultitokenConfig.top_k,
     max_pieces: opt.MaxPieces = MultitokenConfig.max_pieces,
@@ -129,17 +131,23 @@ def multitoken(
         reverse_pass=reverse_pass,
         special_tokens=special_tokens,
     )
-    check_output(output)
-    with quiet_stderr(quiet):
-        from xtok import mapfile, report, stages
+    with command(quiet):
+        check_output(output)
+        from xtok import report, stages
 
+        models = (
+            (student_model, student_revision, student_vocab_size, student_pattern),
+            (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern),
+        )
         initial = None
-        if initial_projection_path is not None:
-            initial = mapfile.load(initial_projection_path)
-            student_vocab_size = student_vocab_size or initial.student.vocab_size
-            teacher_vocab_size = teacher_vocab_size or initial.teacher.vocab_size
-        student = _load(student_model, student_revision, student_vocab_size, student_pattern)
-        teacher = _load(teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
+        if initial_projection_path is None:
+            student, teacher = (_load(*model) for model in models)
+        else:
+            initial = _load_map(
+                initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
+            )
+            student = _load_like(initial.student, *models[0])
+            teacher = _load_like(initial.teacher, *models[1])
         projection = stages.multitoken(
             student, teacher, options, initial=initial, progress=report.progress_bar
         )
@@ -167,20 +175,26 @@ def reapply_exact(
     quiet: opt.Quiet = False,
 ) -> None:
     """Pin the tokens of a map that both sides have to each other, with weight 1."""
-    check_output(output)
-    with quiet_stderr(quiet):
+    for side, model, *others in (
+        ("student", student_model, student_revision, student_pattern),
+        ("teacher", teacher_model, teacher_revision, teacher_pattern),
+    ):
+        if model is None and any(others):
+            raise typer.BadParameter(f"a revision or pattern needs --{side}-model")
+    with command(quiet):
+        check_output(output)
         from xtok import stages
 
         projection = _load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
         )
         if student_model is not None:
-            width = None if projection.student.table else projection.student.vocab_size
-            student = _load(student_model, student_revision, width, student_pattern)
+            given = (student_model, student_revision, student_vocab_size, student_pattern)
+            student = _load_like(projection.student, *given)
             projection = stages.with_vocabularies(projection, student=student.vocabulary)
         if teacher_model is not None:
-            width = None if projection.teacher.table else projection.teacher.vocab_size
-            teacher = _load(teacher_model, teacher_revision, width, teacher_pattern)
+            given = (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
+            teacher = _load_like(projection.teacher, *given)
             projection = stages.with_vocabularies(projection, teacher=teacher.vocabulary)
         projection = stages.reapply_exact(projection, special_tokens=special_tokens)
         write(projection, output, stage="reapply-exact", num_examples=num_examples)
@@ -193,15 +207,15 @@ def sort_cut(
     top_k: opt.TopK = SortCutConfig.top_k,
     output: opt.Output = None,
     preserve_last: opt.PreserveLast = None,
-    student_vocab_size: opt.StudentVocabSize = None,
-    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
     """Cut each row of a map to its heaviest entries and normalize it; a scale slot stays last."""
     options = config(SortCutConfig, top_k=top_k)
-    check_output(output)
-    with quiet_stderr(quiet):
+    with command(quiet):
+        check_output(output)
         from xtok import stages
 
         projection = _load_map(
@@ -317,8 +331,8 @@ def generate(
         dtype=dtype,
         chunk_size=chunk_size,
     )
-    check_output(output)
-    with quiet_stderr(quiet):
+    with command(quiet):
+        check_output(output)
         from xtok import cache, embeddings, report
 
         kept = cache.Cache(cache_dir or cache.default_folder(), recompute=force_recompute)
@@ -376,8 +390,8 @@ def merge(
 ) -> None:
     """Make one map of several: a weighted sum of rows, or only what the first one lacks."""
     options = config(MergeConfig, weights=_numbers(weights), fill=fill, top_k=top_k)
-    check_output(output)
-    with quiet_stderr(quiet):
+    with command(quiet):
+        check_output(output)
         from xtok import stages
 
         maps = [
@@ -407,15 +421,16 @@ def inspect(
         typer.Option(help="Show this many rows, evenly spread; 5 if none are asked for.", min=0),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    student_vocab_size: opt.StudentVocabSize = None,
-    teacher_vocab_size: opt.TeacherVocabSize = None,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Show what a map holds: who maps to whom, how it was made, and rows of it."""
-    with quiet_stderr(quiet):
+    with command(quiet):
         from xtok import describe, report
 
-        projection = _load_map(map_path, student_vocab_size, teacher_vocab_size)
+        projection = _load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         if num_examples is None:
             num_examples = 0 if token or token_id else 5
         description = describe.inspect(
@@ -445,13 +460,13 @@ def convert(
         ),
     ] = None,
     preserve_last: opt.PreserveLast = None,
-    student_vocab_size: opt.StudentVocabSize = None,
-    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Convert a map between xtok's .safetensors and NeMo-RL's .pt, both ways."""
-    check_output(output)
-    with quiet_stderr(quiet):
+    with command(quiet):
+        check_output(output)
         projection = _load_map(
             map_path, student_vocab_size, teacher_vocab_size, preserve_last, normalize
         )
@@ -496,7 +511,7 @@ def align(
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
     data = read_text(text, file) if chat is None else b""
     conversation = {} if chat is None else read_chat(chat)
-    with quiet_stderr(quiet):
+    with command(quiet):
         from xtok import chats, display, report
         from xtok.aligner import TokenAligner, describe_alignment
 
@@ -535,6 +550,19 @@ def _load(
     from xtok.tokenizers import load_tokenizer
 
     return load_tokenizer(model, revision=revision, vocab_size=vocab_size, pattern=pattern)
+
+
+def _load_like(
+    like: Vocabulary, model: str, revision: str | None, vocab_size: int | None, pattern: str | None
+) -> Tokenizer:
+    """Load a tokenizer with the width of a map's side, if it is that side's tokenizer."""
+    if vocab_size is None and like.table is None:
+        vocab_size = like.vocab_size
+    tokenizer = _load(model, revision, vocab_size, pattern)
+    differs = vocab_size is None and tokenizer.vocabulary.vocab_size != like.vocab_size
+    if differs and like.table is not None and tokenizer.table.sha256() == like.table.sha256():
+        return _load(model, revision, like.vocab_size, pattern)
+    return tokenizer
 
 
 def _load_map(

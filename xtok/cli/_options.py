@@ -60,6 +60,14 @@ TeacherVocabSize = Annotated[
     int | None,
     typer.Option(help="Width of the teacher's logits, likewise.", min=1, rich_help_panel=_MODELS),
 ]
+MapStudentVocabSize = Annotated[
+    int | None,
+    typer.Option(help="Number of rows, for a .pt that does not tell it.", min=1),
+]
+MapTeacherVocabSize = Annotated[
+    int | None,
+    typer.Option(help="Number of columns, for a .pt that does not tell it.", min=1),
+]
 StudentPattern = Annotated[
     str | None,
     typer.Option(

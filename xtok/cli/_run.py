@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
@@ -22,6 +23,10 @@ Config = TypeVar("Config")
 
 def run(app: typer.Typer) -> None:
     """Run the app; an `XtokError` becomes two lines on stderr and exit code 1."""
+    sys.stdout, sys.stderr = (stream or _null() for stream in (sys.stdout, sys.stderr))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except XtokError as error:
@@ -29,9 +34,10 @@ def run(app: typer.Typer) -> None:
             raise
         print(f"error: {_line(error.message)}\nhint: {_line(error.hint)}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
-    except BrokenPipeError:  # the reader, head or less, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+
+
+def _null() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def _line(text: str) -> str:
@@ -41,11 +47,29 @@ def _line(text: str) -> str:
 
 
 @contextmanager
-def quiet_stderr(quiet: bool) -> Iterator[None]:
-    """Silence stderr, that of other libraries' C and Rust code included, while it is entered."""
-    if not quiet:
-        yield
-        return
+def command(quiet: bool) -> Iterator[None]:
+    """Enter what every command does: silence where asked for, and one line for what goes wrong.
+
+    A reader of stdout that has seen enough (head, less) ends the command with exit code 0; any
+    other failure of the operating system becomes an `XtokError`.
+    """
+    try:
+        with _quiet_stderr() if quiet else nullcontext():
+            yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit from None
+    except OSError as error:
+        raise XtokError(
+            f"{error.filename or 'the output'}: {error.strerror or error}",
+            hint="check the path, its permissions, and the free space",
+        ) from error
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Silence stderr, that of other libraries' C and Rust code included."""
     sys.stderr.flush()
     saved = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
@@ -119,14 +143,15 @@ def _read(file: Path, what: str, option: str) -> bytes:
 def write(
     projection: ProjectionMap, output: Path | None, *, stage: str = "", num_examples: int = 0
 ) -> None:
-    """Report on stderr, write the map, and print its path on stdout."""
+    """Write the map, report on stderr, and print the map's path on stdout."""
     from xtok import describe, report
 
-    report.print_reports(projection.reports)
-    examples = describe.example_ids(projection, num_examples)
-    report.print_examples(describe.describe_row(projection, i) for i in examples)
     path = output or Path(_default_name(projection, stage))
     projection.save(path)
+    examples = describe.example_ids(projection, num_examples)
+    with suppress(OSError):  # the map is written, whether or not anybody reads the report
+        report.print_reports(projection.reports)
+        report.print_examples(describe.describe_row(projection, i) for i in examples)
     print(path)  # noqa: T201
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ _FILE_BACKENDS: dict[str, Callable[..., Backend]] = {
 
 
 def load_tokenizer(
-    model: str,
+    model: str | PathLike[str],
     *,
     revision: str | None = None,
     vocab_size: int | None = None,
@@ -40,7 +42,11 @@ def load_tokenizer(
     Raises:
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
-    kind, location = _split_prefix(model)
+    kind, location = _split_prefix(os.fspath(model))
+    if not location:
+        raise TokenizerError(
+            "the model's name is empty", hint="give a repo id, a folder, or a file"
+        )
     path = Path(location).expanduser()
     if kind is None and path.is_file():
         with path.open("rb") as file:
@@ -65,7 +71,7 @@ def load_tokenizer(
         raise _not_found(location)
     return Tokenizer(
         backend,
-        model_id=(path.resolve().name or location) if local else location,
+        model_id=_printable((path.resolve().name or location) if local else location),
         location=path if local else location,
         revision=revision,
         vocab_size=vocab_size,
@@ -98,7 +104,13 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
 def _is_repo_id(location: str) -> bool:
     """Tell a repo id (`name` or `owner/name`) from a path that does not exist."""
     parts = location.split("/")
-    return len(parts) <= 2 and all(p and p[0] not in ".~" for p in parts)
+    is_path = len(parts) > 2 or any(not p or p[0] in ".~" for p in parts)
+    return not is_path and not location.endswith((".model", ".tiktoken", ".json"))
+
+
+def _printable(name: str) -> str:
+    """Return a name that a file can carry, whatever bytes the file system has in it."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _not_found(location: str) -> TokenizerError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,9 +87,9 @@ class HuggingFaceBackend:
 
     def entries(self) -> Iterable[Entry]:
         """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL."""
-        unknown = getattr(self._rust.model, "unk_token", None)
+        unknown = self._unknown_id()
         for display, i in self._rust.get_vocab(with_added_tokens=True).items():
-            if display == unknown:
+            if i == unknown:
                 yield Entry(i, TokenType.UNKNOWN, display.encode())
             elif i in self._special:
                 yield Entry(i, TokenType.CONTROL, self._special[i].encode())
@@ -100,6 +101,16 @@ class HuggingFaceBackend:
                 yield Entry(i, TokenType.BYTE, bytes([int(display[3:5], 16)]))
             else:
                 yield Entry(i, TokenType.NORMAL, self._decode(display))
+
+    def _unknown_id(self) -> int | None:
+        """Return the id that the model emits for what it does not know, if it has one."""
+        name = getattr(self._rust.model, "unk_token", None)
+        if name is not None:
+            return self._rust.token_to_id(name)
+        if type(self._rust.model).__name__ != "Unigram":
+            return None
+        found = json.loads(self._rust.to_str())["model"].get("unk_id")
+        return None if found is None else int(found)
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return the special-token map, and the generation config's eos ids."""
@@ -149,8 +160,9 @@ class HuggingFaceBackend:
             return None
         model, pre_tokenizer = self._rust.model, self._rust.pre_tokenizer
         try:
-            pieces = [piece for piece, _ in pre_tokenizer.pre_tokenize_str(data.decode())]
-        except UnicodeDecodeError:
+            text = data.decode()
+            pieces = [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
+        except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
             pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
         return [token.id for piece in pieces for token in model.tokenize(piece)]
 
@@ -269,7 +281,7 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
 
 
 def _is_byte_token(display: str) -> bool:
-    return len(display) == 6 and display.startswith("<0x") and display.endswith(">")
+    return re.fullmatch("<0x[0-9A-F]{2}>", display) is not None
 
 
 def _byte_level_alphabet() -> dict[int, int]:

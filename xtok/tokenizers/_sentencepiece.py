@@ -35,7 +35,7 @@ class SentencePieceBackend:
             self._processor.LoadFromSerializedProto(self._proto.SerializeToString())
         except (DecodeError, RuntimeError) as error:
             raise TokenizerError(
-                f"{path} is not a SentencePiece model, nor a tiktoken file",
+                f"{path} is not a SentencePiece model, nor a tiktoken file: {error}",
                 hint="give a .model or .tiktoken file, or the folder of a Hugging Face tokenizer",
             ) from error
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xtok.errors import TokenizerError
-from xtok.tokens import Entry, TokenType
+from xtok.tokens import MAX_WIDTH, Entry, TokenType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +134,12 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
             continue
         try:
             word, digits = line.split()
-            token, rank = base64.b64decode(word, validate=True), int(digits)
+            token, rank = base64.b64decode(word, validate=True), _rank(digits)
         except ValueError as error:  # binascii.Error is one, too
             raise _bad_file(
                 f"line {number} of {source} is not a base64 token and a rank"
             ) from error
-        if token in ranks or rank in seen or rank < 0 or not token:
+        if token in ranks or rank in seen or not token:
             raise _bad_file(f"line {number} of {source} repeats a token or a rank, or has none")
         ranks[token] = rank
         seen.add(rank)
@@ -147,6 +147,12 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
     if missing:
         raise _bad_file(f"{source} lacks {len(missing)} of the 256 single bytes")
     return ranks
+
+
+def _rank(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > 9 or int(digits) >= MAX_WIDTH:
+        raise ValueError
+    return int(digits)
 
 
 def _bad_file(message: str) -> TokenizerError:
@@ -180,9 +186,13 @@ class TiktokenBackend:
                 mergeable_ranks=self._ranks,
                 special_tokens={**family.control, **family.text},
             )
-        except ValueError as error:
+            self._encoding.encode_ordinary("a 1")
+        except BaseException as error:
+            # A pattern that matches nothing makes the Rust code panic, which is no Exception.
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+                raise
             raise TokenizerError(
-                f"the pattern for {path} is not a regular expression: {error}",
+                f"the pattern for {path} is not a regular expression that splits text: {error}",
                 hint="quote it in single quotes, as in --student-pattern '\\p{L}+|\\s+'",
             ) from error
 

@@ -81,7 +81,7 @@ class Tokenizer:
         vocab_size: int | None = None,
     ) -> None:
         self.location = location
-        entries = list(backend.entries())
+        entries = sorted(backend.entries())
         largest = max((entry.id for entry in entries), default=-1)
         width, source = _width(backend, model_id, vocab_size, largest)
         table, self.report = decode_vocabulary(entries, width=width)
@@ -309,6 +309,7 @@ def _width(
         says = "from its config"
     if width is None:
         width, source = largest + 1, "tokenizer"
+        says = "its largest token id + 1"
     if width <= largest:
         raise TokenizerError(
             f"the vocabulary size {width} of {model_id} ({says}) does not hold its "
