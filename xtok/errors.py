@@ -25,6 +25,10 @@ class TokenizerError(XtokError):
     """A tokenizer that cannot be found, read, or used byte for byte."""
 
 
+class EmbeddingError(XtokError):
+    """Embeddings that cannot be had, or cannot be used."""
+
+
 class MapFileError(XtokError):
     """A file that is not a projection map, or not a valid one."""
 

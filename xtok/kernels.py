@@ -1,8 +1,9 @@
-"""Numba kernels on flat arrays, nothing else: the walk over two tokenizations of one text.
+"""Numba kernels on flat arrays, nothing else: the walk over two tokenizations, and a top-k.
 
-A side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 2]`): id i stands for
-`symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one is a control token
-that has a counterpart, the same symbol on both sides. Tokens of no symbols are passed over.
+In the walk, a side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 2]`): id i
+stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one is a
+control token that has a counterpart, the same symbol on both sides. Tokens of no symbols are passed
+over.
 
 Chunks are written as they are found: their number into `s_chunk` and `t_chunk` (−1 elsewhere),
 whether their bytes are equal into `correct`, and 1 into `s_exact` and `t_exact` for the tokens of a
@@ -21,6 +22,7 @@ RUN = 12  # symbols that must agree before two texts count as together again
 NEAR = 24  # skipped symbols up to which every way to come together again is tried, cheapest first
 WINDOWS = (64, 512, 4096, 65536)  # skipped symbols up to which runs are looked up, in turn
 BAND = 64  # width of the band of the Needleman-Wunsch table beyond its slope
+STRIDE = 64  # similarities that are compared at once, before any is looked at alone
 SMALL = 512  # tokens per side up to which a last stretch without a common end is aligned
 
 _options: dict[str, Any] = {"cache": True, "nogil": True}
@@ -379,3 +381,41 @@ def align_documents(  # type: ignore[no-untyped-def]
             (t_ids[t_from:t_to], t_symbols, t_offsets),
             exact, max_comb_len, out,
         )  # fmt: skip
+
+
+@njit(**_options)
+def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: ignore[no-untyped-def]
+    """Merge a tile of similarities into each row's `k` largest so far.
+
+    Args:
+        tile: float32 `[rows, columns]`, no NaN.
+        num_columns: how many of the tile's columns count.
+        first_id: the id of the first column; every id so far is smaller.
+        absolute: compare absolute values.
+        values: float32 `[rows, k]`, falling in each row; ties stay in the order of ids.
+        ids: int32 `[rows, k]`, beside the values.
+    """
+    k = values.shape[1]
+    for row in range(tile.shape[0]):
+        floor = values[row, k - 1]
+        for start in range(0, num_columns, STRIDE):
+            stop = min(start + STRIDE, num_columns)
+            above = 0
+            for column in range(start, stop):
+                x = tile[row, column]
+                above += (x > floor) | (absolute & (x < -floor))
+            if above == 0:
+                continue
+            for column in range(start, stop):
+                x = tile[row, column]
+                if absolute:
+                    x = abs(x)
+                if x > floor:
+                    place = k - 1
+                    while place > 0 and values[row, place - 1] < x:
+                        values[row, place] = values[row, place - 1]
+                        ids[row, place] = ids[row, place - 1]
+                        place -= 1
+                    values[row, place] = x
+                    ids[row, place] = first_id + column
+                    floor = values[row, k - 1]

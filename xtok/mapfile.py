@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError, OutputError
-from xtok.nemo import from_nemo, to_nemo
+from xtok.nemo import from_nemo, from_padded, from_trained, to_nemo
 from xtok.packing import MALFORMED, pack_metadata, pack_tensors, unpack
 from xtok.projection import ProjectionMap
 from xtok.tokens import Vocabulary
@@ -32,21 +35,27 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     target = check_output(path)
     projection.check()
     data = to_safetensors(projection) if target.suffix == ".safetensors" else to_nemo(projection)
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
     try:
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(target) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
         raise OutputError(
             f"{target} cannot be written: {error.strerror or error}",
             hint="check the free space and the permissions of its folder, or give another --output",
         ) from error
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Give a temporary name in the target's folder; flush what was written, and rename it."""
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def check_output(path: str | PathLike[str]) -> Path:
@@ -87,6 +96,7 @@ def load(
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
     preserve_last: bool | None = None,
+    normalize: Normalize | None = None,
 ) -> ProjectionMap:
     """Read a map from `.safetensors`, or from any `.pt` that NeMo-RL's tools write.
 
@@ -95,6 +105,9 @@ def load(
         student_vocab_size: the width of the rows, for a file that does not tell it.
         teacher_vocab_size: the width of the columns, likewise.
         preserve_last: whether the last column holds scale slots, for a `.pt` that does not say.
+        normalize: how rows of learned weights are made to sum to 1: `sum` divides them, `softmax`
+            takes them as logits; a slot counts like any other entry. None divides the rows of a
+            `.pt`, and takes a `.safetensors` only as it is.
 
     Raises:
         MapFileError: if the file is not a map, is damaged, or lacks what the arguments could tell.
@@ -110,9 +123,9 @@ def load(
         ) from error
     widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
     if data[:2] == b"PK" or source.suffix == ".pt":
-        projection = from_nemo(data, source, widths, preserve_last)
+        projection = from_nemo(data, source, widths, preserve_last, normalize)
     else:
-        projection = _from_safetensors(data, source)
+        projection = _from_safetensors(data, source, widths, preserve_last, normalize)
     for side, width in widths.items():
         vocabulary: Vocabulary = getattr(projection, side)
         if width is not None and width != vocabulary.vocab_size:
@@ -155,7 +168,13 @@ def to_safetensors(projection: ProjectionMap) -> bytes:
     return save_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
 
 
-def _from_safetensors(data: bytes, source: Path) -> ProjectionMap:
+def _from_safetensors(
+    data: bytes,
+    source: Path,
+    widths: Mapping[str, int | None],
+    preserve_last: bool | None,
+    normalize: Normalize | None,
+) -> ProjectionMap:
     from safetensors import SafetensorError
     from safetensors.numpy import load as load_tensors
 
@@ -166,16 +185,24 @@ def _from_safetensors(data: bytes, source: Path) -> ProjectionMap:
         raise MapFileError(
             f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
         ) from error
-    if "xtok" not in header:
-        raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
     try:
+        if "xtok" not in header and {"indices", "likelihoods"} <= tensors.keys():
+            return from_padded(tensors, header, source, widths, preserve_last, normalize)
+        if "xtok" not in header:
+            raise MapFileError(
+                f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT
+            )
+        if normalize is not None:
+            return from_trained(tensors, header["xtok"], normalize)
         return unpack(tensors, header["xtok"])
     except KeyError as error:
         raise MapFileError(
             f"{source} is not a valid map: it lacks {error}", hint=MAP_HINT
         ) from error
     except MALFORMED as error:
-        raise MapFileError(f"{source} is not a valid map: {error}", hint=MAP_HINT) from error
+        trained = any(what in str(error) for what in ("sums to", "> 0", "not sorted by"))
+        hint = "if its weights were trained, give xtok convert --normalize" if trained else MAP_HINT
+        raise MapFileError(f"{source} is not a valid map: {error}", hint=hint) from error
 
 
 def _header(data: bytes) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._version import __version__
+from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.packing import MALFORMED, pack_metadata, pack_tensors, require, unpack
 from xtok.projection import (
@@ -99,10 +101,15 @@ class _Entries:
     num_columns: int | None
     top_k: int | None
     says: Mapping[str, Any]
+    without_id: int = 0
 
 
 def from_nemo(
-    data: bytes, source: Path, widths: Mapping[str, int | None], preserve_last: bool | None
+    data: bytes,
+    source: Path,
+    widths: Mapping[str, int | None],
+    preserve_last: bool | None,
+    normalize: Normalize | None = None,
 ) -> ProjectionMap:
     """Read a `.pt` map: one that xtok wrote, without loss, or any that NeMo-RL's tools write.
 
@@ -111,6 +118,7 @@ def from_nemo(
         source: its path, for messages.
         widths: the `student` and `teacher` vocabulary sizes, where the file does not tell them.
         preserve_last: whether the last column holds scale slots, where the file does not say.
+        normalize: how rows of learned weights are made to sum to 1; by their sum if None.
 
     Raises:
         MapFileError: if it would run code, lacks a width, or is damaged or something else.
@@ -119,10 +127,52 @@ def from_nemo(
     try:
         entries = _read_entries(loaded)
         if isinstance(own := entries.says.get("xtok"), dict):
-            return _from_own(entries, own)
-        return _from_foreign(entries, source, widths, preserve_last)
+            tensors = {name: tensor.numpy() for name, tensor in own["tensors"].items()}
+            return _from_own(entries, tensors, own["metadata"], normalize)
+        return _from_foreign(entries, source, widths, preserve_last, normalize)
     except (*MALFORMED, RuntimeError) as error:
         raise MapFileError(f"{source} is not a projection map: {error}", hint=MAP_HINT) from error
+
+
+def from_padded(
+    tensors: Mapping[str, NDArray[Any]],
+    says: Mapping[str, str],
+    source: Path,
+    widths: Mapping[str, int | None],
+    preserve_last: bool | None,
+    normalize: Normalize | None,
+) -> ProjectionMap:
+    """Read `indices` and `likelihoods` out of a safetensors file, with its metadata.
+
+    Raises:
+        MapFileError: if it lacks a width.
+        ValueError: if it is damaged.
+    """
+    told: dict[str, Any] = dict(says)
+    if "enable_scale_trick" in told:
+        told["enable_scale_trick"] = told["enable_scale_trick"].lower() == "true"
+    entries = _padded(tensors["indices"], tensors["likelihoods"].astype(np.float64), told)
+    return _from_foreign(entries, source, widths, preserve_last, normalize)
+
+
+def from_trained(
+    tensors: Mapping[str, NDArray[Any]], metadata: str, normalize: Normalize
+) -> ProjectionMap:
+    """Read the tensors of a map by xtok whose weights were trained since.
+
+    Raises:
+        ValueError: if they are not a map for another reason than the sums and order of its rows;
+            damaged JSON may raise any of `MALFORMED`.
+    """
+    s = tensors["student_ids"]
+    edges = Edges(s, tensors["teacher_ids"], tensors["weights"].astype(np.float64))
+    top_k = int(json.loads(metadata)["top_k"])
+    columns = ranks(s)
+    if "scale_slot" in tensors:
+        last = np.append(s[1:] != s[:-1], True)[: len(s)]
+        columns[last & (tensors["scale_slot"][s] == 1)] = top_k - 1
+    entries = _Entries(edges, columns, None, None, top_k, {})
+    return _from_own(entries, tensors, metadata, normalize)
 
 
 def _torch_load(data: bytes, source: Path) -> Any:
@@ -144,15 +194,11 @@ def _read_entries(loaded: Any) -> _Entries:
     import torch
 
     if isinstance(loaded, dict) and {"indices", "likelihoods"} <= loaded.keys():
-        indices = loaded["indices"].detach().numpy()
-        weights = loaded["likelihoods"].detach().double().numpy()
-        require(indices.ndim == 2 and indices.shape == weights.shape, "the shape of indices")
-        require(indices.dtype.kind == "i", "the type of indices")
-        rows, columns = np.nonzero(indices >= 0)
-        ids = indices[rows, columns].astype(np.int64)
-        shape = indices.shape
-        edges = Edges(rows, ids, weights[rows, columns])
-        return _Entries(edges, columns, shape[0], None, shape[1], loaded)
+        return _padded(
+            loaded["indices"].detach().numpy(),
+            loaded["likelihoods"].detach().double().numpy(),
+            loaded,
+        )
     if isinstance(loaded, dict) and loaded and all(isinstance(key, tuple) for key in loaded):
         pairs = np.array([[*map(int, key)] for key in loaded], np.int64).reshape(len(loaded), 2)
         counts = np.array([float(value) for value in loaded.values()])
@@ -170,17 +216,52 @@ def _coo(edges: Edges, shape: tuple[int | None, int | None]) -> _Entries:
     return _Entries(edges, ranks(edges.student_ids), *shape, None, {})
 
 
-def _from_own(entries: _Entries, own: Mapping[str, Any]) -> ProjectionMap:
+def _padded(
+    indices: NDArray[Any], weights: NDArray[np.float64], says: Mapping[str, Any]
+) -> _Entries:
+    require(indices.ndim == 2 and indices.shape == weights.shape, "the shape of indices")
+    require(indices.dtype.kind == "i", "the type of indices")
+    rows, columns = np.nonzero(indices >= 0)
+    edges = Edges(rows, indices[rows, columns].astype(np.int64), weights[rows, columns])
+    without_id = int(np.count_nonzero(weights[indices < 0]))
+    return _Entries(edges, columns, len(indices), None, indices.shape[1], says, without_id)
+
+
+def _softmax(edges: Edges) -> Edges:
+    """Return the edges with the softmax of each row's weights."""
+    require(np.isfinite(edges.weights).all(), "a weight that is not finite")
+    largest = np.full(int(edges.student_ids.max(initial=0)) + 1, -np.inf)
+    np.maximum.at(largest, edges.student_ids, edges.weights)
+    weights = np.exp(edges.weights - largest[edges.student_ids])
+    return edges._replace(weights=weights).normalized()
+
+
+def _from_own(
+    entries: _Entries,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: str,
+    normalize: Normalize | None,
+) -> ProjectionMap:
     """Read back a map that xtok wrote; what was edited since is put in order and reported."""
-    tensors = {name: tensor.numpy() for name, tensor in own["tensors"].items()}
-    slot = tensors.get("scale_slot", np.zeros(len(tensors["row_kind"]), np.uint8))
+    kind = tensors["row_kind"]
+    slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
+    if normalize == "softmax":  # fillers of rows without entries have no logit
+        real = kind[entries.edges.student_ids] != RowKind.EMPTY
+        edges = _softmax(entries.edges.take(real))
+        entries = replace(entries, edges=edges, columns=entries.columns[real])
     edges, _, counts = _in_order(entries, slot == 1, fillers_count=False)
-    projection = unpack({**tensors, **edges._asdict()}, own["metadata"])
-    return _imported(projection, counts) if any(counts.values()) else projection
+    projection = unpack({**tensors, **edges._asdict()}, metadata)
+    if normalize or any(counts.values()):
+        projection = _imported(projection, counts, normalize)
+    return projection
 
 
 def _from_foreign(
-    entries: _Entries, source: Path, widths: Mapping[str, int | None], preserve_last: bool | None
+    entries: _Entries,
+    source: Path,
+    widths: Mapping[str, int | None],
+    preserve_last: bool | None,
+    normalize: Normalize | None,
 ) -> ProjectionMap:
     sizes = []
     for side, told, ids in (
@@ -204,7 +285,12 @@ def _from_foreign(
     slots = np.zeros(sizes[0], np.bool_)
     if scale_trick and entries.top_k is not None:
         slots[given.student_ids[entries.columns == entries.top_k - 1]] = True
+    if normalize == "softmax":
+        strict[:] = False
+        entries = replace(entries, edges=_softmax(given))
     edges, last, counts = _in_order(entries, slots & ~strict)
+    if entries.without_id:
+        counts["weights without a teacher id dropped"] = entries.without_id
     kind = np.zeros(sizes[0], np.uint8)
     kind[edges.student_ids] = RowKind.MIXED
     kind[strict & (kind != RowKind.EMPTY)] = RowKind.EXACT
@@ -236,11 +322,14 @@ def _from_foreign(
         top_k=entries.top_k or int(np.bincount(edges.student_ids, minlength=1).max()),
     )
     projection.check()
-    return _imported(projection, counts)
+    return _imported(projection, counts, normalize)
 
 
-def _imported(projection: ProjectionMap, counts: dict[str, int]) -> ProjectionMap:
-    step = {"stage": "import", "options": {}, "xtok_version": __version__}
+def _imported(
+    projection: ProjectionMap, counts: dict[str, int], normalize: Normalize | None
+) -> ProjectionMap:
+    options = {"normalize": normalize} if normalize else {}
+    step = {"stage": "import", "options": options, "xtok_version": __version__}
     return replace(
         projection,
         history=(*projection.history, step),
@@ -260,7 +349,11 @@ def _in_order(
     """
     edges = entries.edges
     valid = np.isfinite(edges.weights) & (edges.weights >= 0)
-    require(valid.all(), "a weight that is negative or not finite")
+    require(
+        valid.all(),
+        "a weight that is negative or not finite (logits are read with convert --normalize "
+        "softmax)",
+    )
     last = has_slot[edges.student_ids] & (entries.columns == (entries.top_k or 0) - 1)
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]

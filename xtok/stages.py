@@ -1,4 +1,4 @@
-"""The stages that make and refine a map: `multitoken`, `reapply_exact`, `sort_cut`."""
+"""The stages that make and refine a map: `multitoken`, `reapply_exact`, `sort_cut`, `merge`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from xtok.config import (
     FIRST_PIECE_WEIGHT,
     PIECE_DECAY,
     SLOT_WEIGHT,
+    MergeConfig,
     MultitokenConfig,
     SortCutConfig,
     SpecialTokens,
@@ -73,7 +74,7 @@ def multitoken(
         XtokError: if `initial` is of other tokenizers.
     """
     config = config or MultitokenConfig()
-    rows, columns = _table(student.vocabulary), _table(teacher.vocabulary)
+    rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
     notes = [*_read("student", student), *_read("teacher", teacher)]
     kind = np.zeros(len(rows), np.uint8)
     parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
@@ -97,8 +98,8 @@ def multitoken(
     slot = None
     if config.scale_trick:
         edges, slot = _add_slots(edges, columns, len(rows), notes)
-    notes += _empty_rows(student.vocabulary, kind)
-    return _finished(
+    notes += empty_row_notes(student.vocabulary, kind)
+    return finished(
         edges,
         student=student.vocabulary,
         teacher=teacher.vocabulary,
@@ -106,8 +107,8 @@ def multitoken(
         scale_slot=slot,
         method="multitoken",
         top_k=config.top_k,
-        history=_history(initial, step),
-        reports=(_report("multitoken", kind, notes),),
+        history=history_with(initial, step),
+        reports=(stage_report("multitoken", kind, notes),),
     )
 
 
@@ -125,7 +126,7 @@ def reapply_exact(
     Raises:
         XtokError: if the map carries no token tables.
     """
-    rows, columns = _table(projection.student), _table(projection.teacher)
+    rows, columns = require_table(projection.student), require_table(projection.teacher)
     used = [step["options"].get("special_tokens") for step in projection.history]
     special = special_tokens or next((u for u in reversed(used) if u is not None), "roles")
     check_special_tokens(str(special))
@@ -138,7 +139,7 @@ def reapply_exact(
     others = projection.edges.take(~pinned[projection.student_ids])
     slot = projection.scale_slot
     step = {"stage": "reapply-exact", "options": {"special_tokens": special}}
-    return _finished(
+    return finished(
         Edges.concatenate([others, exact, roles]),
         student=projection.student,
         teacher=projection.teacher,
@@ -146,8 +147,8 @@ def reapply_exact(
         scale_slot=None if slot is None else np.where(pinned, np.uint8(0), slot),
         method=projection.method,
         top_k=projection.top_k,
-        history=_history(projection, step),
-        reports=(*projection.reports, _report("reapply-exact", kind, [])),
+        history=history_with(projection, step),
+        reports=(*projection.reports, stage_report("reapply-exact", kind, [])),
     )
 
 
@@ -185,7 +186,7 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
             ),
         },
     )
-    return _finished(
+    return finished(
         edges._replace(weights=weights),
         student=projection.student,
         teacher=projection.teacher,
@@ -193,9 +194,99 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
         scale_slot=projection.scale_slot,
         method=projection.method,
         top_k=config.top_k,
-        history=_history(projection, {"stage": "sort-cut", "options": asdict(config)}),
+        history=history_with(projection, {"stage": "sort-cut", "options": asdict(config)}),
         reports=(*projection.reports, report),
     )
+
+
+def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> ProjectionMap:
+    """Add up the rows of several maps of one pair, each map by its weight.
+
+    A row that some maps leave empty is the sum of the others'. With `fill`, the exact and role rows
+    of the first map stay as they are. Slots are left out of the sum; the result has new ones if
+    the first map has any.
+
+    Args:
+        maps: two or more, the first of which decides about pinned rows and slots.
+        config: the options; the defaults if None.
+
+    Raises:
+        XtokError: if the maps are of different tokenizers, or their number is not that of weights.
+    """
+    config = config or MergeConfig()
+    if len(maps) < 2:
+        raise XtokError("there is only one map to merge", hint="give two or more maps")
+    weights = config.weights or (1.0,) * len(maps)
+    if len(weights) != len(maps):
+        raise XtokError(
+            f"there are {len(maps)} maps and {len(weights)} weights",
+            hint=f"give one weight per map: --weights {','.join(['1'] * len(maps))}",
+        )
+    first = maps[0]
+    for other in maps[1:]:
+        first = _with_tables_of(other, first)
+    pinned = np.isin(first.row_kind, [RowKind.EXACT, RowKind.ROLE]) & config.fill
+    kind = first.row_kind
+    parts = []
+    for projection, weight in zip(maps, weights, strict=True):
+        takes_part = ~(projection.is_slot | pinned[projection.student_ids])
+        part = projection.edges.take(takes_part).normalized()
+        parts.append(part._replace(weights=part.weights * weight))
+        both = (projection.row_kind != kind) & (projection.row_kind != 0) & (kind != 0)
+        merged = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, projection.row_kind))
+        kind = np.where(pinned, kind, merged)
+    notes: list[str] = []
+    top_k = config.top_k or max(projection.top_k for projection in maps)
+    edges = sum_duplicates(Edges.concatenate(parts)).normalized()
+    slot = None
+    if first.enable_scale_trick:
+        if first.teacher.table is None or top_k < 2:
+            raise XtokError(
+                "the first map has scale slots, and its rows can have no new ones"
+                + (": --top-k 1 leaves no room" if top_k < 2 else ": it carries no tokens"),
+                hint="give --top-k 2 or more, and first a map that xtok made",
+            )
+        single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
+        slotted = _cut(edges.take(~single), top_k - 1)
+        slotted, slot = _add_slots(slotted, first.teacher.table, first.shape[0], notes)
+        edges = Edges.concatenate([_cut(edges.take(single), top_k), slotted])
+    else:
+        edges = _cut(edges, top_k)
+    kept = first.edges.take(pinned[first.student_ids])
+    filled = int(np.count_nonzero((first.row_kind == 0) & (kind != 0)))
+    report = stage_report("merge", kind, notes)
+    options = {"weights": list(weights), "fill": config.fill, "top_k": top_k}
+    step = {
+        "stage": "merge",
+        "options": options,
+        "initial_sha256": mapfile.sha256(maps[0]),
+        "merged_sha256": [mapfile.sha256(projection) for projection in maps[1:]],
+    }
+    return finished(
+        Edges.concatenate([edges, kept]),
+        student=first.student,
+        teacher=first.teacher,
+        row_kind=kind,
+        scale_slot=slot,
+        method=first.method,
+        top_k=top_k,
+        history=history_with(first, step),
+        reports=(
+            *(report for projection in maps for report in projection.reports),
+            replace(report, counts={**report.counts, "rows that were empty": filled}),
+        ),
+    )
+
+
+def _with_tables_of(other: ProjectionMap, projection: ProjectionMap) -> ProjectionMap:
+    """Check that two maps are of one pair; return the second, with the tokens that it lacks."""
+    for side in ("student", "teacher"):
+        ours, given = getattr(projection, side), getattr(other, side)
+        comparable = ours if given.table is not None else replace(ours, table=None)
+        _require_same(side, comparable, given, width=True)
+        if ours.table is None:
+            projection = replace(projection, **{side: given})
+    return projection
 
 
 def require_same_pair(projection: ProjectionMap, student: Vocabulary, teacher: Vocabulary) -> None:
@@ -229,7 +320,7 @@ def with_vocabularies(
 
 
 def _require_same(side: str, ours: Vocabulary, given: Vocabulary, *, width: bool) -> None:
-    if ours.table is not None and ours.table.sha256() != _table(given).sha256():
+    if ours.table is not None and ours.table.sha256() != require_table(given).sha256():
         raise XtokError(
             f"the map's {side} is {ours.model_id}, whose tokens are not those of {given.model_id}",
             hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
@@ -242,7 +333,12 @@ def _require_same(side: str, ours: Vocabulary, given: Vocabulary, *, width: bool
         )
 
 
-def _table(vocabulary: Vocabulary) -> TokenTable:
+def require_table(vocabulary: Vocabulary) -> TokenTable:
+    """Return a vocabulary's tokens.
+
+    Raises:
+        XtokError: if it has none.
+    """
     if vocabulary.table is None:
         raise XtokError(
             f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
@@ -295,7 +391,7 @@ def _read(side: str, tokenizer: Tokenizer) -> list[str]:
         for loss in tokenizer.losses
     ]
     if undecodable:
-        what = _some(undecodable, _table(vocabulary), "id")
+        what = _some(undecodable, require_table(vocabulary), "id")
         notes.append(f"{side} {vocabulary.model_id}: no bytes behind {what}")
     return notes
 
@@ -339,9 +435,7 @@ def _add_slots(
     return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
 
 
-def _finished(
-    edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any
-) -> ProjectionMap:
+def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
     """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind."""
     edges = edges._replace(weights=edges.weights.astype(np.float32))
     last = np.zeros(len(edges.weights), np.bool_)
@@ -361,7 +455,10 @@ def _finished(
     )
 
 
-def _history(before: ProjectionMap | None, step: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def history_with(
+    before: ProjectionMap | None, step: dict[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return a map's history, none if there is no map, with one more step, by this version."""
     done = () if before is None else tuple(before.history)
     return (*done, {**step, "xtok_version": __version__})
 
@@ -377,15 +474,16 @@ _IN_WORDS = {
 }
 
 
-def _report(stage: str, kind: NDArray[np.uint8], notes: Sequence[str]) -> StageReport:
+def stage_report(stage: str, kind: NDArray[np.uint8], notes: Sequence[str]) -> StageReport:
+    """Return the report of a stage that counts the rows of its result by kind."""
     found = np.bincount(kind, minlength=len(RowKind)).tolist()
     counts = {f"rows {_IN_WORDS[k]}": found[k] for k in RowKind if found[k]}
     return StageReport(stage, counts, tuple(notes))
 
 
-def _empty_rows(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
+def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
     """Return a note on text rows, and one on special tokens, that are left empty."""
-    table = _table(student)
+    table = require_table(student)
     text = [i for i in table.text_ids.tolist() if not kind[i]]
     special = [i for i in table.control_names if not kind[i]]
     notes = [f"empty rows: {_some(text, table)}"] if text else []

@@ -89,8 +89,11 @@ def config(make: Callable[..., Config], **options: Any) -> Config:
     try:
         return make(**options)
     except ValueError as error:
-        message = str(error).replace("top_k", "--top-k").replace("max_pieces", "--max-pieces")
-        if options.get("scale_trick"):
+        message = str(error)
+        for name in options:
+            if message.startswith(name):
+                message = f"--{name.replace('_', '-')}{message[len(name) :]}"
+        if options.get("scale_trick") and message.startswith("--top-k"):
             message += " (one of them is the scale slot; see --no-scale-trick)"
         raise typer.BadParameter(message) from error
 

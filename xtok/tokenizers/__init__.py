@@ -97,6 +97,7 @@ def load_tokenizer(
     return Tokenizer(
         backend,
         model_id=_printable((path.resolve().name or location) if local else location),
+        location=path if local else location,
         revision=revision,
         vocab_size=vocab_size,
         notes=notes,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from xtok.errors import TokenizerError
+from xtok.hub import find_file
 
 
 class ModelFiles:
@@ -21,7 +22,6 @@ class ModelFiles:
         self, model: str | Path, *, revision: str | None = None, offline: bool = False
     ) -> None:
         self.model, self.revision, self.offline = model, revision, offline
-        self._given_revision = revision
 
     def __str__(self) -> str:
         return str(self.model)
@@ -33,43 +33,16 @@ class ModelFiles:
             TokenizerError: if the repo cannot be had; with `required`, also if it is not known
                 whether it has the file, as when the hub is out of reach.
         """
-        if isinstance(self.model, Path):
-            path = self.model / name
-            return path if path.is_file() else None
-        from huggingface_hub import errors, hf_hub_download
-
-        at = f" at revision {self._given_revision}" if self._given_revision else ""
-        repo = f"{self.model}{at}"
-        try:
-            path = Path(
-                hf_hub_download(
-                    self.model, name, revision=self.revision, local_files_only=self.offline
-                )
-            )
-        except errors.LocalEntryNotFoundError as error:
-            if not required:  # offline, and what was cached came without this file
-                return None
-            raise TokenizerError(
-                f"{repo} is not in the local cache, and the hub cannot be reached",
-                hint=f"fetch it where there is a network: hf download {self.model}",
-            ) from error
-        except errors.GatedRepoError as error:
-            raise TokenizerError(
-                f"{repo} is gated, and access is not granted to you",
-                hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
-            ) from error
-        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-            raise TokenizerError(
-                f"no model {repo} on the hub, and no such file or folder here",
-                hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
-            ) from error
-        except errors.EntryNotFoundError:
-            return None
-        except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
-            raise TokenizerError(
-                f"{repo} cannot be fetched: {error}",
-                hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
-            ) from error
+        path = find_file(
+            self.model,
+            name,
+            revision=self.revision,
+            required=required,
+            offline=self.offline,
+            error=TokenizerError,
+        )
+        if path is None or isinstance(self.model, Path):
+            return path
         if path.parent.parent.name == "snapshots":
             self.revision = path.parent.name  # what comes after is of this commit
         return path

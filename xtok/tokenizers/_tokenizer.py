@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -84,6 +85,7 @@ class Tokenizer:
     Attributes:
         vocabulary: the token table and where it comes from.
         report: what became of the ids on the way to the table.
+        location: the local folder or file (a `Path`) or the repo (a `str`) that it was loaded from.
         notes: what its user should be told about how it was loaded.
     """
 
@@ -92,10 +94,12 @@ class Tokenizer:
         backend: Backend,
         *,
         model_id: str,
+        location: str | Path | None = None,
         revision: str | None = None,
         vocab_size: int | None = None,
         notes: Sequence[str] = (),
     ) -> None:
+        self.location = location
         self.notes = tuple(notes)
         entries = sorted(backend.entries())
         largest = max((entry.id for entry in entries), default=-1)

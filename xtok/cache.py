@@ -1,0 +1,107 @@
+"""Embeddings on disk, by what they are made of, in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import EmbeddingError
+from xtok.mapfile import replacing
+
+
+def default_folder() -> Path:
+    """Return `xtok` in the platform's cache folder; `XDG_CACHE_HOME` is heeded everywhere."""
+    home = Path.home()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "xtok"
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "xtok"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "xtok" / "cache"
+    return home / ".cache" / "xtok"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of embeddings, a file for each key.
+
+    A file is written under a temporary name and renamed, so that several processes may write the
+    same one at once.
+
+    Attributes:
+        folder: where the files are.
+        recompute: find nothing, and write anew.
+    """
+
+    folder: Path
+    recompute: bool = False
+
+    def check(self) -> None:
+        """Make the folder, before any work is done.
+
+        Raises:
+            EmbeddingError: if that fails, or nothing can be written there.
+        """
+        problem = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if problem is None and not os.access(self.folder, os.W_OK | os.X_OK):
+            problem = "Permission denied"
+        if problem is not None:
+            raise EmbeddingError(
+                f"the cache folder {self.folder} cannot be used: {problem}",
+                hint="give another one with --cache-dir",
+            )
+
+    def get(self, key: Mapping[str, Any], num_rows: int) -> NDArray[np.float32] | None:
+        """Return the embeddings of a key, float32 `[num_rows, d]`; None where there are none.
+
+        A file that is damaged counts as none.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        if self.recompute:
+            return None
+        try:
+            found: NDArray[np.float32] = load_file(self.path(key))["embeddings"]
+        except (SafetensorError, OSError, KeyError):
+            return None
+        whole = found.dtype == np.float32 and found.ndim == 2 and len(found) == num_rows
+        return found if whole else None
+
+    def put(self, key: Mapping[str, Any], embeddings: NDArray[np.float32]) -> None:
+        """Write the embeddings of a key.
+
+        Raises:
+            EmbeddingError: if that fails.
+        """
+        from safetensors.numpy import save_file
+
+        try:
+            with replacing(self.path(key)) as temporary:
+                save_file({"embeddings": embeddings}, temporary, {"xtok": _text(key)})
+        except OSError as error:
+            raise EmbeddingError(
+                f"embeddings cannot be cached in {self.folder}: {error.strerror or error}",
+                hint="free some space, or give another folder with --cache-dir",
+            ) from error
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """Return the file of a key: its name is the key's sha256."""
+        return self.folder / f"{hashlib.sha256(_text(key).encode()).hexdigest()}.safetensors"
+
+
+def _text(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)

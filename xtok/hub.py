@@ -1,0 +1,89 @@
+"""Files of a model: in a local folder, or in a Hugging Face repo, fetched if need be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from xtok.errors import XtokError
+
+_LEFT_OUT = ["*.md", ".*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*"]
+
+
+def find_file(
+    model: str | Path,
+    name: str,
+    *,
+    revision: str | None = None,
+    required: bool = False,
+    offline: bool = False,
+    error: type[XtokError] = XtokError,
+) -> Path | None:
+    """Return a file of a folder (a `Path`) or repo (a `str`); None where it has none.
+
+    Args:
+        model: the folder or the repo id.
+        name: the file's name in it.
+        revision: branch, tag or commit of the repo.
+        offline: take only what is in the local cache.
+        required: offline, a file that is not in the local cache is an error, not None.
+        error: what is raised where the repo cannot be had.
+    """
+    if isinstance(model, Path):
+        path = model / name
+        return path if path.is_file() else None
+    from huggingface_hub import errors, hf_hub_download
+
+    with _plain_errors(model, revision, error):
+        try:
+            found = hf_hub_download(model, name, revision=revision, local_files_only=offline)
+            return Path(found)
+        except errors.LocalEntryNotFoundError:
+            if required:
+                raise
+            return None  # offline, and what was cached came without this file
+        except errors.EntryNotFoundError:
+            return None
+
+
+def find_folder(
+    model: str, *, revision: str | None = None, error: type[XtokError] = XtokError
+) -> Path:
+    """Return the local folder of a repo, fetched if need be, without other frameworks' weights."""
+    from huggingface_hub import snapshot_download
+
+    with _plain_errors(model, revision, error):
+        return Path(snapshot_download(model, revision=revision, ignore_patterns=_LEFT_OUT))
+
+
+@contextmanager
+def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> Iterator[None]:
+    """Say what the hub says in one line, with the command that mends it."""
+    from huggingface_hub import errors
+
+    repo = model + (f" at revision {revision}" if revision else "")
+    try:
+        yield
+    except errors.LocalEntryNotFoundError as cause:
+        raise error(
+            f"{repo} is not in the local cache, and the hub cannot be reached",
+            hint=f"fetch it where there is a network: hf download {model}",
+        ) from cause
+    except errors.GatedRepoError as cause:
+        raise error(
+            f"{repo} is gated, and access is not granted to you",
+            hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
+        ) from cause
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as cause:
+        raise error(
+            f"no model {repo} on the hub, and no such file or folder here",
+            hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
+        ) from cause
+    except errors.EntryNotFoundError:
+        raise
+    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as cause:
+        raise error(
+            f"{repo} cannot be fetched: {cause}",
+            hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
+        ) from cause

@@ -1,0 +1,215 @@
+"""Cosine similarity of two lists of vectors in tiles of a fixed size: top-k, and sums over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Vectors = NDArray[np.float32]
+Advance = Callable[[int], object]
+
+TILE = (512, 2048)
+"""Rows and columns of a tile on a CPU: 4 MB. A product of a tile has always this shape and runs on
+one thread, so that its bits depend neither on the chunk size nor on the number of threads."""
+
+CUDA_TILE = (4096, 16384)
+
+_GROUP = 128  # columns whose largest value stands for them, in the top-k on a GPU
+
+
+@contextmanager
+def one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    """Give a pool of as many threads as PyTorch would use, each of which computes alone.
+
+    The calling thread computes alone as well, so that no result depends on the number of threads.
+    """
+    import torch
+
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count, "xtok", torch.set_num_threads, (1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(count)
+
+
+class Cosine:
+    """The similarity of student vectors to one fixed list of teacher vectors.
+
+    Args:
+        teachers: float32 `[m, d]`, finite, no vector zero.
+        device: `cpu`, `cuda`, or `cuda:N`.
+        dtype: `float32`; `bfloat16` and `float16` round the normalized vectors, and products are
+            still summed up in float32.
+        chunk_size: how many student vectors are prepared at once; bounds the memory.
+        pool: the threads, as `one_thread_each` gives them.
+    """
+
+    def __init__(
+        self,
+        teachers: Vectors,
+        *,
+        device: str,
+        dtype: str,
+        chunk_size: int,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        import torch
+
+        self._device = torch.device(device)
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._rows, self._columns = TILE if self._device.type == "cpu" else CUDA_TILE
+        self._chunk = -(-chunk_size // self._rows) * self._rows
+        self._pool = pool
+        self._num_teachers = len(teachers)
+        self._teachers = self._prepared(teachers, self._columns)
+
+    def top_k(
+        self, students: Vectors, k: int, *, absolute: bool, advance: Advance
+    ) -> tuple[Vectors, NDArray[np.int32]]:
+        """Return each student vector's `k` ≤ m largest cosines and the teachers' indices.
+
+        Both are `[n, k]`, sorted by falling value, then rising index. `absolute` compares |cosine|.
+        """
+        values = np.full((len(students), k), -2, np.float32)
+        ids = np.full((len(students), k), -1, np.int32)
+        find = self._top_k_cpu if self._device.type == "cpu" else self._top_k_torch
+
+        def work(rows: torch.Tensor, start: int, stop: int) -> None:
+            found = find(rows, k, absolute)
+            values[start:stop], ids[start:stop] = (part[: stop - start] for part in found)
+            advance(stop - start)
+
+        self.for_blocks(students, work)
+        return values, ids
+
+    def sums(
+        self, students: Vectors, function: Callable[[torch.Tensor, torch.Tensor], Any],
+        parameters: NDArray[np.float32], *, advance: Advance,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """Return each student vector's sum of a function of all its cosines, float64 `[n]`.
+
+        Args:
+            students: float32 `[n, d]`.
+            function: changes a tile in place; also takes its rows' parameters, `[rows, 1]`.
+            parameters: float32 `[n]`.
+            advance: called with the number of students that are done.
+        """
+        import torch
+
+        totals = np.zeros(len(students))
+
+        def work(rows: torch.Tensor, start: int, stop: int) -> None:
+            own = torch.zeros(len(rows), 1)
+            own[: stop - start, 0] = torch.from_numpy(parameters[start:stop])
+            own = own.to(self._device)
+            total = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
+            for _, tile in self.tiles(rows):
+                function(tile, own)
+                total += tile.sum(1, dtype=torch.float64)
+            totals[start:stop] = total[: stop - start].cpu().numpy()
+            advance(stop - start)
+
+        self.for_blocks(students, work)
+        return totals
+
+    def for_blocks(self, students: Vectors, work: Callable[[torch.Tensor, int, int], None]) -> None:
+        """Call `work` with blocks of a tile's height, in parallel on a CPU."""
+        run = self._pool.map if self._device.type == "cpu" else map
+        for chunk in range(0, len(students), self._chunk):
+            end = min(chunk + self._chunk, len(students))
+            rows = self._prepared(students[chunk:end], self._rows)
+            starts = range(chunk, end, self._rows)
+            stops = [min(start + self._rows, end) for start in starts]
+            blocks = [rows[i : i + self._rows] for i in range(0, len(rows), self._rows)]
+            list(run(work, blocks, starts, stops))
+
+    def _prepared(self, vectors: Vectors, multiple: int) -> torch.Tensor:
+        """Return the vectors normalized, rounded, padded with zeros, and on the device."""
+        import torch
+
+        length = -(-len(vectors) // multiple) * multiple
+        # Elsewhere than on a CPU, low precision is what the hardware multiplies; on a CPU, it is
+        # rounded to and multiplied as float32, which gives the same products.
+        on_cpu = self._device.type == "cpu"
+        dtype = torch.float32 if on_cpu else self._dtype
+        result = torch.zeros(length, vectors.shape[1], dtype=dtype, device=self._device)
+        for start in range(0, len(vectors), 8192):
+            part = vectors[start : start + 8192].astype(np.float64)
+            part /= np.sqrt(np.square(part).sum(axis=1, keepdims=True))
+            rounded = torch.from_numpy(part.astype(np.float32)).to(self._dtype)
+            result[start : start + len(part)] = rounded.to(self._device)
+        return result
+
+    def tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the first index and the cosines of tile after tile, float32, without padding."""
+        import torch
+
+        how: dict[str, Any] = {} if rows.dtype == torch.float32 else {"out_dtype": torch.float32}
+        shape = (len(rows), self._columns)
+        tile = torch.empty(shape, dtype=torch.float32, device=self._device)
+        for start in range(0, len(self._teachers), self._columns):
+            columns = self._teachers[start : start + self._columns].T
+            torch.mm(rows, columns, out=tile, **how)
+            yield start, tile[:, : self._num_teachers - start]
+
+    def _top_k_cpu(
+        self, rows: torch.Tensor, k: int, absolute: bool
+    ) -> tuple[Vectors, NDArray[np.int32]]:
+        from xtok.kernels import keep_largest
+
+        values = np.full((len(rows), k), -2, np.float32)
+        ids = np.full((len(rows), k), -1, np.int32)
+        for start, tile in self.tiles(rows):
+            keep_largest(tile.numpy(), tile.shape[1], start, absolute, values, ids)
+        return values, ids
+
+    def _top_k_torch(
+        self, rows: torch.Tensor, k: int, absolute: bool
+    ) -> tuple[Vectors, NDArray[np.int32]]:
+        """Do the same in plain PyTorch, for a GPU.
+
+        The `k` groups of columns with the largest maxima hold the `k` largest values: only they
+        are sorted, by value and index as one integer, so that ties are broken by index.
+        """
+        import torch
+
+        best = torch.empty(len(rows), 0, dtype=torch.int64, device=rows.device)
+        for start, tile in self.tiles(rows):
+            x = tile.abs() if absolute else tile + 0.0  # no -0.0, which would sort below 0.0
+            padding = -x.shape[1] % _GROUP
+            x = torch.nn.functional.pad(x, (0, padding), value=-torch.inf)
+            groups = x.view(len(x), -1, _GROUP)
+            places = torch.arange(groups.shape[1], device=x.device).expand(len(x), -1)
+            keys = _keys(groups.amax(2), places).topk(min(k, groups.shape[1])).values
+            chosen = _places(keys)
+            found = groups.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
+            ids = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=x.device)).flatten(1)
+            best = torch.cat([best, _keys(found, ids + start)], 1)
+            best = best.topk(min(k, best.shape[1])).values
+        ids = _places(best)
+        ordered = (best >> 32).to(torch.int32)
+        bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+        return bits.view(torch.float32).cpu().numpy(), ids.to(torch.int32).cpu().numpy()
+
+
+def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return int64 keys that sort as (value, −place) does."""
+    import torch
+
+    bits = values.contiguous().view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    return (ordered << 32) | (0x7FFFFFFF - places)
+
+
+def _places(keys: torch.Tensor) -> torch.Tensor:
+    return 0x7FFFFFFF - (keys & 0x7FFFFFFF)
