@@ -132,7 +132,7 @@ class Vocabulary:
     Attributes:
         model_id: repo id as given, or the last component of a folder or file.
         revision: branch, tag or commit as given.
-        backend: the reader of the tokenizer: `hf`, `sentencepiece`, `tiktoken`, `tekken`, `gguf`, ….
+        backend: the reader of the tokenizer: `hf`, `sentencepiece`, `tekken` ….
         vocab_size: the width of the model's logits, V.
         width_source: where the width comes from: `option`, `config`, `tokenizer`, or `map`.
         tokenizer_vocab_size: the tokenizer's largest id + 1.
