@@ -28,10 +28,6 @@ app = typer.Typer(
 )
 
 
-app.command()(_tokenizers.doctor)
-app.command()(_tokenizers.overlap)
-
-
 def main() -> None:
     """Run the command line."""
     run(app)
@@ -284,6 +280,10 @@ def convert(
     with quiet_stderr(quiet):
         projection = _load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         write(projection, output)
+
+
+app.command()(_tokenizers.doctor)
+app.command()(_tokenizers.overlap)
 
 
 def _load(
