@@ -448,6 +448,25 @@ def test_qwen3_writes_earlier_turns_anew(load_real: Callable[[str], Tokenizer]) 
 
 
 @pytest.mark.real
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_by_any_name_is_a_target(
+    load_real: Callable[[str], Tokenizer], name: str
+) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    path = TEMPLATES / "qwen3.jinja"
+    if not path.exists():
+        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+    chat = [CHAT[1], {"role": "assistant", "content": "four", name: "two and two"}]
+    found = render(load_real("qwen.tiktoken"), chat, template=path)
+    render_any: Any = render_jinja_template
+    [expected], _ = render_any([chat], chat_template=path.read_text())
+    assert found.text == expected
+    assert targets(found) == ["<think>\ntwo and two\n</think>\n\nfour<|im_end|>"]
+    assert span_text(found, found.message_spans[1]) == "four"
+
+
+@pytest.mark.real
 def test_tool_calls_are_targets(load_real: Callable[[str], Tokenizer]) -> None:
     path = TEMPLATES / "qwen3.jinja"
     if not path.exists():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import BuiltinMethodType, CodeType
-from typing import Any, NamedTuple, NoReturn, SupportsIndex
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -27,38 +27,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from xtok.errors import XtokError
+from xtok.tracking import (
+    Mark,
+    Path,
+    Run,
+    TrackedItems,
+    TrackedObject,
+    TrackedText,
+    concatenate,
+    join_with,
+    tracked,
+)
 
 Message = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else the template knows."""
-
-Path = tuple[str | int, ...]
-
-
-class Run(NamedTuple):
-    """Characters `start` to `end` of a text that come from one string of one message.
-
-    `path` leads to the string within the message: `("content",)`, or `("content", 0, "text")`.
-    `offset` is where in that string the run begins; -1 for what was derived from it, as JSON is.
-    """
-
-    start: int
-    end: int
-    message: int
-    path: Path
-    offset: int
-
-
-class Mark(NamedTuple):
-    """A place in a text, of length zero.
-
-    `enter` and `leave` stand around what the body of a loop (a number from 1 on) writes for a
-    message; the others stand around a part of the template, and have neither loop nor message.
-    """
-
-    position: int
-    kind: str
-    loop: int = 0
-    message: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +92,15 @@ def render_template(
 
     def mark(kind: str, loop: int = 0, value: object = None) -> str:
         if kind == "enter":
-            if not isinstance(value, _Object) or value._path:  # a loop over something else
+            if not isinstance(value, TrackedObject) or value._path:  # a loop over something else
                 return ""
             current[:] = [value._message]
-            return _Text("", (), (Mark(0, kind, loop, value._message),))
-        return _Text("", (), (Mark(0, kind, loop),))
+            return TrackedText("", (), (Mark(0, kind, loop, value._message),))
+        return TrackedText("", (), (Mark(0, kind, loop),))
 
     context = {
         **(variables or {}),
-        "messages": [_tracked(message, i, ()) for i, message in enumerate(messages)],
+        "messages": [tracked(_aliased(message), i, ()) for i, message in enumerate(messages)],
         "tools": tools or None,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
@@ -149,6 +131,15 @@ def check_messages(messages: Sequence[Message]) -> None:
             )
 
 
+def _aliased(message: Message) -> Message:
+    """Give a message's reasoning all the names that templates read it by, as transformers does."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
 def _raised(
     source: str, error: Exception, messages: Sequence[Message], current: int | None
 ) -> XtokError:
@@ -164,7 +155,7 @@ def _raised(
 
 
 def _rendering(rendered: str, count: int, add_generation_prompt: bool) -> Rendering:
-    text = rendered if isinstance(rendered, _Text) else _Text(rendered)
+    text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
     plain = str.__str__(text)
     prompts = _between(text._marks, "prompt", "prompted") if add_generation_prompt else []
     end_of_turns = prompts[-1][0] if prompts else len(plain)
@@ -202,196 +193,6 @@ def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int
         elif mark.kind == end:
             found.append((position, mark.position))
     return found
-
-
-# Strings that remember where they come from
-
-
-class _Text(str):
-    """A string with the runs of its characters that come from messages, and with marks."""
-
-    __slots__ = ("_marks", "_runs")
-    _runs: tuple[Run, ...]
-    _marks: tuple[Mark, ...]
-
-    def __new__(
-        cls, text: str = "", runs: tuple[Run, ...] = (), marks: tuple[Mark, ...] = ()
-    ) -> _Text:
-        self = super().__new__(cls, text)
-        self._runs, self._marks = runs, marks
-        return self
-
-    def _cut(self, start: int, end: int) -> _Text:
-        """Return characters `start` to `end`, 0 ≤ start ≤ end ≤ length; marks stay behind."""
-        runs = tuple(
-            Run(
-                max(r.start, start) - start,
-                min(r.end, end) - start,
-                r.message,
-                r.path,
-                r.offset if r.offset < 0 else r.offset + max(0, start - r.start),
-            )
-            for r in self._runs
-            if r.start < end and r.end > start
-        )
-        return _Text(str.__getitem__(self, slice(start, end)), runs)
-
-    def _consecutive(self, parts: Iterable[str], gap: int) -> list[str]:
-        """Cut out parts of this text that follow one another, each `gap` after the last."""
-        found: list[str] = []
-        start = 0
-        for part in parts:
-            found.append(self._cut(start, start + len(part)))
-            start += len(part) + gap
-        return found
-
-    def _in_order(self, parts: Iterable[str]) -> list[str]:
-        """Cut out parts that are separated by characters which no part has."""
-        found: list[str] = []
-        start = 0
-        for part in parts:
-            start = self.find(part, start)
-            found.append(self._cut(start, start + len(part)))
-            start += len(part)
-        return found
-
-    def _same_length(self, text: str) -> str:
-        return _Text(text, self._runs) if len(text) == len(self) else text
-
-    def __str__(self) -> str:
-        return self
-
-    def __add__(self, other: str) -> str:
-        return _concatenate((self, other)) if isinstance(other, str) else NotImplemented
-
-    def __radd__(self, other: str) -> str:
-        return _concatenate((other, self)) if isinstance(other, str) else NotImplemented
-
-    def __getitem__(self, key: SupportsIndex | slice) -> str:
-        text = super().__getitem__(key)
-        if isinstance(key, slice):
-            start, stop, step = key.indices(len(self))
-            return self._cut(start, max(start, stop)) if step == 1 else text
-        place = range(len(self))[key]
-        return self._cut(place, place + 1)
-
-    def strip(self, chars: str | None = None) -> str:
-        return self.lstrip(chars).rstrip(chars)
-
-    def lstrip(self, chars: str | None = None) -> str:
-        return self._cut(len(self) - len(super().lstrip(chars)), len(self))
-
-    def rstrip(self, chars: str | None = None) -> str:
-        return self._cut(0, len(super().rstrip(chars)))
-
-    def removeprefix(self, prefix: str, /) -> str:
-        return self._cut(len(self) - len(super().removeprefix(prefix)), len(self))
-
-    def removesuffix(self, suffix: str, /) -> str:
-        return self._cut(0, len(super().removesuffix(suffix)))
-
-    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        parts = super().split(sep, maxsplit)
-        return self._in_order(parts) if sep is None else self._consecutive(parts, len(sep))
-
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        parts = super().rsplit(sep, maxsplit)
-        return self._in_order(parts) if sep is None else self._consecutive(parts, len(sep))
-
-    def splitlines(self, keepends: bool = False) -> list[str]:
-        return self._in_order(super().splitlines(keepends))
-
-    def partition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._consecutive(super().partition(sep), 0)
-        return first, middle, last
-
-    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._consecutive(super().rpartition(sep), 0)
-        return first, middle, last
-
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        if not old:
-            return super().replace(old, new, count)
-        return _join_with(new, self.split(old, count))
-
-    def join(self, parts: Iterable[str], /) -> str:
-        return _join_with(self, parts)
-
-    def lower(self) -> str:
-        return self._same_length(super().lower())
-
-    def upper(self) -> str:
-        return self._same_length(super().upper())
-
-    def capitalize(self) -> str:
-        return self._same_length(super().capitalize())
-
-    def title(self) -> str:
-        return self._same_length(super().title())
-
-
-def _concatenate(parts: Iterable[Any]) -> str:
-    """Join parts as `"".join(map(str, parts))` does."""
-    texts = [str(part) for part in parts]
-    if not any(isinstance(text, _Text) for text in texts):
-        return "".join(texts)
-    runs: list[Run] = []
-    marks: list[Mark] = []
-    length = 0
-    for text in texts:
-        if isinstance(text, _Text):
-            runs += [r._replace(start=r.start + length, end=r.end + length) for r in text._runs]
-            marks += [m._replace(position=m.position + length) for m in text._marks]
-        length += len(text)
-    return _Text("".join(texts), tuple(runs), tuple(marks))
-
-
-def _join_with(separator: str, parts: Iterable[Any]) -> str:
-    joined: list[Any] = []
-    for part in parts:
-        joined += [separator, part]
-    return _concatenate(joined[1:])
-
-
-class _Object(dict[str, Any]):
-    """A message, or an object within one, that knows where it comes from.
-
-    Attributes have underscores, which the sandbox refuses, so that they hide no key.
-    """
-
-    __slots__ = ("_message", "_path")
-    _message: int
-    _path: Path
-
-
-class _Items(list[Any]):
-    """A list within a message, likewise."""
-
-    __slots__ = ("_message", "_path")
-    _message: int
-    _path: Path
-
-
-for _kind in (_Text, _Object, _Items):  # what Jinja's errors call them
-    _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
-
-
-def _tracked(value: Any, message: int, path: Path) -> Any:
-    """Return a copy of a message's value, plain JSON types only, whose strings are `_Text`."""
-    if isinstance(value, str):
-        text = str.__str__(value)
-        return _Text(text, (Run(0, len(text), message, path, 0),) if text else ())
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    copy: _Object | _Items
-    if isinstance(value, Mapping):
-        copy = _Object({k: _tracked(v, message, (*path, k)) for k, v in value.items()})
-    elif isinstance(value, (list, tuple)):
-        copy = _Items(_tracked(v, message, (*path, i)) for i, v in enumerate(value))
-    else:  # an image or an array, say: templates ask only whether it is there
-        return f"<{type(value).__name__}>"
-    copy._message, copy._path = message, path
-    return copy
 
 
 # Jinja, as transformers sets it up (utils/chat_template_utils.py), with origins kept
@@ -456,7 +257,7 @@ class _KeepingCode(CodeGenerator):
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     code_generator_class = _KeepingCode
-    concat = staticmethod(_concatenate)
+    concat = staticmethod(concatenate)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Let `", ".join(...)` of a plain string keep what it joins."""
@@ -465,7 +266,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             and function.__name__ == "join"
             and type(function.__self__) is str
         ):
-            return _join_with(function.__self__, *args)
+            return join_with(function.__self__, *args)
         return super().call(context, function, *args, **kwargs)
 
 
@@ -509,11 +310,11 @@ def _to_json(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     origins: Sequence[tuple[int, Path]] = ()
-    if isinstance(value, (_Object, _Items)):
+    if isinstance(value, (TrackedObject, TrackedItems)):
         origins = [(value._message, value._path)]
-    elif isinstance(value, _Text):
+    elif isinstance(value, TrackedText):
         origins = [(run.message, run.path) for run in value._runs[:1]]
-    return _Text(text, tuple(Run(0, len(text), m, p, -1) for m, p in origins))
+    return TrackedText(text, tuple(Run(0, len(text), m, p, -1) for m, p in origins))
 
 
 @jinja2.pass_environment
@@ -521,7 +322,7 @@ def _join(
     environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None
 ) -> str:
     get: Callable[[Any], Any] = make_attrgetter(environment, attribute) if attribute else _same
-    return _join_with(d, map(get, value))
+    return join_with(d, map(get, value))
 
 
 def _same(value: Any) -> Any:

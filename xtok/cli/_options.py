@@ -120,7 +120,7 @@ TrustRemoteCode = Annotated[
 Models = Annotated[
     list[str],
     typer.Argument(
-        metavar="MODEL...",
+        metavar="MODEL",
         help="Hugging Face repo ids or folders; SentencePiece .model, tiktoken, tekken.json or "
         ".gguf files; bytes. A prefix settles doubt: hf:, spm:, tiktoken:, tekken:, gguf:.",
         show_default=False,

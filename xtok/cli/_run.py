@@ -17,7 +17,6 @@ from xtok.errors import XtokError
 
 if TYPE_CHECKING:
     from xtok.projection import ProjectionMap
-    from xtok.tokenizers import Tokenizer
 
 Config = TypeVar("Config")
 
@@ -139,15 +138,6 @@ def _read(file: Path, what: str, option: str) -> bytes:
             f"the {what} {file} cannot be read: {error.strerror or error}",
             hint=f"give the path of a file with {option}",
         ) from error
-
-
-def load_tokenizer(model: str, **options: Any) -> Tokenizer:
-    """Load a tokenizer, and say aloud what is to be known of how it was loaded."""
-    from xtok import report, tokenizers
-
-    tokenizer = tokenizers.load_tokenizer(model, **options)
-    report.print_notes(tokenizer.notes)
-    return tokenizer
 
 
 def write(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xtok.cli import _options as opt
-from xtok.cli._run import command, load_tokenizer
+from xtok.cli._load import load_tokenizer
+from xtok.cli._run import command
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer

@@ -1,0 +1,192 @@
+"""The commands that make and refine a map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from xtok.cli import _options as opt
+from xtok.cli._load import load, load_like, load_map
+from xtok.cli._run import check_output, command, config, write
+from xtok.config import (
+    BuildConfig,
+    MultitokenConfig,
+    SortCutConfig,
+)
+
+
+def build(
+    *,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    output: opt.Output = None,
+    top_k: opt.TopK = BuildConfig.top_k,
+    max_pieces: opt.MaxPieces = BuildConfig.max_pieces,
+    scale_trick: opt.ScaleTrick = BuildConfig.scale_trick,
+    reverse_pass: opt.ReversePass = BuildConfig.reverse_pass,
+    exact_match: opt.ExactMatch = BuildConfig.exact_match,
+    special_tokens: opt.SpecialTokensChoice = BuildConfig.special_tokens,
+    student_vocab_size: opt.StudentVocabSize = None,
+    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    num_examples: opt.NumExamples = 0,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Build a map in one go: multitoken, reapply-exact, sort-cut."""
+    options = config(
+        BuildConfig,
+        top_k=top_k,
+        max_pieces=max_pieces,
+        scale_trick=scale_trick,
+        reverse_pass=reverse_pass,
+        exact_match=exact_match,
+        special_tokens=special_tokens,
+    )
+    with command(quiet):
+        check_output(output)
+        from xtok import pipeline, report
+
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = load(
+            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        )
+        teacher = load(
+            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
+        )
+        projection = pipeline.build(student, teacher, options, progress=report.progress_bar)
+        write(projection, output, num_examples=num_examples)
+
+
+def multitoken(
+    *,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    initial_projection_path: opt.ExtendedProjectionPath = None,
+    preserve_last: opt.PreserveLast = None,
+    output: opt.Output = None,
+    top_k: opt.TopK = MultitokenConfig.top_k,
+    max_pieces: opt.MaxPieces = MultitokenConfig.max_pieces,
+    scale_trick: opt.ScaleTrick = MultitokenConfig.scale_trick,
+    reverse_pass: opt.ReversePass = MultitokenConfig.reverse_pass,
+    exact_match: opt.ExactMatch = False,
+    special_tokens: opt.SpecialTokensChoice = MultitokenConfig.special_tokens,
+    student_vocab_size: opt.StudentVocabSize = None,
+    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    num_examples: opt.NumExamples = 0,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Map each student token to the teacher tokens that spell it, and the other way round."""
+    options = config(
+        MultitokenConfig,
+        top_k=top_k,
+        max_pieces=max_pieces,
+        scale_trick=scale_trick,
+        reverse_pass=reverse_pass,
+        special_tokens=special_tokens,
+    )
+    with command(quiet):
+        check_output(output)
+        from xtok import report, stages
+
+        models = (
+            (student_model, student_revision, student_vocab_size, student_pattern),
+            (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern),
+        )
+        initial = None
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        if initial_projection_path is None:
+            student, teacher = (load(*model, **safety) for model in models)
+        else:
+            initial = load_map(
+                initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
+            )
+            student = load_like(initial.student, *models[0], **safety)
+            teacher = load_like(initial.teacher, *models[1], **safety)
+        projection = stages.multitoken(
+            student, teacher, options, initial=initial, progress=report.progress_bar
+        )
+        if exact_match:
+            projection = stages.reapply_exact(projection)
+        write(projection, output, stage="multitoken", num_examples=num_examples)
+
+
+def reapply_exact(
+    *,
+    initial_projection_path: opt.InitialProjectionPath,
+    student_model: opt.CheckedStudentModel = None,
+    teacher_model: opt.CheckedTeacherModel = None,
+    output: opt.Output = None,
+    special_tokens: opt.SpecialTokensOfMap = None,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.StudentVocabSize = None,
+    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    num_examples: opt.NumExamples = 0,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Pin the tokens of a map that both sides have to each other, with weight 1."""
+    for side, model, *others in (
+        ("student", student_model, student_revision, student_pattern),
+        ("teacher", teacher_model, teacher_revision, teacher_pattern),
+    ):
+        if model is None and any(others):
+            raise typer.BadParameter(f"a revision or pattern needs --{side}-model")
+    with command(quiet):
+        check_output(output)
+        from xtok import stages
+
+        projection = load_map(
+            initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
+        )
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        if student_model is not None:
+            given = (student_model, student_revision, student_vocab_size, student_pattern)
+            student = load_like(projection.student, *given, **safety)
+            projection = stages.with_vocabularies(projection, student=student.vocabulary)
+        if teacher_model is not None:
+            given = (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
+            teacher = load_like(projection.teacher, *given, **safety)
+            projection = stages.with_vocabularies(projection, teacher=teacher.vocabulary)
+        projection = stages.reapply_exact(projection, special_tokens=special_tokens)
+        write(projection, output, stage="reapply-exact", num_examples=num_examples)
+
+
+def sort_cut(
+    *,
+    initial_projection_path: opt.InitialProjectionPath,
+    top_k: opt.TopK = SortCutConfig.top_k,
+    output: opt.Output = None,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
+    num_examples: opt.NumExamples = 0,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Cut each row of a map to its heaviest entries and normalize it; a scale slot stays last."""
+    options = config(SortCutConfig, top_k=top_k)
+    with command(quiet):
+        check_output(output)
+        from xtok import stages
+
+        projection = load_map(
+            initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
+        )
+        projection = stages.sort_cut(projection, options)
+        write(projection, output, stage="sort-cut", num_examples=num_examples)

@@ -1,0 +1,151 @@
+"""The commands that show maps and alignments, and convert maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xtok.cli import _options as opt
+from xtok.cli._load import load, load_map
+from xtok.cli._run import check_output, command, read_chat, read_text, write
+from xtok.config import (
+    Normalize,
+)
+
+
+def inspect(
+    map_path: opt.MapPath,
+    *,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Show the row of this student token, spaces included: ' the'. Repeatable.",
+            metavar="TEXT",
+        ),
+    ] = None,
+    token_id: Annotated[
+        list[int] | None,
+        typer.Option("--id", help="Show the row of this student id. Repeatable.", metavar="ID"),
+    ] = None,
+    num_examples: Annotated[
+        int | None,
+        typer.Option(help="Show this many rows, evenly spread; 5 if none are asked for.", min=0),
+    ] = None,
+    json: opt.Json = False,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Show what a map holds: who maps to whom, how it was made, and rows of it."""
+    with command(quiet):
+        from xtok import describe, report
+
+        projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
+        if num_examples is None:
+            num_examples = 0 if token or token_id else 5
+        description = describe.inspect(
+            projection, tokens=token or [], ids=token_id or [], num_examples=num_examples
+        )
+        report.print_reports(projection.reports)
+        if json:
+            print(report.to_json(description))  # noqa: T201
+        else:
+            report.print_description(description)
+
+
+def convert(
+    map_path: opt.MapPath,
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Where to write: .safetensors, or .pt in NeMo-RL's layout.", metavar="FILE"
+        ),
+    ],
+    normalize: Annotated[
+        Normalize | None,
+        typer.Option(
+            help="Make rows of learned weights sum to 1: divide by the sum, or take the softmax.",
+        ),
+    ] = None,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Convert a map between xtok's .safetensors and NeMo-RL's .pt, both ways."""
+    with command(quiet):
+        check_output(output)
+        projection = load_map(
+            map_path, student_vocab_size, teacher_vocab_size, preserve_last, normalize
+        )
+        write(projection, output)
+
+
+def align(
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[TEXT|-]", help="The text itself, or - to read it from stdin."),
+    ] = None,
+    *,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    file: Annotated[
+        Path | None, typer.Option(help="Read the text from this file.", metavar="FILE")
+    ] = None,
+    chat: Annotated[
+        Path | None,
+        typer.Option(
+            help="Align a conversation instead: a JSON file with a list of messages, rendered by "
+            "each side's chat template.",
+            metavar="FILE",
+        ),
+    ] = None,
+    student_chat_template: opt.StudentChatTemplate = None,
+    teacher_chat_template: opt.TeacherChatTemplate = None,
+    max_comb_len: Annotated[
+        int,
+        typer.Option(help="Tokens that may match as one where the two sides differ.", min=1),
+    ] = 4,
+    json: opt.Json = False,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Show two tokenizations of a text over one another, and the chunks that they share."""
+    if [text, file, chat].count(None) != 2:
+        raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
+    data = read_text(text, file) if chat is None else b""
+    conversation = {} if chat is None else read_chat(chat)
+    with command(quiet):
+        from xtok import chats, display, report
+        from xtok.aligner import TokenAligner, describe_alignment
+
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = load(student_model, student_revision, None, student_pattern, **safety)
+        teacher = load(teacher_model, teacher_revision, None, teacher_pattern, **safety)
+        aligner = TokenAligner(student, teacher, max_comb_len=max_comb_len)
+        if chat is None:
+            ids = (student.segment(data), teacher.segment(data))
+            alignment = describe_alignment(aligner, student, teacher, *ids)
+        else:
+            found = chats.align_chat(
+                aligner,
+                student,
+                teacher,
+                **conversation,
+                student_template=student_chat_template,
+                teacher_template=teacher_chat_template,
+            )
+            alignment = chats.describe_chat(aligner, student, teacher, found)
+        if json:
+            print(report.to_json(alignment))  # noqa: T201
+        else:
+            display.print_alignment(alignment)

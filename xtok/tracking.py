@@ -1,0 +1,223 @@
+"""Strings, lists and objects of a conversation that remember which message they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, SupportsIndex
+
+Path = tuple[str | int, ...]
+
+
+class Run(NamedTuple):
+    """Characters `start` to `end` of a text that come from one string of one message.
+
+    `path` leads to the string within the message: `("content",)`, or `("content", 0, "text")`.
+    `offset` is where in that string the run begins; -1 for what was derived from it, as JSON is.
+    """
+
+    start: int
+    end: int
+    message: int
+    path: Path
+    offset: int
+
+
+class Mark(NamedTuple):
+    """A place in a text, of length zero.
+
+    `enter` and `leave` stand around what the body of a loop (a number from 1 on) writes for a
+    message; the others stand around a part of the template, and have neither loop nor message.
+    """
+
+    position: int
+    kind: str
+    loop: int = 0
+    message: int = -1
+
+
+class TrackedText(str):
+    """A string with the runs of its characters that come from messages, and with marks."""
+
+    __slots__ = ("_marks", "_runs")
+    _runs: tuple[Run, ...]
+    _marks: tuple[Mark, ...]
+
+    def __new__(
+        cls, text: str = "", runs: tuple[Run, ...] = (), marks: tuple[Mark, ...] = ()
+    ) -> TrackedText:
+        self = super().__new__(cls, text)
+        self._runs, self._marks = runs, marks
+        return self
+
+    def _cut(self, start: int, end: int) -> TrackedText:
+        """Return characters `start` to `end`, 0 ≤ start ≤ end ≤ length; marks stay behind."""
+        runs = tuple(
+            Run(
+                max(r.start, start) - start,
+                min(r.end, end) - start,
+                r.message,
+                r.path,
+                r.offset if r.offset < 0 else r.offset + max(0, start - r.start),
+            )
+            for r in self._runs
+            if r.start < end and r.end > start
+        )
+        return TrackedText(str.__getitem__(self, slice(start, end)), runs)
+
+    def _consecutive(self, parts: Iterable[str], gap: int) -> list[str]:
+        """Cut out parts of this text that follow one another, each `gap` after the last."""
+        found: list[str] = []
+        start = 0
+        for part in parts:
+            found.append(self._cut(start, start + len(part)))
+            start += len(part) + gap
+        return found
+
+    def _in_order(self, parts: Iterable[str]) -> list[str]:
+        """Cut out parts that are separated by characters which no part has."""
+        found: list[str] = []
+        start = 0
+        for part in parts:
+            start = self.find(part, start)
+            found.append(self._cut(start, start + len(part)))
+            start += len(part)
+        return found
+
+    def _same_length(self, text: str) -> str:
+        return TrackedText(text, self._runs) if len(text) == len(self) else text
+
+    def __str__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> str:
+        return concatenate((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> str:
+        return concatenate((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        text = super().__getitem__(key)
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            return self._cut(start, max(start, stop)) if step == 1 else text
+        place = range(len(self))[key]
+        return self._cut(place, place + 1)
+
+    def strip(self, chars: str | None = None) -> str:
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None) -> str:
+        return self._cut(len(self) - len(super().lstrip(chars)), len(self))
+
+    def rstrip(self, chars: str | None = None) -> str:
+        return self._cut(0, len(super().rstrip(chars)))
+
+    def removeprefix(self, prefix: str, /) -> str:
+        return self._cut(len(self) - len(super().removeprefix(prefix)), len(self))
+
+    def removesuffix(self, suffix: str, /) -> str:
+        return self._cut(0, len(super().removesuffix(suffix)))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        parts = super().split(sep, maxsplit)
+        return self._in_order(parts) if sep is None else self._consecutive(parts, len(sep))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        parts = super().rsplit(sep, maxsplit)
+        return self._in_order(parts) if sep is None else self._consecutive(parts, len(sep))
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        return self._in_order(super().splitlines(keepends))
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        first, middle, last = self._consecutive(super().partition(sep), 0)
+        return first, middle, last
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        first, middle, last = self._consecutive(super().rpartition(sep), 0)
+        return first, middle, last
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        if not old:
+            return super().replace(old, new, count)
+        return join_with(new, self.split(old, count))
+
+    def join(self, parts: Iterable[str], /) -> str:
+        return join_with(self, parts)
+
+    def lower(self) -> str:
+        return self._same_length(super().lower())
+
+    def upper(self) -> str:
+        return self._same_length(super().upper())
+
+    def capitalize(self) -> str:
+        return self._same_length(super().capitalize())
+
+    def title(self) -> str:
+        return self._same_length(super().title())
+
+
+def concatenate(parts: Iterable[Any]) -> str:
+    """Join parts as `"".join(map(str, parts))` does."""
+    texts = [str(part) for part in parts]
+    if not any(isinstance(text, TrackedText) for text in texts):
+        return "".join(texts)
+    runs: list[Run] = []
+    marks: list[Mark] = []
+    length = 0
+    for text in texts:
+        if isinstance(text, TrackedText):
+            runs += [r._replace(start=r.start + length, end=r.end + length) for r in text._runs]
+            marks += [m._replace(position=m.position + length) for m in text._marks]
+        length += len(text)
+    return TrackedText("".join(texts), tuple(runs), tuple(marks))
+
+
+def join_with(separator: str, parts: Iterable[Any]) -> str:
+    """Join parts as `separator.join(map(str, parts))` does."""
+    joined: list[Any] = []
+    for part in parts:
+        joined += [separator, part]
+    return concatenate(joined[1:])
+
+
+class TrackedObject(dict[str, Any]):
+    """A message, or an object within one, that knows where it comes from.
+
+    Attributes have underscores, which the sandbox refuses, so that they hide no key.
+    """
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: Path
+
+
+class TrackedItems(list[Any]):
+    """A list within a message, likewise."""
+
+    __slots__ = ("_message", "_path")
+    _message: int
+    _path: Path
+
+
+for _kind in (TrackedText, TrackedObject, TrackedItems):  # what Jinja's errors call them
+    _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
+
+
+def tracked(value: Any, message: int, path: Path) -> Any:
+    """Return a copy of a message's value, of plain JSON types, whose strings are tracked."""
+    if isinstance(value, str):
+        text = str.__str__(value)
+        return TrackedText(text, (Run(0, len(text), message, path, 0),) if text else ())
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    copy: TrackedObject | TrackedItems
+    if isinstance(value, Mapping):
+        copy = TrackedObject({k: tracked(v, message, (*path, k)) for k, v in value.items()})
+    elif isinstance(value, (list, tuple)):
+        copy = TrackedItems(tracked(v, message, (*path, i)) for i, v in enumerate(value))
+    else:  # an image or an array, say: templates ask only whether it is there
+        return f"<{type(value).__name__}>"
+    copy._message, copy._path = message, path
+    return copy
