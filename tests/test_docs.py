@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,23 +77,33 @@ def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) ->
             pytest.skip(f"{file} is not there: run scripts/fetch_tokenizers.py")
     (tmp_path / "data" / "maps").mkdir(parents=True)
     (tmp_path / "data" / "tokenizers").symlink_to(REAL, target_is_directory=True)
+    before: list[str] = []
     for block, following in pairwise([*examples, Block("", "", 0)]):
         if block.language not in ("bash", "python"):
             continue
         where = f"{name(document)}, line {block.line}"
-        done = run(block, tmp_path)
+        done = run(block, tmp_path, before)
+        before += [block.text] if block.language == "python" else []
         assert done.returncode == 0, f"{where}:\n{done.stdout}"
         if following.language == "text":
             shown, printed = following.text.splitlines(), done.stdout.splitlines()
             assert matches(shown, printed), f"{where} prints:\n{done.stdout}"
 
 
-def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(block: Block, folder: Path, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a block; one of Python goes on where those before it in the document have stopped."""
+    text = block.text
+    if block.language == "python" and before:
+        earlier = f"exec({''.join(before)!r})"
+        text = (
+            "import contextlib, io\n"
+            f"with contextlib.redirect_stdout(io.StringIO()):\n    {earlier}\n{text}"
+        )
     shells = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
-        [*shells[block.language], block.text],
+        [*shells[block.language], text],
         cwd=folder,
         env={**os.environ, **plain, "PATH": path, "PYTHONUTF8": "1"},
         stdout=subprocess.PIPE,

@@ -313,7 +313,8 @@ def test_a_real_normalizer_costs_only_what_it_changes(
     aligner = TokenAligner(load_real("claude-2"), load_real(teacher))
     pairs = aligner.pairs(s, t)
     aligned = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in pairs if p.is_correct)
-    assert aligned > 0.75 * len((text * 5).encode())
+    kept = "".join(char for char in text if unicodedata.normalize("NFKC", char) == char)
+    assert aligned > 0.9 * 5 * len(kept.encode())
     assert pairs[-1].is_correct
     for p in pairs:
         ours = b"".join(aligner.student.table[i] for i in p.student_ids)
