@@ -510,8 +510,7 @@ def _table(side: str, given: Any, of_map: TokenTable | None) -> TokenTable:
         table = given
     else:
         tokenizer = given if isinstance(given, Tokenizer) else from_transformers(given)
-        assert tokenizer.vocabulary.table is not None
-        table = tokenizer.vocabulary.table
+        table = tokenizer.table
     if of_map is None:
         return table
     if of_map.sha256() != table.sha256():

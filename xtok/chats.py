@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xtok.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.chat_template import Message
-from xtok.conversation import Conversation, render
+from xtok.conversation import Conversation, byte_offsets, render
 from xtok.tokenizers import Tokenizer
 
 
@@ -114,8 +114,7 @@ def _written(conversation: Conversation) -> list[_Stretch]:
 
     A string that is rendered twice counts where it stands first.
     """
-    text = conversation.text
-    byte_of = np.concatenate([[0], np.cumsum([len(char.encode()) for char in text])])
+    byte_of = byte_offsets(conversation.text)
     found: dict[tuple[Any, ...], list[int]] = {}
     for run in conversation.runs:
         key = (run.message, *run.path)

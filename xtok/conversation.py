@@ -272,13 +272,17 @@ def _generation_prompt(
         return ""
 
 
+def byte_offsets(text: str) -> NDArray[np.int64]:
+    """Return where each character of a text, and its end, stands in its UTF-8, int64 `[n + 1]`."""
+    return np.concatenate([[0], np.cumsum([len(char.encode()) for char in text], dtype=np.int64)])
+
+
 class _Spans:
     """The places of one rendering, in characters, bytes and tokens."""
 
     def __init__(self, rendering: Rendering, bounds: NDArray[np.int64]) -> None:
         self._rendering, self._bounds = rendering, bounds
-        widths = [len(char.encode()) for char in rendering.text]
-        self._byte_of = np.concatenate([[0], np.cumsum(widths, dtype=np.int64)])
+        self._byte_of = byte_offsets(rendering.text)
         self._runs: dict[int, list[Run]] = {}
         for run in rendering.runs:
             self._runs.setdefault(run.message, []).append(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from xtok.errors import EmbeddingError, XtokError
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport
 from xtok.similarity import Cosine, Vectors, one_thread_each
 from xtok.stages import Progress, finished, history_with, require_table, silent, stage_report
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.tokens import TokenTable, TokenType
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _FEWEST_ANCHORS = 20
 
 
 def generate(
-    student_model: str | Tokenizer,
-    teacher_model: str | Tokenizer,
+    student_model: str | PathLike[str] | Tokenizer,
+    teacher_model: str | PathLike[str] | Tokenizer,
     embedding_model: str,
     config: GenerateConfig | None = None,
     *,
@@ -70,10 +71,7 @@ def generate(
     config = config or GenerateConfig()
     cache = cache or Cache(default_folder())
     source = check_source(embedding_model, config, embedding_revision, cache)
-    student, teacher = (
-        load_tokenizer(model) if isinstance(model, str) else model
-        for model in (student_model, teacher_model)
-    )
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
     if config.top_k > len(columns):
         raise XtokError(

@@ -7,7 +7,7 @@ from os import PathLike
 from xtok.config import BuildConfig
 from xtok.projection import ProjectionMap
 from xtok.stages import Progress, multitoken, reapply_exact, silent, sort_cut
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer, as_tokenizer
 
 
 def build(
@@ -32,10 +32,7 @@ def build(
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
     """
     config = config or BuildConfig()
-    student, teacher = (
-        model if isinstance(model, Tokenizer) else load_tokenizer(model)
-        for model in (student_model, teacher_model)
-    )
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     projection = multitoken(student, teacher, config.multitoken, progress=progress)
     if config.exact_match:
         projection = reapply_exact(projection)

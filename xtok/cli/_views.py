@@ -125,26 +125,24 @@ def align(
     data = read_text(text, file) if chat is None else b""
     conversation = {} if chat is None else read_chat(chat)
     with command(quiet):
-        from xtok import chats, display, report
-        from xtok.aligner import TokenAligner, describe_alignment
+        from xtok import aligner, chats, display, report
 
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = load(student_model, student_revision, None, student_pattern, **safety)
         teacher = load(teacher_model, teacher_revision, None, teacher_pattern, **safety)
-        aligner = TokenAligner(student, teacher, max_comb_len=max_comb_len)
         if chat is None:
-            ids = (student.segment(data), teacher.segment(data))
-            alignment = describe_alignment(aligner, student, teacher, *ids)
+            alignment = aligner.align(student, teacher, data, max_comb_len=max_comb_len)
         else:
+            pair = aligner.TokenAligner(student, teacher, max_comb_len=max_comb_len)
             found = chats.align_chat(
-                aligner,
+                pair,
                 student,
                 teacher,
                 **conversation,
                 student_template=student_chat_template,
                 teacher_template=teacher_chat_template,
             )
-            alignment = chats.describe_chat(aligner, student, teacher, found)
+            alignment = chats.describe_chat(pair, student, teacher, found)
         if json:
             print(report.to_json(alignment))  # noqa: T201
         else:

@@ -104,6 +104,11 @@ def load_tokenizer(
     )
 
 
+def as_tokenizer(model: str | PathLike[str] | Tokenizer) -> Tokenizer:
+    """Return a loaded tokenizer as it is, and load any other model with the defaults."""
+    return model if isinstance(model, Tokenizer) else load_tokenizer(model)
+
+
 def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
     """Wrap a fast Hugging Face tokenizer that is already loaded; it is copied, not changed.
 
