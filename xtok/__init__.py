@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xtok.aligner import align as align
     from xtok.aligner import shift_to_predictions as shift_to_predictions
     from xtok.config import BuildConfig as BuildConfig
+    from xtok.config import EstimateConfig as EstimateConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from xtok.conversation import Conversation as Conversation
     from xtok.conversation import collate as collate
     from xtok.conversation import render as render
+    from xtok.counting import estimate as estimate
     from xtok.describe import MapDescription as MapDescription
     from xtok.describe import inspect as inspect
     from xtok.diagnosis import Diagnosis as Diagnosis
@@ -67,6 +69,7 @@ _MODULE_OF = {
     "Conversation": "conversation",
     "Diagnosis": "diagnosis",
     "EmbeddingError": "errors",
+    "EstimateConfig": "config",
     "GenerateConfig": "config",
     "MapDescription": "describe",
     "MapFileError": "errors",
@@ -86,6 +89,7 @@ _MODULE_OF = {
     "collate": "conversation",
     "convert": "mapfile",
     "doctor": "diagnosis",
+    "estimate": "counting",
     "generate": "embeddings",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",

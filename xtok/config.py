@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 SpecialTokens = Literal["roles", "off"]
 Weighting = Literal["power", "softmax"]
 AnchorFit = Literal["ridge", "orthogonal"]
 Normalize = Literal["sum", "softmax"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Weights = Literal["decay", "prior"]
+Target = Literal["start", "chunk"]
+Loss = Literal["p-kl", "gold", "h-kl"]
 
 MAX_ENTRIES = 4096
 """How many entries or pieces a row may be asked for: far more than any map has."""
@@ -34,6 +37,8 @@ class MultitokenConfig:
         reverse_pass: spell the teacher's tokens in the student's as well.
         scale_trick: give every non-empty row a scale slot.
         special_tokens: `roles` pairs special tokens by role, `off` leaves their rows empty.
+        weights: `decay` gives pieces falling weights; `prior` counts pairs on a text that is made
+            up of the two vocabularies (`max_pieces` and `reverse_pass` then have no effect).
     """
 
     top_k: int = 32
@@ -41,11 +46,14 @@ class MultitokenConfig:
     reverse_pass: bool = True
     scale_trick: bool = True
     special_tokens: SpecialTokens = "roles"
+    weights: Weights = "decay"
 
     def __post_init__(self) -> None:
         _within(2 if self.scale_trick else 1, top_k=self.top_k)
         _within(1, max_pieces=self.max_pieces)
         check_special_tokens(self.special_tokens)
+        if self.weights not in get_args(Weights):
+            raise ValueError(f"weights is {self.weights!r}, and must be one of {get_args(Weights)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +76,7 @@ class BuildConfig:
         reverse_pass: see there.
         scale_trick: see there.
         special_tokens: see there.
+        weights: see there.
         exact_match: pin tokens that both sides have to each other.
     """
 
@@ -76,12 +85,25 @@ class BuildConfig:
     reverse_pass: bool = MultitokenConfig.reverse_pass
     scale_trick: bool = MultitokenConfig.scale_trick
     special_tokens: SpecialTokens = MultitokenConfig.special_tokens
+    weights: Weights = MultitokenConfig.weights
     exact_match: bool = True
 
     def __post_init__(self) -> None:
         _within(2 if self.scale_trick else 1, top_k=self.top_k)
         _within(1, max_pieces=self.max_pieces)
         check_special_tokens(self.special_tokens)
+
+    @classmethod
+    def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
+        """Return the options that suit a loss; those that are given go before.
+
+        P-KL compares distributions: rows are probabilities, nothing is pinned, 8 entries. Gold and
+        H-KL need tokens that both sides have as pairs: these are pinned. None has a scale slot.
+        """
+        if loss not in get_args(Loss):
+            raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
+        suits: dict[str, Any] = {"weights": "prior", "scale_trick": False, "top_k": 8}
+        return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     @property
     def multitoken(self) -> MultitokenConfig:
@@ -91,6 +113,7 @@ class BuildConfig:
             reverse_pass=self.reverse_pass,
             scale_trick=self.scale_trick,
             special_tokens=self.special_tokens,
+            weights=self.weights,
         )
 
     @property
@@ -140,6 +163,34 @@ class GenerateConfig:
         _positive(temperature=self.temperature, ridge=self.ridge)
         if not 0 <= self.weight_threshold < 1:
             raise ValueError(f"weight_threshold is {self.weight_threshold}, and must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateConfig:
+    """How `estimate` makes a map of counts.
+
+    Attributes:
+        top_k: entries per row; ≥ 1.
+        target: `start` counts pairs of tokens that begin at one byte; `chunk` every pair of tokens
+            within a chunk, each student token's share of it being 1 divided by its tokens.
+        alpha: how many sightings the base map's row counts for; > 0. None chooses one on documents
+            that are held out.
+        pin_exact: give tokens that both sides have the one entry 1.0, as gold losses need it.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+    """
+
+    top_k: int = 8
+    target: Target = "start"
+    alpha: float | None = None
+    pin_exact: bool = False
+    field: str = "text"
+
+    def __post_init__(self) -> None:
+        _within(1, top_k=self.top_k)
+        if self.target not in get_args(Target):
+            raise ValueError(f"target is {self.target!r}, and must be one of {get_args(Target)}")
+        if self.alpha is not None:
+            _positive(alpha=self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -263,3 +263,9 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
     if last is not None:
         keys.append(last)
     return np.lexsort((*keys, edges.student_ids))
+
+
+def heaviest(edges: Edges, top_k: int) -> Edges:
+    """Keep the `top_k` heaviest edges of each row, normalized, in a map's order."""
+    edges = edges.take(map_order(edges))
+    return edges.take(ranks(edges.student_ids) < top_k).normalized()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
@@ -25,11 +24,14 @@ from xtok.config import (
     check_special_tokens,
 )
 from xtok.errors import XtokError
+from xtok.prior import prior_edges
+from xtok.progress import Progress, silent
 from xtok.projection import (
     Edges,
     ProjectionMap,
     RowKind,
     StageReport,
+    heaviest,
     map_order,
     ranks,
     sum_duplicates,
@@ -37,15 +39,7 @@ from xtok.projection import (
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Called with a label and a total; the context's value is called with each step's size."""
-
 _CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
-
-
-def silent(label: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
-    """Show no progress."""
-    return nullcontext(lambda size: None)
 
 
 def multitoken(
@@ -77,10 +71,13 @@ def multitoken(
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
     notes = [*_read("student", student), *_read("teacher", teacher)]
     kind = np.zeros(len(rows), np.uint8)
-    parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
-    if config.reverse_pass:
-        t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
-        parts.append(Edges(s, t, w))
+    if config.weights == "prior":
+        parts = [prior_edges(student, teacher, progress=progress)]
+    else:
+        parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
+        if config.reverse_pass:
+            t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
+            parts.append(Edges(s, t, w))
     for part in parts:
         kind[part.student_ids] = RowKind.PIECES
     parts.append(_pinned(match_roles(rows, columns) if config.special_tokens == "roles" else {}))
@@ -94,7 +91,7 @@ def multitoken(
         step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     kind[np.bincount(edges.student_ids, minlength=len(rows)) == 0] = RowKind.EMPTY
-    edges = _cut(edges, config.top_k - config.scale_trick)
+    edges = heaviest(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
         edges, slot = _add_slots(edges, columns, len(rows), notes)
@@ -247,11 +244,11 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
                 hint="give --top-k 2 or more, and first a map that xtok made",
             )
         single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
-        slotted = _cut(edges.take(~single), top_k - 1)
+        slotted = heaviest(edges.take(~single), top_k - 1)
         slotted, slot = _add_slots(slotted, first.teacher.table, first.shape[0], notes)
-        edges = Edges.concatenate([_cut(edges.take(single), top_k), slotted])
+        edges = Edges.concatenate([heaviest(edges.take(single), top_k), slotted])
     else:
-        edges = _cut(edges, top_k)
+        edges = heaviest(edges, top_k)
     kept = first.edges.take(pinned[first.student_ids])
     filled = int(np.count_nonzero((first.row_kind == 0) & (kind != 0)))
     report = stage_report("merge", kind, notes)
@@ -400,12 +397,6 @@ def _pinned(pairs: Mapping[int, int]) -> Edges:
     """Return an edge of weight 1 for each student id to teacher id."""
     s, t = (np.fromiter(ids, np.int32, len(pairs)) for ids in (pairs, pairs.values()))
     return Edges(s, t, np.ones(len(pairs), np.float32))
-
-
-def _cut(edges: Edges, top_k: int) -> Edges:
-    """Keep the `top_k` heaviest edges of each row, normalized."""
-    edges = edges.take(map_order(edges))
-    return edges.take(ranks(edges.student_ids) < top_k).normalized()
 
 
 def _add_slots(

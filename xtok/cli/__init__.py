@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xtok._version import __version__
-from xtok.cli import _embeddings, _maps, _tokenizers, _views
+from xtok.cli import _embeddings, _maps, _texts, _tokenizers, _views
 from xtok.cli._run import run
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ for _command in (
     _maps.multitoken,
     _maps.reapply_exact,
     _maps.sort_cut,
+    _texts.estimate,
     _embeddings.generate,
     _embeddings.merge,
     _views.inspect,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
-from xtok.cli._run import check_output, command, config, write
+from xtok.cli._run import check_output, command, config, is_given, write
 from xtok.config import (
     BuildConfig,
+    EstimateConfig,
     MultitokenConfig,
     SortCutConfig,
 )
 
 
 def build(
+    context: typer.Context,
     *,
     student_model: opt.StudentModel,
     teacher_model: opt.TeacherModel,
@@ -27,6 +30,10 @@ def build(
     reverse_pass: opt.ReversePass = BuildConfig.reverse_pass,
     exact_match: opt.ExactMatch = BuildConfig.exact_match,
     special_tokens: opt.SpecialTokensChoice = BuildConfig.special_tokens,
+    weights: opt.WeightsChoice = BuildConfig.weights,
+    for_loss: opt.ForLoss = None,
+    text: opt.OptionalTexts = None,
+    field: opt.Field = EstimateConfig.field,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
@@ -38,20 +45,26 @@ def build(
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Build a map in one go: multitoken, reapply-exact, sort-cut."""
-    options = config(
-        BuildConfig,
-        top_k=top_k,
-        max_pieces=max_pieces,
-        scale_trick=scale_trick,
-        reverse_pass=reverse_pass,
-        exact_match=exact_match,
-        special_tokens=special_tokens,
-    )
+    """Build a map in one go: multitoken, reapply-exact, sort-cut; with --text, counted on it."""
+    given = {
+        "top_k": top_k,
+        "max_pieces": max_pieces,
+        "scale_trick": scale_trick,
+        "reverse_pass": reverse_pass,
+        "exact_match": exact_match,
+        "special_tokens": special_tokens,
+        "weights": weights,
+    }
+    if for_loss is not None:
+        chosen = {name: value for name, value in given.items() if is_given(context, name)}
+        options = config(partial(BuildConfig.for_loss, for_loss), **chosen)
+    else:
+        options = config(BuildConfig, **given)
     with command(quiet):
         check_output(output)
-        from xtok import pipeline, report
+        from xtok import pipeline, report, texts
 
+        texts.find_texts(text or [])
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = load(
             student_model, student_revision, student_vocab_size, student_pattern, **safety
@@ -59,7 +72,15 @@ def build(
         teacher = load(
             teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
         )
-        projection = pipeline.build(student, teacher, options, progress=report.progress_bar)
+        projection = pipeline.build(
+            student,
+            teacher,
+            options,
+            texts=text or [],
+            field=field,
+            progress=report.progress_bar,
+            text_progress=report.text_progress_bar,
+        )
         write(projection, output, num_examples=num_examples)
 
 
@@ -76,6 +97,7 @@ def multitoken(
     reverse_pass: opt.ReversePass = MultitokenConfig.reverse_pass,
     exact_match: opt.ExactMatch = False,
     special_tokens: opt.SpecialTokensChoice = MultitokenConfig.special_tokens,
+    weights: opt.WeightsChoice = MultitokenConfig.weights,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
@@ -95,6 +117,7 @@ def multitoken(
         scale_trick=scale_trick,
         reverse_pass=reverse_pass,
         special_tokens=special_tokens,
+        weights=weights,
     )
     with command(quiet):
         check_output(output)

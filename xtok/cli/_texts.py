@@ -1,0 +1,107 @@
+"""The commands that read text: maps counted on it, and maps measured on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xtok.cli import _options as opt
+from xtok.cli._load import load, load_map
+from xtok.cli._run import check_output, command, config, default_name, write
+from xtok.config import EstimateConfig, Target
+
+
+def estimate(
+    *,
+    text: opt.Texts,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    output: opt.Output = None,
+    initial_projection_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="Smooth towards this map of the pair; towards one of the vocabularies alone "
+            "(--weights prior) if none is given.",
+            metavar="FILE",
+        ),
+    ] = None,
+    field: opt.Field = EstimateConfig.field,
+    target: Annotated[
+        Target,
+        typer.Option(
+            help="Count pairs of tokens that begin at one byte, or all pairs within a chunk."
+        ),
+    ] = EstimateConfig.target,
+    top_k: opt.TopK = EstimateConfig.top_k,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="How many sightings the initial map counts for; chosen on held-out documents if "
+            "not given."
+        ),
+    ] = EstimateConfig.alpha,
+    pin_exact: Annotated[
+        bool,
+        typer.Option(
+            "--pin-exact/--no-pin-exact",
+            help="Give tokens that both sides have the one entry 1.0, for gold and H-KL losses.",
+        ),
+    ] = EstimateConfig.pin_exact,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Save counts here every minute, and go on from them after an interruption; beside "
+            "the output if not given.",
+            metavar="FILE",
+        ),
+    ] = None,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.StudentVocabSize = None,
+    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    num_examples: opt.NumExamples = 0,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Count a map on text: which teacher tokens begin where a student token does, and how often."""
+    options = config(
+        EstimateConfig, top_k=top_k, target=target, alpha=alpha, pin_exact=pin_exact, field=field
+    )
+    with command(quiet):
+        check_output(output)
+        from xtok import counting, report, texts
+
+        texts.find_texts(text)
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        base = None
+        if initial_projection_path is not None:
+            base = load_map(
+                initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
+            )
+            student_vocab_size, teacher_vocab_size = base.shape
+        student = load(
+            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        )
+        teacher = load(
+            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
+        )
+        path = output or Path(
+            default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
+        )
+        projection = counting.estimate(
+            student,
+            teacher,
+            text,
+            options,
+            base=base,
+            checkpoint=checkpoint or path.with_name(f"{path.name}.checkpoint"),
+            progress=report.progress_bar,
+            text_progress=report.text_progress_bar,
+        )
+        write(projection, path, num_examples=num_examples)
