@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from xtok.aligner import TokenAligner as TokenAligner
     from xtok.aligner import align as align
     from xtok.aligner import shift_to_predictions as shift_to_predictions
+    from xtok.comparison import Comparison as Comparison
+    from xtok.comparison import compare as compare
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EstimateConfig as EstimateConfig
     from xtok.config import GenerateConfig as GenerateConfig
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
+    from xtok.quality import Evaluation as Evaluation
+    from xtok.quality import evaluate as evaluate
     from xtok.sharing import Overlap as Overlap
     from xtok.sharing import overlap as overlap
     from xtok.stages import merge as merge
@@ -88,8 +92,12 @@ _MODULE_OF = {
     "build": "pipeline",
     "collate": "conversation",
     "convert": "mapfile",
+    "Comparison": "comparison",
+    "Evaluation": "quality",
+    "compare": "comparison",
     "doctor": "diagnosis",
     "estimate": "counting",
+    "evaluate": "quality",
     "generate": "embeddings",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",

@@ -566,3 +566,38 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
                 count += n * m
         first += num_starts[d]
     return count, skipped
+
+
+@njit(**_options)
+def chunk_losses(  # type: ignore[no-untyped-def]
+    s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete,
+    row_bounds, columns, weights, epsilon, uniform, losses, num_chunks,
+):  # fmt: skip
+    """Add up, per document, the cross-entropy of chunks as P-KL averages them.
+
+    A chunk's prediction is the mean of its student tokens' rows; its loss the mean over its teacher
+    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Chunks are those of `chunk_pairs`.
+    """
+    first = 0
+    for d in range(len(num_starts)):
+        for x in range(first, first + num_starts[d]):
+            i, j = s_starts[x], t_starts[x]
+            if x + 1 < first + num_starts[d]:
+                i_end, j_end = s_starts[x + 1], t_starts[x + 1]
+            elif complete[d]:
+                i_end, j_end = s_bounds[d + 1], t_bounds[d + 1]
+            else:
+                continue
+            loss = 0.0
+            for b in range(j, j_end):
+                total = 0.0
+                for a in range(i, i_end):
+                    s = s_ids[a]
+                    for entry in range(row_bounds[s], row_bounds[s + 1]):
+                        if columns[entry] == t_ids[b]:
+                            total += weights[entry]
+                            break
+                loss -= np.log((1 - epsilon) * total / (i_end - i) + uniform)
+            losses[d] += loss / (j_end - j)
+            num_chunks[d] += 1
+        first += num_starts[d]

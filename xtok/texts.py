@@ -47,6 +47,7 @@ class TextShard:
         start: the first byte (text, jsonl) or row group (parquet) that may begin a document.
         stop: the first byte or row group of the next shard; None for the end of the file.
         number: its place among the shards of its file.
+        group_by: a field or column that says which group a document is of.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class TextShard:
     start: int = 0
     stop: int | None = None
     number: int = 0
+    group_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,22 +162,29 @@ class ShardReader:
     def __init__(self, shard: TextShard) -> None:
         self.shard = shard
         self.consumed = 0
+        self._groups: list[str] = []
+
+    def take_groups(self) -> list[str]:
+        """Return the groups of the documents that were read since this was last called."""
+        taken, self._groups = self._groups, []
+        return taken
 
     def __iter__(self) -> Iterator[str]:
         shard = self.shard
         with _reading(shard.path):
             if shard.format == "parquet":
-                yield from _parquet_documents(shard)
+                yield from _parquet_documents(shard, self._groups)
                 return
             with shard.path.open("rb") as raw:
                 if shard.format == "jsonl":
                     for place, line in _lines(shard, raw, None):
                         self.consumed = raw.tell() - shard.start
                         if line.strip():
-                            yield _json_document(shard, place, line)
+                            yield _json_document(shard, place, line, self._groups)
                 else:
                     for document in _plain_documents(shard, raw):
                         self.consumed = raw.tell() - shard.start
+                        self._groups.append(shard.path.name)
                         yield document
 
 
@@ -291,7 +300,7 @@ def _not_utf8(shard: TextShard, where: str, encoding: str) -> XtokError:
     )
 
 
-def _json_document(shard: TextShard, place: int, line: bytes) -> str:
+def _json_document(shard: TextShard, place: int, line: bytes, groups: list[str]) -> str:
     text = _decode(shard, place, line)
     problem = "is no JSON object"
     try:
@@ -299,6 +308,8 @@ def _json_document(shard: TextShard, place: int, line: bytes) -> str:
         if isinstance(found, dict):
             value = found.get(shard.field)
             if isinstance(value, str):
+                if shard.group_by:
+                    groups.append(str(found.get(shard.group_by)))
                 return _without_surrogates(value)
             has = ", ".join(sorted(k for k, v in found.items() if isinstance(v, str))[:8])
             problem = f"has no text under {shard.field!r}, but under: {has or 'nothing'}"
@@ -331,21 +342,26 @@ def _parquet(path: Path) -> Any:
         ) from error
 
 
-def _parquet_documents(shard: TextShard) -> Iterator[str]:
+def _parquet_documents(shard: TextShard, groups: list[str]) -> Iterator[str]:
     file = _parquet(shard.path)
     names = file.schema_arrow.names
-    if shard.field not in names:
-        raise XtokError(
-            f"{shard.path} has no column {shard.field!r}, but: {', '.join(names[:8])}",
-            hint="name the column that holds the text with --field",
-        )
+    columns = [shard.field, *([shard.group_by] if shard.group_by else [])]
+    for column in columns:
+        if column not in names:
+            raise XtokError(
+                f"{shard.path} has no column {column!r}, but: {', '.join(names[:8])}",
+                hint="name the column that holds the text with --field",
+            )
     total = file.metadata.num_row_groups
-    groups = range(shard.start, total if shard.stop is None else shard.stop)
+    row_groups = list(range(shard.start, total if shard.stop is None else shard.stop))
     for batch in file.iter_batches(
-        row_groups=list(groups), columns=[shard.field], batch_size=256, use_threads=False
+        row_groups=row_groups, columns=columns, batch_size=256, use_threads=False
     ):
-        for value in batch.column(0).to_pylist():
+        for row in batch.to_pylist():
+            value = row[shard.field]
             if isinstance(value, str):
+                if shard.group_by:
+                    groups.append(str(row[shard.group_by]))
                 yield value
             elif value is not None:
                 raise XtokError(

@@ -47,6 +47,8 @@ for _command in (
     _maps.reapply_exact,
     _maps.sort_cut,
     _texts.estimate,
+    _texts.evaluate,
+    _texts.compare,
     _embeddings.generate,
     _embeddings.merge,
     _views.inspect,

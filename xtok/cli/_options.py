@@ -273,6 +273,15 @@ OptionalTexts = Annotated[
         rich_help_panel="Text",
     ),
 ]
+WeighingTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="Weigh rows by how often their tokens occur in this text. Repeatable; globs, too.",
+        metavar="FILE",
+        rich_help_panel="Text",
+    ),
+]
 NumExamples = Annotated[
     int,
     typer.Option(help="Show this many rows of the result.", min=0, rich_help_panel=_OUTPUT),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xtok.cli import _options as opt
-from xtok.cli._load import load, load_map
+from xtok.cli._load import load, load_like, load_map
 from xtok.cli._run import check_output, command, config, default_name, write
 from xtok.config import EstimateConfig, Target
 
@@ -105,3 +105,141 @@ def estimate(
             text_progress=report.text_progress_bar,
         )
         write(projection, path, num_examples=num_examples)
+
+
+def evaluate(
+    map_paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="MAP...", help="Map files of one pair, measured side by side."),
+    ],
+    *,
+    text: opt.Texts,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    field: opt.Field = EstimateConfig.field,
+    group_by: Annotated[
+        str | None,
+        typer.Option(
+            help="Group documents by this field or column; by file if not given.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    min_coverage: Annotated[
+        float | None,
+        typer.Option(help="Exit with 3 if a map covers less of any group of text.", min=0, max=1),
+    ] = None,
+    max_cross_entropy: Annotated[
+        float | None,
+        typer.Option(help="Exit with 3 if a map's cross-entropy is above this on any group."),
+    ] = None,
+    num_worst: Annotated[
+        int, typer.Option(help="Show this many of each map's most costly rows.", min=0)
+    ] = 5,
+    json: opt.Json = False,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
+    with command(quiet):
+        from xtok import quality, quality_tables, report, stages, texts
+
+        texts.find_texts(text)
+        maps = [
+            load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)
+            for path in map_paths
+        ]
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = load_like(
+            maps[0].student, student_model, student_revision, None, student_pattern, **safety
+        )
+        teacher = load_like(
+            maps[0].teacher, teacher_model, teacher_revision, None, teacher_pattern, **safety
+        )
+        for projection in maps:
+            report.print_reports(projection.reports)
+        found = quality.evaluate(
+            [
+                stages.with_vocabularies(
+                    projection, student=student.vocabulary, teacher=teacher.vocabulary
+                )
+                for projection in maps
+            ],
+            text,
+            student,
+            teacher,
+            names=[str(path) for path in map_paths],
+            field=field,
+            group_by=group_by,
+            num_worst=num_worst,
+            progress=report.progress_bar,
+            text_progress=report.text_progress_bar,
+        )
+        if json:
+            print(report.to_json(found))  # noqa: T201
+        else:
+            quality_tables.print_evaluation(found)
+        missed = found.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
+        report.print_notes(missed)
+    if missed:
+        raise typer.Exit(3)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="MAP", help="A map file.")],
+    second: Annotated[Path, typer.Argument(metavar="MAP", help="Another map of the same pair.")],
+    *,
+    text: opt.WeighingTexts = None,
+    student_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of the rows, which tokenizes the text.",
+            metavar="MODEL",
+            rich_help_panel="Models",
+        ),
+    ] = None,
+    field: opt.Field = EstimateConfig.field,
+    num_examples: Annotated[int, typer.Option(help="Show this many rows that differ.", min=0)] = 10,
+    json: opt.Json = False,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Compare two maps of one pair row by row: which differ, by how much, and where it matters."""
+    if bool(text) != (student_model is not None):
+        raise typer.BadParameter("--text and --student-model go together")
+    with command(quiet):
+        from xtok import comparison, quality_tables, report, stages, texts
+
+        texts.find_texts(text or [])
+        maps = [
+            load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)
+            for path in (first, second)
+        ]
+        for projection in maps:
+            report.print_reports(projection.reports)
+        counts = None
+        if text and student_model is not None:
+            safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+            student = load_like(
+                maps[0].student, student_model, student_revision, None, student_pattern, **safety
+            )
+            maps[0] = stages.with_vocabularies(maps[0], student=student.vocabulary)
+            counts = comparison.count_tokens(text, student, field)
+        found = comparison.compare(*maps, token_counts=counts, num_examples=num_examples)
+        if json:
+            print(report.to_json(found))  # noqa: T201
+        else:
+            quality_tables.print_comparison(found)
