@@ -96,27 +96,27 @@ def measure(
             f"without {lang}": counted([c for x, c in trained.items() if x != lang])
             for lang in languages
         }
-        for lang in languages:
-            text = [corpus / f"{lang}.valid.jsonl.gz"]
-            chosen = {**maps, "left out": without[f"without {lang}"]}
-            found = evaluate(
-                list(chosen.values()), text, student, teacher, names=list(chosen), num_worst=0
-            )
-            for m in found.measures:
-                rows.append(  # noqa: PERF401
-                    {
-                        "map": m.name,
-                        "k": k,
-                        "language": lang,
-                        "recipe": m.recipe,
-                        "floor": m.floor,
-                        "cross_entropy": m.cross_entropy.value,
-                        "closed": m.closed and m.closed.value,
-                        "interval": m.closed and [m.closed.low, m.closed.high],
-                        "coverage_of_floor": m.coverage_of_floor,
-                        "lost": found.lost_bytes / found.num_bytes,
-                    }
-                )
+        everything = {**maps, **without}
+        texts = [corpus / f"{lang}.valid.jsonl.gz" for lang in languages]
+        found = evaluate(
+            list(everything.values()), texts, student, teacher, names=list(everything), num_worst=0
+        )
+        rows += [
+            {
+                "map": m.name.partition(" ")[0] if m.name in without else m.name,
+                "k": k,
+                "language": m.group.partition(".")[0],
+                "recipe": m.recipe,
+                "floor": m.floor,
+                "cross_entropy": m.cross_entropy.value,
+                "closed": m.closed and m.closed.value,
+                "interval": m.closed and [m.closed.low, m.closed.high],
+                "coverage_of_floor": m.coverage_of_floor,
+            }
+            for m in found.measures
+            if m.group != "all"
+            and (m.name not in without or m.name == f"without {m.group.partition('.')[0]}")
+        ]
     return rows
 
 

@@ -75,6 +75,9 @@ _CONTEXTS = (6, 5, 4, 3, 2)  # bytes of a word by which a continuation is looked
 _LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
 _TOKENS_PER_TEXT = 24
 
+MAX_TEXTS = 150_000
+"""More texts cost seconds, and add little (scripts/benchmark_quality.py)."""
+
 FALLBACK = 0.03
 """How many sightings it counts for that one token's bytes begin the other's."""
 
@@ -85,7 +88,7 @@ def prior_edges(
     student: Tokenizer,
     teacher: Tokenizer,
     *,
-    num_texts: int = 150_000,
+    num_texts: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Edges:
@@ -97,13 +100,16 @@ def prior_edges(
     Args:
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
-        num_texts: how many texts, of 24 tokens each.
+        num_texts: how many texts, of 24 tokens each; if None, two for each id of the two
+            vocabularies, but no more than 150,000.
         seed: of the random numbers; the same seed gives the same edges.
         progress: called with the number of texts.
 
     Returns:
         Edges whose weights, float64, sum to 1 for each student id; a pair may come twice.
     """
+    if num_texts is None:
+        num_texts = min(MAX_TEXTS, 2 * (len(student.table) + len(teacher.table)))
     encoder = PairEncoder(student, teacher)
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)

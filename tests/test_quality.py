@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Cli
+from naive import rows_of
+
+from xtok.comparison import compare, count_tokens
+from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, SortCutConfig
+from xtok.counting import estimate
+from xtok.errors import XtokError
+from xtok.pipeline import build
+from xtok.projection import ProjectionMap
+from xtok.quality import Evaluation, evaluate
+from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.tokenizers import Tokenizer
+
+TEXTS = [
+    "the cat sat on the mat, and the dog sat on the log.\n",
+    "In 2013 there were 201 of them; in 2014 there were 1,024.\n",
+    "Der Hund und die Katze. Les chats et les chiens.\n",
+    "def f(x):\n    return x + 1\n",
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    lines = [json.dumps({"text": t, "lang": "py" if "def" in t else "en"}) for t in TEXTS * 3]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def recipe(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
+    whole = multitoken(byte_level, digits, MultitokenConfig(scale_trick=False))
+    return sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
+
+
+def starts(tokenizer: Tokenizer, text: str) -> dict[int, int]:
+    """Return byte offset to token id, one token after another."""
+    [ids] = tokenizer.library_ids([text])
+    place, found = 0, {}
+    for i in ids:
+        found[place] = i
+        place += len(tokenizer.table[i])
+    return found
+
+
+def pairs(student: Tokenizer, teacher: Tokenizer) -> dict[tuple[int, int], int]:
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    for text in TEXTS * 3:
+        s, t = starts(student, text), starts(teacher, text)
+        for place in s.keys() & t.keys():
+            counts[s[place], t[place]] += 1
+    return counts
+
+
+def mean_loss(
+    rows: dict[int, list[tuple[int, float]]], counts: dict[tuple[int, int], int], width: int
+) -> float:
+    total = sum(
+        n * -log((1 - 1e-3) * dict(rows.get(s, [])).get(t, 0.0) + 1e-3 / width)
+        for (s, t), n in counts.items()
+    )
+    return total / sum(counts.values())
+
+
+def test_measures_are_those_of_their_definition(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    plain = build(byte_level, digits, BuildConfig(top_k=4))
+    found = evaluate([plain, recipe], [corpus], byte_level, digits, names=["plain", "recipe"])
+    [one, two] = found.measures
+    counts, width = pairs(byte_level, digits), digits.vocabulary.vocab_size
+    rows = rows_of(plain)
+    total = sum(counts.values())
+    assert one.starts == total
+    assert one.documents == 12
+    assert one.cross_entropy.value == pytest.approx(mean_loss(rows, counts, width), abs=1e-9)
+    covered = sum(n for (s, t), n in counts.items() if t in dict(rows.get(s, [])))
+    assert one.coverage.value == pytest.approx(covered / total)
+    top = sum(n for (s, t), n in counts.items() if rows.get(s) and rows[s][0][0] == t)
+    assert one.top_1.value == pytest.approx(top / total)
+    best: dict[int, list[tuple[int, float]]] = {}
+    for s in {s for s, _ in counts}:
+        heaviest = sorted((-n, t) for (x, t), n in counts.items() if x == s)[:4]
+        mass = -sum(n for n, _ in heaviest)
+        best[s] = [(t, -n / mass) for n, t in heaviest]
+    assert one.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
+    assert one.recipe == pytest.approx(mean_loss(rows_of(recipe), counts, width), abs=1e-6)
+    assert one.slot_weight > 0
+    # The recipe is nowhere nearer to the floor than itself.
+    assert two.closed is not None
+    assert two.closed.value == 0
+    assert two.closed.low == two.closed.high == 0
+    assert one.closed is not None
+    expected = (one.recipe - one.cross_entropy.value) / (one.recipe - one.floor)
+    assert one.closed.value == pytest.approx(expected)
+    assert one.cross_entropy.low is not None
+    assert one.cross_entropy.high is not None
+    assert one.cross_entropy.low < one.cross_entropy.value < one.cross_entropy.high
+
+
+def test_chunks_are_averaged_as_p_kl_does(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    text = "In 2013, 201"
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    projection = build(byte_level, digits, BuildConfig(scale_trick=False))
+    found = evaluate([projection], [path], byte_level, digits).measures[0]
+    s, t = starts(byte_level, text), starts(digits, text)
+    bounds = [*sorted(s.keys() & t.keys()), len(text)]
+    rows, width = rows_of(projection), digits.vocabulary.vocab_size
+    losses = []
+    for a, b in pairwise(bounds):
+        own = [i for place, i in s.items() if a <= place < b]
+        others = [i for place, i in t.items() if a <= place < b]
+        mean = [sum(dict(rows[i]).get(o, 0.0) for i in own) / len(own) for o in others]
+        losses.append(sum(-log((1 - 1e-3) * p + 1e-3 / width) for p in mean) / len(mean))
+    assert len(losses) >= 4
+    assert found.chunk_cross_entropy.value == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+    assert found.cross_entropy.low is None  # one document tells nothing of its spread
+
+
+def test_counted_map_comes_to_the_floor(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    """A map counted on the very text that is measured, hardly smoothed, is the floor."""
+    counted = estimate(
+        byte_level, digits, [corpus], EstimateConfig(top_k=4, alpha=1e-6), base=recipe
+    )
+    [found] = evaluate([counted], [corpus], byte_level, digits).measures
+    assert found.cross_entropy.value == pytest.approx(found.floor, abs=1e-4)
+    assert found.coverage_of_floor == pytest.approx(1)
+
+
+def test_groups_classes_and_worst_rows(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    found = evaluate(
+        [recipe], [corpus], byte_level, digits, names=["r"], group_by="lang", num_worst=2
+    )
+    assert [(m.group, m.documents) for m in found.measures] == [("en", 9), ("py", 3), ("all", 12)]
+    assert sum(m.starts for m in found.measures[:2]) == found.measures[2].starts
+    assert sum(c.starts for c in found.classes) == found.measures[2].starts
+    assert {"1 digit", "Latin", "line breaks"} <= {c.token_class for c in found.classes}
+    assert len(found.worst_rows) == 2
+    first, second = found.worst_rows
+    assert first.excess >= second.excess > 0
+    assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
+
+
+def test_the_same_seed_gives_the_same_intervals(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    def run(seed: int) -> Evaluation:
+        return evaluate([recipe], [corpus], byte_level, digits, seed=seed)
+
+    assert run(0) == run(0)
+    assert run(0).measures[0].cross_entropy != run(1).measures[0].cross_entropy
+
+
+def test_maps_of_another_pair_and_empty_text_are_errors(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(XtokError, match="whose tokens are not those of"):
+        evaluate([recipe], [corpus], digits, byte_level)
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(XtokError, match="nothing can be measured: 0 documents, 0 bytes"):
+        evaluate([recipe], [tmp_path / "empty.txt"], byte_level, digits)
+    with pytest.raises(ValueError, match="0 maps"):
+        evaluate([], [corpus], byte_level, digits)
+
+
+def models(small: Path) -> list[str | Path]:
+    return [
+        "--student-model", small / "small-byte-level", "--teacher-model", small / "small-digits",
+    ]  # fmt: skip
+
+
+def test_evaluate_on_the_command_line(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> None:
+    assert cli("build", *models(small), "--output", "a.safetensors").returncode == 0
+    done = cli("evaluate", "a.safetensors", "a.safetensors", *models(small), "--text", corpus)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "recipe" in done.stdout
+    told = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, "--json")
+    measures = json.loads(told.stdout)["measures"]
+    assert measures[0]["group"] == "corpus.jsonl"
+    gate = ["--min-coverage", "0.9999", "--max-cross-entropy", "0.0001"]
+    missed = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, *gate)
+    assert missed.returncode == 3
+    assert "coverage 0." in missed.stderr
+    assert "is above 0.0001" in missed.stderr
+    fits = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, "--min-coverage", "0")
+    assert fits.returncode == 0
+    lost = cli("evaluate", "a.safetensors", *models(small), "--text", "nowhere*.txt")
+    assert lost.returncode == 1
+    assert lost.stderr.startswith("error: --text: there is no file nowhere*.txt\nhint: ")
+
+
+def test_compare_tells_how_far_rows_are_apart(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap
+) -> None:
+    other = sort_cut(recipe, SortCutConfig(top_k=1))
+    found = compare(recipe, other, num_examples=3)
+    ours, theirs = rows_of(recipe), rows_of(other)
+    distances = {}
+    for s in ours.keys() | theirs.keys():
+        a, b = dict(ours.get(s, [])), dict(theirs.get(s, []))
+        distances[s] = sum(abs(a.get(t, 0) - b.get(t, 0)) for t in a.keys() | b.keys()) / 2
+    assert found.rows == len(distances)
+    assert found.rows_that_differ == sum(d > 1e-6 for d in distances.values()) > 0
+    assert found.rows_of_other_top == 0
+    assert found.mean_distance == pytest.approx(sum(distances.values()) / len(distances), abs=1e-6)
+    assert found.examples[0].distance == pytest.approx(max(distances.values()), abs=1e-6)
+    assert sum(c.rows for c in found.classes) == found.rows
+    same = compare(recipe, recipe)
+    assert same.rows_that_differ == same.mean_distance == 0
+    assert same.examples == ()
+
+
+def test_compare_is_weighed_by_text(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    other = sort_cut(recipe, SortCutConfig(top_k=1))
+    counts = count_tokens([corpus], byte_level)
+    [ids] = byte_level.library_ids(["".join(TEXTS)])
+    assert counts.sum() == pytest.approx(3 * len(ids), rel=0.05)
+    found = compare(recipe, other, token_counts=counts)
+    unweighed = compare(recipe, other)
+    assert found.mean_distance != unweighed.mean_distance
+    assert all(counts[row.student_id] > 0 for row in found.examples)
+    nothing = compare(recipe, other, token_counts=np.zeros_like(counts))
+    assert nothing.mean_distance == 0
+
+
+def test_compare_on_the_command_line(cli: Cli, small: Path, corpus: Path) -> None:
+    assert cli("build", *models(small), "--output", "a.safetensors").returncode == 0
+    assert cli("build", *models(small), "--top-k", "2", "--output", "b.safetensors").returncode == 0
+    text = ["--text", corpus, "--student-model", small / "small-byte-level"]
+    done = cli("compare", "a.safetensors", "b.safetensors", *text)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "weighted by the text" in done.stdout
+    assert cli("compare", "a.safetensors", "b.safetensors", "--text", corpus).returncode == 2
+    told = cli("compare", "a.safetensors", "b.safetensors", "--json")
+    assert json.loads(told.stdout)["rows_that_differ"] > 0
+
+
+@pytest.mark.real
+def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
+    load_real: Callable[[str], Tokenizer], tmp_path: Path
+) -> None:
+    """On text that no tokenizer has seen: this project's own guides."""
+    guides = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
+    student, teacher = load_real("llama3.tiktoken"), load_real("mistral-v3.model")
+    maps = [
+        build(student, teacher, BuildConfig(top_k=8, scale_trick=False)),
+        build(student, teacher, BuildConfig.for_loss("p-kl")),
+    ]
+    recipe, prior = evaluate(maps, guides, student, teacher).measures[-2:]
+    assert recipe.closed is not None
+    assert abs(recipe.closed.value) < 1e-6
+    assert prior.closed is not None
+    assert prior.closed.value > 0.3
+    assert prior.coverage.value > recipe.coverage.value
