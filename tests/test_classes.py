@@ -1,0 +1,125 @@
+"""Classes of tokens: digits by length, scripts, whitespace, part of a character."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xtok.classes import NUMERALS, TokenClass, text_class, token_classes
+from xtok.tokenizers import Tokenizer
+from xtok.tokens import Entry, TokenType, decode_vocabulary
+
+C = TokenClass
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("7", C.DIGITS_1),
+        (" 42", C.DIGITS_2),
+        ("201", C.DIGITS_3),
+        ("2024", C.DIGITS_MORE),
+        ("123456789012345678901234567890", C.DIGITS_MORE),
+        ("１０", C.DIGITS_2),
+        ("۱۵", C.DIGITS_2),
+        ("1.", C.DIGITS_MIXED),
+        ("x2", C.DIGITS_MIXED),
+        ("²", C.PUNCTUATION),
+        (" (", C.PUNCTUATION),
+        ("€", C.PUNCTUATION),
+        ("    ", C.SPACES),
+        ("\t", C.SPACES),
+        ("\u3000", C.SPACES),
+        ("\n\n", C.LINE_BREAKS),
+        ("  \r\n", C.LINE_BREAKS),
+        (" the", C.LATIN),
+        (".append", C.LATIN),
+        ("é", C.LATIN),
+        ("e\u0301", C.LATIN),
+        ("Ａ", C.LATIN),
+        ("nº", C.LATIN),
+        ("ευ", C.GREEK),
+        (" тип", C.CYRILLIC),
+        ("של", C.HEBREW),
+        ("کس", C.ARABIC),
+        ("ुक", C.DEVANAGARI),
+        ("ถึง", C.THAI),
+        ("灯塔", C.HAN),
+        ("々", C.HAN),
+        ("ー", C.KANA),
+        ("ｶ", C.KANA),
+        ("食べる", C.KANA),
+        ("등대", C.HANGUL),
+        ("ქარ", C.OTHER_SCRIPT),
+        (" ΔE", C.SEVERAL_SCRIPTS),
+        (" 🙂\n", C.EMOJI),
+        ("👩\u200d🔧", C.EMOJI),
+        ("❤\ufe0f", C.EMOJI),
+        ("\x00", C.OTHER),
+        ("\u202e", C.OTHER),
+        ("\u0301", C.OTHER),
+    ],
+)
+def test_class_of_a_text(text: str, expected: TokenClass) -> None:
+    assert text_class(text) == expected
+
+
+def test_classes_of_a_table() -> None:
+    entries = [
+        Entry(0, TokenType.CONTROL, b"<s>"),
+        Entry(1, TokenType.UNKNOWN, b"<unk>"),
+        Entry(2, TokenType.BYTE, b"7"),
+        Entry(3, TokenType.BYTE, b"\xe4"),
+        Entry(4, TokenType.NORMAL, b"\xe4\xb8"),
+        Entry(5, TokenType.NORMAL, b"\xad\xe6\x96\x87"),
+        Entry(6, TokenType.USER_DEFINED, b"<think>"),
+        Entry(7, TokenType.NORMAL, b""),
+    ]
+    table, _ = decode_vocabulary(entries, width=9)
+    classes = token_classes(table)
+    assert classes.dtype == np.uint8
+    assert [C(int(c)) for c in classes] == [
+        C.CONTROL,
+        C.CONTROL,
+        C.DIGITS_1,
+        C.PARTIAL_UTF8,
+        C.PARTIAL_UTF8,
+        C.PARTIAL_UTF8,
+        C.LATIN,
+        C.UNUSED,
+        C.UNUSED,
+    ]
+
+
+def test_an_empty_table() -> None:
+    table, _ = decode_vocabulary([], width=2)
+    assert token_classes(table).tolist() == [C.UNUSED, C.UNUSED]
+
+
+def test_labels_are_different_and_short() -> None:
+    labels = [member.label for member in C]
+    assert len(set(labels)) == len(C)
+    assert max(map(len, labels)) == 20
+    assert [C.DIGITS_1.label, C.HAN.label, C.LATIN.label] == ["1 digit", "Han", "Latin"]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
+def test_neighbours_do_not_matter(texts: list[str]) -> None:
+    entries = [Entry(i, TokenType.NORMAL, t.encode()) for i, t in enumerate(texts)]
+    table, _ = decode_vocabulary(entries, width=len(texts))
+    assert token_classes(table).tolist() == [text_class(text) for text in texts]
+
+
+@pytest.mark.real
+def test_numerals_of_real_vocabularies(load_real: Callable[[str], Tokenizer]) -> None:
+    def numerals(name: str) -> list[int]:
+        counts = np.bincount(token_classes(load_real(name).table), minlength=len(C))
+        return [int(counts[c]) for c in NUMERALS]
+
+    assert numerals("llama3.tiktoken") == [132, 1012, 0]
+    assert numerals("qwen.tiktoken") == [2, 0, 0]
+    assert numerals("mistral-v3.model") == [0, 0, 0]
