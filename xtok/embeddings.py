@@ -21,8 +21,9 @@ from xtok.embedding_sources import (
 )
 from xtok.errors import EmbeddingError, XtokError
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport
+from xtok.sides import require_table
 from xtok.similarity import Cosine, Vectors, one_thread_each
-from xtok.stages import Progress, finished, history_with, require_table, silent, stage_report
+from xtok.stages import Progress, finished, history_with, silent, stage_report
 from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.tokens import TokenTable, TokenType
 

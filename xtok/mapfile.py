@@ -17,6 +17,7 @@ from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.nemo import from_nemo, from_padded, from_trained, to_nemo
 from xtok.packing import MALFORMED, pack_metadata, pack_tensors, unpack
 from xtok.projection import ProjectionMap
+from xtok.projection import transpose as transposed
 from xtok.tokens import Vocabulary
 
 SUFFIXES = (".safetensors", ".pt")
@@ -137,13 +138,18 @@ def load(
 
 
 def convert(
-    path: str | PathLike[str], output: str | PathLike[str], **options: Any
+    path: str | PathLike[str],
+    output: str | PathLike[str],
+    *,
+    transpose: bool = False,
+    **options: Any,
 ) -> ProjectionMap:
     """Write a map anew in the format that the output's suffix names; return it.
 
     Args:
         path: a map that `load` reads.
         output: a `.safetensors` or `.pt` file.
+        transpose: write the map from the teacher's tokens to the student's.
         options: as for `load`.
 
     Raises:
@@ -152,6 +158,8 @@ def convert(
     """
     check_output(output)
     projection = load(path, **options)
+    if transpose:
+        projection = transposed(projection)
     save(projection, output)
     return projection
 

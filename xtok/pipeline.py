@@ -35,5 +35,5 @@ def build(
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     projection = multitoken(student, teacher, config.multitoken, progress=progress)
     if config.exact_match:
-        projection = reapply_exact(projection)
+        projection = reapply_exact(projection, student=student, teacher=teacher)
     return sort_cut(projection, config.sort_cut)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._version import __version__
 from xtok.tokens import Vocabulary
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class RowKind(IntEnum):
     EMBEDDING = 4
     COUNTED = 5
     MIXED = 6
+    RELAXED = 7
 
 
 @dataclass(frozen=True)
@@ -263,3 +265,58 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
     if last is not None:
         keys.append(last)
     return np.lexsort((*keys, edges.student_ids))
+
+
+def transpose(projection: ProjectionMap) -> ProjectionMap:
+    """Return the map of the other direction: roles swapped, rows normalized, without slots.
+
+    A row keeps the kind that all its entries come from; pinned kinds only if it has one entry. What
+    comes from rows of several kinds is MIXED. Rows may have far more entries than before.
+    """
+    kept = projection.edges.take(~projection.is_slot)
+    edges = Edges(kept.teacher_ids, kept.student_ids, kept.weights).normalized()
+    edges = edges._replace(weights=edges.weights.astype(np.float32))
+    order = map_order(edges)
+    s, t, weights = edges.take(order[edges.weights[order] > 0])
+    entries = np.bincount(s, minlength=projection.shape[1])
+    of_entry = projection.row_kind[t]
+    least, largest = np.full(len(entries), 255, np.uint8), np.zeros(len(entries), np.uint8)
+    np.minimum.at(least, s, of_entry)
+    np.maximum.at(largest, s, of_entry)
+    several = (entries > 1) & np.isin(largest, [RowKind.EXACT, RowKind.ROLE])
+    kind = np.where((least < largest) | several, np.uint8(RowKind.MIXED), largest)
+    counts = {
+        "rows": int(np.count_nonzero(entries)),
+        "rows empty": int(np.count_nonzero(entries == 0)),
+        "slots dropped": int(np.count_nonzero(projection.is_slot)),
+    }
+    step = {
+        "stage": "transpose",
+        "options": _swapped_ids(projection.history),
+        "xtok_version": __version__,
+    }
+    return replace(
+        projection,
+        student=projection.teacher,
+        teacher=projection.student,
+        student_ids=s.astype(np.int32),
+        teacher_ids=t.astype(np.int32),
+        weights=weights.astype(np.float32),
+        row_kind=np.where(entries > 0, kind, np.uint8(RowKind.EMPTY)),
+        scale_slot=None,
+        top_k=max(1, int(entries.max(initial=0))),
+        history=(*projection.history, step),
+        reports=(*projection.reports, StageReport("transpose", counts)),
+    )
+
+
+def _swapped_ids(history: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the ids that the last stage ignores, each as those of the other side."""
+    found: dict[str, Any] = {}
+    for step in history:
+        for ours, other in (("student", "teacher"), ("teacher", "student")):
+            if f"ignore_{ours}_ids" in step["options"]:
+                found[f"ignore_{other}_ids"] = step["options"][f"ignore_{ours}_ids"]
+    if found:
+        found = {"ignore_student_ids": [], "ignore_teacher_ids": []} | found
+    return found

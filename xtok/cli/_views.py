@@ -71,6 +71,12 @@ def convert(
             help="Make rows of learned weights sum to 1: divide by the sum, or take the softmax.",
         ),
     ] = None,
+    transpose: Annotated[
+        bool,
+        typer.Option(
+            "--transpose", help="Swap the roles: a map from the teacher's tokens to the student's."
+        ),
+    ] = False,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.MapStudentVocabSize = None,
     teacher_vocab_size: opt.MapTeacherVocabSize = None,
@@ -82,6 +88,10 @@ def convert(
         projection = load_map(
             map_path, student_vocab_size, teacher_vocab_size, preserve_last, normalize
         )
+        if transpose:
+            from xtok import projection as maps
+
+            projection = maps.transpose(projection)
         write(projection, output)
 
 
