@@ -265,8 +265,8 @@ PreserveLast = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        help="Where to write: .safetensors, or .pt in NeMo-RL's layout. By default a name that "
-        "tells what it is, in the current folder.",
+        help="Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder. By default "
+        "the current folder, under a name that tells what the map is.",
         metavar="FILE",
         rich_help_panel=_OUTPUT,
     ),
