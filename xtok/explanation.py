@@ -230,9 +230,9 @@ def _decay(projection: ProjectionMap) -> list[float]:
     """Return the weights of a token's first pieces before they are normalized."""
     steps = [s["options"] for s in projection.history if s["stage"] == "multitoken"]
     pieces = steps[-1].get("max_pieces") if steps else None
-    known = isinstance(pieces, int) and 1 <= pieces <= MAX_ENTRIES
-    count = pieces if known else MultitokenConfig.max_pieces
-    return [FIRST_PIECE_WEIGHT * PIECE_DECAY**i for i in range(count)]
+    if not (isinstance(pieces, int) and 1 <= pieces <= MAX_ENTRIES):
+        pieces = MultitokenConfig.max_pieces
+    return [FIRST_PIECE_WEIGHT * PIECE_DECAY**i for i in range(pieces)]
 
 
 def _forward(
