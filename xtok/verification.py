@@ -172,7 +172,8 @@ def _pins(m: ProjectionMap) -> Iterator[MapCheck]:
     if wrong and forms <= {"bytes"}:
         yield _failed("exact rows", f"other bytes in the rows of {_some(wrong, rows)}")
     else:
-        yield _ok("exact rows", f"{len(exact):,} rows, {len(wrong):,} equal by token form only")
+        only = f", but for {len(wrong):,} that are equal by --token-form" if wrong else ""
+        yield _ok("exact rows", f"{len(exact):,} rows of equal bytes{only}")
 
 
 def _roles(name: str, vocabulary: Vocabulary) -> Iterator[MapCheck]:
