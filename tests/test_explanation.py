@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli
+from rich.cells import cell_len
 from test_stages import byte_ranks
 
 import xtok
@@ -129,3 +130,34 @@ def test_explain_on_the_command_line(cli: Cli, projection: ProjectionMap, tmp_pa
     assert beyond.returncode == 1
     other = cli("explain", "m.safetensors", "ab", "--student-model", "bytes")
     assert (other.returncode, "are not those of bytes" in other.stderr) == (1, True)
+
+
+def test_a_map_without_tokens_needs_both_models(cli: Cli, small: Path, tmp_path: Path) -> None:
+    import torch
+
+    pt = {"indices": torch.tensor([[97, -1]] * 98), "likelihoods": torch.tensor([[1.0, 0.0]] * 98)}
+    torch.save(pt, tmp_path / "m.pt")
+    options = ["--teacher-vocab-size", "256"]
+    alone = cli("explain", "m.pt", *options, "--id", "97")
+    assert alone.returncode == 1
+    assert "give both tokenizers with --student-model and --teacher-model" in alone.stderr
+    models = ["--student-model", "null:98", "--teacher-model", "bytes"]
+    both = cli("explain", "m.pt", *options, "--id", "97", *models)
+    assert both.returncode == 0, both.stderr
+    assert "special token" in both.stdout
+    classes = cli("inspect", "m.pt", *options, "--classes")
+    assert "note: the map carries no tokens, so no classes" in classes.stderr
+
+
+def test_right_to_left_and_wide_tokens(cli: Cli, tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "של", "\u202eab", "灯塔站", "x" * 5000)
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "של", "灯", "x" * 7000)
+    xtok.build(student, teacher).save(tmp_path / "m.safetensors")
+    models = ["--student-model", tmp_path / "student.tiktoken"]
+    for token_id in range(256, 260):
+        done = cli("explain", "m.safetensors", "--id", str(token_id))
+        assert done.returncode == 0, done.stderr
+        assert "\u202e" not in done.stdout
+        assert len(done.stdout) < 8000
+        assert max(cell_len(line) for line in done.stdout.splitlines()) <= 80
+    assert cli("explain", "m.safetensors", "灯塔站", *models).returncode == 1  # no pattern

@@ -373,3 +373,54 @@ def test_relaxed_pairs_of_real_vocabularies(load_real: Callable[[str], Tokenizer
     assert len(match_relaxed(llama, qwen)) == 71
     assert len(match_relaxed(llama, mistral)) == 310
     assert len(match_relaxed(claude, mistral)) == 190
+
+
+def test_fuzzy_rows_have_at_most_top_k_entries(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    config = MultitokenConfig(
+        top_k=1, special_tokens="fuzzy", fuzzy_threshold=0.01, fuzzy_top_k=100, scale_trick=False
+    )
+    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
+    assert max(np.bincount([pair.student_id for pair in pairs])) == 2
+    pinned = reapply_exact(multitoken(byte_level, sentencepiece, config))
+    pinned.check()
+    assert {len(row(pinned, pair.student_id)) for pair in pairs} == {1}
+
+
+def test_a_near_equivalent_of_what_cannot_be_spelled(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "\r\n")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
+    config = replace(PLAIN, max_pieces=1, ignore_teacher_ids=(13,))
+    soft = multitoken(student, teacher, replace(config, canonicalization="relaxed"))
+    soft.check()
+    assert row(soft, 256) == [(10, 1.0)]
+    assert soft.row_kind[256] == RowKind.PIECES
+    assert row(multitoken(student, teacher, config), 256) == []
+
+
+def test_transpose_is_the_transposed_matrix(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    projection = xtok.build(byte_level, sentencepiece)
+    dense = np.zeros(projection.shape)
+    s, t, w = projection.edges.take(~projection.is_slot)
+    dense[s, t] = w
+    expected = dense.T / np.maximum(dense.sum(axis=0), 1e-30)[:, None]
+    back = transpose(projection)
+    back.check()
+    found = np.zeros(back.shape)
+    found[back.student_ids, back.teacher_ids] = back.weights
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert back.top_k == int((expected > 0).sum(axis=1).max())
+    pinned = np.isin(back.row_kind, [RowKind.EXACT, RowKind.ROLE])
+    assert (back.entries_per_row[pinned] == 1).all()
+
+
+def test_a_history_with_unknown_options_is_an_error(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    projection = xtok.build(byte_level, sentencepiece)
+    odd = ({"stage": "multitoken", "options": {"special_tokens": "by smell"}},)
+    with pytest.raises(XtokError, match="options that this xtok does not know"):
+        reapply_exact(replace(projection, history=odd))

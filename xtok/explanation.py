@@ -92,7 +92,7 @@ def explain(
     """Explain rows of a map, from the map alone and, where given, by real segmentation.
 
     Args:
-        projection: a map that carries its tokens.
+        projection: a map that carries its tokens, or whose two tokenizers are given.
         student_ids: the rows; `describe.find_token` finds those of a token.
         student: the tokenizer of the rows, to spell the teacher's tokens in.
         teacher: the tokenizer of the columns, to spell the row's token in.
@@ -100,7 +100,7 @@ def explain(
     Raises:
         XtokError: if there is no such row, the map carries no tokens, or is of other tokenizers.
     """
-    with_vocabularies(
+    projection = with_vocabularies(
         projection,
         student=None if student is None else student.vocabulary,
         teacher=None if teacher is None else teacher.vocabulary,

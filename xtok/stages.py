@@ -91,11 +91,11 @@ def multitoken(
     if config.reverse_pass:
         t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
         parts.append(Edges(s, t, w))
+    if config.canonicalization == "relaxed":
+        parts.append(pins(match_relaxed(rows, columns)))
     parts = [without(part, *ignored) for part in parts]
     for part in parts:
         kind[part.student_ids] = RowKind.PIECES
-    if config.canonicalization == "relaxed":
-        parts.append(pins(match_relaxed(rows, columns)))
     parts.append(special_edges(rows, columns, config))
     kind[parts[-1].student_ids] = RowKind.ROLE
     step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
@@ -163,7 +163,8 @@ def reapply_exact(
     ignored = options.ignore_student_ids, options.ignore_teacher_ids
     rows = in_form(rows, student, options.token_form, ignored[0])
     columns = in_form(columns, teacher, options.token_form, ignored[1])
-    exact, special = pins(match_bytes(rows, columns)), special_edges(rows, columns, options)
+    exact = pins(match_bytes(rows, columns))
+    special = _cut(special_edges(rows, columns, options), projection.top_k)
     relaxed = pins(match_relaxed(rows, columns) if options.canonicalization == "relaxed" else {})
     kind = projection.row_kind.copy()
     kind[exact.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE

@@ -45,6 +45,9 @@ def explain(
     student_model: _SpellingStudent = None,
     teacher_model: _SpellingTeacher = None,
     json: opt.Json = False,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
@@ -57,10 +60,9 @@ def explain(
     if token is None and not token_id:
         raise typer.BadParameter("give a token, or --id")
     with command(quiet):
-        from xtok import describe, explanation, report
+        from xtok import describe, explanation, report, sides
 
-        projection = load_map(map_path, None, None)
-        found = [] if token is None else describe.find_token(projection, token)
+        projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student: Tokenizer | None = None
         teacher: Tokenizer | None = None
@@ -70,6 +72,9 @@ def explain(
         if teacher_model is not None:
             given = (teacher_model, teacher_revision, None, teacher_pattern)
             teacher = load_like(projection.teacher, *given, **safety)
+        if student is not None:
+            projection = sides.with_vocabularies(projection, student=student.vocabulary)
+        found = [] if token is None else describe.find_token(projection, token)
         rows = explanation.explain(
             projection, [*found, *(token_id or [])], student=student, teacher=teacher
         )

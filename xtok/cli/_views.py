@@ -62,6 +62,8 @@ def inspect(
             print(report.to_json(description))  # noqa: T201
         else:
             report.print_description(description, classes=classes)
+            if classes and description.coverage is None:
+                report.print_notes(["the map carries no tokens, so no classes"])
 
 
 def convert(
