@@ -153,8 +153,9 @@ def print_verification(found: Verification, console: Console | None = None) -> N
     console = console or Console(highlight=False)
     widest = max(len(check.name) for check in found.checks)
     for check in found.checks:
-        line = Text(check.level.ljust(8), _STYLES.get(check.level, "dim"))
-        line.append(check.name.ljust(widest + 2), style="default not bold")
+        line = Text()
+        line.append(check.level.ljust(8), style=_STYLES.get(check.level, "dim"))
+        line.append(check.name.ljust(widest + 2))
         line.append_text(_text(check.message))
         console.print(line, soft_wrap=True)
     failed = f"failed: {', '.join(found.failed)}" if found.failed else "every check holds"
@@ -176,7 +177,7 @@ def _about(row: Explanation) -> Table:
     table = _table(f"student id {row.student_id}", _plain(f"'{_short(row.token)}'"))
     table.add_row("bytes", _short(row.bytes) or "none")
     is_text = [row.token_class] if row.bytes else []
-    table.add_row("type", ", ".join([row.type.replace("_", " "), *is_text]))
+    table.add_row("type", "; ".join([row.type.replace("_", " "), *is_text]))
     if row.roles:
         table.add_row("roles", _text(", ".join(row.roles)))
     table.add_row(row.kind, row.why)
