@@ -329,7 +329,7 @@ def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer, tmp_path: P
     matrix = weights_of(folder)
     source = embedding_sources.InputLayer(folder, None)
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
-    vectors = source.embed(texts, xtok.stages.silent)
+    vectors = source.embed(texts, xtok.progress.silent)
     for text, vector in zip(texts, vectors, strict=True):
         expected = matrix[pieces.segment(text.encode())].mean(axis=0)
         np.testing.assert_allclose(vector, expected, atol=1e-6)

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from xtok.aligner import shift_to_predictions as shift_to_predictions
     from xtok.classes import TokenClass as TokenClass
     from xtok.classes import token_classes as token_classes
+    from xtok.comparison import Comparison as Comparison
+    from xtok.comparison import compare as compare
     from xtok.config import BuildConfig as BuildConfig
+    from xtok.config import EstimateConfig as EstimateConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from xtok.conversation import Conversation as Conversation
     from xtok.conversation import collate as collate
     from xtok.conversation import render as render
+    from xtok.counting import estimate as estimate
     from xtok.describe import MapDescription as MapDescription
     from xtok.describe import inspect as inspect
     from xtok.diagnosis import Diagnosis as Diagnosis
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
     from xtok.projection import transpose as transpose
+    from xtok.quality import Evaluation as Evaluation
+    from xtok.quality import evaluate as evaluate
     from xtok.sharing import Overlap as Overlap
     from xtok.sharing import overlap as overlap
     from xtok.stages import merge as merge
@@ -74,6 +80,7 @@ _MODULE_OF = {
     "Conversation": "conversation",
     "Diagnosis": "diagnosis",
     "EmbeddingError": "errors",
+    "EstimateConfig": "config",
     "GenerateConfig": "config",
     "MapDescription": "describe",
     "MapFileError": "errors",
@@ -99,7 +106,12 @@ _MODULE_OF = {
     "build": "pipeline",
     "collate": "conversation",
     "convert": "mapfile",
+    "Comparison": "comparison",
+    "Evaluation": "quality",
+    "compare": "comparison",
     "doctor": "diagnosis",
+    "estimate": "counting",
+    "evaluate": "quality",
     "generate": "embeddings",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",

@@ -13,6 +13,9 @@ Weighting = Literal["power", "softmax"]
 AnchorFit = Literal["ridge", "orthogonal"]
 Normalize = Literal["sum", "softmax"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Weights = Literal["decay", "prior"]
+Target = Literal["start", "chunk"]
+Loss = Literal["p-kl", "gold", "h-kl"]
 
 MAX_ENTRIES = 4096
 """How many entries or pieces a row may be asked for: far more than any map has."""
@@ -45,6 +48,8 @@ class MultitokenConfig:
             for what is not UTF-8; or the `raw` display string of the vocabulary.
         ignore_student_ids: rows that are left empty.
         ignore_teacher_ids: columns that are not used.
+        weights: `decay` gives pieces falling weights; `prior` counts pairs on a text that is made
+            up of the two vocabularies (`max_pieces` and `reverse_pass` then have no effect).
     """
 
     top_k: int = 32
@@ -58,6 +63,7 @@ class MultitokenConfig:
     token_form: TokenForm = "bytes"
     ignore_student_ids: tuple[int, ...] = ()
     ignore_teacher_ids: tuple[int, ...] = ()
+    weights: Weights = "decay"
 
     def __post_init__(self) -> None:
         _within(2 if self.scale_trick else 1, top_k=self.top_k)
@@ -66,6 +72,7 @@ class MultitokenConfig:
         check_choice(SpecialTokens, special_tokens=self.special_tokens)
         check_choice(Canonicalization, canonicalization=self.canonicalization)
         check_choice(TokenForm, token_form=self.token_form)
+        check_choice(Weights, weights=self.weights)
         if not 0 < self.fuzzy_threshold <= 1:
             raise ValueError(f"fuzzy_threshold is {self.fuzzy_threshold}, and must be in (0, 1]")
         for name in ("ignore_student_ids", "ignore_teacher_ids"):
@@ -75,7 +82,7 @@ class MultitokenConfig:
     @property
     def options(self) -> dict[str, Any]:
         """What the result depends on, for a map's history: the rest is at its default."""
-        used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
+        used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens", "weights"]
         if self.special_tokens == "fuzzy":
             used += ["fuzzy_threshold", "fuzzy_top_k"]
         for name in ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids"):
@@ -106,6 +113,18 @@ class BuildConfig(MultitokenConfig):
 
     top_k: int = SortCutConfig.top_k
     exact_match: bool = True
+
+    @classmethod
+    def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
+        """Return the options that suit a loss; those that are given go before.
+
+        P-KL compares distributions: rows are probabilities, nothing is pinned, 8 entries. Gold and
+        H-KL need tokens that both sides have as pairs: these are pinned. None has a scale slot.
+        """
+        if loss not in get_args(Loss):
+            raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
+        suits: dict[str, Any] = {"weights": "prior", "scale_trick": False, "top_k": 8}
+        return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     @property
     def multitoken(self) -> MultitokenConfig:
@@ -160,6 +179,34 @@ class GenerateConfig:
         _positive(temperature=self.temperature, ridge=self.ridge)
         if not 0 <= self.weight_threshold < 1:
             raise ValueError(f"weight_threshold is {self.weight_threshold}, and must be in [0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateConfig:
+    """How `estimate` makes a map of counts.
+
+    Attributes:
+        top_k: entries per row; ≥ 1.
+        target: `start` counts pairs of tokens that begin at one byte; `chunk` every pair of tokens
+            within a chunk, each student token's share of it being 1 divided by its tokens.
+        alpha: how many sightings the base map's row counts for; > 0. None chooses one on documents
+            that are held out.
+        pin_exact: give tokens that both sides have the one entry 1.0, as gold losses need it.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+    """
+
+    top_k: int = 8
+    target: Target = "start"
+    alpha: float | None = None
+    pin_exact: bool = False
+    field: str = "text"
+
+    def __post_init__(self) -> None:
+        _within(1, top_k=self.top_k)
+        if self.target not in get_args(Target):
+            raise ValueError(f"target is {self.target!r}, and must be one of {get_args(Target)}")
+        if self.alpha is not None:
+            _positive(alpha=self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True)

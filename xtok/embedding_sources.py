@@ -16,8 +16,8 @@ from xtok.checkpoint import find_layer
 from xtok.config import Dtype
 from xtok.errors import EmbeddingError
 from xtok.hub import find_file, find_folder
+from xtok.progress import Progress
 from xtok.similarity import Vectors, one_thread_each
-from xtok.stages import Progress
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokens import TokenTable
 

@@ -20,10 +20,11 @@ from xtok.embedding_sources import (
     table_embeddings,
 )
 from xtok.errors import EmbeddingError, XtokError
+from xtok.progress import Progress, silent
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport
 from xtok.sides import require_table
 from xtok.similarity import Cosine, Vectors, one_thread_each
-from xtok.stages import Progress, finished, history_with, silent, stage_report
+from xtok.stages import finished, history_with, stage_report
 from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.tokens import TokenTable, TokenType
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 
-from xtok.config import BuildConfig
+from xtok.config import BuildConfig, EstimateConfig
+from xtok.counting import estimate
+from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import ProjectionMap
-from xtok.stages import Progress, multitoken, reapply_exact, silent, sort_cut
+from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer, as_tokenizer
 
 
@@ -15,24 +20,46 @@ def build(
     teacher_model: str | PathLike[str] | Tokenizer,
     config: BuildConfig | None = None,
     *,
+    texts: Sequence[str | Path] = (),
+    field: str = EstimateConfig.field,
+    checkpoint: Path | None = None,
     progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
 ) -> ProjectionMap:
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
     Saved, it is the same file, byte for byte, as the three commands with files in between make.
+    With texts, the map is counted on them, and `estimate` takes the place of the last two; it
+    starts from the weights `prior`, and there is no scale slot.
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
             it, or a loaded tokenizer (for a width, revision or pattern of its own).
         teacher_model: the model of the columns, likewise.
         config: the options; the defaults if None.
+        texts: paths and globs of text to count on, as `estimate` takes them.
+        field: the field or column that holds the text.
+        checkpoint: as in `estimate`.
         progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
 
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+        XtokError: if a text cannot be read.
     """
     config = config or BuildConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    if texts:
+        first = replace(config.multitoken, weights="prior", scale_trick=False)
+        return estimate(
+            student,
+            teacher,
+            texts,
+            EstimateConfig(top_k=config.top_k, pin_exact=config.exact_match, field=field),
+            base=multitoken(student, teacher, first, progress=progress),
+            checkpoint=checkpoint,
+            text_progress=text_progress,
+        )
     projection = multitoken(student, teacher, config.multitoken, progress=progress)
     if config.exact_match:
         projection = reapply_exact(projection, student=student, teacher=teacher)

@@ -349,3 +349,9 @@ def _swapped_ids(history: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if found:
         found = {"ignore_student_ids": [], "ignore_teacher_ids": []} | found
     return found
+
+
+def heaviest(edges: Edges, top_k: int) -> Edges:
+    """Keep the `top_k` heaviest edges of each row, normalized, in a map's order."""
+    edges = edges.take(map_order(edges))
+    return edges.take(ranks(edges.student_ids) < top_k).normalized()

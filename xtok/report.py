@@ -38,6 +38,25 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
         yield bar.update
 
 
+@contextmanager
+def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+    """Show a bar of the bytes of text with tokens per second on stderr, on a terminal only."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        done = 0
+
+        def advance(size: int, tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            elapsed = bar.format_dict["elapsed"]
+            if not bar.disable and elapsed:
+                bar.set_postfix_str(f"{done / elapsed:,.0f} student tok/s", refresh=False)
+            bar.update(size)
+
+        yield advance
+
+
 def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
     """Return a dataclass as one JSON object, or several as a list; tokens are escaped."""
     shown = [asdict(r) for r in result] if isinstance(result, Sequence) else asdict(result)

@@ -37,6 +37,15 @@ def with_vocabularies(
     return projection
 
 
+def require_same_pair(projection: ProjectionMap, student: Vocabulary, teacher: Vocabulary) -> None:
+    """Check that a map is of these two vocabularies, at their widths, in this direction.
+
+    Raises:
+        XtokError: naming the side that differs, and how.
+    """
+    with_vocabularies(projection, student=student, teacher=teacher, widths=True)
+
+
 def _require_same(side: str, ours: Vocabulary, given: Vocabulary, *, width: bool) -> None:
     both = ours.table is not None and given.table is not None
     if both and require_table(ours).sha256() != require_table(given).sha256():

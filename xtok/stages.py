@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
@@ -30,28 +29,23 @@ from xtok.config import (
 )
 from xtok.errors import XtokError
 from xtok.matching import beside_slots, in_form, pins, special_edges, used_options, without
+from xtok.prior import prior_edges
+from xtok.progress import Progress, silent
 from xtok.projection import (
     Edges,
     ProjectionMap,
     RowKind,
     StageReport,
+    heaviest,
     map_order,
     ranks,
     sum_duplicates,
 )
-from xtok.sides import require_table, with_vocabularies
+from xtok.sides import require_same_pair, require_table, with_vocabularies
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
-"""Called with a label and a total; the context's value is called with each step's size."""
-
 _CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
-
-
-def silent(label: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
-    """Show no progress."""
-    return nullcontext(lambda size: None)
 
 
 def multitoken(
@@ -87,10 +81,13 @@ def multitoken(
     columns = teacher.table_as(config.token_form, ignore=ignored[1])
     notes = [*_read("student", student), *_read("teacher", teacher)]
     kind = np.zeros(len(rows), np.uint8)
-    parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
-    if config.reverse_pass:
-        t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
-        parts.append(Edges(s, t, w))
+    if config.weights == "prior":
+        parts = [prior_edges(student, teacher, progress=progress)]
+    else:
+        parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
+        if config.reverse_pass:
+            t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
+            parts.append(Edges(s, t, w))
     if config.canonicalization == "relaxed":
         parts.append(pins(match_relaxed(rows, columns)))
     parts = [without(part, *ignored) for part in parts]
@@ -100,8 +97,7 @@ def multitoken(
     kind[parts[-1].student_ids] = RowKind.ROLE
     step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
     if initial is not None:
-        sides = {"student": student.vocabulary, "teacher": teacher.vocabulary}
-        with_vocabularies(initial, **sides, widths=True)
+        require_same_pair(initial, student.vocabulary, teacher.vocabulary)
         earlier = without(initial.edges.take(~initial.is_slot), *ignored)
         parts.insert(0, earlier.normalized())
         both = (initial.row_kind != kind) & (initial.row_kind != 0) & (kind != 0)
@@ -109,7 +105,7 @@ def multitoken(
         step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     kind[np.bincount(edges.student_ids, minlength=len(rows)) == 0] = RowKind.EMPTY
-    edges = _cut(edges, config.top_k - config.scale_trick)
+    edges = heaviest(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
         candidates = [i for i in slot_candidates(teacher.table) if i not in ignored[1]]
@@ -164,7 +160,7 @@ def reapply_exact(
     rows = in_form(rows, student, options.token_form, ignored[0])
     columns = in_form(columns, teacher, options.token_form, ignored[1])
     exact = pins(match_bytes(rows, columns))
-    special = _cut(special_edges(rows, columns, options), projection.top_k)
+    special = heaviest(special_edges(rows, columns, options), projection.top_k)
     relaxed = pins(match_relaxed(rows, columns) if options.canonicalization == "relaxed" else {})
     kind = projection.row_kind.copy()
     kind[exact.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
@@ -288,13 +284,13 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
                 hint="give --top-k 2 or more, and first a map that xtok made",
             )
         single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
-        slotted = _cut(edges.take(~single), top_k - 1)
+        slotted = heaviest(edges.take(~single), top_k - 1)
         columns = first.teacher.table
         candidates = slot_candidates(columns)
         slotted, slot = _add_slots(slotted, candidates, columns, first.shape[0], notes)
-        edges = Edges.concatenate([_cut(edges.take(single), top_k), slotted])
+        edges = Edges.concatenate([heaviest(edges.take(single), top_k), slotted])
     else:
-        edges = _cut(edges, top_k)
+        edges = heaviest(edges, top_k)
     kept = first.edges.take(pinned[first.student_ids])
     filled = int(np.count_nonzero((first.row_kind == 0) & (kind != 0)))
     report = stage_report("merge", kind, notes)
@@ -378,12 +374,6 @@ def _read(side: str, tokenizer: Tokenizer) -> list[str]:
         what = _some(undecodable, require_table(vocabulary), "id")
         notes.append(f"{side} {vocabulary.model_id}: no bytes behind {what}")
     return notes
-
-
-def _cut(edges: Edges, top_k: int) -> Edges:
-    """Keep the `top_k` heaviest edges of each row, normalized."""
-    edges = edges.take(map_order(edges))
-    return edges.take(ranks(edges.student_ids) < top_k).normalized()
 
 
 def _add_slots(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xtok._version import __version__
-from xtok.cli import _checks, _embeddings, _maps, _tokenizers, _views
+from xtok.cli import _checks, _embeddings, _maps, _texts, _tokenizers, _views
 from xtok.cli._run import run
 from xtok.cli._spellings import Command
 
@@ -47,6 +47,9 @@ for _command in (
     _maps.multitoken,
     _maps.reapply_exact,
     _maps.sort_cut,
+    _texts.estimate,
+    _texts.evaluate,
+    _texts.compare,
     _embeddings.generate,
     _embeddings.merge,
     _views.inspect,

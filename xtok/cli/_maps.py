@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
-from xtok.cli._run import check_output, command, config, write
+from xtok.cli._run import check_output, command, config, is_given, write
 from xtok.config import (
     BuildConfig,
+    EstimateConfig,
     MultitokenConfig,
     SortCutConfig,
 )
 
 
 def build(
+    context: typer.Context,
     *,
     student_model: opt.StudentModel,
     teacher_model: opt.TeacherModel,
@@ -33,6 +36,10 @@ def build(
     token_form: opt.TokenFormChoice = BuildConfig.token_form,
     ignore_student_ids: opt.IgnoreStudentIds = None,
     ignore_teacher_ids: opt.IgnoreTeacherIds = None,
+    weights: opt.WeightsChoice = BuildConfig.weights,
+    for_loss: opt.ForLoss = None,
+    text: opt.OptionalTexts = None,
+    field: opt.Field = EstimateConfig.field,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
@@ -44,26 +51,32 @@ def build(
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Build a map in one go: multitoken, reapply-exact, sort-cut."""
-    options = config(
-        BuildConfig,
-        top_k=top_k,
-        max_pieces=max_pieces,
-        scale_trick=scale_trick,
-        reverse_pass=reverse_pass,
-        exact_match=exact_match,
-        special_tokens=special_tokens,
-        fuzzy_threshold=fuzzy_threshold,
-        fuzzy_top_k=fuzzy_top_k,
-        canonicalization=canonicalization,
-        token_form=token_form,
-        ignore_student_ids=_ids(ignore_student_ids, "--ignore-student-ids"),
-        ignore_teacher_ids=_ids(ignore_teacher_ids, "--ignore-teacher-ids"),
-    )
+    """Build a map in one go: multitoken, reapply-exact, sort-cut; with --text, counted on it."""
+    given = {
+        "top_k": top_k,
+        "max_pieces": max_pieces,
+        "scale_trick": scale_trick,
+        "reverse_pass": reverse_pass,
+        "exact_match": exact_match,
+        "special_tokens": special_tokens,
+        "fuzzy_threshold": fuzzy_threshold,
+        "fuzzy_top_k": fuzzy_top_k,
+        "canonicalization": canonicalization,
+        "token_form": token_form,
+        "ignore_student_ids": _ids(ignore_student_ids, "--ignore-student-ids"),
+        "ignore_teacher_ids": _ids(ignore_teacher_ids, "--ignore-teacher-ids"),
+        "weights": weights,
+    }
+    if for_loss is not None:
+        chosen = {name: value for name, value in given.items() if is_given(context, name)}
+        options = config(partial(BuildConfig.for_loss, for_loss), **chosen)
+    else:
+        options = config(BuildConfig, **given)
     with command(quiet):
         check_output(output)
-        from xtok import pipeline, report
+        from xtok import pipeline, report, texts
 
+        texts.find_texts(text or [])
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = load(
             student_model, student_revision, student_vocab_size, student_pattern, **safety
@@ -71,7 +84,15 @@ def build(
         teacher = load(
             teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
         )
-        projection = pipeline.build(student, teacher, options, progress=report.progress_bar)
+        projection = pipeline.build(
+            student,
+            teacher,
+            options,
+            texts=text or [],
+            field=field,
+            progress=report.progress_bar,
+            text_progress=report.text_progress_bar,
+        )
         write(projection, output, num_examples=num_examples)
 
 
@@ -94,6 +115,7 @@ def multitoken(
     token_form: opt.TokenFormChoice = MultitokenConfig.token_form,
     ignore_student_ids: opt.IgnoreStudentIds = None,
     ignore_teacher_ids: opt.IgnoreTeacherIds = None,
+    weights: opt.WeightsChoice = MultitokenConfig.weights,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
@@ -119,6 +141,7 @@ def multitoken(
         token_form=token_form,
         ignore_student_ids=_ids(ignore_student_ids, "--ignore-student-ids"),
         ignore_teacher_ids=_ids(ignore_teacher_ids, "--ignore-teacher-ids"),
+        weights=weights,
     )
     with command(quiet):
         check_output(output)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from xtok.config import Canonicalization, SpecialTokens, TokenForm
+from xtok.config import Canonicalization, Loss, SpecialTokens, TokenForm, Weights
 
 _MODELS, _MAKING, _OUTPUT = "Models", "Making the map", "Output"
 
@@ -175,6 +175,23 @@ MaxPieces = Annotated[
         rich_help_panel=_MAKING,
     ),
 ]
+WeightsChoice = Annotated[
+    Weights,
+    typer.Option(
+        help="Weights of a row: falling by tenths from piece to piece, or counted on a text that "
+        "is made up of the two vocabularies.",
+        rich_help_panel=_MAKING,
+    ),
+]
+ForLoss = Annotated[
+    Loss | None,
+    typer.Option(
+        "--for",
+        help="Choose weights, pins, slot and --top-k for this loss; options that are given go "
+        "before.",
+        rich_help_panel=_MAKING,
+    ),
+]
 ScaleTrick = Annotated[
     bool,
     typer.Option(
@@ -269,6 +286,42 @@ Output = Annotated[
         "the current folder, under a name that tells what the map is.",
         metavar="FILE",
         rich_help_panel=_OUTPUT,
+    ),
+]
+Texts = Annotated[
+    list[str],
+    typer.Option(
+        "--text",
+        help="Text to read: plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. "
+        "Repeatable.",
+        metavar="FILE",
+        rich_help_panel="Text",
+    ),
+]
+Field = Annotated[
+    str,
+    typer.Option(
+        help="Field of JSON lines, or column of Parquet, that holds the text.",
+        rich_help_panel="Text",
+    ),
+]
+OptionalTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="Count the map on this text: plain, .jsonl or .parquet, also as .gz or .zst; a quoted "
+        "glob, too. Repeatable.",
+        metavar="FILE",
+        rich_help_panel="Text",
+    ),
+]
+WeighingTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="Weigh rows by how often their tokens occur in this text. Repeatable; globs, too.",
+        metavar="FILE",
+        rich_help_panel="Text",
     ),
 ]
 NumExamples = Annotated[

@@ -17,6 +17,7 @@ from xtok.errors import XtokError
 
 if TYPE_CHECKING:
     from xtok.projection import ProjectionMap
+    from xtok.tokens import Vocabulary
 
 Config = TypeVar("Config")
 
@@ -97,6 +98,12 @@ def config(make: Callable[..., Config], **options: Any) -> Config:
         raise typer.BadParameter(message) from error
 
 
+def is_given(context: typer.Context, name: str) -> bool:
+    """Tell whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def check_output(output: Path | None) -> None:
     """Check that the result can be written, before anything costs time."""
     from xtok import mapfile
@@ -164,11 +171,15 @@ def write(
 
 def _default_name(projection: ProjectionMap, stage: str) -> str:
     """Return a name that tells the pair, the stage (none for `build`), the cut, and the slot."""
-    models = f"{_stem(projection.student.model_id)}_to_{_stem(projection.teacher.model_id)}"
-    parts = [models, stage, f"top{projection.top_k}"]
-    if not projection.enable_scale_trick:
-        parts.append("no-scale-trick")
-    return "_".join(filter(None, parts)) + ".safetensors"
+    slot = "" if projection.enable_scale_trick else "no-scale-trick"
+    top_k = f"top{projection.top_k}"
+    return default_name(projection.student, projection.teacher, stage, top_k, slot)
+
+
+def default_name(student: Vocabulary, teacher: Vocabulary, *parts: str) -> str:
+    """Return the name of a map's file that tells the pair, and what else is given."""
+    models = f"{_stem(student.model_id)}_to_{_stem(teacher.model_id)}"
+    return "_".join(filter(None, (models, *parts))) + ".safetensors"
 
 
 def _stem(model_id: str) -> str:

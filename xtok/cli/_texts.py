@@ -1,0 +1,245 @@
+"""The commands that read text: maps counted on it, and maps measured on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xtok.cli import _options as opt
+from xtok.cli._load import load, load_like, load_map
+from xtok.cli._run import check_output, command, config, default_name, write
+from xtok.config import EstimateConfig, Target
+
+
+def estimate(
+    *,
+    text: opt.Texts,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    output: opt.Output = None,
+    initial_projection_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="Smooth towards this map of the pair; towards one of the vocabularies alone "
+            "(--weights prior) if none is given.",
+            metavar="FILE",
+        ),
+    ] = None,
+    field: opt.Field = EstimateConfig.field,
+    target: Annotated[
+        Target,
+        typer.Option(
+            help="Count pairs of tokens that begin at one byte, or all pairs within a chunk."
+        ),
+    ] = EstimateConfig.target,
+    top_k: opt.TopK = EstimateConfig.top_k,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="How many sightings the initial map counts for; chosen on held-out documents if "
+            "not given."
+        ),
+    ] = EstimateConfig.alpha,
+    pin_exact: Annotated[
+        bool,
+        typer.Option(
+            "--pin-exact/--no-pin-exact",
+            help="Give tokens that both sides have the one entry 1.0, for gold and H-KL losses.",
+        ),
+    ] = EstimateConfig.pin_exact,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Save counts here every minute, and go on from them after an interruption; beside "
+            "the output if not given.",
+            metavar="FILE",
+        ),
+    ] = None,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.StudentVocabSize = None,
+    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    num_examples: opt.NumExamples = 0,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Count a map on text: which teacher tokens begin where a student token does, and how often."""
+    options = config(
+        EstimateConfig, top_k=top_k, target=target, alpha=alpha, pin_exact=pin_exact, field=field
+    )
+    with command(quiet):
+        check_output(output)
+        from xtok import counting, report, texts
+
+        texts.find_texts(text)
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        base = None
+        if initial_projection_path is not None:
+            base = load_map(
+                initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
+            )
+            student_vocab_size, teacher_vocab_size = base.shape
+        student = load(
+            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        )
+        teacher = load(
+            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
+        )
+        path = output or Path(
+            default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
+        )
+        projection = counting.estimate(
+            student,
+            teacher,
+            text,
+            options,
+            base=base,
+            checkpoint=checkpoint or path.with_name(f"{path.name}.checkpoint"),
+            progress=report.progress_bar,
+            text_progress=report.text_progress_bar,
+        )
+        write(projection, path, num_examples=num_examples)
+
+
+def evaluate(
+    map_paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="MAP...", help="Map files of one pair, measured side by side."),
+    ],
+    *,
+    text: opt.Texts,
+    student_model: opt.StudentModel,
+    teacher_model: opt.TeacherModel,
+    field: opt.Field = EstimateConfig.field,
+    group_by: Annotated[
+        str | None,
+        typer.Option(
+            help="Group documents by this field or column; by file if not given.",
+            rich_help_panel="Text",
+        ),
+    ] = None,
+    min_coverage: Annotated[
+        float | None,
+        typer.Option(help="Exit with 3 if a map covers less of any group of text.", min=0, max=1),
+    ] = None,
+    max_cross_entropy: Annotated[
+        float | None,
+        typer.Option(help="Exit with 3 if a map's cross-entropy is above this on any group."),
+    ] = None,
+    num_worst: Annotated[
+        int, typer.Option(help="Show this many of each map's most costly rows.", min=0)
+    ] = 5,
+    json: opt.Json = False,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
+    with command(quiet):
+        from xtok import quality, quality_tables, report, sides, texts
+
+        texts.find_texts(text)
+        maps = [
+            load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)
+            for path in map_paths
+        ]
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = load_like(
+            maps[0].student, student_model, student_revision, None, student_pattern, **safety
+        )
+        teacher = load_like(
+            maps[0].teacher, teacher_model, teacher_revision, None, teacher_pattern, **safety
+        )
+        for projection in maps:
+            report.print_reports(projection.reports)
+        found = quality.evaluate(
+            [
+                sides.with_vocabularies(
+                    projection, student=student.vocabulary, teacher=teacher.vocabulary
+                )
+                for projection in maps
+            ],
+            text,
+            student,
+            teacher,
+            names=[str(path) for path in map_paths],
+            field=field,
+            group_by=group_by,
+            num_worst=num_worst,
+            progress=report.progress_bar,
+            text_progress=report.text_progress_bar,
+        )
+        if json:
+            print(report.to_json(found))  # noqa: T201
+        else:
+            quality_tables.print_evaluation(found)
+        missed = found.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
+        report.print_notes(missed)
+    if missed:
+        raise typer.Exit(3)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="MAP", help="A map file.")],
+    second: Annotated[Path, typer.Argument(metavar="MAP", help="Another map of the same pair.")],
+    *,
+    text: opt.WeighingTexts = None,
+    student_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of the rows, which tokenizes the text.",
+            metavar="MODEL",
+            rich_help_panel="Models",
+        ),
+    ] = None,
+    field: opt.Field = EstimateConfig.field,
+    num_examples: Annotated[int, typer.Option(help="Show this many rows that differ.", min=0)] = 10,
+    json: opt.Json = False,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.MapStudentVocabSize = None,
+    teacher_vocab_size: opt.MapTeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Compare two maps of one pair row by row: which differ, by how much, and where it matters."""
+    if bool(text) != (student_model is not None):
+        raise typer.BadParameter("--text and --student-model go together")
+    with command(quiet):
+        from xtok import comparison, quality_tables, report, sides, texts
+
+        texts.find_texts(text or [])
+        maps = [
+            load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)
+            for path in (first, second)
+        ]
+        for projection in maps:
+            report.print_reports(projection.reports)
+        counts = None
+        if text and student_model is not None:
+            safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+            student = load_like(
+                maps[0].student, student_model, student_revision, None, student_pattern, **safety
+            )
+            maps[0] = sides.with_vocabularies(maps[0], student=student.vocabulary)
+            counts = comparison.count_tokens(text, student, field)
+        found = comparison.compare(*maps, token_counts=counts, num_examples=num_examples)
+        if json:
+            print(report.to_json(found))  # noqa: T201
+        else:
+            quality_tables.print_comparison(found)

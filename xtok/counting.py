@@ -1,0 +1,503 @@
+"""`estimate`: a map counted on text that both tokenizers have encoded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok import mapfile
+from xtok.config import EstimateConfig, MultitokenConfig, Target
+from xtok.errors import XtokError
+from xtok.pairs import (
+    LONGEST_CHUNK,
+    UNIT,
+    PairCounts,
+    PairEncoder,
+    batches,
+    chunk_keys,
+    edge_keys,
+    pair_edges,
+    start_keys,
+)
+from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.projection import Edges, ProjectionMap, RowKind, StageReport, heaviest, sum_duplicates
+from xtok.sides import require_same_pair
+from xtok.stages import (
+    finished,
+    history_with,
+    multitoken,
+    reapply_exact,
+    stage_report,
+)
+from xtok.texts import ShardReader, TextShard, TextSource, describe_text, find_texts, shards
+from xtok.tokenizers import Tokenizer, as_tokenizer
+
+HELD_OUT = 16
+"""One document in so many is held out to choose alpha on."""
+
+ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""What alpha is chosen from."""
+
+EPSILON = 1e-3
+"""The share of a uniform distribution in a cross-entropy, so that it is finite."""
+
+
+@dataclass
+class TextTotals:
+    """What was read, and how much of it both sides spell alike; integers that add up.
+
+    Attributes:
+        documents: documents read.
+        held_out: those of them that alpha was chosen on.
+        differing: documents on which the two sides stop spelling the same bytes.
+        num_bytes: bytes of text.
+        lost_bytes: bytes behind the first difference of a document.
+        student_tokens: the student's tokens.
+        teacher_tokens: the teacher's.
+        starts: bytes at which a token begins on both sides.
+        skipped_chunks: chunks too long to count (with the target `chunk`).
+    """
+
+    documents: int = 0
+    held_out: int = 0
+    differing: int = 0
+    num_bytes: int = 0
+    lost_bytes: int = 0
+    student_tokens: int = 0
+    teacher_tokens: int = 0
+    starts: int = 0
+    skipped_chunks: int = 0
+
+    def add(self, other: TextTotals) -> None:
+        """Add another's numbers to these."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class CountedText(NamedTuple):
+    """Counts as arrays that can be sent and merged: of the counted and of the held-out documents.
+
+    `keys` and `held_keys` are `student_id << 32 | teacher_id`, int64, in rising order.
+    """
+
+    keys: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    held_keys: NDArray[np.int64]
+    held_counts: NDArray[np.int64]
+    totals: TextTotals
+
+
+def merge_counts(parts: Iterable[CountedText]) -> CountedText:
+    """Add up counts; integers, so that neither order nor grouping matters."""
+    counted, held, totals = PairCounts(), PairCounts(), TextTotals()
+    for part in parts:
+        counted.add(part.keys, part.counts)
+        held.add(part.held_keys, part.held_counts)
+        totals.add(part.totals)
+    return CountedText(*counted.arrays(), *held.arrays(), totals)
+
+
+class TextCounter:
+    """Counts pairs over batches of documents.
+
+    Args:
+        encoder: the two tokenizers.
+        target: what is counted: pairs at common starts, or within chunks.
+        hold_out: count one document in sixteen, by its content, apart.
+    """
+
+    def __init__(self, encoder: PairEncoder, target: Target, hold_out: bool) -> None:
+        self.encoder, self.target, self.hold_out = encoder, target, hold_out
+        self.counted, self.held, self.totals = PairCounts(), PairCounts(), TextTotals()
+
+    def add(self, texts: Sequence[str]) -> int:
+        """Count documents; return the student's tokens."""
+        is_held = [self.hold_out and _is_held_out(text) for text in texts]
+        for held, counts in ((False, self.counted), (True, self.held)):
+            chosen = [t for t, h in zip(texts, is_held, strict=True) if h == held]
+            if chosen:
+                self._add(chosen, counts)
+        self.totals.held_out += sum(is_held)
+        return self.totals.student_tokens
+
+    def _add(self, texts: Sequence[str], counts: PairCounts) -> None:
+        student, teacher = self.encoder.encode(texts)
+        starts = self.encoder.starts(student, teacher)
+        sizes = np.array([len(text.encode()) for text in texts], np.int64)
+        skipped = 0
+        if self.target == "start":
+            counts.add(start_keys(student, teacher, starts), np.ones(1, np.int64))
+        else:
+            keys, amounts, skipped = chunk_keys(student, teacher, starts)
+            counts.add(keys, amounts)
+        self.totals.add(
+            TextTotals(
+                documents=len(texts),
+                differing=int(np.count_nonzero(~starts.complete)),
+                num_bytes=int(sizes.sum()),
+                lost_bytes=int((sizes - starts.same_bytes)[~starts.complete].clip(0).sum()),
+                student_tokens=len(student.ids),
+                teacher_tokens=len(teacher.ids),
+                starts=len(starts.s_starts),
+                skipped_chunks=skipped,
+            )
+        )
+
+    def result(self) -> CountedText:
+        """Return what was counted so far."""
+        return CountedText(*self.counted.arrays(), *self.held.arrays(), replace(self.totals))
+
+    def restore(self, counts: CountedText) -> None:
+        """Go on from what was counted before."""
+        self.counted.add(counts.keys, counts.counts)
+        self.held.add(counts.held_keys, counts.held_counts)
+        self.totals.add(counts.totals)
+
+
+def _is_held_out(text: str) -> bool:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % HELD_OUT == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountingPlan:
+    """What is to be counted: the same plan gives the same counts, wherever they are made.
+
+    Attributes:
+        sources: the text files, for the record.
+        shards: all their shards, in order.
+        sizes: bytes on disk of each shard.
+        target: as in `EstimateConfig`.
+        hold_out: whether documents are held out to choose alpha on.
+        sha256: a digest of the tokenizers, the files' contents and the options.
+    """
+
+    sources: tuple[TextSource, ...]
+    shards: tuple[TextShard, ...]
+    sizes: tuple[int, ...]
+    target: Target
+    hold_out: bool
+    sha256: str
+
+
+def plan_counting(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    texts: Sequence[str | Path],
+    config: EstimateConfig | None = None,
+) -> CountingPlan:
+    """Read every file once for its digest, and cut it into shards.
+
+    Raises:
+        XtokError: if a text cannot be found or read.
+    """
+    config = config or EstimateConfig()
+    paths = find_texts(texts)
+    sources = tuple(map(describe_text, paths))
+    parts = tuple(shard for path in paths for shard in shards(path, config.field))
+    identity = {
+        "student": student.table.sha256(),
+        "teacher": teacher.table.sha256(),
+        "sources": [asdict(source) for source in sources],
+        "field": config.field,
+        "target": config.target,
+        "hold_out": config.alpha is None,
+    }
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    return CountingPlan(
+        sources=sources,
+        shards=parts,
+        sizes=tuple(map(_size_on_disk, parts)),
+        target=config.target,
+        hold_out=config.alpha is None,
+        sha256=digest.hexdigest(),
+    )
+
+
+def _size_on_disk(shard: TextShard) -> int:
+    size = shard.path.stat().st_size
+    if shard.format == "parquet":
+        groups = sum(1 for other in shards(shard.path, shard.field) if other.path == shard.path)
+        return size // groups
+    return (size if shard.stop is None else shard.stop) - shard.start
+
+
+def count_text(
+    plan: CountingPlan,
+    student: Tokenizer,
+    teacher: Tokenizer,
+    *,
+    checkpoint: Path | None = None,
+    checkpoint_seconds: float = 60.0,
+    num_threads: int | None = None,
+    progress: TextProgress = silent_texts,
+) -> CountedText:
+    """Count what a plan says, on this machine; go on from a checkpoint that is there.
+
+    Args:
+        plan: of these tokenizers.
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        checkpoint: where counts are saved every so often; the result is the same with and without.
+        checkpoint_seconds: how often, in seconds.
+        num_threads: threads that encode; as many as there are cores if None.
+        progress: called with the bytes on disk.
+
+    Raises:
+        XtokError: if a text is none, or the checkpoint is of another run.
+    """
+    encoder = PairEncoder(student, teacher, num_threads)
+    counter = TextCounter(encoder, plan.target, plan.hold_out)
+    first, skip = 0, 0
+    if checkpoint is not None and checkpoint.exists():
+        counts, (first, skip) = _load_checkpoint(checkpoint, plan)
+        counter.restore(counts)
+    last_saved = time.monotonic()
+    with progress("counting", sum(plan.sizes)) as advance:
+        advance(sum(plan.sizes[:first]), counter.totals.student_tokens)
+        for number in range(first, len(plan.shards)):
+            reader = ShardReader(plan.shards[number])
+            texts = islice(reader, skip, None)
+            done, consumed = skip, 0
+            skip = 0
+            for batch in batches(texts):
+                tokens = counter.totals.student_tokens
+                counter.add(batch)
+                done += len(batch)
+                advance(reader.consumed - consumed, counter.totals.student_tokens - tokens)
+                consumed = reader.consumed
+                if checkpoint is not None and time.monotonic() > last_saved + checkpoint_seconds:
+                    _save_checkpoint(checkpoint, plan, counter.result(), (number, done))
+                    last_saved = time.monotonic()
+            advance(plan.sizes[number] - consumed, 0)
+    return counter.result()
+
+
+def _save_checkpoint(
+    path: Path, plan: CountingPlan, counts: CountedText, place: tuple[int, int]
+) -> None:
+    about = {"plan": plan.sha256, "place": place, "totals": asdict(counts.totals)}
+    with mapfile.replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(
+            file,
+            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
+            keys=counts.keys,
+            counts=counts.counts,
+            held_keys=counts.held_keys,
+            held_counts=counts.held_counts,
+        )
+
+
+def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple[int, int]]:
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            about = json.loads(found["about"].tobytes())
+            arrays = [found[n] for n in ("keys", "counts", "held_keys", "held_counts")]
+        if about["plan"] != plan.sha256:
+            raise XtokError(
+                f"the checkpoint {path} is of another run: other texts, tokenizers or options",
+                hint=f"delete it to begin anew (rm {path}), or give another --checkpoint",
+            )
+        number, done = about["place"]
+        totals = TextTotals(**about["totals"])
+        return CountedText(arrays[0], arrays[1], arrays[2], arrays[3], totals), (number, done)
+    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise XtokError(
+            f"the checkpoint {path} cannot be read: {error}",
+            hint=f"delete it to begin anew: rm {path}",
+        ) from error
+
+
+def smooth(counted: Edges, base: Edges, alpha: float) -> Edges:
+    """Return `(counts + alpha * base) / (N + alpha)` for each row, N being the row's counts.
+
+    This is the posterior mean under a Dirichlet prior of strength alpha around the base row
+    (MacKay and Peto, Natural Language Engineering 1(3), 1995). Rows without counts are the base's.
+
+    Args:
+        counted: pairs and their counts.
+        base: a map's edges; each row sums to 1.
+        alpha: how many sightings the base counts for.
+    """
+    weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
+    return sum_duplicates(Edges.concatenate([counted, weighted])).normalized()
+
+
+def cross_entropy(edges: Edges, keys: NDArray[np.int64], counts: NDArray[Any], width: int) -> float:
+    """Return the mean of `-ln((1 - eps) * W[s, t] + eps / width)` over counted pairs, in nats.
+
+    Args:
+        edges: the map, in any order, without duplicates.
+        keys: int64, `student_id << 32 | teacher_id`.
+        counts: beside them.
+        width: the teacher's.
+    """
+    weights = weights_at(edges, keys)
+    loss = -np.log((1 - EPSILON) * weights + EPSILON / width)
+    return float((loss * counts).sum() / max(1, counts.sum()))
+
+
+def weights_at(edges: Edges, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the weight of each pair `student_id << 32 | teacher_id`, 0 where there is none."""
+    own = edge_keys(edges)
+    order = np.argsort(own)
+    own, weights = own[order], edges.weights[order].astype(np.float64)
+    if not len(own):
+        return np.zeros(len(keys))
+    place = np.searchsorted(own, keys).clip(0, len(own) - 1)
+    return np.where(own[place] == keys, weights[place], 0.0)
+
+
+def choose_alpha(counts: CountedText, base: Edges, top_k: int, width: int, unit: int = 1) -> float:
+    """Return the alpha whose map, cut to `top_k`, foretells the held-out documents best.
+
+    The smallest of equally good ones; 4 where nothing was held out.
+    """
+    if not len(counts.held_keys):
+        return 4.0
+    counted = pair_edges(counts.keys, counts.counts / unit)
+    found = [
+        cross_entropy(
+            heaviest(smooth(counted, base, alpha), top_k),
+            counts.held_keys,
+            counts.held_counts,
+            width,
+        )
+        for alpha in ALPHAS
+    ]
+    return ALPHAS[int(np.argmin(found))]
+
+
+def estimate(
+    student_model: str | PathLike[str] | Tokenizer,
+    teacher_model: str | PathLike[str] | Tokenizer,
+    texts: Sequence[str | Path],
+    config: EstimateConfig | None = None,
+    *,
+    base: ProjectionMap | None = None,
+    checkpoint: Path | None = None,
+    count: Callable[[CountingPlan], CountedText] | None = None,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> ProjectionMap:
+    """Count a map on text: how likely teacher token t is where student token s begins.
+
+    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What is
+    counted depends on `config.target`. Counts are integers to the end, so that the result depends
+    on the texts alone, not on how they were read or interrupted.
+
+    Args:
+        student_model: the model of the rows, as `build` takes it.
+        teacher_model: the model of the columns, likewise.
+        texts: paths and globs of plain text, JSON lines or Parquet, gzip and zstd included.
+        config: the options; the defaults if None.
+        base: a map of this pair that is smoothed towards, its slots left out; one of the
+            vocabularies alone (`multitoken` with the weights `prior`) if None.
+        checkpoint: a file where counts are saved every minute; if it is there, counting goes on
+            from it. It is removed at the end.
+        count: counts a plan elsewhere, such as on a cluster; `count_text` if None.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
+
+    Raises:
+        XtokError: if a text cannot be read, nothing in it can be counted, or the base or the
+            checkpoint is of something else.
+    """
+    config = config or EstimateConfig()
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    if base is not None:
+        require_same_pair(base, student.vocabulary, teacher.vocabulary)
+    plan = plan_counting(student, teacher, texts, config)
+    if checkpoint is not None and checkpoint.exists():
+        _load_checkpoint(checkpoint, plan)  # before anything costs time
+    if base is None:
+        options = MultitokenConfig(weights="prior", scale_trick=False)
+        base = multitoken(student, teacher, options, progress=progress)
+    if count is None:
+        counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
+    else:
+        counts = count(plan)
+    result = map_of_counts(counts, base, plan, config)
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
+    return result
+
+
+def map_of_counts(
+    counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: EstimateConfig
+) -> ProjectionMap:
+    """Smooth counts towards a base map, and cut: the end of `estimate`.
+
+    Raises:
+        XtokError: if there is nothing to count.
+    """
+    totals = counts.totals
+    if not totals.starts:
+        raise XtokError(
+            f"nothing can be counted: {totals.documents:,} documents, "
+            f"{totals.num_bytes:,} bytes of text",
+            hint="give text that both tokenizers can spell; xtok align shows how they differ",
+        )
+    unit = 1 if plan.target == "start" else UNIT
+    towards = base.edges.take(~base.is_slot).normalized()
+    alpha = config.alpha
+    if alpha is None:
+        alpha = choose_alpha(counts, towards, config.top_k, base.shape[1], unit)
+    counted = pair_edges(
+        np.concatenate([counts.keys, counts.held_keys]),
+        np.concatenate([counts.counts, counts.held_counts]) / unit,
+    )
+    kind = base.row_kind.copy()
+    kind[counted.student_ids] = RowKind.COUNTED
+    step = {
+        "stage": "estimate",
+        "options": {"top_k": config.top_k, "target": config.target, "alpha": alpha},
+        "initial_sha256": mapfile.sha256(base),
+        "texts": [asdict(source) for source in plan.sources],
+        "counted": asdict(totals),
+    }
+    result = finished(
+        heaviest(smooth(counted, towards, alpha), config.top_k),
+        student=base.student,
+        teacher=base.teacher,
+        row_kind=kind,
+        scale_slot=None,
+        method="estimate",
+        top_k=config.top_k,
+        history=history_with(base, step),
+        reports=(*base.reports, _report(totals, kind, alpha, config)),
+    )
+    return reapply_exact(result) if config.pin_exact else result
+
+
+def _report(
+    totals: TextTotals, kind: NDArray[np.uint8], alpha: float, config: EstimateConfig
+) -> StageReport:
+    notes = [
+        f"{totals.documents:,} documents, {totals.student_tokens:,} student and "
+        f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} common starts"
+    ]
+    if config.alpha is None:
+        notes.append(f"alpha {alpha:g}, chosen on {totals.held_out:,} held-out documents")
+    if totals.differing:
+        share = totals.lost_bytes / max(1, totals.num_bytes)
+        notes.append(
+            f"{totals.differing:,} documents are spelled differently by the two sides; they count "
+            f"up to there: {share:.1%} of the text is lost"
+        )
+    if totals.skipped_chunks:
+        notes.append(
+            f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"
+        )
+    return stage_report("estimate", kind, notes)

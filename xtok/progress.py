@@ -1,0 +1,23 @@
+"""How library functions tell what they have done so far, and to nobody unless they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
+"""Called with a label and a total; the context's value is called with each step's size."""
+
+TextProgress = Callable[[str, int], AbstractContextManager[Callable[[int, int], object]]]
+"""Called with a label and the bytes of text on disk; the context's value with the bytes read and
+the tokens encoded since it was last called."""
+
+
+def silent(label: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
+    """Show no progress."""
+    return nullcontext(lambda size: None)
+
+
+def silent_texts(label: str, total: int) -> AbstractContextManager[Callable[[int, int], object]]:
+    """Show no progress."""
+    return nullcontext(lambda size, tokens: None)

@@ -1,0 +1,150 @@
+"""Measures of maps as tables that fit 80 columns."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+
+from xtok.comparison import Comparison
+from xtok.quality import Evaluation, Interval
+from xtok.report import _plain, _table, _text
+
+
+def print_evaluation(found: Evaluation, console: Console | None = None) -> None:
+    """Print the maps side by side for each group of text, then classes and worst rows."""
+    console = console or Console(highlight=False)
+    names = list(dict.fromkeys(m.name for m in found.measures))
+    numbers = {name: f"{n}" for n, name in enumerate(names, start=1)}
+    with console.capture() as captured:
+        console.print(_measures(found, numbers))
+        for name, number in numbers.items():
+            console.print(_text(f"map {number}: {name}"))
+        console.print(_classes(found, names, numbers))
+        if found.worst_rows:
+            console.print(_worst(found, numbers))
+    print(captured.get(), end="")  # noqa: T201
+
+
+def _measures(found: Evaluation, numbers: dict[str, str]) -> Table:
+    table = _table("text, map", "cross-entropy", "coverage", "top-1", "closed", "chunks")
+    for column in table.columns[1:]:
+        column.justify = "right"
+        column.no_wrap = True
+    for group, grouped in groupby(found.measures, key=lambda m: m.group):
+        measures = list(grouped)
+        table.add_section()
+        table.add_row(_text(group))
+        for label in ("recipe", "floor"):
+            values = list(dict.fromkeys(f"{getattr(m, label):.3f}" for m in measures))
+            table.add_row(f"  {label}", " / ".join(values))
+        for m in measures:
+            table.add_row(
+                f"  map {numbers[m.name]}",
+                _with_spread(m.cross_entropy, 3),
+                f"{m.coverage.value:.2%}",
+                f"{m.top_1.value:.1%}",
+                "–" if m.closed is None else _with_spread(m.closed, 2),
+                f"{m.chunk_cross_entropy.value:.3f}",
+            )
+    slots = {m.name: m.slot_weight for m in found.measures}
+    table.caption = (
+        "cross-entropy in nats at common starts, ± half of its 95 % interval; recipe: X-Token's; "
+        "floor: the best map in hindsight; closed: the share of the way between them; chunks: "
+        f"averaged as P-KL does. {found.num_bytes:,} bytes of text"
+    )
+    if found.differing:
+        share = found.lost_bytes / max(1, found.num_bytes)
+        table.caption += f"; {share:.1%} lost where the two sides spell text differently"
+    if any(slots.values()):
+        weights = ", ".join(f"map {numbers[n]} {w:.1%}" for n, w in slots.items() if w)
+        table.caption += f"; weight on slots: {weights}"
+    return table
+
+
+def _with_spread(interval: Interval, digits: int) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.{digits}f}"
+    return f"{interval.value:.{digits}f} ± {(interval.high - interval.low) / 2:.{digits}f}"
+
+
+def _classes(found: Evaluation, names: list[str], numbers: dict[str, str]) -> Table:
+    """One row per class; a column per map, at most four of them."""
+    shown = names[:4]
+    heads = [f"map {numbers[name]}" if len(names) > 1 else "cross-entropy" for name in shown]
+    table = _table("student token", "starts", "floor", *heads)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    by_name = {(c.name, c.token_class): c for c in found.classes}
+    for c in (c for c in found.classes if c.name == names[0]):
+        cells = [f"{by_name[name, c.token_class].cross_entropy:.3f}" for name in shown]
+        table.add_row(c.token_class, f"{c.starts:,}", f"{c.floor:.3f}", *cells)
+    return table
+
+
+def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
+    table = _table("worst rows", "map", "excess", "wanted, its share, and the map's weight")
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for row in found.worst_rows:
+        wanted = "\n".join(f"'{t}' {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted)
+        token = _text(f"'{row.token}' #{row.student_id}")
+        table.add_row(token, numbers[row.name], f"{row.excess:.4f}", _text(wanted))
+    table.caption = "excess: what the row adds to the cross-entropy above the floor"
+    return table
+
+
+def print_comparison(found: Comparison, console: Console | None = None) -> None:
+    """Print how many rows differ, by class, and examples."""
+    console = console or Console(highlight=False)
+    with console.capture() as captured:
+        console.print(_overview(found))
+        if found.classes:
+            console.print(_class_differences(found))
+        if found.examples:
+            console.print(_examples(found))
+    print(captured.get(), end="")  # noqa: T201
+
+
+def _overview(found: Comparison) -> Table:
+    table = _table(_plain(f"{found.student} → {found.teacher}"), "")
+    table.columns[1].justify = "right"
+    table.add_row("rows", f"{found.rows:,}")
+    total = max(1, found.rows)
+    for label, number in (
+        ("rows that differ", found.rows_that_differ),
+        ("rows whose heaviest entry is another", found.rows_of_other_top),
+    ):
+        table.add_row(label, f"{number:,} ({number / total:.1%})")
+    weighed = ", weighted by the text" if found.weighted_by_text else ""
+    table.add_row(f"mean total variation distance{weighed}", f"{found.mean_distance:.4f}")
+    return table
+
+
+def _class_differences(found: Comparison) -> Table:
+    table = _table("student token", "rows", "that differ", "mean distance")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for c in found.classes:
+        table.add_row(
+            c.token_class, f"{c.rows:,}", f"{c.rows_that_differ:,}", f"{c.mean_distance:.4f}"
+        )
+    return table
+
+
+def _examples(found: Comparison) -> Table:
+    share = ["share of text"] if found.weighted_by_text else []
+    table = _table("row", "distance", *share, "first map", "second map")
+    table.columns[1].justify = "right"
+    for row in found.examples:
+        table.add_row(
+            _text(f"'{row.token}' #{row.student_id}"),
+            f"{row.distance:.3f}",
+            *([f"{row.share:.3%}"] if share else []),
+            *(
+                _text("\n".join(f"{w:.4f} '{t}'" for t, w in entries[:4]) or "(nothing)")
+                for entries in (row.first, row.second)
+            ),
+        )
+    return table

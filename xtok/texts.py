@@ -1,0 +1,370 @@
+"""Text files as documents: plain text, JSON lines and Parquet, plain or compressed, in shards."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from xtok.errors import XtokError
+
+Format = Literal["text", "jsonl", "parquet"]
+
+DOCUMENT_BYTES = 1 << 16
+"""A plain text file is cut into documents at the first line end after this many bytes."""
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line of plain text is cut between two characters."""
+
+SHARD_BYTES = 1 << 26
+"""A file that can be read from the middle is counted in shards of about this many bytes."""
+
+_SUFFIXES: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_HASH_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextShard:
+    """A part of a text file that can be read on its own.
+
+    Attributes:
+        path: the file.
+        format: what it holds: `text`, `jsonl` (an object per line) or `parquet`.
+        field: the field or column that holds a document's text; of plain text, without meaning.
+        start: the first byte (text, jsonl) or row group (parquet) that may begin a document.
+        stop: the first byte or row group of the next shard; None for the end of the file.
+        number: its place among the shards of its file.
+        group_by: a field or column that says which group a document is of.
+    """
+
+    path: Path
+    format: Format
+    field: str
+    start: int = 0
+    stop: int | None = None
+    number: int = 0
+    group_by: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """What a text file is, for the record: its name without the folder, and its contents' digest.
+
+    Attributes:
+        name: the last component of the path.
+        size: in bytes, as it lies on disk.
+        sha256: of the file as it lies on disk.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+
+def find_texts(patterns: Sequence[str | Path]) -> list[Path]:
+    """Return the files that paths and globs name, each once, in the order given.
+
+    Raises:
+        XtokError: if one names no file.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        path = Path(pattern)
+        paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(pattern))))
+        files = [p for p in paths if not p.is_dir()]
+        if not files:
+            folder = f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}"
+            raise XtokError(
+                f"--text: {folder}",
+                hint="give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in "
+                "quotes: --text 'corpus/*.jsonl.gz'",
+            )
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def describe_text(path: Path) -> TextSource:
+    """Read a file once for its size and digest.
+
+    Raises:
+        XtokError: if it cannot be read.
+    """
+    digest, size = hashlib.sha256(), 0
+    with _reading(path), path.open("rb") as file:
+        while block := file.read(_HASH_AT_ONCE):
+            digest.update(block)
+            size += len(block)
+    return TextSource(name=path.name, size=size, sha256=digest.hexdigest())
+
+
+def shards(path: Path, field: str = "text") -> list[TextShard]:
+    """Cut a file into shards: byte ranges of text and JSON lines, row groups of Parquet.
+
+    A compressed file is one shard. The cut depends on the file alone.
+
+    Raises:
+        XtokError: if the file cannot be read.
+    """
+    found = text_format(path)
+    with _reading(path):
+        if found == "parquet":
+            total, step = _parquet(path).metadata.num_row_groups, 1
+        else:
+            with path.open("rb") as raw:
+                is_compressed = _compression(raw) is not None
+            total, step = (1, 1) if is_compressed else (path.stat().st_size, SHARD_BYTES)
+    if total <= step:
+        return [TextShard(path=path, format=found, field=field)]
+    starts = range(0, total, step)
+    return [
+        TextShard(
+            path=path,
+            format=found,
+            field=field,
+            start=start,
+            stop=None if start + step >= total else start + step,
+            number=number,
+        )
+        for number, start in enumerate(starts)
+    ]
+
+
+def text_format(path: Path) -> Format:
+    """Return what a file holds, by its suffix but for that of a compression."""
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".zst", ".zstd")]
+    return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
+
+
+class ShardReader:
+    """Reads the documents of a shard, in order. Lone surrogates become U+FFFD.
+
+    Attributes:
+        consumed: bytes of the file (as it lies on disk) that were read so far.
+
+    Raises:
+        XtokError: while it is read, naming the file and the place of what is no text: bytes that
+            are not UTF-8, a line that is no JSON object, a field that is missing or no string.
+    """
+
+    def __init__(self, shard: TextShard) -> None:
+        self.shard = shard
+        self.consumed = 0
+        self._groups: list[str] = []
+
+    def take_groups(self) -> list[str]:
+        """Return the groups of the documents that were read since this was last called."""
+        taken, self._groups = self._groups, []
+        return taken
+
+    def __iter__(self) -> Iterator[str]:
+        shard = self.shard
+        with _reading(shard.path):
+            if shard.format == "parquet":
+                yield from _parquet_documents(shard, self._groups)
+                return
+            with shard.path.open("rb") as raw:
+                if shard.format == "jsonl":
+                    for place, line in _lines(shard, raw, None):
+                        self.consumed = raw.tell() - shard.start
+                        if line.strip():
+                            yield _json_document(shard, place, line, self._groups)
+                else:
+                    for document in _plain_documents(shard, raw):
+                        self.consumed = raw.tell() - shard.start
+                        self._groups.append(shard.path.name)
+                        yield document
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise XtokError(
+            f"the text {path} cannot be read: {reason}",
+            hint="check the path and its permissions; a damaged file has to be fetched again",
+        ) from error
+
+
+def _compression(raw: BinaryIO) -> Literal["gzip", "zstd"] | None:
+    head = raw.read(4)
+    raw.seek(0)
+    if head.startswith(_GZIP):
+        return "gzip"
+    return "zstd" if head.startswith(_ZSTD) else None
+
+
+def _decompressed(raw: BinaryIO, path: Path) -> Any:
+    """Return a buffered reader (with `peek`) of what a file holds, compressed or not."""
+    compression = _compression(raw)
+    if compression == "gzip":
+        import gzip
+
+        return gzip.GzipFile(fileobj=raw)
+    if compression == "zstd":
+        module = _need("zstandard", path)
+        reader = module.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        return io.BufferedReader(reader)
+    return raw
+
+
+def _need(module: str, path: Path) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise XtokError(
+            f"{path} needs the package {module.partition('.')[0]}, which is not installed",
+            hint="pip install 'xtok[text]'",
+        ) from error
+
+
+def _lines(shard: TextShard, raw: BinaryIO, limit: int | None) -> Iterator[tuple[int, bytes]]:
+    """Return the lines that begin in a shard, with the byte that each begins at.
+
+    With a limit, a longer line comes in parts, none of which ends within a character.
+    """
+    file = _decompressed(raw, shard.path)
+    place = shard.start
+    if place:  # what begins before the shard belongs to the one before
+        file.seek(place - 1)
+        while not file.readline(MAX_LINE_BYTES).endswith(b"\n"):
+            if not file.peek(1):
+                return
+        place = file.tell()
+    within = False
+    while shard.stop is None or place < shard.stop or within:
+        line = file.readline(-1 if limit is None else limit)
+        if not line:
+            return
+        while limit is not None and not line.endswith(b"\n") and _continues(file.peek(1)):
+            line += file.read(1)
+        within = not line.endswith(b"\n")
+        yield place, line
+        place += len(line)
+
+
+def _continues(head: bytes) -> bool:
+    """Tell whether these bytes go on with a character of UTF-8."""
+    return bool(head) and 0x80 <= head[0] < 0xC0
+
+
+def _plain_documents(shard: TextShard, raw: BinaryIO) -> Iterator[str]:
+    parts: list[bytes] = []
+    size = start = 0
+    for place, line in _lines(shard, raw, MAX_LINE_BYTES):
+        if not parts:
+            start = place
+        parts.append(line)
+        size += len(line)
+        if size >= DOCUMENT_BYTES:
+            yield _decode(shard, start, b"".join(parts))
+            parts, size = [], 0
+    if parts:
+        yield _decode(shard, start, b"".join(parts))
+
+
+def _decode(shard: TextShard, place: int, data: bytes) -> str:
+    if place == 0:
+        for mark, name in ((b"\xff\xfe", "UTF-16LE"), (b"\xfe\xff", "UTF-16BE")):
+            if data.startswith(mark):
+                raise _not_utf8(shard, f"byte {data[0]:#04x} at offset 0", name)
+        data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        where = f"byte {data[error.start]:#04x} at offset {place + error.start}"
+        raise _not_utf8(shard, where, "latin1") from error
+
+
+def _not_utf8(shard: TextShard, where: str, encoding: str) -> XtokError:
+    return XtokError(
+        f"the text {shard.path} is not UTF-8: {where}",
+        hint=f"convert it, if it is {encoding}: iconv -f {encoding} -t UTF-8 "
+        f"{shard.path.name} > utf8-{shard.path.name}",
+    )
+
+
+def _json_document(shard: TextShard, place: int, line: bytes, groups: list[str]) -> str:
+    text = _decode(shard, place, line)
+    problem = "is no JSON object"
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict):
+            value = found.get(shard.field)
+            if isinstance(value, str):
+                if shard.group_by:
+                    groups.append(str(found.get(shard.group_by)))
+                return _without_surrogates(value)
+            has = ", ".join(sorted(k for k, v in found.items() if isinstance(v, str))[:8])
+            problem = f"has no text under {shard.field!r}, but under: {has or 'nothing'}"
+    except (ValueError, RecursionError) as error:
+        problem = f"is no JSON: {error}"
+    raise XtokError(
+        f"{shard.path}: the line at byte {place} {problem}",
+        hint="give one JSON object per line, and the name of its text with --field; plain text "
+        "needs a name that ends in .txt",
+    )
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _parquet(path: Path) -> Any:
+    module = _need("pyarrow.parquet", path)
+    try:
+        return module.ParquetFile(path)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "pyarrow":
+            raise
+        raise XtokError(
+            f"the text {path} is no Parquet file: {error}", hint="fetch it again"
+        ) from error
+
+
+def _parquet_documents(shard: TextShard, groups: list[str]) -> Iterator[str]:
+    file = _parquet(shard.path)
+    names = file.schema_arrow.names
+    columns = [shard.field, *([shard.group_by] if shard.group_by else [])]
+    for column in columns:
+        if column not in names:
+            raise XtokError(
+                f"{shard.path} has no column {column!r}, but: {', '.join(names[:8])}",
+                hint="name the column that holds the text with --field",
+            )
+    total = file.metadata.num_row_groups
+    row_groups = list(range(shard.start, total if shard.stop is None else shard.stop))
+    for batch in file.iter_batches(
+        row_groups=row_groups, columns=columns, batch_size=256, use_threads=False
+    ):
+        for row in batch.to_pylist():
+            value = row[shard.field]
+            if isinstance(value, str):
+                if shard.group_by:
+                    groups.append(str(row[shard.group_by]))
+                yield value
+            elif value is not None:
+                raise XtokError(
+                    f"{shard.path}: the column {shard.field!r} holds no text",
+                    hint="name the column that holds the text with --field",
+                )
