@@ -162,7 +162,6 @@ def test_options_that_change_nothing_are_not_in_the_history() -> None:
         "reverse_pass": True,
         "scale_trick": True,
         "special_tokens": "roles",
-        "weights": "decay",
     }
     assert MultitokenConfig(fuzzy_threshold=0.9).options == MultitokenConfig().options
     ignored = MultitokenConfig(ignore_student_ids=(3, 4)).options
@@ -315,7 +314,6 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         "reverse_pass": True,
         "scale_trick": True,
         "special_tokens": "fuzzy",
-        "weights": "decay",
         "fuzzy_threshold": 0.4,
         "fuzzy_top_k": 2,
         "canonicalization": "relaxed",

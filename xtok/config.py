@@ -82,10 +82,11 @@ class MultitokenConfig:
     @property
     def options(self) -> dict[str, Any]:
         """What the result depends on, for a map's history: the rest is at its default."""
-        used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens", "weights"]
+        used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         if self.special_tokens == "fuzzy":
             used += ["fuzzy_threshold", "fuzzy_top_k"]
-        for name in ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids"):
+        rare = ("weights", "canonicalization", "token_form")
+        for name in (*rare, "ignore_student_ids", "ignore_teacher_ids"):
             if getattr(self, name) != getattr(MultitokenConfig, name):
                 used.append(name)
         found = {name: getattr(self, name) for name in used}
