@@ -26,7 +26,8 @@ from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, SortCutCo
 from xtok.counting import CountedText, count_text, map_of_counts, merge_counts, plan_counting
 from xtok.pipeline import build
 from xtok.quality import evaluate
-from xtok.stages import multitoken, sort_cut, with_vocabularies
+from xtok.sides import with_vocabularies
+from xtok.stages import multitoken, sort_cut
 
 PAIRS = (
     ("llama3.tiktoken", "qwen.tiktoken"),

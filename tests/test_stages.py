@@ -12,7 +12,8 @@ import xtok
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
 from xtok.projection import ProjectionMap, RowKind
-from xtok.stages import multitoken, reapply_exact, sort_cut, with_vocabularies
+from xtok.sides import with_vocabularies
+from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokens import TokenTable, TokenType
 

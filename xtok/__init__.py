@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from xtok.aligner import TokenAligner as TokenAligner
     from xtok.aligner import align as align
     from xtok.aligner import shift_to_predictions as shift_to_predictions
+    from xtok.classes import TokenClass as TokenClass
+    from xtok.classes import token_classes as token_classes
     from xtok.comparison import Comparison as Comparison
     from xtok.comparison import compare as compare
     from xtok.config import BuildConfig as BuildConfig
@@ -42,10 +44,13 @@ if TYPE_CHECKING:
     from xtok.errors import OutputError as OutputError
     from xtok.errors import TokenizerError as TokenizerError
     from xtok.errors import XtokError as XtokError
+    from xtok.explanation import Explanation as Explanation
+    from xtok.explanation import explain as explain
     from xtok.mapfile import convert as convert
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
+    from xtok.projection import transpose as transpose
     from xtok.quality import Evaluation as Evaluation
     from xtok.quality import evaluate as evaluate
     from xtok.sharing import Overlap as Overlap
@@ -59,6 +64,8 @@ if TYPE_CHECKING:
     from xtok.tokenizers import load_tokenizer as load_tokenizer
     from xtok.tokens import TokenTable as TokenTable
     from xtok.tokens import TokenType as TokenType
+    from xtok.verification import Verification as Verification
+    from xtok.verification import verify as verify
 
 _MODULE_OF = {
     "AlignedPair": "aligner",
@@ -89,6 +96,13 @@ _MODULE_OF = {
     "Tokenizer": "tokenizers",
     "TokenizerError": "errors",
     "XtokError": "errors",
+    "TokenClass": "classes",
+    "token_classes": "classes",
+    "Explanation": "explanation",
+    "explain": "explanation",
+    "transpose": "projection",
+    "Verification": "verification",
+    "verify": "verification",
     "build": "pipeline",
     "collate": "conversation",
     "convert": "mapfile",

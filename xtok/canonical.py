@@ -1,10 +1,14 @@
-"""What counts as the same token: equal bytes, or, for special tokens, the same role."""
+"""What counts as the same token: equal bytes; on request, relaxed forms; roles of special ones."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 from xtok.tokens import TokenTable, TokenType
 
@@ -132,6 +136,105 @@ def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     teacher_ids = teacher.canonical_ids()
     tokens = enumerate(student.tokens())
     return {s: teacher_ids[token] for s, token in tokens if token in teacher_ids}
+
+
+# The forms of a line break, after a space or not.
+_LINE_BREAK = re.compile("\r\n|[\r\x85\u2028\u2029]")
+
+
+def relaxed_form(token: bytes) -> bytes:
+    r"""Return what near-equivalent tokens have in common, as X-Token merges them.
+
+    Line breaks of any form are `\n`, and a single space before punctuation or a line break is
+    dropped (arXiv 2605.21699, and `canonical_token` of NeMo-RL).
+
+    >>> relaxed_form(b" ,"), relaxed_form(b"\r\n\r\n"), relaxed_form(b" the")
+    (b',', b'\n\n', b' the')
+    """
+    if not (token[:1] == b" " or b"\r" in token or b"\xc2\x85" in token or b"\xe2\x80" in token):
+        return token
+    try:
+        text = _LINE_BREAK.sub("\n", token.decode())
+    except UnicodeDecodeError:
+        return token
+    rest = text[1:]
+    if text[0] == " " and rest and all(c == "\n" or _is_punctuation(c) for c in rest):
+        text = rest
+    return text.encode()
+
+
+def _is_punctuation(char: str) -> bool:
+    return unicodedata.category(char)[0] in "PS"
+
+
+def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
+    """Pair student ids without an exact counterpart with teacher ids of the same relaxed form.
+
+    The counterpart is the teacher token that is this form, else that has a space before it. It is
+    never a teacher token with a rarer line break than the student's.
+    """
+    teacher_ids = teacher.canonical_ids()
+    pairs: dict[int, int] = {}
+    for s, token in enumerate(student.tokens()):
+        if token and token not in teacher_ids:
+            form = relaxed_form(token)
+            spaced = b" " + form
+            if form in teacher_ids:
+                pairs[s] = teacher_ids[form]
+            elif spaced in teacher_ids and relaxed_form(spaced) == form:
+                pairs[s] = teacher_ids[spaced]
+    return pairs
+
+
+class NamePair(NamedTuple):
+    """A student's and a teacher's control token, and how similar their names are, in (0, 1]."""
+
+    student_id: int
+    teacher_id: int
+    similarity: float
+
+
+def match_names(
+    student: TokenTable, teacher: TokenTable, *, threshold: float, top_k: int
+) -> list[NamePair]:
+    """Pair CONTROL ids by the similarity of their names, the most similar first.
+
+    The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of neighbouring
+    characters in the two names, in lower case, without brackets, bars and separators.
+
+    Args:
+        student: the vocabulary of the rows.
+        teacher: the vocabulary of the columns.
+        threshold: the least similarity that counts, > 0.
+        top_k: how many teacher ids a student id may have; ties go to the lower id.
+    """
+    rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
+    ours, theirs = (
+        [_bigrams(table.control_names[i]) for i in ids]
+        for table, ids in ((student, rows), (teacher, columns))
+    )
+    place = {bigram: i for i, bigram in enumerate(sorted(set().union(*ours, *theirs)))}
+    a, b = (
+        np.array([[bigram in name for bigram in place] for name in names], np.float32).reshape(
+            len(names), len(place)
+        )
+        for names in (ours, theirs)
+    )
+    sizes = a.sum(axis=1)[:, None] + b.sum(axis=1)[None, :]
+    similarity = 2 * (a @ b.T) / np.maximum(sizes, 1)
+    pairs = []
+    for s, row in zip(rows, similarity, strict=True):
+        best = np.argsort(-row, kind="stable")[:top_k]
+        pairs += [NamePair(s, columns[j], float(row[j])) for j in best if row[j] >= threshold]
+    return pairs
+
+
+_SEPARATORS = re.compile(r"[<>\[\]{}|｜_▁\-\s]")
+
+
+def _bigrams(name: str) -> frozenset[str]:
+    bare = f"^{_SEPARATORS.sub('', name.lower())}$"
+    return frozenset(bare[i : i + 2] for i in range(len(bare) - 1))
 
 
 def slot_candidates(teacher: TokenTable) -> list[int]:

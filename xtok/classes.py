@@ -199,3 +199,22 @@ def _letter(char: str, *, is_mark: bool) -> int:
     if script is None and is_mark and words[:1] in (["COMBINING"], ["VARIATION"]):
         return _JOINER
     return _BIT[TokenClass.OTHER_SCRIPT if script is None else script]
+
+
+def suited_loss(exact_share: float, numerals: int, numerals_exact: int) -> tuple[str, str]:
+    """Return which loss suits a pair, and why: pins must exist in the places that matter.
+
+    Gold-type losses score the exact pairs and compare the rest by rank alone, so tokens without a
+    pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699).
+
+    Args:
+        exact_share: of the student's tokens, those with an exact counterpart.
+        numerals: the student's tokens of several digits.
+        numerals_exact: those of them with an exact counterpart.
+    """
+    if numerals and numerals_exact < numerals / 2:
+        missing = numerals - numerals_exact
+        return "P-KL", f"{missing:,} of {numerals:,} numerals have no exact counterpart"
+    if exact_share < 0.5:
+        return "P-KL", f"only {exact_share:.0%} of the student's tokens have an exact counterpart"
+    return "H-KL or gold", f"{exact_share:.0%} of the student's tokens have an exact counterpart"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.classes import TokenClass, token_classes
 from xtok.pairs import batches, edge_keys
 from xtok.projection import ProjectionMap
-from xtok.stages import require_same_pair
+from xtok.sides import require_same_pair
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, Literal, get_args
 
-SpecialTokens = Literal["roles", "off"]
+SpecialTokens = Literal["roles", "fuzzy", "off"]
+Canonicalization = Literal["exact", "relaxed"]
+TokenForm = Literal["bytes", "text", "raw"]
 Weighting = Literal["power", "softmax"]
 AnchorFit = Literal["ridge", "orthogonal"]
 Normalize = Literal["sum", "softmax"]
@@ -36,7 +38,16 @@ class MultitokenConfig:
         max_pieces: how many of a token's pieces on the other side count; ≥ 1.
         reverse_pass: spell the teacher's tokens in the student's as well.
         scale_trick: give every non-empty row a scale slot.
-        special_tokens: `roles` pairs special tokens by role, `off` leaves their rows empty.
+        special_tokens: `roles` pairs special tokens by role, `fuzzy` by the similarity of their
+            names, `off` leaves their rows empty.
+        fuzzy_threshold: the least similarity that counts with `fuzzy`; 0 < threshold ≤ 1.
+        fuzzy_top_k: how many teacher tokens a special token may have with `fuzzy`; ≥ 1.
+        canonicalization: `relaxed` also pairs tokens that differ only in a space before
+            punctuation, or in the form of a line break, where they have no exact counterpart.
+        token_form: what a token is taken for: its `bytes`; the `text` that they decode to, U+FFFD
+            for what is not UTF-8; or the `raw` display string of the vocabulary.
+        ignore_student_ids: rows that are left empty.
+        ignore_teacher_ids: columns that are not used.
         weights: `decay` gives pieces falling weights; `prior` counts pairs on a text that is made
             up of the two vocabularies (`max_pieces` and `reverse_pass` then have no effect).
     """
@@ -46,14 +57,40 @@ class MultitokenConfig:
     reverse_pass: bool = True
     scale_trick: bool = True
     special_tokens: SpecialTokens = "roles"
+    fuzzy_threshold: float = 0.6
+    fuzzy_top_k: int = 1
+    canonicalization: Canonicalization = "exact"
+    token_form: TokenForm = "bytes"
+    ignore_student_ids: tuple[int, ...] = ()
+    ignore_teacher_ids: tuple[int, ...] = ()
     weights: Weights = "decay"
 
     def __post_init__(self) -> None:
         _within(2 if self.scale_trick else 1, top_k=self.top_k)
         _within(1, max_pieces=self.max_pieces)
-        check_special_tokens(self.special_tokens)
-        if self.weights not in get_args(Weights):
-            raise ValueError(f"weights is {self.weights!r}, and must be one of {get_args(Weights)}")
+        _within(1, fuzzy_top_k=self.fuzzy_top_k)
+        check_choice(SpecialTokens, special_tokens=self.special_tokens)
+        check_choice(Canonicalization, canonicalization=self.canonicalization)
+        check_choice(TokenForm, token_form=self.token_form)
+        check_choice(Weights, weights=self.weights)
+        if not 0 < self.fuzzy_threshold <= 1:
+            raise ValueError(f"fuzzy_threshold is {self.fuzzy_threshold}, and must be in (0, 1]")
+        for name in ("ignore_student_ids", "ignore_teacher_ids"):
+            if any(i < 0 for i in getattr(self, name)):
+                raise ValueError(f"{name} has an id below 0")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the result depends on, for a map's history: the rest is at its default."""
+        used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
+        if self.special_tokens == "fuzzy":
+            used += ["fuzzy_threshold", "fuzzy_top_k"]
+        rare = ("weights", "canonicalization", "token_form")
+        for name in (*rare, "ignore_student_ids", "ignore_teacher_ids"):
+            if getattr(self, name) != getattr(MultitokenConfig, name):
+                used.append(name)
+        found = {name: getattr(self, name) for name in used}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,31 +104,16 @@ class SortCutConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildConfig:
+class BuildConfig(MultitokenConfig):
     """How `build` composes the stages: `multitoken`, then `reapply_exact`, then `sort_cut`.
 
     Attributes:
         top_k: entries per row of the result, the slot included; `multitoken` has its own default.
-        max_pieces: as in `MultitokenConfig`, like the next three.
-        reverse_pass: see there.
-        scale_trick: see there.
-        special_tokens: see there.
-        weights: see there.
         exact_match: pin tokens that both sides have to each other.
     """
 
     top_k: int = SortCutConfig.top_k
-    max_pieces: int = MultitokenConfig.max_pieces
-    reverse_pass: bool = MultitokenConfig.reverse_pass
-    scale_trick: bool = MultitokenConfig.scale_trick
-    special_tokens: SpecialTokens = MultitokenConfig.special_tokens
-    weights: Weights = MultitokenConfig.weights
     exact_match: bool = True
-
-    def __post_init__(self) -> None:
-        _within(2 if self.scale_trick else 1, top_k=self.top_k)
-        _within(1, max_pieces=self.max_pieces)
-        check_special_tokens(self.special_tokens)
 
     @classmethod
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
@@ -108,13 +130,8 @@ class BuildConfig:
     @property
     def multitoken(self) -> MultitokenConfig:
         """The options of the first stage."""
-        return MultitokenConfig(
-            max_pieces=self.max_pieces,
-            reverse_pass=self.reverse_pass,
-            scale_trick=self.scale_trick,
-            special_tokens=self.special_tokens,
-            weights=self.weights,
-        )
+        shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
+        return MultitokenConfig(**{**shared, "top_k": MultitokenConfig.top_k})
 
     @property
     def sort_cut(self) -> SortCutConfig:
@@ -227,9 +244,8 @@ def _within(minimum: int, **value: int) -> None:
             )
 
 
-def check_special_tokens(value: str) -> None:
-    """Raise a `ValueError` unless the value is one of `SpecialTokens`."""
-    if value not in get_args(SpecialTokens):
-        raise ValueError(
-            f"special_tokens is {value!r}, and must be one of {get_args(SpecialTokens)}"
-        )
+def check_choice(choices: Any, **value: str) -> None:
+    """Raise a `ValueError` unless the value is one of a `Literal`'s."""
+    for name, chosen in value.items():
+        if chosen not in get_args(choices):
+            raise ValueError(f"{name} is {chosen!r}, and must be one of {get_args(choices)}")

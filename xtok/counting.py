@@ -32,12 +32,12 @@ from xtok.pairs import (
 )
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport, heaviest, sum_duplicates
+from xtok.sides import require_same_pair
 from xtok.stages import (
     finished,
     history_with,
     multitoken,
     reapply_exact,
-    require_same_pair,
     stage_report,
 )
 from xtok.texts import ShardReader, TextShard, TextSource, describe_text, find_texts, shards

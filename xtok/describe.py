@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from xtok.coverage import Coverage, cover
 from xtok.errors import XtokError
 from xtok.projection import ProjectionMap, RowKind
 from xtok.tokens import TokenType, Vocabulary, unescape
@@ -77,6 +78,7 @@ class MapDescription:
         slot_share: the slots' weight as a share of all weight.
         columns_used: teacher ids that some row has.
         largest_columns: the heaviest columns, slots included.
+        coverage: rows and teacher ids by class of token; None if the map carries no tokens.
         examples: the rows that were asked for.
     """
 
@@ -93,6 +95,7 @@ class MapDescription:
     slot_share: float
     columns_used: int
     largest_columns: tuple[ColumnDescription, ...]
+    coverage: Coverage | None
     examples: tuple[RowDescription, ...]
 
 
@@ -146,6 +149,7 @@ def inspect(
             for t in heaviest.tolist()
             if rows[t]
         ),
+        coverage=cover(projection),
         examples=tuple(describe_row(projection, s) for s in student_ids),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xtok.canonical import match_bytes, match_roles
+from xtok.classes import suited_loss
 from xtok.template_checks import ChatChecks, Check, Level
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, TokenType, escape
@@ -349,7 +350,9 @@ def _pair(student: Tokenizer, teacher: Tokenizer) -> PairDiagnosis:
     )
     share = len(shared) / with_bytes
     same = rows.sha256() == columns.sha256()
-    loss, why = _suited_loss(same, share, len(numerals), numerals_shared)
+    loss, why = suited_loss(share, len(numerals), numerals_shared)
+    if same:
+        loss, why = "plain KL", "both have the same vocabulary: no map is needed"
     return PairDiagnosis(
         student=student.vocabulary.model_id,
         teacher=teacher.vocabulary.model_id,
@@ -363,22 +366,6 @@ def _pair(student: Tokenizer, teacher: Tokenizer) -> PairDiagnosis:
         loss=loss,
         why=why,
     )
-
-
-def _suited_loss(same: bool, share: float, numerals: int, numerals_shared: int) -> tuple[str, str]:
-    """Choose by what the losses need: pins that exist, in the places that matter.
-
-    Gold-type losses score the exact pairs and compare the rest by rank alone, so tokens without a
-    pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699).
-    """
-    if same:
-        return "plain KL", "both have the same vocabulary: no map is needed"
-    if numerals and numerals_shared < numerals / 2:
-        missing = numerals - numerals_shared
-        return "P-KL", f"{missing:,} of {numerals:,} numerals have no exact counterpart"
-    if share < 0.5:
-        return "P-KL", f"only {share:.0%} of the student's tokens have an exact counterpart"
-    return "H-KL or gold", f"{share:.0%} of the student's tokens have an exact counterpart"
 
 
 def _digits(token: bytes) -> bool:

@@ -22,8 +22,9 @@ from xtok.embedding_sources import (
 from xtok.errors import EmbeddingError, XtokError
 from xtok.progress import Progress, silent
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport
+from xtok.sides import require_table
 from xtok.similarity import Cosine, Vectors, one_thread_each
-from xtok.stages import finished, history_with, require_table, stage_report
+from xtok.stages import finished, history_with, stage_report
 from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.tokens import TokenTable, TokenType
 

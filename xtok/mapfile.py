@@ -12,11 +12,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.nemo import from_nemo, from_padded, from_trained, to_nemo
-from xtok.packing import MALFORMED, pack_metadata, pack_tensors, unpack
+from xtok.packing import MALFORMED, assemble, pack_metadata, pack_tensors, unpack
 from xtok.projection import ProjectionMap
+from xtok.projection import transpose as transposed
 from xtok.tokens import Vocabulary
 
 SUFFIXES = (".safetensors", ".pt")
@@ -113,14 +116,7 @@ def load(
         MapFileError: if the file is not a map, is damaged, or lacks what the arguments could tell.
     """
     source = Path(path)
-    try:
-        with source.open("rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise MapFileError(
-            f"the map {source} cannot be read: {error.strerror or error}",
-            hint="give the path of a .safetensors or .pt map; xtok build makes one",
-        ) from error
+    data = _read(source)
     widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
     if data[:2] == b"PK" or source.suffix == ".pt":
         projection = from_nemo(data, source, widths, preserve_last, normalize)
@@ -136,14 +132,65 @@ def load(
     return projection
 
 
+def _read(source: Path) -> bytes:
+    try:
+        return source.read_bytes()
+    except OSError as error:
+        raise MapFileError(
+            f"the map {source} cannot be read: {error.strerror or error}",
+            hint="give the path of a .safetensors or .pt map; xtok build makes one",
+        ) from error
+
+
+class InvalidMapError(Exception):
+    """A map by xtok whose parts make no map."""
+
+
+def load_unchecked(
+    path: str | PathLike[str], **options: Any
+) -> tuple[ProjectionMap, tuple[str | None, str | None]]:
+    """Read a map, without checking its invariants and digests where the format allows that.
+
+    Args:
+        path: a map.
+        options: as for `load`.
+
+    Returns:
+        the map, and what the file says of the `table_sha256` of student and teacher.
+
+    Raises:
+        MapFileError: if the file cannot be read, or is no map at all.
+        InvalidMapError: if it is a map by xtok, whose parts do not fit.
+    """
+    source = Path(path)
+    data = _read(source)
+    if data[:2] != b"PK" and source.suffix != ".pt":
+        header, tensors = _parts(data, source)
+        if "xtok" in header:
+            try:
+                return assemble(tensors, header["xtok"])
+            except MALFORMED as error:
+                missing = "it lacks " if isinstance(error, KeyError) else ""
+                raise InvalidMapError(f"{missing}{error}") from error
+    projection = load(path, **options)
+    tables = projection.student.table, projection.teacher.table
+    student, teacher = (None if table is None else table.sha256() for table in tables)
+    return projection, (student, teacher)
+
+
 def convert(
-    path: str | PathLike[str], output: str | PathLike[str], **options: Any
+    path: str | PathLike[str],
+    output: str | PathLike[str],
+    *,
+    transpose: bool = False,
+    **options: Any,
 ) -> ProjectionMap:
     """Write a map anew in the format that the output's suffix names; return it.
 
     Args:
         path: a map that `load` reads.
         output: a `.safetensors` or `.pt` file.
+        transpose: write the map from the teacher's tokens to the student's.
         options: as for `load`.
 
     Raises:
@@ -152,6 +199,8 @@ def convert(
     """
     check_output(output)
     projection = load(path, **options)
+    if transpose:
+        projection = transposed(projection)
     save(projection, output)
     return projection
 
@@ -175,16 +224,7 @@ def _from_safetensors(
     preserve_last: bool | None,
     normalize: Normalize | None,
 ) -> ProjectionMap:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as load_tensors
-
-    try:
-        header = _header(data)
-        tensors = load_tensors(data)
-    except (SafetensorError, *MALFORMED) as error:
-        raise MapFileError(
-            f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
-        ) from error
+    header, tensors = _parts(data, source)
     try:
         if "xtok" not in header and {"indices", "likelihoods"} <= tensors.keys():
             return from_padded(tensors, header, source, widths, preserve_last, normalize)
@@ -203,6 +243,19 @@ def _from_safetensors(
         trained = any(what in str(error) for what in ("sums to", "> 0", "not sorted by"))
         hint = "if its weights were trained, give xtok convert --normalize" if trained else MAP_HINT
         raise MapFileError(f"{source} is not a valid map: {error}", hint=hint) from error
+
+
+def _parts(data: bytes, source: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Return the metadata and the tensors of a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load as load_tensors
+
+    try:
+        return _header(data), load_tensors(data)
+    except (SafetensorError, *MALFORMED) as error:
+        raise MapFileError(
+            f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
+        ) from error
 
 
 def _header(data: bytes) -> dict[str, str]:

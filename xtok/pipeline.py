@@ -62,5 +62,5 @@ def build(
         )
     projection = multitoken(student, teacher, config.multitoken, progress=progress)
     if config.exact_match:
-        projection = reapply_exact(projection)
+        projection = reapply_exact(projection, student=student, teacher=teacher)
     return sort_cut(projection, config.sort_cut)

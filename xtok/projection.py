@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._version import __version__
 from xtok.tokens import Vocabulary
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class RowKind(IntEnum):
     EMBEDDING = 4
     COUNTED = 5
     MIXED = 6
+    RELAXED = 7
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ class ProjectionMap:
         Raises:
             ValueError: naming the first one that does not hold, and where.
         """
-        _check(self)
+        for holds, _ in INVARIANTS.values():
+            holds(self)
 
     def to_torch(self) -> torch.Tensor:
         """Return W as a coalesced sparse COO tensor, float32 `[V_student, V_teacher]`."""
@@ -182,26 +185,39 @@ class ProjectionMap:
         return mapfile.load(path, **options)
 
 
-def _check(m: ProjectionMap) -> None:
-    num_rows, num_columns = m.shape
+def _check_shapes(m: ProjectionMap) -> None:
+    num_rows, _ = m.shape
     _require(len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length")
     _require(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
+    if m.scale_slot is not None:
+        _require(m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]")
+
+
+def _check_ids(m: ProjectionMap) -> None:
+    num_rows, num_columns = m.shape
     _require_in(m.student_ids, num_rows, "student_ids")
     _require_in(m.teacher_ids, num_columns, "teacher_ids")
+
+
+def _check_weights(m: ProjectionMap) -> None:
     _require(bool(np.isfinite(m.weights).all()), "weights are not all finite")
     _require(bool((m.weights > 0).all()), "weights are not all > 0")
+
+
+def _check_kinds(m: ProjectionMap) -> None:
     _require_in(m.row_kind, len(RowKind), "row_kind")
     entries = m.entries_per_row
-    filled = entries > 0
     _require(
-        bool((filled == (m.row_kind != RowKind.EMPTY)).all()),
+        bool(((entries > 0) == (m.row_kind != RowKind.EMPTY)).all()),
         "row_kind is not empty exactly where a row is",
     )
     if m.scale_slot is not None:
-        _require(m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]")
         _require_in(m.scale_slot, 2, "scale_slot")
         _require(bool((entries[m.scale_slot == 1] > 0).all()), "an empty row has a scale slot")
     _require(m.top_k >= int(entries.max(initial=0)), f"a row has more than top_k={m.top_k} entries")
+
+
+def _check_order(m: ProjectionMap) -> None:
     step, same_row = np.diff(m.student_ids), np.diff(m.student_ids) == 0
     _require(bool((step >= 0).all()), "student_ids are not sorted")
     fall, rise = np.diff(m.weights), np.diff(m.teacher_ids)
@@ -209,13 +225,28 @@ def _check(m: ProjectionMap) -> None:
     if not ordered.all():
         row = int(m.student_ids[int(np.argmin(ordered))])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    pairs = m.student_ids.astype(np.int64) * num_columns + m.teacher_ids
+    pairs = m.student_ids.astype(np.int64) * m.shape[1] + m.teacher_ids
     _require(len(np.unique(pairs)) == m.nnz, "a row has the same teacher id twice")
-    sums = np.bincount(m.student_ids, m.weights, num_rows)
-    off = filled & (np.abs(sums - 1) > SUM_TOLERANCE)
+
+
+def _check_sums(m: ProjectionMap) -> None:
+    sums = np.bincount(m.student_ids, m.weights, m.shape[0])
+    off = (m.entries_per_row > 0) & (np.abs(sums - 1) > SUM_TOLERANCE)
     if off.any():
         row = int(np.argmax(off))
         raise ValueError(f"row {row} sums to {sums[row]:.6g}, not 1")
+
+
+INVARIANTS: Mapping[str, tuple[Callable[[ProjectionMap], None], str]] = {
+    "shapes": (_check_shapes, "every array has its length"),
+    "ids": (_check_ids, "within the two widths"),
+    "weights": (_check_weights, "finite and above 0"),
+    "row kinds": (_check_kinds, "fit the rows, which have at most top_k entries"),
+    "order": (_check_order, "sorted, no pair twice"),
+    "sums": (_check_sums, "every row that has entries sums to 1"),
+}
+"""What holds for every map: a check that raises a `ValueError`, and what it says if it does not.
+A check may rely on those before it."""
 
 
 def _require(holds: bool, message: str) -> None:
@@ -263,6 +294,61 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
     if last is not None:
         keys.append(last)
     return np.lexsort((*keys, edges.student_ids))
+
+
+def transpose(projection: ProjectionMap) -> ProjectionMap:
+    """Return the map of the other direction: roles swapped, rows normalized, without slots.
+
+    A row keeps the kind that all its entries come from; pinned kinds only if it has one entry. What
+    comes from rows of several kinds is MIXED. Rows may have far more entries than before.
+    """
+    kept = projection.edges.take(~projection.is_slot)
+    edges = Edges(kept.teacher_ids, kept.student_ids, kept.weights).normalized()
+    edges = edges._replace(weights=edges.weights.astype(np.float32))
+    order = map_order(edges)
+    s, t, weights = edges.take(order[edges.weights[order] > 0])
+    entries = np.bincount(s, minlength=projection.shape[1])
+    of_entry = projection.row_kind[t]
+    least, largest = np.full(len(entries), 255, np.uint8), np.zeros(len(entries), np.uint8)
+    np.minimum.at(least, s, of_entry)
+    np.maximum.at(largest, s, of_entry)
+    several = (entries > 1) & np.isin(largest, [RowKind.EXACT, RowKind.ROLE])
+    kind = np.where((least < largest) | several, np.uint8(RowKind.MIXED), largest)
+    counts = {
+        "rows": int(np.count_nonzero(entries)),
+        "rows empty": int(np.count_nonzero(entries == 0)),
+        "slots dropped": int(np.count_nonzero(projection.is_slot)),
+    }
+    step = {
+        "stage": "transpose",
+        "options": _swapped_ids(projection.history),
+        "xtok_version": __version__,
+    }
+    return replace(
+        projection,
+        student=projection.teacher,
+        teacher=projection.student,
+        student_ids=s.astype(np.int32),
+        teacher_ids=t.astype(np.int32),
+        weights=weights.astype(np.float32),
+        row_kind=np.where(entries > 0, kind, np.uint8(RowKind.EMPTY)),
+        scale_slot=None,
+        top_k=max(1, int(entries.max(initial=0))),
+        history=(*projection.history, step),
+        reports=(*projection.reports, StageReport("transpose", counts)),
+    )
+
+
+def _swapped_ids(history: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the ids that the last stage ignores, each as those of the other side."""
+    found: dict[str, Any] = {}
+    for step in history:
+        for ours, other in (("student", "teacher"), ("teacher", "student")):
+            if f"ignore_{ours}_ids" in step["options"]:
+                found[f"ignore_{other}_ids"] = step["options"][f"ignore_{ours}_ids"]
+    if found:
+        found = {"ignore_student_ids": [], "ignore_teacher_ids": []} | found
+    return found
 
 
 def heaviest(edges: Edges, top_k: int) -> Edges:

@@ -30,7 +30,8 @@ from xtok.errors import XtokError
 from xtok.pairs import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, heaviest
-from xtok.stages import multitoken, reapply_exact, require_same_pair, require_table, sort_cut
+from xtok.sides import require_same_pair, require_table
+from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer, as_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xtok.coverage import Coverage
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
 from xtok.projection import StageReport
 from xtok.tokens import escape
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+    from xtok.explanation import Explanation, SpelledPiece
     from xtok.sharing import Overlap
+    from xtok.verification import Verification
 
 
 @contextmanager
@@ -54,9 +57,10 @@ def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], o
         yield advance
 
 
-def to_json(result: DataclassInstance) -> str:
-    """Return a dataclass as one JSON object; tokens are escaped as `tokens.escape` does it."""
-    return json.dumps(asdict(result), ensure_ascii=False, indent=2)
+def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
+    """Return a dataclass as one JSON object, or several as a list; tokens are escaped."""
+    shown = [asdict(r) for r in result] if isinstance(result, Sequence) else asdict(result)
+    return json.dumps(shown, ensure_ascii=False, indent=2)
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:
@@ -81,17 +85,22 @@ def print_examples(rows: Iterable[RowDescription]) -> None:
         print(f"{row.kind:>8}  {token} → {entries or '(nothing)'}", file=sys.stderr)  # noqa: T201
 
 
-def print_description(description: MapDescription, console: Console | None = None) -> None:
-    """Print a map's description as tables that fit 80 columns."""
+def print_description(
+    description: MapDescription, console: Console | None = None, *, classes: bool = False
+) -> None:
+    """Print a map's description as tables that fit 80 columns; by class of token on request."""
     console = console or Console(highlight=False)
     with console.capture() as captured:  # Rich has an exit of its own for a closed pipe
         for table in (
             _overview(description),
             _rows(description),
             _columns(description),
+            *([_classes(description.coverage)] if classes and description.coverage else []),
             *([_examples(description.examples)] if description.examples else []),
         ):
             console.print(table)
+        if classes and description.coverage:
+            console.print(_text(loss_note(description.coverage)))
     print(captured.get(), end="")  # noqa: T201
 
 
@@ -158,6 +167,68 @@ def print_overlap(found: Overlap, console: Console | None = None) -> None:
         console.print(table)
 
 
+def print_verification(found: Verification, console: Console | None = None) -> None:
+    """Print one line per check, and a last one that sums them up."""
+    console = console or Console(highlight=False)
+    widest = max(len(check.name) for check in found.checks)
+    for check in found.checks:
+        line = Text()
+        line.append(check.level.ljust(8), style=_STYLES.get(check.level, "dim"))
+        line.append(check.name.ljust(widest + 2))
+        line.append_text(_text(check.message))
+        console.print(line, soft_wrap=True)
+    failed = f"failed: {', '.join(found.failed)}" if found.failed else "every check holds"
+    console.print(_text(f"{found.path}: {failed}"), soft_wrap=True)
+
+
+def print_explanations(rows: Iterable[Explanation], console: Console | None = None) -> None:
+    """Print why rows are as they are, as tables that fit 80 columns."""
+    console = console or Console(highlight=False)
+    with console.capture() as captured:
+        for row in rows:
+            console.print(_about(row))
+            if row.entries:
+                console.print(_explained(row))
+    print(captured.get(), end="")  # noqa: T201
+
+
+def _about(row: Explanation) -> Table:
+    table = _table(f"student id {row.student_id}", _plain(f"'{_short(row.token)}'"))
+    table.add_row("bytes", _short(row.bytes) or "none")
+    is_text = [row.token_class] if row.bytes else []
+    table.add_row("type", "; ".join([row.type.replace("_", " "), *is_text]))
+    if row.roles:
+        table.add_row("roles", _text(", ".join(row.roles)))
+    table.add_row(row.kind, row.why)
+    if row.forward is not None:
+        table.add_row("forward", _text(_pieces(row.forward) or "the teacher cannot spell it"))
+    if row.reverse is not None:
+        more = f" and {row.reverse_count or 0:,} in all" if (row.reverse_count or 0) > 10 else ""
+        table.add_row("reverse", _text((_pieces(row.reverse) or "no teacher token") + more))
+    for stage in row.stages:
+        name, _, what = stage.partition(": ")
+        table.add_row(_text(name), _text(what))
+    return table
+
+
+def _pieces(pieces: Sequence[SpelledPiece]) -> str:
+    shown = [f"'{_short(p.token)}' {f'{p.weight:.4f}' if p.weight else '-'}" for p in pieces[:10]]
+    return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _explained(row: Explanation) -> Table:
+    table = _table("weight", "id", "teacher token", "what it is to the student's")
+    table.columns[1].justify = "right"
+    for e in row.entries:
+        token = _text(f"'{_short(e.token)}'")
+        table.add_row(f"{e.weight:.4f}", str(e.teacher_id), token, e.relation)
+    return table
+
+
 _COLUMNS = 6
 
 
@@ -202,6 +273,32 @@ def _rows(d: MapDescription) -> Table:
             cells += [label, f"{n:,}", f"{n / total:.2%}"] if n >= 0 else ["", "", ""]
         table.add_row(*cells)
     return table
+
+
+def _classes(found: Coverage) -> Table:
+    table = _table("class", "rows", "exact", "entries", "slot", "teacher", "unused")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for c in found.classes:
+        rows = [f"{c.rows:,}"] + ["-"] * 3
+        if c.rows:
+            of_rows = (f"{c.exact / c.rows:.1%}", f"{c.mean_entries:.2f}", f"{c.slot_share:.1%}")
+            rows[1:] = of_rows
+        unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
+        table.add_row(c.label, *rows, f"{c.teacher_ids:,}", unused)
+    table.caption = (
+        "entries: per row with any, without its slot; slot: weight on slots; unused: teacher "
+        "tokens that no row leads to"
+    )
+    return table
+
+
+def loss_note(found: Coverage) -> str:
+    """Return what a map's classes say of the choice of a loss, as a sentence."""
+    note = f"{found.loss} suits: {found.why}"
+    if found.numerals and "numerals" not in note:
+        note += f"; {found.numerals_exact:,} of {found.numerals:,} numerals have one"
+    return note
 
 
 def _columns(d: MapDescription) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
@@ -12,18 +12,23 @@ from numpy.typing import NDArray
 
 from xtok import mapfile
 from xtok._version import __version__
-from xtok.canonical import match_bytes, match_roles, slot_candidates
+from xtok.canonical import (
+    match_bytes,
+    match_relaxed,
+    slot_candidates,
+)
 from xtok.config import (
     FIRST_PIECE_WEIGHT,
     PIECE_DECAY,
     SLOT_WEIGHT,
+    Canonicalization,
     MergeConfig,
     MultitokenConfig,
     SortCutConfig,
     SpecialTokens,
-    check_special_tokens,
 )
 from xtok.errors import XtokError
+from xtok.matching import beside_slots, in_form, pins, special_edges, used_options, without
 from xtok.prior import prior_edges
 from xtok.progress import Progress, silent
 from xtok.projection import (
@@ -36,6 +41,7 @@ from xtok.projection import (
     ranks,
     sum_duplicates,
 )
+from xtok.sides import require_same_pair, require_table, with_vocabularies
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
 
@@ -68,7 +74,11 @@ def multitoken(
         XtokError: if `initial` is of other tokenizers.
     """
     config = config or MultitokenConfig()
-    rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    _check_ignored("student", student, ignored[0])
+    _check_ignored("teacher", teacher, ignored[1])
+    rows = student.table_as(config.token_form, ignore=ignored[0])
+    columns = teacher.table_as(config.token_form, ignore=ignored[1])
     notes = [*_read("student", student), *_read("teacher", teacher)]
     kind = np.zeros(len(rows), np.uint8)
     if config.weights == "prior":
@@ -78,14 +88,18 @@ def multitoken(
         if config.reverse_pass:
             t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
             parts.append(Edges(s, t, w))
+    if config.canonicalization == "relaxed":
+        parts.append(pins(match_relaxed(rows, columns)))
+    parts = [without(part, *ignored) for part in parts]
     for part in parts:
         kind[part.student_ids] = RowKind.PIECES
-    parts.append(_pinned(match_roles(rows, columns) if config.special_tokens == "roles" else {}))
+    parts.append(special_edges(rows, columns, config))
     kind[parts[-1].student_ids] = RowKind.ROLE
-    step: dict[str, Any] = {"stage": "multitoken", "options": asdict(config)}
+    step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
     if initial is not None:
         require_same_pair(initial, student.vocabulary, teacher.vocabulary)
-        parts.insert(0, initial.edges.take(~initial.is_slot).normalized())
+        earlier = without(initial.edges.take(~initial.is_slot), *ignored)
+        parts.insert(0, earlier.normalized())
         both = (initial.row_kind != kind) & (initial.row_kind != 0) & (kind != 0)
         kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
         step["initial_sha256"] = mapfile.sha256(initial)
@@ -94,7 +108,8 @@ def multitoken(
     edges = heaviest(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
-        edges, slot = _add_slots(edges, columns, len(rows), notes)
+        candidates = [i for i in slot_candidates(teacher.table) if i not in ignored[1]]
+        edges, slot = _add_slots(edges, candidates, teacher.table, len(rows), notes)
     notes += empty_row_notes(student.vocabulary, kind)
     return finished(
         edges,
@@ -110,34 +125,58 @@ def multitoken(
 
 
 def reapply_exact(
-    projection: ProjectionMap, *, special_tokens: SpecialTokens | None = None
+    projection: ProjectionMap,
+    *,
+    special_tokens: SpecialTokens | None = None,
+    canonicalization: Canonicalization | None = None,
+    student: Tokenizer | None = None,
+    teacher: Tokenizer | None = None,
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
 
-    Special tokens are paired by role likewise. These rows have no slot; the others stay.
+    Special tokens are paired likewise. These rows have no slot; the others stay. With the
+    canonicalization `relaxed`, a token without an exact counterpart that has a near-equivalent has
+    this one entry, beside its slot. Token form and ignored ids are those the map was made with.
 
     Args:
         projection: a map that carries both token tables.
         special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
+        canonicalization: likewise.
+        student: the tokenizer of the rows, for display strings, which a map does not carry.
+        teacher: the tokenizer of the columns, likewise.
 
     Raises:
-        XtokError: if the map carries no token tables.
+        XtokError: if the map carries no token tables, or was made with display strings and the
+            tokenizers are not given.
     """
     rows, columns = require_table(projection.student), require_table(projection.teacher)
-    used = [step["options"].get("special_tokens") for step in projection.history]
-    special = special_tokens or next((u for u in reversed(used) if u is not None), "roles")
-    check_special_tokens(str(special))
-    exact = _pinned(match_bytes(rows, columns))
-    roles = _pinned(match_roles(rows, columns) if special == "roles" else {})
+    options = used_options(projection)
+    options = replace(
+        options,
+        special_tokens=special_tokens or options.special_tokens,
+        canonicalization=canonicalization or options.canonicalization,
+    )
+    ignored = options.ignore_student_ids, options.ignore_teacher_ids
+    rows = in_form(rows, student, options.token_form, ignored[0])
+    columns = in_form(columns, teacher, options.token_form, ignored[1])
+    exact = pins(match_bytes(rows, columns))
+    special = heaviest(special_edges(rows, columns, options), projection.top_k)
+    relaxed = pins(match_relaxed(rows, columns) if options.canonicalization == "relaxed" else {})
     kind = projection.row_kind.copy()
-    kind[exact.student_ids], kind[roles.student_ids] = RowKind.EXACT, RowKind.ROLE
-    pinned = np.zeros(len(rows), np.bool_)
-    pinned[exact.student_ids] = pinned[roles.student_ids] = True
-    others = projection.edges.take(~pinned[projection.student_ids])
+    kind[exact.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
+    kind[relaxed.student_ids] = RowKind.RELAXED
+    pinned = np.isin(np.arange(len(rows)), [*exact.student_ids, *special.student_ids])
+    beside = np.isin(np.arange(len(rows)), relaxed.student_ids)
+    of_row = projection.student_ids
+    others = projection.edges.take(~pinned[of_row] & (~beside[of_row] | projection.is_slot))
     slot = projection.scale_slot
-    step = {"stage": "reapply-exact", "options": {"special_tokens": special}}
+    slotted = relaxed._replace(weights=beside_slots(relaxed, others))
+    used: dict[str, str] = {"special_tokens": options.special_tokens}
+    if options.canonicalization == "relaxed":
+        used["canonicalization"] = "relaxed"
+    step = {"stage": "reapply-exact", "options": used}
     return finished(
-        Edges.concatenate([others, exact, roles]),
+        Edges.concatenate([slotted, others, exact, special]),
         student=projection.student,
         teacher=projection.teacher,
         row_kind=kind,
@@ -221,7 +260,8 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
         )
     first = maps[0]
     for other in maps[1:]:
-        first = _with_tables_of(other, first)
+        sides = {"student": other.student, "teacher": other.teacher}
+        first = with_vocabularies(first, **sides, widths=True)
     pinned = np.isin(first.row_kind, [RowKind.EXACT, RowKind.ROLE]) & config.fill
     kind = first.row_kind
     parts = []
@@ -245,7 +285,9 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
             )
         single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
         slotted = heaviest(edges.take(~single), top_k - 1)
-        slotted, slot = _add_slots(slotted, first.teacher.table, first.shape[0], notes)
+        columns = first.teacher.table
+        candidates = slot_candidates(columns)
+        slotted, slot = _add_slots(slotted, candidates, columns, first.shape[0], notes)
         edges = Edges.concatenate([heaviest(edges.take(single), top_k), slotted])
     else:
         edges = heaviest(edges, top_k)
@@ -273,75 +315,6 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
             replace(report, counts={**report.counts, "rows that were empty": filled}),
         ),
     )
-
-
-def _with_tables_of(other: ProjectionMap, projection: ProjectionMap) -> ProjectionMap:
-    """Check that two maps are of one pair; return the second, with the tokens that it lacks."""
-    for side in ("student", "teacher"):
-        ours, given = getattr(projection, side), getattr(other, side)
-        comparable = ours if given.table is not None else replace(ours, table=None)
-        _require_same(side, comparable, given, width=True)
-        if ours.table is None:
-            projection = replace(projection, **{side: given})
-    return projection
-
-
-def require_same_pair(projection: ProjectionMap, student: Vocabulary, teacher: Vocabulary) -> None:
-    """Check that a map is of these two vocabularies, at their widths, in this direction.
-
-    Raises:
-        XtokError: naming the side that differs, and how.
-    """
-    _require_same("student", projection.student, student, width=True)
-    _require_same("teacher", projection.teacher, teacher, width=True)
-
-
-def with_vocabularies(
-    projection: ProjectionMap,
-    *,
-    student: Vocabulary | None = None,
-    teacher: Vocabulary | None = None,
-) -> ProjectionMap:
-    """Check a map's sides against vocabularies; a side without tokens takes the one given.
-
-    Raises:
-        XtokError: if a side's tokens are others, or its width where it takes them.
-    """
-    for side, given in (("student", student), ("teacher", teacher)):
-        if given is not None:
-            ours: Vocabulary = getattr(projection, side)
-            _require_same(side, ours, given, width=ours.table is None)
-            if ours.table is None:
-                projection = replace(projection, **{side: given})  # type: ignore[arg-type]
-    return projection
-
-
-def _require_same(side: str, ours: Vocabulary, given: Vocabulary, *, width: bool) -> None:
-    if ours.table is not None and ours.table.sha256() != require_table(given).sha256():
-        raise XtokError(
-            f"the map's {side} is {ours.model_id}, whose tokens are not those of {given.model_id}",
-            hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
-        )
-    if width and ours.vocab_size != given.vocab_size:
-        raise XtokError(
-            f"the map's {side} {ours.model_id} is {ours.vocab_size} wide, "
-            f"{given.model_id} is {given.vocab_size}",
-            hint=f"give --{side}-vocab-size {ours.vocab_size}, or the model that it is of",
-        )
-
-
-def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return a vocabulary's tokens.
-
-    Raises:
-        XtokError: if it has none.
-    """
-    if vocabulary.table is None:
-        raise XtokError(
-            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
-            hint="give both tokenizers with --student-model and --teacher-model",
-        )
-    return vocabulary.table
 
 
 def _spell(
@@ -376,6 +349,16 @@ def _spell(
     )
 
 
+def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
+    width = tokenizer.vocabulary.vocab_size
+    if ids and max(ids) >= width:
+        raise XtokError(
+            f"there is no {side} id {max(ids)} to ignore: "
+            f"{tokenizer.vocabulary.model_id} is {width} wide",
+            hint=f"give ids from 0 to {width - 1} with --ignore-{side}-ids",
+        )
+
+
 def _read(side: str, tokenizer: Tokenizer) -> list[str]:
     """Return notes on what was read: the width and where it comes from, ids without bytes."""
     vocabulary, undecodable = tokenizer.vocabulary, list(tokenizer.report.undecodable)
@@ -393,20 +376,18 @@ def _read(side: str, tokenizer: Tokenizer) -> list[str]:
     return notes
 
 
-def _pinned(pairs: Mapping[int, int]) -> Edges:
-    """Return an edge of weight 1 for each student id to teacher id."""
-    s, t = (np.fromiter(ids, np.int32, len(pairs)) for ids in (pairs, pairs.values()))
-    return Edges(s, t, np.ones(len(pairs), np.float32))
-
-
 def _add_slots(
-    edges: Edges, columns: TokenTable, num_rows: int, notes: list[str]
+    edges: Edges,
+    candidates: Iterable[int],
+    columns: TokenTable,
+    num_rows: int,
+    notes: list[str],
 ) -> tuple[Edges, NDArray[np.uint8]]:
     """Give each non-empty row a scale slot: the first candidate that the row does not have."""
     slot_of_row = np.full(num_rows, -1)
     waiting = np.zeros(num_rows, np.bool_)
     waiting[edges.student_ids] = True
-    for candidate in slot_candidates(columns):
+    for candidate in candidates:
         free = waiting.copy()
         free[edges.student_ids[edges.teacher_ids == candidate]] = False
         slot_of_row[free] = candidate
@@ -462,6 +443,7 @@ _IN_WORDS = {
     RowKind.EMBEDDING: "by embedding",
     RowKind.COUNTED: "counted",
     RowKind.MIXED: "mixed",
+    RowKind.RELAXED: "relaxed",
 }
 
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.config import TokenForm
 from xtok.errors import TokenizerError
 
 MAX_WIDTH = 2**24
@@ -33,11 +34,15 @@ class TokenType(IntEnum):
 
 
 class Entry(NamedTuple):
-    """One id of a tokenizer. `content` is the token's bytes; of CONTROL and UNKNOWN, its name."""
+    """One id of a tokenizer. `content` is the token's bytes; of CONTROL and UNKNOWN, its name.
+
+    `display` is the vocabulary's display string, where it is not the content.
+    """
 
     id: int
     type: TokenType
     content: bytes
+    display: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +93,23 @@ class TokenTable:
         """Return the bytes of all V ids."""
         data, bounds = self.data.tobytes(), self.offsets.tolist()
         return [data[a:b] for a, b in pairwise(bounds)]
+
+    def entries(self) -> Iterator[Entry]:
+        """Return what `decode_vocabulary` makes this table of; UNUSED ids are left out."""
+        for i, (kind, token) in enumerate(zip(self.types.tolist(), self.tokens(), strict=True)):
+            if kind != TokenType.UNUSED:
+                name = self.control_names.get(i)
+                yield Entry(i, TokenType(kind), token if name is None else name.encode())
+
+    def like(self, table: TokenTable) -> TokenTable:
+        """Return this table with the roles and preferred ids of another, as far as it has them."""
+        used = self.types != TokenType.UNUSED
+        roles = {role: tuple(i for i in ids if used[i]) for role, ids in table.roles.items()}
+        return replace(
+            self,
+            roles={role: ids for role, ids in roles.items() if ids},
+            preferred_ids=tuple(i for i in table.preferred_ids if used[i]),
+        )
 
     def canonical_ids(self) -> dict[bytes, int]:
         """Return the one id for each byte string of the vocabulary.
@@ -166,8 +188,21 @@ class DecodeReport:
     undecodable: tuple[int, ...]
 
 
-def decode_vocabulary(entries: Iterable[Entry], *, width: int) -> tuple[TokenTable, DecodeReport]:
+def decode_vocabulary(
+    entries: Iterable[Entry],
+    *,
+    width: int,
+    form: TokenForm = "bytes",
+    ignore: Collection[int] = (),
+) -> tuple[TokenTable, DecodeReport]:
     """Lay a tokenizer's ids out as a table of `width` ids; those that it lacks are UNUSED.
+
+    Args:
+        entries: every id once, in any order.
+        width: V.
+        form: what stands for a token: its bytes; `text`, the bytes decoded as UTF-8 with U+FFFD
+            for what is not; `raw`, the display string.
+        ignore: ids to take for UNUSED.
 
     Raises:
         TokenizerError: if an id does not fit into the width, or comes twice.
@@ -176,7 +211,9 @@ def decode_vocabulary(entries: Iterable[Entry], *, width: int) -> tuple[TokenTab
     types = np.full(width, TokenType.UNUSED, np.uint8)
     names: dict[int, str] = {}
     undecodable: list[int] = []
-    for token_id, token_type, content in entries:
+    for token_id, token_type, content, display in entries:
+        if token_id in ignore:
+            continue
         if not 0 <= token_id < width:
             raise TokenizerError(
                 f"token id {token_id} ({escape(content)}) is outside the vocabulary size {width}",
@@ -191,7 +228,7 @@ def decode_vocabulary(entries: Iterable[Entry], *, width: int) -> tuple[TokenTab
         if token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
             names[token_id] = content.decode("utf-8", "backslashreplace")
         elif token_type != TokenType.UNUSED:
-            contents[token_id] = content
+            contents[token_id] = _in_form(content, display, form)
             if not content:
                 undecodable.append(token_id)
     offsets = np.zeros(width + 1, np.int64)
@@ -205,6 +242,12 @@ def decode_vocabulary(entries: Iterable[Entry], *, width: int) -> tuple[TokenTab
         undecodable=tuple(sorted(undecodable)),
     )
     return table, report
+
+
+def _in_form(content: bytes, display: bytes, form: TokenForm) -> bytes:
+    if form == "text":
+        return content.decode("utf-8", "replace").encode()
+    return display or content if form == "raw" else content
 
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from xtok._version import __version__
-from xtok.cli import _embeddings, _maps, _texts, _tokenizers, _views
+from xtok.cli import _checks, _embeddings, _maps, _texts, _tokenizers, _views
 from xtok.cli._run import run
+from xtok.cli._spellings import Command
 
 app = typer.Typer(
     name="xtok",
@@ -52,9 +53,11 @@ for _command in (
     _embeddings.generate,
     _embeddings.merge,
     _views.inspect,
+    _checks.explain,
+    _checks.verify,
     _views.convert,
     _views.align,
     _tokenizers.doctor,
     _tokenizers.overlap,
 ):
-    app.command()(_command)
+    app.command(cls=Command)(_command)

@@ -30,6 +30,12 @@ def build(
     reverse_pass: opt.ReversePass = BuildConfig.reverse_pass,
     exact_match: opt.ExactMatch = BuildConfig.exact_match,
     special_tokens: opt.SpecialTokensChoice = BuildConfig.special_tokens,
+    fuzzy_threshold: opt.FuzzyThreshold = BuildConfig.fuzzy_threshold,
+    fuzzy_top_k: opt.FuzzyTopK = BuildConfig.fuzzy_top_k,
+    canonicalization: opt.CanonicalizationChoice = BuildConfig.canonicalization,
+    token_form: opt.TokenFormChoice = BuildConfig.token_form,
+    ignore_student_ids: opt.IgnoreStudentIds = None,
+    ignore_teacher_ids: opt.IgnoreTeacherIds = None,
     weights: opt.WeightsChoice = BuildConfig.weights,
     for_loss: opt.ForLoss = None,
     text: opt.OptionalTexts = None,
@@ -53,6 +59,12 @@ def build(
         "reverse_pass": reverse_pass,
         "exact_match": exact_match,
         "special_tokens": special_tokens,
+        "fuzzy_threshold": fuzzy_threshold,
+        "fuzzy_top_k": fuzzy_top_k,
+        "canonicalization": canonicalization,
+        "token_form": token_form,
+        "ignore_student_ids": _ids(ignore_student_ids, "--ignore-student-ids"),
+        "ignore_teacher_ids": _ids(ignore_teacher_ids, "--ignore-teacher-ids"),
         "weights": weights,
     }
     if for_loss is not None:
@@ -97,6 +109,12 @@ def multitoken(
     reverse_pass: opt.ReversePass = MultitokenConfig.reverse_pass,
     exact_match: opt.ExactMatch = False,
     special_tokens: opt.SpecialTokensChoice = MultitokenConfig.special_tokens,
+    fuzzy_threshold: opt.FuzzyThreshold = MultitokenConfig.fuzzy_threshold,
+    fuzzy_top_k: opt.FuzzyTopK = MultitokenConfig.fuzzy_top_k,
+    canonicalization: opt.CanonicalizationChoice = MultitokenConfig.canonicalization,
+    token_form: opt.TokenFormChoice = MultitokenConfig.token_form,
+    ignore_student_ids: opt.IgnoreStudentIds = None,
+    ignore_teacher_ids: opt.IgnoreTeacherIds = None,
     weights: opt.WeightsChoice = MultitokenConfig.weights,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
@@ -117,6 +135,12 @@ def multitoken(
         scale_trick=scale_trick,
         reverse_pass=reverse_pass,
         special_tokens=special_tokens,
+        fuzzy_threshold=fuzzy_threshold,
+        fuzzy_top_k=fuzzy_top_k,
+        canonicalization=canonicalization,
+        token_form=token_form,
+        ignore_student_ids=_ids(ignore_student_ids, "--ignore-student-ids"),
+        ignore_teacher_ids=_ids(ignore_teacher_ids, "--ignore-teacher-ids"),
         weights=weights,
     )
     with command(quiet):
@@ -141,7 +165,7 @@ def multitoken(
             student, teacher, options, initial=initial, progress=report.progress_bar
         )
         if exact_match:
-            projection = stages.reapply_exact(projection)
+            projection = stages.reapply_exact(projection, student=student, teacher=teacher)
         write(projection, output, stage="multitoken", num_examples=num_examples)
 
 
@@ -152,6 +176,7 @@ def reapply_exact(
     teacher_model: opt.CheckedTeacherModel = None,
     output: opt.Output = None,
     special_tokens: opt.SpecialTokensOfMap = None,
+    canonicalization: opt.CanonicalizationOfMap = None,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
@@ -173,21 +198,28 @@ def reapply_exact(
             raise typer.BadParameter(f"a revision or pattern needs --{side}-model")
     with command(quiet):
         check_output(output)
-        from xtok import stages
+        from xtok import sides, stages
 
         projection = load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
         )
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = teacher = None
         if student_model is not None:
             given = (student_model, student_revision, student_vocab_size, student_pattern)
             student = load_like(projection.student, *given, **safety)
-            projection = stages.with_vocabularies(projection, student=student.vocabulary)
+            projection = sides.with_vocabularies(projection, student=student.vocabulary)
         if teacher_model is not None:
             given = (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
             teacher = load_like(projection.teacher, *given, **safety)
-            projection = stages.with_vocabularies(projection, teacher=teacher.vocabulary)
-        projection = stages.reapply_exact(projection, special_tokens=special_tokens)
+            projection = sides.with_vocabularies(projection, teacher=teacher.vocabulary)
+        projection = stages.reapply_exact(
+            projection,
+            special_tokens=special_tokens,
+            canonicalization=canonicalization,
+            student=student,
+            teacher=teacher,
+        )
         write(projection, output, stage="reapply-exact", num_examples=num_examples)
 
 
@@ -213,3 +245,10 @@ def sort_cut(
         )
         projection = stages.sort_cut(projection, options)
         write(projection, output, stage="sort-cut", num_examples=num_examples)
+
+
+def _ids(text: str | None, option: str) -> tuple[int, ...]:
+    try:
+        return () if text is None else tuple(sorted({int(i) for i in text.split(",")}))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text} is not a list such as 0,1,2") from error

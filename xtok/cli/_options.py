@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from xtok.config import Loss, SpecialTokens, Weights
+from xtok.config import Canonicalization, Loss, SpecialTokens, TokenForm, Weights
 
 _MODELS, _MAKING, _OUTPUT = "Models", "Making the map", "Output"
 
@@ -219,9 +219,51 @@ ExactMatch = Annotated[
 SpecialTokensChoice = Annotated[
     SpecialTokens,
     typer.Option(
-        help="Pair special tokens by their role, or leave their rows empty.",
+        help="Pair special tokens by role, or by similar names, or leave their rows empty.",
         rich_help_panel=_MAKING,
     ),
+]
+FuzzyThreshold = Annotated[
+    float,
+    typer.Option(help="With fuzzy: the least similarity that counts.", rich_help_panel=_MAKING),
+]
+FuzzyTopK = Annotated[
+    int,
+    typer.Option(
+        help="With fuzzy: teacher tokens per special token.", min=1, rich_help_panel=_MAKING
+    ),
+]
+CanonicalizationChoice = Annotated[
+    Canonicalization,
+    typer.Option(
+        help="Pair tokens of equal bytes, or also ' ,' and ',' and forms of a line break, where "
+        "there are no equal bytes.",
+        rich_help_panel=_MAKING,
+    ),
+]
+CanonicalizationOfMap = Annotated[
+    Canonicalization | None,
+    typer.Option(
+        help="As in multitoken; by default what the map was made with.", rich_help_panel=_MAKING
+    ),
+]
+TokenFormChoice = Annotated[
+    TokenForm,
+    typer.Option(
+        help="What a token is taken for: its bytes, the text that they decode to, or the "
+        "vocabulary's display string.",
+        rich_help_panel=_MAKING,
+    ),
+]
+IgnoreStudentIds = Annotated[
+    str | None,
+    typer.Option(
+        help="Leave the rows of these ids empty.", metavar="ID,ID…", rich_help_panel=_MAKING
+    ),
+]
+IgnoreTeacherIds = Annotated[
+    str | None,
+    typer.Option(help="Do not use these columns.", metavar="ID,ID…", rich_help_panel=_MAKING),
 ]
 SpecialTokensOfMap = Annotated[
     SpecialTokens | None,
@@ -240,8 +282,8 @@ PreserveLast = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option(
-        help="Where to write: .safetensors, or .pt in NeMo-RL's layout. By default a name that "
-        "tells what it is, in the current folder.",
+        help="Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder. By default "
+        "the current folder, under a name that tells what the map is.",
         metavar="FILE",
         rich_help_panel=_OUTPUT,
     ),

@@ -108,7 +108,14 @@ def check_output(output: Path | None) -> None:
     """Check that the result can be written, before anything costs time."""
     from xtok import mapfile
 
-    mapfile.check_output(output or Path("map.safetensors"))
+    mapfile.check_output(_named(output, "map.safetensors"))
+
+
+def _named(output: Path | None, name: str) -> Path:
+    """Return the output's path; in a folder, and without one here, it has the name given."""
+    if output is None:
+        return Path(name)
+    return output / name if output.is_dir() and not output.suffix else output
 
 
 def read_text(text: str | None, file: Path | None) -> bytes:
@@ -153,7 +160,7 @@ def write(
     """Write the map, report on stderr, and print the map's path on stdout."""
     from xtok import describe, report
 
-    path = output or Path(_default_name(projection, stage))
+    path = _named(output, _default_name(projection, stage))
     projection.save(path)
     examples = describe.example_ids(projection, num_examples)
     with suppress(OSError):  # the map is written, whether or not anybody reads the report

@@ -149,7 +149,7 @@ def evaluate(
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
     with command(quiet):
-        from xtok import quality, quality_tables, report, stages, texts
+        from xtok import quality, quality_tables, report, sides, texts
 
         texts.find_texts(text)
         maps = [
@@ -167,7 +167,7 @@ def evaluate(
             report.print_reports(projection.reports)
         found = quality.evaluate(
             [
-                stages.with_vocabularies(
+                sides.with_vocabularies(
                     projection, student=student.vocabulary, teacher=teacher.vocabulary
                 )
                 for projection in maps
@@ -221,7 +221,7 @@ def compare(
     if bool(text) != (student_model is not None):
         raise typer.BadParameter("--text and --student-model go together")
     with command(quiet):
-        from xtok import comparison, quality_tables, report, stages, texts
+        from xtok import comparison, quality_tables, report, sides, texts
 
         texts.find_texts(text or [])
         maps = [
@@ -236,7 +236,7 @@ def compare(
             student = load_like(
                 maps[0].student, student_model, student_revision, None, student_pattern, **safety
             )
-            maps[0] = stages.with_vocabularies(maps[0], student=student.vocabulary)
+            maps[0] = sides.with_vocabularies(maps[0], student=student.vocabulary)
             counts = comparison.count_tokens(text, student, field)
         found = comparison.compare(*maps, token_counts=counts, num_examples=num_examples)
         if json:

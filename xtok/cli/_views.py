@@ -33,6 +33,14 @@ def inspect(
         int | None,
         typer.Option(help="Show this many rows, evenly spread; 5 if none are asked for.", min=0),
     ] = None,
+    classes: Annotated[
+        bool,
+        typer.Option(
+            "--classes",
+            help="Show rows and teacher tokens by class (digits, punctuation, scripts …), and what "
+            "they say of the choice of a loss. JSON has them always.",
+        ),
+    ] = False,
     json: opt.Json = False,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.MapStudentVocabSize = None,
@@ -45,7 +53,7 @@ def inspect(
 
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         if num_examples is None:
-            num_examples = 0 if token or token_id else 5
+            num_examples = 0 if token or token_id or classes else 5
         description = describe.inspect(
             projection, tokens=token or [], ids=token_id or [], num_examples=num_examples
         )
@@ -53,7 +61,9 @@ def inspect(
         if json:
             print(report.to_json(description))  # noqa: T201
         else:
-            report.print_description(description)
+            report.print_description(description, classes=classes)
+            if classes and description.coverage is None:
+                report.print_notes(["the map carries no tokens, so no classes"])
 
 
 def convert(
@@ -71,6 +81,12 @@ def convert(
             help="Make rows of learned weights sum to 1: divide by the sum, or take the softmax.",
         ),
     ] = None,
+    transpose: Annotated[
+        bool,
+        typer.Option(
+            "--transpose", help="Swap the roles: a map from the teacher's tokens to the student's."
+        ),
+    ] = False,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.MapStudentVocabSize = None,
     teacher_vocab_size: opt.MapTeacherVocabSize = None,
@@ -82,6 +98,10 @@ def convert(
         projection = load_map(
             map_path, student_vocab_size, teacher_vocab_size, preserve_last, normalize
         )
+        if transpose:
+            from xtok import projection as maps
+
+            projection = maps.transpose(projection)
         write(projection, output)
 
 

@@ -157,7 +157,8 @@ class GgufBackend:
             return
         for i, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True)):
             named = kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-            yield Entry(i, kind, token.encode() if named else byte_level_bytes(token))
+            display = token.encode()
+            yield Entry(i, kind, display if named else byte_level_bytes(token), display)
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return the ids that the file names."""

@@ -103,11 +103,11 @@ class HuggingFaceBackend:
             elif i in self._added:
                 # A byte-level vocabulary matches added tokens as the text that they are.
                 text = display.encode() if self._byte_level else self._decode(display)
-                yield Entry(i, TokenType.USER_DEFINED, text)
+                yield Entry(i, TokenType.USER_DEFINED, text, display.encode())
             elif self._byte_fallback and _is_byte_token(display):
-                yield Entry(i, TokenType.BYTE, bytes([int(display[3:5], 16)]))
+                yield Entry(i, TokenType.BYTE, bytes([int(display[3:5], 16)]), display.encode())
             else:
-                yield Entry(i, TokenType.NORMAL, self._decode(display))
+                yield Entry(i, TokenType.NORMAL, self._decode(display), display.encode())
 
     def _unknown_id(self) -> int | None:
         """Return the id that the model emits for what it does not know, if it has one."""

@@ -67,7 +67,7 @@ class SentencePieceBackend:
                 content = piece.piece.encode()
             else:
                 content = piece.piece.replace(_SPACE, " ").encode()
-            yield Entry(i, token_type, content)
+            yield Entry(i, token_type, content, piece.piece.encode())
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return the ids that the trainer spec names; -1 means that there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.canonical import find_roles
+from xtok.config import TokenForm
 from xtok.errors import TokenizerError
 from xtok.tokens import (
     MAX_WIDTH,
@@ -134,6 +135,15 @@ class Tokenizer:
         if self.vocabulary.table is None:
             raise ValueError("a loaded tokenizer has a table")
         return self.vocabulary.table
+
+    def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
+        """Return the table in a form of `decode_vocabulary`, with some ids taken for UNUSED."""
+        if form == "bytes" and not ignore:
+            return self.table
+        table, _ = decode_vocabulary(
+            self._backend.entries(), width=len(self.table), form=form, ignore=frozenset(ignore)
+        )
+        return table.like(self.table)
 
     def segment(self, data: bytes) -> list[int]:
         """Return the ids that the tokenizer gives for these bytes in the middle of a text.

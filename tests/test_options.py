@@ -1,0 +1,426 @@
+"""What each option of `multitoken`, `reapply_exact` and `convert` changes about a map."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Cli
+from test_stages import PLAIN, byte_ranks, row
+
+import xtok
+from xtok.canonical import match_names, match_relaxed, relaxed_form
+from xtok.config import BuildConfig, MultitokenConfig
+from xtok.errors import XtokError
+from xtok.projection import ProjectionMap, RowKind, transpose
+from xtok.stages import multitoken, reapply_exact
+from xtok.tokenizers import Tokenizer
+from xtok.tokens import Entry, TokenTable, TokenType, decode_vocabulary
+
+
+def table(*tokens: bytes | str) -> TokenTable:
+    """Text tokens are given as bytes, names of control tokens as str."""
+    entries = [
+        Entry(i, TokenType.NORMAL, token)
+        if isinstance(token, bytes)
+        else Entry(i, TokenType.CONTROL, token.encode())
+        for i, token in enumerate(tokens)
+    ]
+    return decode_vocabulary(entries, width=len(tokens))[0]
+
+
+# --canonicalization relaxed
+
+
+@pytest.mark.parametrize(
+    ("token", "form"),
+    [
+        (b" ,", b","),
+        (b" \xe2\x80\x9c", b"\xe2\x80\x9c"),  # an opening quotation mark
+        (b" \n", b"\n"),
+        (b"\r\n\r\n", b"\n\n"),
+        (b"\xc2\x85", b"\n"),
+        (b"\xe2\x80\xa8", b"\n"),
+        (b"  ,", b"  ,"),  # two spaces are indentation
+        (b" the", b" the"),
+        (b"_x", b"_x"),
+        (b"\t", b"\t"),
+        (b" ", b" "),
+        (b" ,\xe4", b" ,\xe4"),  # not UTF-8
+    ],
+)
+def test_relaxed_forms(token: bytes, form: bytes) -> None:
+    assert relaxed_form(token) == form
+    assert relaxed_form(form) == form
+
+
+def test_relaxed_pairs_are_for_tokens_without_an_exact_counterpart() -> None:
+    student = table(b",", b" ,", b"\r\n", b"\n\n", b":::", b" ;", b"x")
+    teacher = table(b",", b"\n", b"\r\r", b" :::", b";", b" ;")
+    # "," and " ;" have exact counterparts; "\n\n" is not taken for the rarer "\r\r".
+    assert match_relaxed(student, teacher) == {1: 0, 2: 1, 4: 3}
+
+
+@pytest.fixture
+def commas(tmp_path: Path) -> tuple[Tokenizer, Tokenizer]:
+    student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n")
+    return student, byte_ranks(tmp_path / "teacher.tiktoken", "ab", width=260)
+
+
+def test_relaxed_rows_have_one_entry_beside_their_slot(commas: tuple[Tokenizer, Tokenizer]) -> None:
+    comma, line_break, slot = 256, 257, 257  # the teacher's first unused id
+    relaxed = xtok.build(*commas, BuildConfig(canonicalization="relaxed"))
+    relaxed.check()
+    assert row(relaxed, comma) == [(0x2C, 0.833333), (slot, 0.166667)]
+    assert row(relaxed, line_break) == [(0x0A, 0.833333), (slot, 0.166667)]
+    assert relaxed.row_kind[[comma, line_break]].tolist() == [RowKind.RELAXED] * 2
+    exact = xtok.build(*commas, BuildConfig())
+    assert row(exact, comma) == [(0x20, 0.757576), (0x2C, 0.075758), (slot, 0.166667)]
+    assert exact.row_kind[comma] == RowKind.PIECES
+    others = [i for i in range(256) if row(exact, i) != row(relaxed, i)]
+    assert others == []
+    plain = xtok.build(*commas, BuildConfig(canonicalization="relaxed", scale_trick=False))
+    assert row(plain, comma) == [(0x2C, 1.0)]
+
+
+def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
+    commas: tuple[Tokenizer, Tokenizer],
+) -> None:
+    soft = multitoken(*commas, replace(PLAIN, canonicalization="relaxed", reverse_pass=False))
+    # The two pieces 10/11 and 1/11, and the near-equivalent 1.
+    assert row(soft, 256) == [(0x2C, 0.545455), (0x20, 0.454545)]
+    assert soft.row_kind[256] == RowKind.PIECES
+    # The later stage takes the choice from the map, unless it is given another one.
+    assert row(reapply_exact(soft), 256) == [(0x2C, 1.0)]
+    assert row(reapply_exact(soft, canonicalization="exact"), 256) == row(soft, 256)
+
+
+def test_a_relaxed_row_is_no_strict_exact_match_in_a_pt(
+    commas: tuple[Tokenizer, Tokenizer], tmp_path: Path
+) -> None:
+    import torch
+
+    config = BuildConfig(canonicalization="relaxed", scale_trick=False)
+    projection = xtok.build(*commas, config)
+    projection.save(tmp_path / "m.pt")
+    data = torch.load(tmp_path / "m.pt", weights_only=True)
+    assert data["indices"][256].tolist() == [0x2C, 0, -1, -1]
+    assert data["likelihoods"][256].tolist() == [1, 0, 0, 0]
+    back = ProjectionMap.load(tmp_path / "m.pt")
+    assert back.row_kind[256] == RowKind.RELAXED
+    assert row(back, 256) == [(0x2C, 1.0)]
+
+
+# --special-tokens fuzzy
+
+
+def test_similarity_of_names() -> None:
+    student = table("<|end_of_text|>", "<|begin_of_text|>", "<pad>", "</s>", b"x")
+    teacher = table("<|endoftext|>", "[PAD]", "<s>", b"pad", "<|pad|>")
+    found = match_names(student, teacher, threshold=0.5, top_k=2)
+    assert [(s, t, round(w, 4)) for s, t, w in found] == [
+        (0, 0, 1.0),
+        # ^b be eg gi in no of ft te ex xt t$ and ^e en nd do of ft te ex xt t$ share 6
+        (1, 0, 0.5455),
+        (2, 1, 1.0),
+        (2, 4, 1.0),
+    ]
+    assert match_names(student, teacher, threshold=0.6, top_k=1) == [(0, 0, 1.0), (2, 1, 1.0)]
+    assert match_names(table(b"x"), teacher, threshold=0.1, top_k=1) == []
+    assert match_names(student, table(b"x"), threshold=0.1, top_k=1) == []
+
+
+def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    names = byte_level.table.control_names
+    theirs = {name: i for i, name in sentencepiece.table.control_names.items()}
+    config = replace(PLAIN, special_tokens="fuzzy", fuzzy_threshold=0.2, fuzzy_top_k=2)
+    fuzzy = multitoken(byte_level, sentencepiece, config)
+    fuzzy.check()
+    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.2, top_k=2)
+    assert pairs
+    for s in names:
+        own = [(t, w) for i, t, w in pairs if i == s]
+        total = sum(w for _, w in own)
+        assert [t for t, _ in row(fuzzy, s)] == [t for t, _ in own]
+        weights = [w / total for _, w in own]
+        assert [w for _, w in row(fuzzy, s)] == pytest.approx(weights, abs=1e-6)
+    assert set(fuzzy.teacher_ids[np.isin(fuzzy.student_ids, list(names))]) <= set(theirs.values())
+    assert fuzzy.history[-1]["options"]["fuzzy_threshold"] == 0.2
+    pinned = reapply_exact(fuzzy)  # it takes threshold and top-k from the map
+    assert [row(pinned, s) for s in names] == [row(fuzzy, s) for s in names]
+    assert pinned.history[-1]["options"] == {"special_tokens": "fuzzy"}
+
+
+def test_options_that_change_nothing_are_not_in_the_history() -> None:
+    assert MultitokenConfig().options == {
+        "top_k": 32,
+        "max_pieces": 4,
+        "reverse_pass": True,
+        "scale_trick": True,
+        "special_tokens": "roles",
+    }
+    assert MultitokenConfig(fuzzy_threshold=0.9).options == MultitokenConfig().options
+    ignored = MultitokenConfig(ignore_student_ids=(3, 4)).options
+    assert ignored["ignore_student_ids"] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fuzzy_threshold": 0.0}, "fuzzy_threshold is 0.0, and must be in (0, 1]"),
+        ({"fuzzy_threshold": 1.5}, "fuzzy_threshold is 1.5, and must be in (0, 1]"),
+        ({"fuzzy_top_k": 0}, "fuzzy_top_k is 0, and must be at least 1, at most 4096"),
+        ({"token_form": "x"}, "token_form is 'x', and must be one of ('bytes', 'text', 'raw')"),
+        ({"ignore_student_ids": (-1,)}, "ignore_student_ids has an id below 0"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=r".*") as raised:
+        BuildConfig(**options)  # type: ignore[arg-type]
+    assert str(raised.value) == message
+
+
+# --token-form
+
+
+def test_text_form_takes_partial_utf8_for_replacement_characters(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "\ufffd", "é")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "é", "\ufffd")
+    exact = xtok.build(student, teacher, BuildConfig(scale_trick=False))
+    assert row(exact, 0xC3) == [(0xC3, 1.0)]
+    assert row(exact, 256) == [(257, 1.0)]
+    text = xtok.build(student, teacher, BuildConfig(scale_trick=False, token_form="text"))
+    # All 128 bytes that are not UTF-8 alone read as U+FFFD, which is the teacher's token 0x80 too:
+    # of equal tokens the lowest id counts.
+    assert row(text, 0xC3) == [(0x80, 1.0)]
+    assert row(text, 257) == [(256, 1.0)]
+    assert text.history[0]["options"]["token_form"] == "text"
+    assert text.student.table is not None
+    assert text.student.table.sha256() == student.table.sha256()  # the file has the bytes
+    in_steps = reapply_exact(multitoken(student, teacher, replace(PLAIN, token_form="text")))
+    assert row(in_steps, 0xC3) == [(0x80, 1.0)]
+
+
+def test_raw_form_compares_display_strings(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    config = BuildConfig(scale_trick=False, token_form="raw")
+    raw = xtok.build(byte_level, sentencepiece, config)
+    raw.check()
+    exact = xtok.build(byte_level, sentencepiece, BuildConfig(scale_trick=False))
+    the = next(i for i, t in enumerate(byte_level.table.tokens()) if t == b" the")
+    assert exact.row_kind[the] == RowKind.EXACT
+    assert raw.row_kind[the] == RowKind.PIECES  # `Ġthe` is not `▁the`
+    first = multitoken(byte_level, sentencepiece, replace(PLAIN, token_form="raw"))
+    with pytest.raises(XtokError, match="carries no display strings"):
+        reapply_exact(first)
+    pinned = reapply_exact(first, student=byte_level, teacher=sentencepiece)
+    assert row(pinned, the) == row(first, the)
+
+
+def test_raw_form_of_a_tokenizer_without_display_strings_is_its_bytes(ranks: Tokenizer) -> None:
+    assert ranks.table_as("raw").sha256() == ranks.table.sha256()
+
+
+# --ignore-student-ids, --ignore-teacher-ids
+
+
+def test_ignored_ids_have_empty_rows_and_unused_columns(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab", width=260)
+    config = BuildConfig(ignore_student_ids=(256,), ignore_teacher_ids=(0x61, 257))
+    projection = xtok.build(student, teacher, config)
+    projection.check()
+    assert row(projection, 256) == []
+    assert row(projection, 0x61) == []  # its only counterpart is not used
+    assert not np.isin(projection.teacher_ids, [0x61, 257]).any()
+    assert row(projection, 257) == [(256, 0.757576), (0x63, 0.075758), (258, 0.166667)]
+    again = reapply_exact(projection)
+    assert (row(again, 256), row(again, 0x61)) == ([], [])
+    with pytest.raises(XtokError, match="there is no teacher id 260 to ignore"):
+        xtok.build(student, teacher, BuildConfig(ignore_teacher_ids=(260,)))
+
+
+# convert --transpose
+
+
+def test_transpose(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "ab", "201")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab", "ab ", width=260, digits=1)
+    projection = xtok.build(student, teacher, BuildConfig(reverse_pass=False))
+    back = transpose(projection)
+    back.check()
+    assert back.shape == (260, 258)
+    assert (back.student.model_id, back.teacher.model_id) == (
+        "teacher.tiktoken",
+        "student.tiktoken",
+    )
+    assert back.scale_slot is None
+    # "2" is the exact counterpart of "2", and the first piece of "201".
+    first = np.float32(0.7507508)
+    assert row(back, 0x32) == [
+        (0x32, round(float(1 / (1 + first)), 6)),
+        (257, round(float(first / (1 + first)), 6)),
+    ]
+    assert back.row_kind[0x32] == RowKind.MIXED
+    assert row(back, 256) == [(256, 1.0)]
+    assert back.row_kind[256] == RowKind.EXACT
+    assert row(back, 257) == []  # nothing leads to "ab "
+    assert row(back, 258) == []  # the slot
+    assert back.history[-1]["stage"] == "transpose"
+    assert back.reports[-1].counts == {"rows": 257, "rows empty": 3, "slots dropped": 1}
+    # The pins of the other direction are those of the vocabularies.
+    assert row(reapply_exact(back), 0x32) == [(0x32, 1.0)]
+
+
+def test_transpose_swaps_ignored_ids(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "ab")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
+    projection = xtok.build(student, teacher, BuildConfig(ignore_student_ids=(5,)))
+    back = transpose(projection)
+    assert back.history[-1]["options"] == {"ignore_student_ids": [], "ignore_teacher_ids": [5]}
+    pinned = reapply_exact(back)
+    assert row(pinned, 5) == []
+    assert not (pinned.teacher_ids == 5).any()
+
+
+# The command line
+
+
+def of_models(student: Path, teacher: Path) -> list[str | Path]:
+    return ["--student-model", student, "--teacher-model", teacher]
+
+
+def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
+    models = [
+        "--student-model",
+        small / "small-byte-level",
+        "--teacher-model",
+        small / "small.model",
+    ]
+    options = [
+        "--special-tokens", "fuzzy", "--fuzzy-threshold", "0.4", "--fuzzy-top-k", "2",
+        "--canonicalization", "relaxed", "--token-form", "text",
+        "--ignore-student-ids", "7,5", "--ignore-teacher-ids", "9",
+    ]  # fmt: skip
+    done = cli("build", *models, *options, "--output", "m.safetensors")
+    assert done.returncode == 0, done.stderr
+    made = ProjectionMap.load(tmp_path / "m.safetensors")
+    assert made.history[0]["options"] == {
+        "top_k": 32,
+        "max_pieces": 4,
+        "reverse_pass": True,
+        "scale_trick": True,
+        "special_tokens": "fuzzy",
+        "fuzzy_threshold": 0.4,
+        "fuzzy_top_k": 2,
+        "canonicalization": "relaxed",
+        "token_form": "text",
+        "ignore_student_ids": [5, 7],
+        "ignore_teacher_ids": [9],
+    }
+    # The three commands make the same file.
+    assert cli("multitoken", *models, *options, "--output", "1.safetensors").returncode == 0
+    assert cli("reapply-exact", "--initial-projection-path", "1.safetensors", "--output",
+               "2.safetensors").returncode == 0  # fmt: skip
+    assert cli("sort-cut", "--initial-projection-path", "2.safetensors", "--output",
+               "3.safetensors").returncode == 0  # fmt: skip
+    one, other = (tmp_path / f"{name}.safetensors" for name in ("m", "3"))
+    assert one.read_bytes() == other.read_bytes()
+    back = cli("convert", "m.safetensors", "--transpose", "--output", "back.safetensors")
+    assert back.returncode == 0, back.stderr
+    assert ProjectionMap.load(tmp_path / "back.safetensors").shape == made.shape[::-1]
+    wrong = cli("build", *models, "--ignore-student-ids", "a")
+    assert (wrong.returncode, "is not a list such as 0,1,2" in wrong.stderr) == (2, True)
+
+
+def test_extend_a_map_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
+    models = [
+        "--student-model",
+        small / "small-byte-level",
+        "--teacher-model",
+        small / "small.model",
+    ]
+    assert cli("build", *models, "--output", "first.safetensors", "-q").returncode == 0
+    extended = ["--initial-projection-path", "first.safetensors", "--no-scale-trick"]
+    done = cli("multitoken", *models, *extended, "--output", "m.safetensors", "-q")
+    assert done.returncode == 0, done.stderr
+    first, made = (ProjectionMap.load(tmp_path / f"{n}.safetensors") for n in ("first", "m"))
+    digest = hashlib.sha256((tmp_path / "first.safetensors").read_bytes()).hexdigest()
+    assert made.history[-1]["initial_sha256"] == digest
+    slots = set(first.teacher_ids[first.is_slot].tolist())
+    assert slots
+    assert not np.isin(made.teacher_ids, list(slots)).any()  # dropped before it is added in
+    other = [
+        "--student-model",
+        small / "small.model",
+        "--teacher-model",
+        small / "small-byte-level",
+    ]
+    swapped = cli("multitoken", *other, *extended, "--output", "x.safetensors")
+    assert swapped.returncode == 1
+    assert "whose tokens are not those of" in swapped.stderr
+
+
+@pytest.mark.real
+def test_relaxed_pairs_of_real_vocabularies(load_real: Callable[[str], Tokenizer]) -> None:
+    llama, qwen, mistral, claude = (
+        load_real(name).table
+        for name in ("llama3.tiktoken", "qwen.tiktoken", "mistral-v3.model", "claude-2")
+    )
+    assert len(match_relaxed(llama, qwen)) == 71
+    assert len(match_relaxed(llama, mistral)) == 310
+    assert len(match_relaxed(claude, mistral)) == 190
+
+
+def test_fuzzy_rows_have_at_most_top_k_entries(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    config = MultitokenConfig(
+        top_k=1, special_tokens="fuzzy", fuzzy_threshold=0.01, fuzzy_top_k=100, scale_trick=False
+    )
+    pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
+    assert max(np.bincount([pair.student_id for pair in pairs])) == 2
+    pinned = reapply_exact(multitoken(byte_level, sentencepiece, config))
+    pinned.check()
+    assert {len(row(pinned, pair.student_id)) for pair in pairs} == {1}
+
+
+def test_a_near_equivalent_of_what_cannot_be_spelled(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "\r\n")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
+    config = replace(PLAIN, max_pieces=1, ignore_teacher_ids=(13,))
+    soft = multitoken(student, teacher, replace(config, canonicalization="relaxed"))
+    soft.check()
+    assert row(soft, 256) == [(10, 1.0)]
+    assert soft.row_kind[256] == RowKind.PIECES
+    assert row(multitoken(student, teacher, config), 256) == []
+
+
+def test_transpose_is_the_transposed_matrix(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    projection = xtok.build(byte_level, sentencepiece)
+    dense = np.zeros(projection.shape)
+    s, t, w = projection.edges.take(~projection.is_slot)
+    dense[s, t] = w
+    expected = dense.T / np.maximum(dense.sum(axis=0), 1e-30)[:, None]
+    back = transpose(projection)
+    back.check()
+    found = np.zeros(back.shape)
+    found[back.student_ids, back.teacher_ids] = back.weights
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert back.top_k == int((expected > 0).sum(axis=1).max())
+    pinned = np.isin(back.row_kind, [RowKind.EXACT, RowKind.ROLE])
+    assert (back.entries_per_row[pinned] == 1).all()
+
+
+def test_a_history_with_unknown_options_is_an_error(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    projection = xtok.build(byte_level, sentencepiece)
+    odd = ({"stage": "multitoken", "options": {"special_tokens": "by smell"}},)
+    with pytest.raises(XtokError, match="options that this xtok does not know"):
+        reapply_exact(replace(projection, history=odd))

@@ -1,0 +1,210 @@
+"""A map file against its own invariants, and against models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Cli
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+from test_stages import byte_ranks
+
+import xtok
+from xtok.config import BuildConfig
+from xtok.errors import MapFileError
+from xtok.projection import ProjectionMap
+from xtok.tokenizers import Tokenizer
+from xtok.verification import Verification, verify
+
+Parts = tuple[dict[str, Any], dict[str, Any]]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Tokenizer, Tokenizer]:
+    student = byte_ranks(tmp_path / "student.tiktoken", "201", "ab")
+    return student, byte_ranks(tmp_path / "teacher.tiktoken", "ab", width=260, digits=1)
+
+
+@pytest.fixture
+def path(pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> Path:
+    xtok.build(*pair).save(tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+def edited(path: Path, edit: Callable[[dict[str, Any], dict[str, Any]], object]) -> Verification:
+    """Change a file's tensors and metadata, and verify it."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["xtok"])
+    tensors = {name: tensor.copy() for name, tensor in load_tensors(data).items()}
+    edit(tensors, metadata)
+    path.write_bytes(save_tensors(tensors, {"xtok": json.dumps(metadata, sort_keys=True)}))
+    return verify(path)
+
+
+def test_a_whole_map(path: Path, pair: tuple[Tokenizer, Tokenizer]) -> None:
+    found = verify(path, student=pair[0], teacher=pair[1])
+    assert [(check.name, check.level) for check in found.checks] == [
+        (name, "ok")
+        for name in (
+            "format", "student tokens", "teacher tokens", "shapes", "ids", "weights", "row kinds",
+            "order", "sums", "as written", "scale slot", "exact rows", "student roles",
+            "teacher roles", "student model", "student width", "teacher model", "teacher width",
+        )
+    ]  # fmt: skip
+    assert found.failed == ()
+    by_name = {check.name: check.message for check in found.checks}
+    assert by_name["scale slot"] == "1 rows, on teacher id 257"
+    assert by_name["exact rows"] == "257 rows of equal bytes"
+
+
+def set_item(name: str, place: int, value: float) -> Callable[[Any, Any], object]:
+    return lambda tensors, _: tensors[name].__setitem__(place, value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "failed", "message"),
+    [
+        (set_item("weights", 0, 0.5), "sums", "row 0 sums to 0.5, not 1"),
+        (set_item("weights", 0, np.nan), "weights", "weights are not all finite"),
+        (set_item("weights", 0, -1), "weights", "weights are not all > 0"),
+        (set_item("teacher_ids", 0, 260), "ids", "teacher_ids are not all in 0..259"),
+        (set_item("student_ids", 0, -1), "ids", "student_ids are not all in 0..257"),
+        (
+            set_item("student_ids", 0, 5),
+            "row kinds",
+            "row_kind is not empty exactly where a row is",
+        ),
+        (set_item("row_kind", 0, 99), "row kinds", "row_kind are not all in 0..7"),
+        (
+            set_item("teacher_ids", 7, 8),
+            "exact rows",
+            "other bytes in the rows of 1 ids: 7 '\\x07'",
+        ),
+        (set_item("row_kind", 256, 1), "exact rows", "row 256 has 4 entries"),
+        (set_item("student_token_bytes", 256, 51), "student tokens", "table_sha256 says "),
+        (
+            lambda _, m: m["teacher"]["roles"].update(eos=[259]),
+            "teacher roles",
+            "on unused ids [259]",
+        ),
+        (
+            lambda _, m: m["student"]["roles"].update({"\x1b[31m": [1]}),
+            "student roles",
+            "unknown roles",
+        ),
+        (lambda _, m: m.pop("history"), "format", "it lacks 'history'"),
+        (lambda _, m: m.update(format_version=2), "format", "format version 2 is not 1"),
+        (lambda t, _: t.pop("row_kind"), "format", "it lacks 'row_kind'"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    path: Path, edit: Callable[[Any, Any], object], failed: str, message: str
+) -> None:
+    found = edited(path, edit)
+    assert found.failed == (failed,)
+    [check] = [check for check in found.checks if check.level == "failed"]
+    assert check.message.startswith(message)
+
+
+def test_a_slot_on_a_token_of_text(path: Path) -> None:
+    def edit(tensors: dict[str, Any], metadata: dict[str, Any]) -> None:
+        tensors["teacher_ids"][tensors["teacher_ids"] == 257] = 256
+
+    found = edited(path, edit)
+    assert found.failed == ("scale slot",)
+    assert any(check.message.startswith("on 1 ids: 256 'ab'") for check in found.checks)
+
+
+def test_another_model(path: Path, pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
+    other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
+    found = verify(path, student=other, teacher=pair[1])
+    assert found.failed == ("student model",)
+    [message] = [check.message for check in found.checks if check.level == "failed"]
+    assert message == "1 ids differ from other.tiktoken: 256 '201' and '202'"
+
+
+def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: Path) -> None:
+    folder = str(small / "small-byte-level")
+    narrow = xtok.load_tokenizer(folder, vocab_size=len(byte_level.table) - 1)
+    path = small / "narrow.safetensors"
+    xtok.build(narrow, ranks).save(path)
+    found = verify(path, student=byte_level, teacher=ranks)
+    assert found.failed == ("student width",)
+    by_name = {check.name: check.message for check in found.checks}
+    assert by_name["student width"] == "1,279, and 1,280 by the config"
+
+
+def test_a_pt(pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
+    import torch
+
+    xtok.build(*pair).save(tmp_path / "m.pt")
+    assert verify(tmp_path / "m.pt").failed == ()
+    data = torch.load(tmp_path / "m.pt", weights_only=True)
+    data["likelihoods"][256, 0] = 0.9
+    torch.save(data, tmp_path / "edited.pt")
+    found = verify(tmp_path / "edited.pt")
+    assert found.failed == ("as written",)
+    foreign = {"indices": torch.tensor([[1, -1]]), "likelihoods": torch.tensor([[1.0, 0.0]])}
+    torch.save(foreign, tmp_path / "foreign.pt")
+    found = verify(tmp_path / "foreign.pt", teacher_vocab_size=3)
+    assert found.failed == ()
+    assert [check.name for check in found.checks if check.level == "skipped"] == [
+        "student tokens", "teacher tokens", "scale slot", "exact rows", "student roles",
+        "teacher roles",
+    ]  # fmt: skip
+
+
+def test_equal_by_token_form(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "\ufffd")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
+    config = BuildConfig(token_form="text", scale_trick=False)
+    xtok.build(student, teacher, config).save(tmp_path / "m.safetensors")
+    found = verify(tmp_path / "m.safetensors")
+    assert found.failed == ()
+    by_name = {check.name: check.message for check in found.checks}
+    # 127 bytes are taken for the teacher's first one that reads as U+FFFD, and so is U+FFFD.
+    assert by_name["exact rows"] == (
+        "257 rows of equal bytes, but for 128 that are equal by --token-form"
+    )
+
+
+@pytest.mark.parametrize("data", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"not a map", b"PK\x03\x04"])
+def test_what_is_no_map_cannot_be_read(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(data)
+    with pytest.raises(MapFileError):
+        verify(tmp_path / "m.safetensors")
+
+
+def test_verify_on_the_command_line(cli: Cli, path: Path, tmp_path: Path) -> None:
+    done = cli("verify", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "ok      format          258 × 260, 261 entries"
+    assert lines[-1] == f"{path}: every check holds"
+    assert json.loads(cli("verify", path, "--json").stdout)["checks"][0]["level"] == "ok"
+    other = cli("verify", path, "--teacher-model", "bytes")
+    assert other.returncode == 3
+    assert other.stdout.splitlines()[-1] == f"{path}: failed: teacher model"
+    edited(path, lambda _, m: m["student"]["roles"].update({"\x1b[31m\u202e": [1]}))
+    hostile = cli("verify", path)
+    assert hostile.returncode == 3
+    assert "\u202e" not in hostile.stdout
+    assert "\x1b" not in hostile.stdout
+    path.write_bytes(b"")
+    empty = cli("verify", path)
+    assert (empty.returncode, empty.stdout) == (1, "")
+    assert empty.stderr.startswith("error: ")
+    assert cli("verify", tmp_path / "nowhere.safetensors").returncode == 1
+
+
+def test_a_map_of_another_pair(cli: Cli, path: Path, small: Path) -> None:
+    folder = small / "small-byte-level"
+    done = cli("verify", path, "--student-model", folder, "--teacher-model", folder)
+    assert done.returncode == 3
+    assert ProjectionMap.load(path).shape == (258, 260)
