@@ -24,8 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from xtok import EstimateConfig, MultitokenConfig, ProjectionMap, SortCutConfig, load_tokenizer
-from xtok import build, estimate, evaluate, multitoken, reapply_exact, sort_cut
+from xtok import (
+    EstimateConfig,
+    MultitokenConfig,
+    ProjectionMap,
+    SortCutConfig,
+    build,
+    estimate,
+    evaluate,
+    load_tokenizer,
+    multitoken,
+    reapply_exact,
+    sort_cut,
+)
 from xtok.config import SLOT_WEIGHT, BuildConfig
 from xtok.projection import Edges, RowKind
 from xtok.stages import finished
@@ -92,7 +103,8 @@ def prepare(corpus: Path, work: Path) -> None:
     if (work / "teacher").exists():
         return
     for split, per_language in (("train", 4000), ("valid", 150)):
-        rows = zip(*(samples(corpus / f"{x}.{split}.jsonl.gz")[:per_language] for x in LANGUAGES))
+        columns = [samples(corpus / f"{x}.{split}.jsonl.gz")[:per_language] for x in LANGUAGES]
+        rows = zip(*columns, strict=False)
         lines = [json.dumps({"text": text}, ensure_ascii=False) for row in rows for text in row]
         (work / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     texts = [json.loads(line)["text"] for line in (work / "train.jsonl").open(encoding="utf-8")]
@@ -127,7 +139,7 @@ def write_model(
     rust = Rust(models.BPE())
     parts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
     parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
-    rust.pre_tokenizer = pre_tokenizers.Sequence(parts)  # type: ignore[assignment]
+    rust.pre_tokenizer = pre_tokenizers.Sequence(parts)
     rust.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     rust.train_from_iterator(
@@ -137,7 +149,8 @@ def write_model(
             show_progress=False,
         ),
     )  # fmt: skip
-    fast = PreTrainedTokenizerFast(tokenizer_object=rust, bos_token="<s>", eos_token="</s>")
+    make: Any = PreTrainedTokenizerFast
+    fast = make(tokenizer_object=rust, bos_token="<s>", eos_token="</s>")
     fast.save_pretrained(folder)
     LlamaConfig(
         vocab_size=vocab, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
@@ -259,7 +272,7 @@ def report(
 ) -> None:
     """Print the table, write JSON, and draw."""
     teacher = json.loads((work / "trained-teacher" / "log.jsonl").read_text().splitlines()[-1])
-    rows = []
+    rows: list[dict[str, Any]] = []
     for map_name, loss in dict.fromkeys((r.map, r.loss) for r in all_runs):
         own = [r for r in all_runs if (r.map, r.loss) == (map_name, loss)]
         found = [bits(work, r) for r in own]
@@ -272,7 +285,7 @@ def report(
             }
         )  # fmt: skip
     print(f"teacher: {teacher['bits_per_byte']:.3f} bits per byte; students: {steps} steps")
-    print(f"{'loss':10} {'map':11} {'bits/byte':>16} {'gain over ce':>17} {'start':>6} {'chunk':>6}")
+    print(f"{'loss':10} {'map':11} {'bits/byte':>15} {'gain over ce':>17}  start  chunk")
     for row in sorted(rows, key=lambda r: (r["loss"], r["mean"])):
         ce = [f"{row[k]:6.3f}" if k in row else "     –" for k in MEASURES]
         print(
@@ -281,10 +294,10 @@ def report(
         )
     correlations = {}
     for loss in ("p-kl", "p-kl + ce"):
-        own = [r for r in rows if r["loss"] == loss and r["map"] != "learned"]
+        chosen = [r for r in rows if r["loss"] == loss and r["map"] != "learned"]
         for key in MEASURES:
             correlations[f"{loss}, {key}"] = rank_correlation(
-                [r[key] for r in own], [r["mean"] for r in own]
+                [r[key] for r in chosen], [r["mean"] for r in chosen]
             )
     for name, value in correlations.items():
         print(f"rank correlation of bits per byte with {name}: {value:.2f}")
@@ -310,8 +323,8 @@ def half_interval(values: Sequence[float]) -> float:
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Return Spearman's rank correlation; ties in order."""
-    ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    ranks = np.stack([np.argsort(np.argsort(values)) for values in (x, y)])
+    return float(np.asarray(np.corrcoef(ranks))[0, 1])
 
 
 def draw(work: Path, rows: Sequence[dict[str, Any]]) -> None:
