@@ -140,7 +140,7 @@ def write_model(
     parts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
     parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False))
     rust.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    rust.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    rust.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     rust.train_from_iterator(
         texts,
