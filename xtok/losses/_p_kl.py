@@ -1,0 +1,226 @@
+"""P-KL: the student's probabilities projected by a map, against the teacher's, chunk by chunk.
+
+Neither a `[B, T, V_teacher]` tensor nor one of probabilities `[B, T, V_student]` is ever made: the
+work goes through blocks of positions, and the gradient is the only large thing that is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from xtok.losses._chunks import EPSILON, FLOOR, Chunks, checked, find_chunks, no_chunks
+from xtok.losses._config import PKLConfig
+from xtok.runtime import (
+    Projection,
+    Restricted,
+    add_entry_gradient,
+    block_length,
+    check_width,
+    restrict,
+    sparse_pair,
+    work_dtype,
+)
+
+
+def p_kl(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    projection: Projection,
+    alignment: Any,
+    config: PKLConfig | None = None,
+    *,
+    sample_mask: Tensor | None = None,
+) -> Tensor:
+    """Return the P-KL loss of X-Token (arXiv 2605.21699) as NeMo-RL computes it.
+
+    With p the student's softmax at temperature τ, W the map, K the k teacher tokens with the
+    largest maximum logit in the microbatch, and C a chunk with positions C_s and C_t:
+
+        a_j = (1/|C_s|) Σ_{t∈C_s} Σ_v p_t(v) W[v, j]      q = a / Σ_{j∈K} a_j
+        log r_j = (1/|C_t|) Σ_{t∈C_t} log softmax_K(z_t / τ)_j
+        loss = τ² · mean over chunks of Σ_{j∈K} r_j (log r_j − log q_j)
+
+    Reversed, Σ q (log q − log r). 1e-10 is added to sizes, sums, and q before its logarithm.
+
+    Args:
+        student_logits: `[B, T_s, V_s]`, any floating type; computed in float32 under any autocast
+            (in float64 if they are). Columns beyond the map's width take no part.
+        teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
+        projection: the map; a learnable one gets gradients too.
+        alignment: an `AlignmentBatch` whose chunk ids are those of the *predicted* tokens, as
+            `xtok.shift_to_predictions` gives them.
+        config: see there.
+        sample_mask: `[B]`, 0 where a row does not count.
+
+    Returns:
+        A scalar; 0 with a gradient of zeros where no chunk is valid.
+
+    Raises:
+        XtokError: if logits are narrower than the map.
+        ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
+    """
+    config = config or PKLConfig()
+    num_rows, num_columns = projection.shape
+    check_width("student", student_logits.shape[-1], num_rows)
+    check_width("teacher", teacher_logits.shape[-1], num_columns)
+    chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask)
+    if chunks.count == 0:
+        return no_chunks(student_logits)
+    teacher_logits = teacher_logits.detach()[..., :num_columns]
+    columns = largest_columns(teacher_logits, config.top_k)
+    found = restrict(projection.student_ids, projection.offsets, columns)
+    weights = projection.entry_weights()[found.picked]
+    job = _Job(teacher_logits, columns, found, chunks, num_rows, config)
+    loss: Tensor = _PKL.apply(student_logits, weights, job)
+    return checked(loss, student_logits, teacher_logits)
+
+
+def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
+    """Return the ids of the k columns with the largest maximum, rising, int64 `[k]`."""
+    width = teacher_logits.shape[-1]
+    if top_k is None or top_k >= width:
+        return torch.arange(width, device=teacher_logits.device)
+    return teacher_logits.amax((0, 1)).topk(top_k).indices.sort().values
+
+
+class _Job(NamedTuple):
+    """What the two passes need besides the student's logits and the weights."""
+
+    teacher_logits: Tensor
+    columns: Tensor
+    found: Restricted
+    chunks: Chunks
+    width: int
+    config: PKLConfig
+
+
+class _PKL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, weights: Tensor, job: _Job) -> Tensor:
+        with torch.autocast(logits.device.type, enabled=False):
+            dtype = work_dtype(logits)
+            matrices = sparse_pair(job.found, weights.detach().to(dtype))
+            projected = _projected_chunks(logits, matrices[0], job)
+            target = _teacher_chunks(job, dtype)
+            loss = _compare(projected, target, job.config)
+        ctx.save_for_backward(logits, projected)
+        ctx.job, ctx.matrix, ctx.weights_dtype = job, matrices[1], weights.dtype
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        logits, grad_chunks = ctx.saved_tensors
+        with torch.autocast(logits.device.type, enabled=False):
+            scale = grad_loss.to(grad_chunks.dtype) / (ctx.job.chunks.student_sizes + EPSILON)
+            grad_logits, grad_weights = _differentiate(
+                logits,
+                grad_chunks * scale[:, None],
+                ctx.matrix,
+                ctx.job,
+                learnable=ctx.needs_input_grad[1],
+            )
+        to_weights = grad_weights.to(ctx.weights_dtype) if ctx.needs_input_grad[1] else None
+        return grad_logits if ctx.needs_input_grad[0] else None, to_weights, None
+
+
+def _blocks(
+    logits: Tensor, chunk: Tensor, width: int, *, flat: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Go through `[B, T, V]` in blocks of positions with their chunks; `flat`: across rows."""
+    step = block_length(logits, width)
+    views = [(logits.flatten(0, 1), chunk.flatten())] if flat else zip(logits, chunk, strict=True)
+    for rows, ids in views:
+        for start in range(0, len(rows), step):
+            yield rows[start : start + step], ids[start : start + step]
+
+
+def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
+    """Return the chunks' mean projected probabilities, `[N, k]`."""
+    chunks, found, flat = job.chunks, job.found, logits.is_contiguous()
+    total = torch.zeros((chunks.count + 1, len(job.columns)), dtype=matrix.dtype)
+    total = total.to(logits.device)
+    for rows, ids in _blocks(logits, chunks.student, job.width, flat=flat):
+        probs = _softmax(rows, job, matrix.dtype).index_select(1, found.used)
+        total.index_add_(0, ids, torch.sparse.mm(matrix, probs.t().contiguous()).t())
+    return total[:-1].div_(chunks.student_sizes[:, None] + EPSILON)
+
+
+def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
+    """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
+    chunks, num_columns = job.chunks, len(job.columns)
+    flat = job.teacher_logits.is_contiguous()
+    total = torch.zeros((chunks.count + 1, num_columns), dtype=dtype)
+    total = total.to(job.teacher_logits.device)
+    everything = num_columns == job.teacher_logits.shape[-1]
+    for rows, ids in _blocks(job.teacher_logits, chunks.teacher, num_columns, flat=flat):
+        picked = rows if everything else rows.index_select(1, job.columns)
+        found = torch.log_softmax(picked.to(dtype) / job.config.temperature, -1)
+        total.index_add_(0, ids, found.masked_fill_(torch.isneginf(found), FLOOR))
+    return total[:-1].div_(chunks.teacher_sizes[:, None] + EPSILON)
+
+
+def _softmax(rows: Tensor, job: _Job, dtype: torch.dtype) -> Tensor:
+    rows = rows[:, : job.width].to(dtype)
+    return torch.softmax(rows if job.config.temperature == 1 else rows / job.config.temperature, -1)
+
+
+def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
+    """Return the loss; `projected`, `[N, k]`, is overwritten with its gradient, in blocks."""
+    scale = config.temperature**2 / len(projected)
+    losses = projected.new_empty(len(projected))
+    step = block_length(projected, 4 * projected.shape[1])
+    for start in range(0, len(projected), step):
+        part = slice(start, start + step)
+        sums = projected[part].sum(1, keepdim=True) + EPSILON
+        q, log_r = projected[part] / sums, target[part]
+        log_q = (q + EPSILON).log()
+        if config.reverse_kl:
+            difference = log_q - log_r
+            losses[part] = ((q + EPSILON) * difference).sum(1)
+            to_q = difference.add_(1)
+        else:
+            r = log_r.exp()
+            losses[part] = (r * (log_r - log_q)).sum(1)
+            to_q = r.div_(q + EPSILON).neg_()
+        to_q -= (to_q * q).sum(1, keepdim=True)
+        projected[part] = to_q.div_(sums).mul_(scale)
+    return losses.sum() * scale
+
+
+def _differentiate(
+    logits: Tensor, grad_chunks: Tensor, matrix: Tensor, job: _Job, *, learnable: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients to the logits and to the entries, from that to the chunks' sums."""
+    chunks, found = job.chunks, job.found
+    grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if grad.shape[-1] > job.width:
+        grad[..., job.width :] = 0
+    entries = torch.zeros(len(found.rows), dtype=matrix.dtype, device=logits.device)
+    flat = logits.is_contiguous()
+    blocks, places = (
+        _blocks(tensor, chunks.student, job.width, flat=flat) for tensor in (logits, grad)
+    )
+    for (rows, ids), (into, _) in zip(blocks, places, strict=True):
+        inside = ids < chunks.count
+        back = grad_chunks[ids.clamp(max=chunks.count - 1)].t().contiguous()
+        probs = _softmax(rows, job, matrix.dtype)
+        used = probs.index_select(1, found.used)
+        to_probs = torch.sparse.mm(matrix, back).t()
+        if learnable:
+            part = used.masked_fill(~inside[:, None], 0).t().contiguous()
+            add_entry_gradient(entries, found, part, back)
+        mean = (used * to_probs).sum(1, keepdim=True)
+        probs *= -mean
+        probs[:, found.used] = used * (to_probs - mean)
+        if job.config.temperature != 1:
+            probs /= job.config.temperature
+        if not bool(inside.all()):
+            probs[~inside] = 0
+        into[:, : job.width] = probs
+    return grad, entries
+
