@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     from xtok.errors import OutputError as OutputError
     from xtok.errors import TokenizerError as TokenizerError
     from xtok.errors import XtokError as XtokError
+    from xtok.exports import export as export
     from xtok.mapfile import convert as convert
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
+    from xtok.runtime import Projection as Projection
+    from xtok.runtime import project_token_likelihoods as project_token_likelihoods
     from xtok.sharing import Overlap as Overlap
     from xtok.sharing import overlap as overlap
     from xtok.stages import merge as merge
@@ -74,6 +77,7 @@ _MODULE_OF = {
     "MultitokenConfig": "config",
     "OutputError": "errors",
     "Overlap": "sharing",
+    "Projection": "runtime",
     "ProjectionMap": "projection",
     "RowKind": "projection",
     "SortCutConfig": "config",
@@ -86,12 +90,14 @@ _MODULE_OF = {
     "collate": "conversation",
     "convert": "mapfile",
     "doctor": "diagnosis",
+    "export": "exports",
     "generate": "embeddings",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",
     "merge": "stages",
     "multitoken": "stages",
     "overlap": "sharing",
+    "project_token_likelihoods": "runtime",
     "reapply_exact": "stages",
     "render": "conversation",
     "sort_cut": "stages",

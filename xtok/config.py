@@ -11,6 +11,7 @@ Weighting = Literal["power", "softmax"]
 AnchorFit = Literal["ridge", "orthogonal"]
 Normalize = Literal["sum", "softmax"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+ExportFormat = Literal["nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"]
 
 MAX_ENTRIES = 4096
 """How many entries or pieces a row may be asked for: far more than any map has."""

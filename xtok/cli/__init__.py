@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xtok._version import __version__
-from xtok.cli import _embeddings, _maps, _tokenizers, _views
+from xtok.cli import _embeddings, _exports, _maps, _tokenizers, _views
 from xtok.cli._run import run
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ for _command in (
     _embeddings.merge,
     _views.inspect,
     _views.convert,
+    _exports.export,
     _views.align,
     _tokenizers.doctor,
     _tokenizers.overlap,

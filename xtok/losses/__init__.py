@@ -1,4 +1,49 @@
-"""Losses."""
+"""Distillation losses across tokenizers: pure functions of logits, a map, and an alignment.
 
-from xtok.losses._config import PKLConfig as PKLConfig
-from xtok.losses._p_kl import p_kl as p_kl
+All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` makes them of what an
+aligner gives.
+"""
+
+from xtok.losses._combine import (
+    averaged_logits,
+    combine,
+    same_tokenizer_kl,
+    select_teacher,
+    sum_teachers,
+)
+from xtok.losses._config import (
+    ChunkLossConfig,
+    CombineConfig,
+    GoldConfig,
+    PartitionConfig,
+    PKLConfig,
+    SameTokenizerConfig,
+    ULDConfig,
+)
+from xtok.losses._gold import gold, h_kl, uld
+from xtok.losses._p_kl import p_kl
+from xtok.losses._pairs import ExactPairs, exact_pairs
+from xtok.losses._partition import ByteEvents, partition_kl
+
+__all__ = [
+    "ByteEvents",
+    "ChunkLossConfig",
+    "CombineConfig",
+    "ExactPairs",
+    "GoldConfig",
+    "PKLConfig",
+    "PartitionConfig",
+    "SameTokenizerConfig",
+    "ULDConfig",
+    "averaged_logits",
+    "combine",
+    "exact_pairs",
+    "gold",
+    "h_kl",
+    "p_kl",
+    "partition_kl",
+    "same_tokenizer_kl",
+    "select_teacher",
+    "sum_teachers",
+    "uld",
+]

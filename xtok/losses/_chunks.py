@@ -25,14 +25,14 @@ class Chunks(NamedTuple):
         teacher: int64 `[B, T_t]`, likewise.
         student_sizes: `[N]`, positions per chunk, at least 1.
         teacher_sizes: `[N]`, likewise.
-        count: N.
+        total: N.
     """
 
     student: Tensor
     teacher: Tensor
     student_sizes: Tensor
     teacher_sizes: Tensor
-    count: int
+    total: int
 
 
 def find_chunks(
@@ -70,7 +70,8 @@ def find_chunks(
     number = torch.nn.functional.pad(number, (1, 0), value=count)  # place 0 is for "no chunk"
     student, teacher = (number.gather(1, ids + 1) for ids in sides)
     dtype = work_dtype(student_logits, teacher_logits)
-    return Chunks(student, teacher, *(size[valid].to(dtype) for size in sizes), count)
+    of_student, of_teacher = (size[valid].to(dtype) for size in sizes)
+    return Chunks(student, teacher, of_student, of_teacher, count)
 
 
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:

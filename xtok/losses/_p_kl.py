@@ -68,14 +68,14 @@ def p_kl(
     check_width("student", student_logits.shape[-1], num_rows)
     check_width("teacher", teacher_logits.shape[-1], num_columns)
     chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask)
-    if chunks.count == 0:
+    if chunks.total == 0:
         return no_chunks(student_logits)
     teacher_logits = teacher_logits.detach()[..., :num_columns]
     columns = largest_columns(teacher_logits, config.top_k)
     found = restrict(projection.student_ids, projection.offsets, columns)
     weights = projection.entry_weights()[found.picked]
     job = _Job(teacher_logits, columns, found, chunks, num_rows, config)
-    loss: Tensor = _PKL.apply(student_logits, weights, job)
+    loss: Tensor = _PKL.apply(student_logits, weights, job)  # type: ignore[no-untyped-call]
     return checked(loss, student_logits, teacher_logits)
 
 
@@ -142,7 +142,7 @@ def _blocks(
 def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
     """Return the chunks' mean projected probabilities, `[N, k]`."""
     chunks, found, flat = job.chunks, job.found, logits.is_contiguous()
-    total = torch.zeros((chunks.count + 1, len(job.columns)), dtype=matrix.dtype)
+    total = torch.zeros((chunks.total + 1, len(job.columns)), dtype=matrix.dtype)
     total = total.to(logits.device)
     for rows, ids in _blocks(logits, chunks.student, job.width, flat=flat):
         probs = _softmax(rows, job, matrix.dtype).index_select(1, found.used)
@@ -154,7 +154,7 @@ def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
     """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
     chunks, num_columns = job.chunks, len(job.columns)
     flat = job.teacher_logits.is_contiguous()
-    total = torch.zeros((chunks.count + 1, num_columns), dtype=dtype)
+    total = torch.zeros((chunks.total + 1, num_columns), dtype=dtype)
     total = total.to(job.teacher_logits.device)
     everything = num_columns == job.teacher_logits.shape[-1]
     for rows, ids in _blocks(job.teacher_logits, chunks.teacher, num_columns, flat=flat):
@@ -206,8 +206,8 @@ def _differentiate(
         _blocks(tensor, chunks.student, job.width, flat=flat) for tensor in (logits, grad)
     )
     for (rows, ids), (into, _) in zip(blocks, places, strict=True):
-        inside = ids < chunks.count
-        back = grad_chunks[ids.clamp(max=chunks.count - 1)].t().contiguous()
+        inside = ids < chunks.total
+        back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
         probs = _softmax(rows, job, matrix.dtype)
         used = probs.index_select(1, found.used)
         to_probs = torch.sparse.mm(matrix, back).t()
@@ -223,4 +223,3 @@ def _differentiate(
             probs[~inside] = 0
         into[:, : job.width] = probs
     return grad, entries
-
