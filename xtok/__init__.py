@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xtok.aligner import TokenAligner as TokenAligner
     from xtok.aligner import align as align
     from xtok.aligner import shift_to_predictions as shift_to_predictions
+    from xtok.collator import DistillationCollator as DistillationCollator
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MergeConfig as MergeConfig
@@ -69,6 +70,7 @@ _MODULE_OF = {
     "BuildConfig": "config",
     "Conversation": "conversation",
     "Diagnosis": "diagnosis",
+    "DistillationCollator": "collator",
     "EmbeddingError": "errors",
     "GenerateConfig": "config",
     "MapDescription": "describe",

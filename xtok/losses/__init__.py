@@ -21,16 +21,19 @@ from xtok.losses._config import (
     ULDConfig,
 )
 from xtok.losses._gold import gold, h_kl, uld
+from xtok.losses._named import BatchLoss, LossName, make_loss
 from xtok.losses._p_kl import p_kl
 from xtok.losses._pairs import ExactPairs, exact_pairs
 from xtok.losses._partition import ByteEvents, partition_kl
 
 __all__ = [
+    "BatchLoss",
     "ByteEvents",
     "ChunkLossConfig",
     "CombineConfig",
     "ExactPairs",
     "GoldConfig",
+    "LossName",
     "PKLConfig",
     "PartitionConfig",
     "SameTokenizerConfig",
@@ -40,6 +43,7 @@ __all__ = [
     "exact_pairs",
     "gold",
     "h_kl",
+    "make_loss",
     "p_kl",
     "partition_kl",
     "same_tokenizer_kl",
