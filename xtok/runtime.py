@@ -264,6 +264,13 @@ def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]
     )
 
 
+def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
+    """Return a sparse matrix times `[..., b]`, in their own type under any autocast."""
+    with torch.autocast(matrix.device.type, enabled=False):
+        product: Tensor = torch.sparse.mm(matrix, columns.contiguous())
+        return product
+
+
 def block_length(like: Tensor, width: int) -> int:
     """Return how many rows of a width a temporary may have."""
     size = _BLOCK if like.device.type == "cpu" else _BLOCK_ON_DEVICE
@@ -286,7 +293,7 @@ def _project(
     step = block_length(probs, max(found.num_columns, len(found.used)))
     for start in range(0, len(probs), step):
         part = probs[start : start + step].index_select(1, found.used).to(dtype)
-        out[start : start + step] = torch.sparse.mm(matrix, part.t().contiguous()).t()
+        out[start : start + step] = multiply(matrix, part.t()).t()
     return out
 
 
@@ -318,7 +325,7 @@ def _project_backward(
     for start in range(0, len(probs), step):
         block = slice(start, start + step)
         back = grad[block].to(dtype).t().contiguous()
-        grad_probs[block, found.used] = torch.sparse.mm(matrix, back).t().to(probs.dtype)
+        grad_probs[block, found.used] = multiply(matrix, back).t().to(probs.dtype)
         if learnable:
             part = probs[block].index_select(1, found.used).to(dtype).t().contiguous()
             add_entry_gradient(grad_entries, found, part, back)

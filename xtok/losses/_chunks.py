@@ -135,6 +135,6 @@ def checked(loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Ten
         wrong = torch.isnan(logits) | torch.isposinf(logits)
         if bool(wrong.any()):
             place = wrong.nonzero()[0].tolist()
-            value = float(logits[tuple(place)])
+            value = logits[tuple(place)].item()
             raise ValueError(f"the {side}'s logits are {value} at {place}")
     raise ValueError("a position of a chunk has no finite logit, so the loss is no number")

@@ -20,6 +20,7 @@ from xtok.runtime import (
     add_entry_gradient,
     block_length,
     check_width,
+    multiply,
     restrict,
     sparse_pair,
     work_dtype,
@@ -146,7 +147,7 @@ def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
     total = total.to(logits.device)
     for rows, ids in _blocks(logits, chunks.student, job.width, flat=flat):
         probs = _softmax(rows, job, matrix.dtype).index_select(1, found.used)
-        total.index_add_(0, ids, torch.sparse.mm(matrix, probs.t().contiguous()).t())
+        total.index_add_(0, ids, multiply(matrix, probs.t()).t())
     return total[:-1].div_(chunks.student_sizes[:, None] + EPSILON)
 
 
@@ -210,7 +211,7 @@ def _differentiate(
         back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
         probs = _softmax(rows, job, matrix.dtype)
         used = probs.index_select(1, found.used)
-        to_probs = torch.sparse.mm(matrix, back).t()
+        to_probs = multiply(matrix, back).t()
         if learnable:
             part = used.masked_fill(~inside[:, None], 0).t().contiguous()
             add_entry_gradient(entries, found, part, back)
