@@ -30,7 +30,7 @@ from xtok import losses
 from xtok.collator import DistillationCollator, prepare
 from xtok.errors import XtokError
 from xtok.runtime import Projection
-from xtok.tokenizers import load_tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 
 NUMBERS: tuple[tuple[str, Any, Any], ...] = (
     ("steps", int, 1000),
@@ -92,7 +92,7 @@ def read_texts(paths: Sequence[Path]) -> list[Any]:
             samples += [json.loads(line) for line in content.splitlines() if line.strip()]
         else:
             samples += [text for text in content.split("\n\n") if text.strip()]
-    if not samples:
+    if paths and not samples:
         raise XtokError("there are no texts", hint="give --texts FILE, with something in it")
     return samples
 
@@ -129,12 +129,16 @@ def bits_per_byte(
     return bits / max(1, num_bytes)
 
 
-def load_model(path: str, *, from_scratch: bool = False) -> Any:
+def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -> Any:
     """Load a causal language model in float32, or make one of its configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = AutoConfig.from_pretrained(path)
+    width, needed = config.get_text_config().vocab_size, tokenizer.vocabulary.tokenizer_vocab_size
+    if width < (needed or 0):
+        what = f"{path} is {width} wide, and its tokenizer has {needed} ids"
+        raise XtokError(what, hint="give the tokenizer of this model")
     if from_scratch:
-        config = AutoConfig.from_pretrained(path)
         return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
@@ -151,8 +155,7 @@ def save_checkpoint(path: Path, step: int, parts: dict[str, Any]) -> None:
     """Write a checkpoint under another name and rename it, so that there is never half of one."""
     state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
     state |= {"step": step, "random": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda_random"] = torch.cuda.get_rng_state_all()
+    state["cuda_random"] = torch.cuda.get_rng_state_all()  # none without a GPU
     torch.save(state, path.with_suffix(".tmp"))
     path.with_suffix(".tmp").replace(path)
 
@@ -165,8 +168,7 @@ def load_checkpoint(path: Path, parts: dict[str, Any]) -> int:
     for name, part in parts.items():
         part.load_state_dict(state[name])
     torch.set_rng_state(state["random"])
-    if "cuda_random" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda_random"])
+    torch.cuda.set_rng_state_all(state["cuda_random"])
     return int(state["step"])
 
 
@@ -194,14 +196,16 @@ def train(options: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(options.student_tokenizer or options.student)
     theirs = [load_tokenizer(name) for name in options.teacher_tokenizer or options.teacher]
     collate = DistillationCollator(tokenizer, theirs, max_length=options.max_length)
-    samples = read_texts(options.texts)
-    held_out = read_texts(options.held_out) if options.held_out else []
-    student = load_model(options.student, from_scratch=options.from_scratch).to(options.device)
-    teachers = [load_model(name).to(options.device).eval() for name in options.teacher]
+    samples, held_out = read_texts(options.texts), read_texts(options.held_out)
+    student = load_model(options.student, tokenizer, from_scratch=options.from_scratch).to(
+        options.device
+    )
+    pairs = zip(options.teacher, theirs, strict=True)
+    teachers = [load_model(*pair).to(options.device).eval() for pair in pairs]
     maps: list[Any] = [Projection(path, learnable=options.learn_map) for path in options.map]
     projections = torch.nn.ModuleList(maps).to(options.device)
     names = options.loss or ["p-kl"]
-    names = names if len(names) > 1 else names * len(teachers)
+    names *= len(teachers) if len(names) == 1 else 1
     functions = [
         losses.make_loss(
             name, projection=map_, student=tokenizer, teacher=teacher, top_k=options.top_k,
@@ -209,7 +213,7 @@ def train(options: argparse.Namespace) -> None:
         )
         for name, map_, teacher in zip(names, maps or [None] * len(names), theirs, strict=True)
     ]  # fmt: skip
-    trained = [p for part in (student, projections) for p in part.parameters()]
+    trained = [p for part in (student.to(options.device), projections) for p in part.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))
     parts = {"student": student, "projections": projections, "optimizer": optimizer}
     first = load_checkpoint(options.output / "checkpoint.pt", parts)
@@ -238,9 +242,9 @@ def train(options: argparse.Namespace) -> None:
             own = own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum().clamp(min=1)
             kd = torch.zeros((), device=own.device)
             if teachers:
-                pairs = zip(teachers, batch["teachers"], strict=True)
+                sides = zip(teachers, batch["teachers"], strict=True)
                 with torch.no_grad():
-                    found = [logits_of(*pair) for pair in pairs]
+                    found = [logits_of(*pair) for pair in sides]
                 kd = distillation(logits, found, batch, functions, options)
             loss = losses.combine(kd, own, combined) if teachers else own
         optimizer.zero_grad(set_to_none=True)
