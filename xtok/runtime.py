@@ -328,7 +328,7 @@ def _project_backward(
         grad_probs[block, found.used] = multiply(matrix, back).t().to(probs.dtype)
         if learnable:
             part = probs[block].index_select(1, found.used).to(dtype).t().contiguous()
-            add_entry_gradient(grad_entries, found, part, back)
+            grad_entries += entry_gradient(found, part, back)
     grad_weights[found.picked] = grad_entries.to(weights.dtype)
     return grad_probs, grad_weights
 
@@ -346,12 +346,14 @@ def _(
     return torch.empty_like(probs), torch.empty_like(weights)
 
 
-def add_entry_gradient(into: Tensor, found: Restricted, probs: Tensor, grad: Tensor) -> None:
-    """Add Σ_b probs[row, b] · grad[column, b] to each entry; `[R, b]`, `[k, b]` into `[m]`."""
+def entry_gradient(found: Restricted, probs: Tensor, grad: Tensor) -> Tensor:
+    """Return Σ_b probs[row, b] · grad[column, b] for each entry; `[R, b]`, `[k, b]` into `[m]`."""
+    total = torch.empty(len(found.rows), dtype=probs.dtype, device=probs.device)
     step = block_length(probs, probs.shape[1])
-    for start in range(0, len(into), step):
+    for start in range(0, len(total), step):
         part = slice(start, start + step)
-        into[part] += (probs[found.rows[part]] * grad[found.columns[part]]).sum(1)
+        total[part] = (probs[found.rows[part]] * grad[found.columns[part]]).sum(1)
+    return total
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -6,8 +6,9 @@ work goes through blocks of positions, and the gradient is the only large thing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,14 +18,17 @@ from xtok.losses._config import PKLConfig
 from xtok.runtime import (
     Projection,
     Restricted,
-    add_entry_gradient,
     block_length,
     check_width,
+    entry_gradient,
     multiply,
     restrict,
     sparse_pair,
     work_dtype,
 )
+from xtok.similarity import one_thread_each
+
+Result = TypeVar("Result")
 
 
 def p_kl(
@@ -129,54 +133,92 @@ class _PKL(torch.autograd.Function):
         return grad_logits if ctx.needs_input_grad[0] else None, to_weights, None
 
 
+def _is_flat(logits: Tensor) -> bool:
+    """Tell whether the positions of all rows follow one another at equal steps."""
+    return len(logits) == 1 or logits.stride(0) == logits.shape[1] * logits.stride(1)
+
+
 def _blocks(
     logits: Tensor, chunk: Tensor, width: int, *, flat: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Go through `[B, T, V]` in blocks of positions with their chunks; `flat`: across rows."""
-    step = block_length(logits, width)
+    step = max(1, block_length(logits, width) // _num_threads(logits))
     views = [(logits.flatten(0, 1), chunk.flatten())] if flat else zip(logits, chunk, strict=True)
     for rows, ids in views:
         for start in range(0, len(rows), step):
             yield rows[start : start + step], ids[start : start + step]
 
 
+def _num_threads(like: Tensor) -> int:
+    return torch.get_num_threads() if like.device.type == "cpu" else 1
+
+
+def _each(work: Callable[..., Result], blocks: Iterable[Any], like: Tensor) -> Iterator[Result]:
+    """Work on blocks without gradients, and yield the results in order.
+
+    On a CPU each block is computed by one thread alone. Threads that share every small step wait
+    for one another at each, which on a busy machine costs many times the work itself.
+    """
+
+    def one(block: Any) -> Result:
+        with torch.no_grad():
+            return work(*block)
+
+    listed = list(blocks)
+    if len(listed) == 1 or _num_threads(like) == 1:
+        yield from map(one, listed)
+    else:
+        with one_thread_each() as pool:
+            yield from pool.map(one, listed)
+
+
 def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
     """Return the chunks' mean projected probabilities, `[N, k]`."""
-    chunks, found, flat = job.chunks, job.found, logits.is_contiguous()
-    total = torch.zeros((chunks.total + 1, len(job.columns)), dtype=matrix.dtype)
-    total = total.to(logits.device)
-    for rows, ids in _blocks(logits, chunks.student, job.width, flat=flat):
-        probs = _softmax(rows, job, matrix.dtype).index_select(1, found.used)
-        total.index_add_(0, ids, multiply(matrix, probs.t()).t())
+    chunks = job.chunks
+
+    def project(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        probs = _softmax(rows, job, matrix.dtype).index_select(1, job.found.used)
+        return ids, multiply(matrix, probs.t()).t()
+
+    total = matrix.new_zeros((chunks.total + 1, len(job.columns)), layout=torch.strided)
+    blocks = _blocks(logits, chunks.student, job.width, flat=_is_flat(logits))
+    for ids, projected in _each(project, blocks, logits):
+        total.index_add_(0, ids, projected)
     return total[:-1].div_(chunks.student_sizes[:, None] + EPSILON)
 
 
 def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
     """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
-    chunks, num_columns = job.chunks, len(job.columns)
-    flat = job.teacher_logits.is_contiguous()
-    total = torch.zeros((chunks.total + 1, num_columns), dtype=dtype)
-    total = total.to(job.teacher_logits.device)
-    everything = num_columns == job.teacher_logits.shape[-1]
-    for rows, ids in _blocks(job.teacher_logits, chunks.teacher, num_columns, flat=flat):
-        picked = rows if everything else rows.index_select(1, job.columns)
-        found = torch.log_softmax(picked.to(dtype) / job.config.temperature, -1)
-        total.index_add_(0, ids, found.masked_fill_(torch.isneginf(found), FLOOR))
+    chunks, logits, num_columns = job.chunks, job.teacher_logits, len(job.columns)
+    everything = num_columns == logits.shape[-1]
+
+    def pick(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        picked = (rows if everything else rows.index_select(1, job.columns)).to(dtype)
+        found = torch.log_softmax(_tempered(picked, job), -1)
+        return ids, found.masked_fill_(torch.isneginf(found), FLOOR)
+
+    total = torch.zeros((chunks.total + 1, num_columns), dtype=dtype, device=logits.device)
+    blocks = _blocks(logits, chunks.teacher, num_columns, flat=_is_flat(logits))
+    for ids, found in _each(pick, blocks, logits):
+        total.index_add_(0, ids, found)
     return total[:-1].div_(chunks.teacher_sizes[:, None] + EPSILON)
 
 
+def _tempered(rows: Tensor, job: _Job) -> Tensor:
+    return rows if job.config.temperature == 1 else rows / job.config.temperature
+
+
 def _softmax(rows: Tensor, job: _Job, dtype: torch.dtype) -> Tensor:
-    rows = rows[:, : job.width].to(dtype)
-    return torch.softmax(rows if job.config.temperature == 1 else rows / job.config.temperature, -1)
+    return torch.softmax(_tempered(rows[:, : job.width].to(dtype), job), -1)
 
 
 def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
     """Return the loss; `projected`, `[N, k]`, is overwritten with its gradient, in blocks."""
     scale = config.temperature**2 / len(projected)
     losses = projected.new_empty(len(projected))
-    step = block_length(projected, 4 * projected.shape[1])
-    for start in range(0, len(projected), step):
-        part = slice(start, start + step)
+    step = max(1, block_length(projected, 4 * projected.shape[1]) // _num_threads(projected))
+
+    def compare(part: slice) -> None:
         sums = projected[part].sum(1, keepdim=True) + EPSILON
         q, log_r = projected[part] / sums, target[part]
         log_q = (q + EPSILON).log()
@@ -190,6 +232,9 @@ def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
             to_q = r.div_(q + EPSILON).neg_()
         to_q -= (to_q * q).sum(1, keepdim=True)
         projected[part] = to_q.div_(sums).mul_(scale)
+
+    parts = [(slice(start, start + step),) for start in range(0, len(projected), step)]
+    deque(_each(compare, parts, projected), maxlen=0)
     return losses.sum() * scale
 
 
@@ -201,26 +246,32 @@ def _differentiate(
     grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if grad.shape[-1] > job.width:
         grad[..., job.width :] = 0
-    entries = torch.zeros(len(found.rows), dtype=matrix.dtype, device=logits.device)
-    flat = logits.is_contiguous()
-    blocks, places = (
-        _blocks(tensor, chunks.student, job.width, flat=flat) for tensor in (logits, grad)
-    )
-    for (rows, ids), (into, _) in zip(blocks, places, strict=True):
+
+    def differentiate(rows: Tensor, ids: Tensor, into: Tensor) -> Tensor | None:
         inside = ids < chunks.total
         back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
         probs = _softmax(rows, job, matrix.dtype)
         used = probs.index_select(1, found.used)
         to_probs = multiply(matrix, back).t()
-        if learnable:
-            part = used.masked_fill(~inside[:, None], 0).t().contiguous()
-            add_entry_gradient(entries, found, part, back)
         mean = (used * to_probs).sum(1, keepdim=True)
         probs *= -mean
         probs[:, found.used] = used * (to_probs - mean)
         if job.config.temperature != 1:
             probs /= job.config.temperature
-        if not bool(inside.all()):
-            probs[~inside] = 0
-        into[:, : job.width] = probs
+        outside = ~inside[:, None]
+        into[:, : job.width] = probs.masked_fill_(outside, 0) if bool(outside.any()) else probs
+        if not learnable:
+            return None
+        part = used.masked_fill(outside, 0).t().contiguous()
+        return entry_gradient(found, part, back)
+
+    flat = _is_flat(logits)
+    blocks, places = (
+        _blocks(tensor, chunks.student, job.width, flat=flat) for tensor in (logits, grad)
+    )
+    joined = ((rows, ids, into) for (rows, ids), (into, _) in zip(blocks, places, strict=True))
+    entries = torch.zeros(len(found.rows), dtype=matrix.dtype, device=logits.device)
+    for part in _each(differentiate, joined, logits):
+        if part is not None:
+            entries += part
     return grad, entries
