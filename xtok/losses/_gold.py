@@ -114,7 +114,7 @@ def uld(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the universal logit distillation loss of Boizard et al. (arXiv 2402.12030, eq. 5).
+    """Return the universal logit distillation loss of Boizard et al. (arXiv 2402.12030).
 
     It needs no map. With ↓ the probabilities in falling order, the shorter side filled up with 0:
 

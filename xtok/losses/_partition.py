@@ -91,7 +91,7 @@ def partition_kl(
         loss = τ² · mean over chunks of Σ_{e∈E∪{rest}} r_e (log r_e − log s_e)
         log s_e = Σ of the log-softmax at temperature τ along e's student tokens; rest = 1 − Σ
 
-    Sources: approximate likelihood matching (Minixhofer et al., arXiv 2503.20083, section 3) for
+    Sources: approximate likelihood matching (Minixhofer et al., arXiv 2503.20083) for
     comparing the likelihoods of whole chunks, with a rest; the options documented at NeMo-RL's
     `prefix_bidir_partition_kl_v3` for the alternatives by their prefix in subtoken tables. What
     these leave open is settled here: tokens that a tokenizer would not spell so are no events, the
