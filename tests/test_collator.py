@@ -162,6 +162,7 @@ def test_every_kind_of_tokenizer_can_be_pickled(
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_in_workers(collator: DistillationCollator, context: str) -> None:
     loader: DataLoader[Any] = DataLoader(
         TEXTS * 2,  # type: ignore[arg-type]

@@ -116,6 +116,7 @@ def test_a_run_that_was_interrupted_ends_the_same(setting: list[str], tmp_path: 
     assert again == whole
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_give_the_same_batches(setting: list[str], tmp_path: Path) -> None:
     alone = run(setting, tmp_path / "a", steps=2)
     assert run(setting, tmp_path / "b", "--num-workers=1", steps=2) == alone
