@@ -6,8 +6,9 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import benchmark_losses
 import distill
 import pytest
 import small_tokenizers
@@ -16,6 +17,7 @@ import torch
 import xtok
 from xtok import ProjectionMap, XtokError
 from xtok.collator import DistillationCollator
+from xtok.losses import LossName, make_loss
 from xtok.tokenizers import Tokenizer
 
 STEPS = 6
@@ -196,3 +198,22 @@ def test_the_order_hangs_on_seed_and_step() -> None:
 
 def test_it_is_short() -> None:
     assert len(Path(distill.__file__).read_text(encoding="utf-8").splitlines()) <= 300
+
+
+def test_losses_by_name(byte_level: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="the loss is 'kl', and must be one of"):
+        make_loss("kl")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="partition-kl needs both tokenizers"):
+        make_loss("partition-kl", student=byte_level)
+    for name in get_args(LossName):
+        if name in ("p-kl", "gold", "h-kl"):
+            with pytest.raises(XtokError, match=f"{name} needs a map"):
+                make_loss(name)
+
+
+def test_the_benchmark_prints_both_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark_losses.main(["--size=0.002", "--positions=16", "--rounds=1", "--learnable"])
+    printed = capsys.readouterr().out
+    assert "T = 16, 257 × 304, k = 16" in printed
+    assert "× the gradient and the map" in printed
+    assert "in 1 turns" in printed
