@@ -254,12 +254,14 @@ def _differentiate(
         used = probs.index_select(1, found.used)
         to_probs = multiply(matrix, back).t()
         mean = (used * to_probs).sum(1, keepdim=True)
-        probs *= -mean
-        probs[:, found.used] = used * (to_probs - mean)
+        target = into[:, : job.width]
+        torch.mul(probs, -mean, out=target)
+        target[:, found.used] = (used * (to_probs - mean)).to(target.dtype)
         if job.config.temperature != 1:
-            probs /= job.config.temperature
+            target /= job.config.temperature
         outside = ~inside[:, None]
-        into[:, : job.width] = probs.masked_fill_(outside, 0) if bool(outside.any()) else probs
+        if bool(outside.any()):
+            target.masked_fill_(outside, 0)
         if not learnable:
             return None
         part = used.masked_fill(outside, 0).t().contiguous()
