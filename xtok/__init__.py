@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xtok.aligner import shift_to_predictions as shift_to_predictions
     from xtok.classes import TokenClass as TokenClass
     from xtok.classes import token_classes as token_classes
+    from xtok.collator import DistillationCollator as DistillationCollator
     from xtok.comparison import Comparison as Comparison
     from xtok.comparison import compare as compare
     from xtok.config import BuildConfig as BuildConfig
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from xtok.errors import XtokError as XtokError
     from xtok.explanation import Explanation as Explanation
     from xtok.explanation import explain as explain
+    from xtok.exports import export as export
     from xtok.mapfile import convert as convert
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from xtok.projection import transpose as transpose
     from xtok.quality import Evaluation as Evaluation
     from xtok.quality import evaluate as evaluate
+    from xtok.runtime import Projection as Projection
+    from xtok.runtime import project_token_likelihoods as project_token_likelihoods
     from xtok.sharing import Overlap as Overlap
     from xtok.sharing import overlap as overlap
     from xtok.stages import merge as merge
@@ -79,6 +83,7 @@ _MODULE_OF = {
     "BuildConfig": "config",
     "Conversation": "conversation",
     "Diagnosis": "diagnosis",
+    "DistillationCollator": "collator",
     "EmbeddingError": "errors",
     "EstimateConfig": "config",
     "GenerateConfig": "config",
@@ -88,6 +93,7 @@ _MODULE_OF = {
     "MultitokenConfig": "config",
     "OutputError": "errors",
     "Overlap": "sharing",
+    "Projection": "runtime",
     "ProjectionMap": "projection",
     "RowKind": "projection",
     "SortCutConfig": "config",
@@ -112,12 +118,14 @@ _MODULE_OF = {
     "doctor": "diagnosis",
     "estimate": "counting",
     "evaluate": "quality",
+    "export": "exports",
     "generate": "embeddings",
     "inspect": "describe",
     "load_tokenizer": "tokenizers",
     "merge": "stages",
     "multitoken": "stages",
     "overlap": "sharing",
+    "project_token_likelihoods": "runtime",
     "reapply_exact": "stages",
     "render": "conversation",
     "sort_cut": "stages",

@@ -16,6 +16,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["decay", "prior"]
 Target = Literal["start", "chunk"]
 Loss = Literal["p-kl", "gold", "h-kl"]
+ExportFormat = Literal["nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"]
 
 MAX_ENTRIES = 4096
 """How many entries or pieces a row may be asked for: far more than any map has."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from xtok._version import __version__
-from xtok.cli import _checks, _embeddings, _maps, _texts, _tokenizers, _views
+from xtok.cli import _checks, _embeddings, _exports, _maps, _texts, _tokenizers, _views
 from xtok.cli._run import run
 from xtok.cli._spellings import Command
 
@@ -56,6 +56,7 @@ for _command in (
     _checks.explain,
     _checks.verify,
     _views.convert,
+    _exports.export,
     _views.align,
     _tokenizers.doctor,
     _tokenizers.overlap,

@@ -44,6 +44,15 @@ class SentencePieceBackend:
         backend._load(proto, source)
         return backend
 
+    def __getstate__(self) -> bytes:
+        state: bytes = self._proto.SerializeToString()  # its class is not found by its name
+        return state
+
+    def __setstate__(self, state: bytes) -> None:
+        from sentencepiece import sentencepiece_model_pb2
+
+        self._load(sentencepiece_model_pb2.ModelProto.FromString(state), "a pickled model")
+
     def _load(self, proto: ModelProto, source: str) -> None:
         from sentencepiece import SentencePieceProcessor
 

@@ -1,0 +1,94 @@
+"""Plain twins of the losses: dense matrices, a loop over chunks, autograd. Float64 throughout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-10
+
+
+def members(chunk_id: Tensor, row: int, chunk: int) -> list[int]:
+    return [i for i, c in enumerate(chunk_id[row].tolist()) if c == chunk]
+
+
+def divergence(log_s: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:
+    if reverse:
+        log_s, log_r = log_r, log_s
+    return (log_r.exp() * (log_r - log_s)).sum()
+
+
+def mean_over_chunks(chunk_losses: list[Tensor], temperature: float) -> Tensor:
+    return torch.stack(chunk_losses).mean() * temperature**2
+
+
+def p_kl(
+    student: Tensor,
+    teacher: Tensor,
+    matrix: Tensor,
+    ids: tuple[Tensor, Tensor],
+    valid: Tensor,
+    *,
+    top_k: int | None = None,
+    temperature: float = 1.0,
+    reverse: bool = False,
+) -> Tensor:
+    student, teacher = student[..., : matrix.shape[0]], teacher[..., : matrix.shape[1]]
+    columns = teacher.amax((0, 1)).topk(top_k or matrix.shape[1]).indices
+    found = []
+    for row, chunk in valid.nonzero().tolist():
+        ours, theirs = (members(side, row, chunk) for side in ids)
+        if not ours or not theirs:
+            continue
+        projected = torch.softmax(student[row, ours] / temperature, -1) @ matrix
+        mean = projected[:, columns].sum(0) / (len(ours) + EPSILON)
+        share = mean / (mean.sum() + EPSILON)
+        within = torch.log_softmax(teacher[row, theirs][:, columns] / temperature, -1)
+        target = within.sum(0) / (len(theirs) + EPSILON)
+        found.append(divergence((share + EPSILON).log(), target, reverse=reverse))
+    return mean_over_chunks(found, temperature)
+
+
+def gold(
+    student: Tensor,
+    teacher: Tensor,
+    pairs: list[tuple[int, int]],
+    ids: tuple[Tensor, Tensor],
+    valid: Tensor,
+    *,
+    uncommon_topk: int = 8192,
+    temperature: float = 1.0,
+    reverse: bool = False,
+) -> Tensor:
+    found = []
+    for row, chunk in valid.nonzero().tolist():
+        ours, theirs = (members(side, row, chunk) for side in ids)
+        if not ours or not theirs:
+            continue
+        log_s = torch.log_softmax(student[row, ours] / temperature, -1).mean(0)
+        log_r = torch.log_softmax(teacher[row, theirs] / temperature, -1).mean(0)
+        common_s, common_t = [s for s, _ in pairs], [t for _, t in pairs]
+        loss = divergence(log_s[common_s], log_r[common_t], reverse=reverse)
+        rest_s = [i for i in range(len(log_s)) if i not in common_s]
+        rest_t = [i for i in range(len(log_r)) if i not in common_t]
+        length = min(len(rest_s), len(rest_t), uncommon_topk)
+        falling = [
+            side.exp().sort(descending=True).values[:length]
+            for side in (log_s[rest_s], log_r[rest_t])
+        ]
+        found.append(loss + (falling[0] - falling[1]).abs().sum())
+    return mean_over_chunks(found, temperature)
+
+
+def uld(student: Tensor, teacher: Tensor, ids: tuple[Tensor, Tensor], valid: Tensor) -> Tensor:
+    found = []
+    for row, chunk in valid.nonzero().tolist():
+        ours, theirs = (members(side, row, chunk) for side in ids)
+        if not ours or not theirs:
+            continue
+        p = torch.softmax(student[row, ours], -1).mean(0).sort(descending=True).values
+        q = torch.softmax(teacher[row, theirs], -1).mean(0).sort(descending=True).values
+        width = max(len(p), len(q))
+        p, q = (torch.nn.functional.pad(side, (0, width - len(side))) for side in (p, q))
+        found.append((p - q).abs().sum())
+    return mean_over_chunks(found, 1.0)

@@ -1,0 +1,200 @@
+"""The collator: both tokenizations, targets, and chunks, in this process and in workers."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251
+from typing import Any
+
+import pytest
+import torch
+from test_chats import PLAIN
+from torch.utils.data import DataLoader
+
+import xtok
+from xtok import DistillationCollator, XtokError, shift_to_predictions
+from xtok.collator import predicted, prepare
+from xtok.tokenizers import Tokenizer
+
+TEXTS = ["The keeper lit 201 lamps.", "Light", ""]
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps."},
+]
+
+
+@pytest.fixture(scope="module")
+def collator(digits: Tokenizer, byte_level: Tokenizer) -> DistillationCollator:
+    return DistillationCollator(digits, byte_level)
+
+
+def flat(batch: Any) -> dict[str, Any]:
+    """Return all tensors of a batch by name."""
+    found = {name: value for name, value in batch.items() if name != "teachers"}
+    for number, side in enumerate(batch["teachers"]):
+        found |= {f"{number}.{name}": v for name, v in side.items() if name != "alignment"}
+        found |= {f"{number}.{name}": v for name, v in vars(side["alignment"]).items()}
+    return found
+
+
+def assert_same(first: Any, second: Any) -> None:
+    a, b = flat(first), flat(second)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def test_texts(collator: DistillationCollator, digits: Tokenizer, byte_level: Tokenizer) -> None:
+    batch = collator(TEXTS)
+    [side] = batch["teachers"]
+    for tokenizer, part in ((digits, batch), (byte_level, side)):
+        [bos] = tokenizer.table.roles["bos"]
+        [pad] = tokenizer.table.roles["pad"]
+        for row, text in enumerate(TEXTS):
+            ids = [bos, *tokenizer.segment(text.encode())]
+            padding = part["input_ids"].shape[1] - len(ids)
+            assert part["input_ids"][row].tolist() == [*ids, *[pad] * padding]
+            assert part["attention_mask"][row].tolist() == [1] * len(ids) + [0] * padding
+            assert part["labels"][row].tolist() == [*ids, *[-100] * padding]
+    aligned = collator.aligners[0].align(
+        batch["input_ids"],
+        side["input_ids"],
+        student_attention_mask=batch["attention_mask"],
+        teacher_attention_mask=side["attention_mask"],
+    )
+    for name, value in vars(side["alignment"]).items():
+        assert torch.equal(value, getattr(aligned, name)), name
+    assert int(aligned.num_chunks[0]) > 5
+
+
+def test_several_teachers_and_none(
+    digits: Tokenizer, byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    batch = DistillationCollator(digits, [byte_level, sentencepiece], bos=False, eos=True)(TEXTS)
+    ends = [t.table.roles["eos"][0] for t in (digits, byte_level, sentencepiece)]
+    sides = [batch, *batch["teachers"]]
+    assert [int(s["input_ids"][2, 0]) for s in sides] == ends
+    assert batch["teachers"][1]["alignment"].num_chunks.tolist()[2] == 1
+    alone = DistillationCollator(digits, [], bos=False, eos=True)(TEXTS)
+    assert alone["teachers"] == []
+    assert torch.equal(alone["input_ids"], batch["input_ids"])
+
+
+def test_truncation_leaves_whole_chunks(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    whole = DistillationCollator(digits, byte_level)([TEXTS[0]])
+    for length in range(1, 12):
+        cut = DistillationCollator(digits, byte_level, max_length=length)([TEXTS[0]])
+        found, expected = (b["teachers"][0]["alignment"] for b in (cut, whole))
+        chunks = int(found.pair_valid.sum())
+        for side in ("student", "teacher"):
+            ids = getattr(found, f"{side}_chunk_id")[0]
+            full = getattr(expected, f"{side}_chunk_id")[0]
+            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < chunks)].tolist()
+    with pytest.raises(ValueError, match="max_length is 0"):
+        DistillationCollator(digits, byte_level, max_length=0)
+
+
+def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> Any:
+    return DistillationCollator(
+        digits, byte_level, student_template="chatml", teacher_templates=[PLAIN], **options
+    )
+
+
+def test_conversations(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    batch = chat_collator(digits, byte_level)([CHAT, {"messages": CHAT}, {"text": TEXTS[0]}])
+    [side] = batch["teachers"]
+    for tokenizer, part in ((digits, batch), (byte_level, side)):
+        labels, ids = part["labels"][0], part["input_ids"][0]
+        assert torch.equal(labels, part["labels"][1])
+        targets = labels[labels >= 0].tolist()
+        assert torch.equal(labels[labels >= 0], ids[labels >= 0])
+        text = b"".join(tokenizer.table[i] for i in targets)
+        assert b"There are 201 steps." in text
+        assert b"How many" not in text
+    aligned = side["alignment"]
+    valid = aligned.pair_valid[0]
+    for name, labels in (("student", batch["labels"]), ("teacher", side["labels"])):
+        ids = getattr(aligned, f"{name}_chunk_id")[0]
+        assert bool((labels[0][ids >= 0] >= 0).all())
+        assert sorted(set(ids[ids >= 0].tolist())) == list(range(int(valid.sum())))
+    assert bool(aligned.pair_is_correct[0][valid].all())
+    assert int(valid.sum()) == int(aligned.num_chunks[0]) > 3
+    assert int(aligned.pair_valid[2].sum()) > 5
+
+
+def test_a_conversation_that_is_cut_has_whole_chunks(
+    digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    whole = chat_collator(digits, byte_level)([CHAT])["teachers"][0]["alignment"]
+    num_tokens = whole.teacher_chunk_id.shape[1]
+    counts = []
+    for length in range(1, num_tokens + 1):
+        batch = chat_collator(digits, byte_level, max_length=length)([CHAT])
+        aligned = batch["teachers"][0]["alignment"]
+        chunks = int(aligned.pair_valid.sum())
+        counts.append(chunks)
+        for name in ("student", "teacher"):
+            ids = getattr(aligned, f"{name}_chunk_id")[0]
+            full = getattr(whole, f"{name}_chunk_id")[0]
+            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < chunks)].tolist()
+    assert counts == sorted(counts)
+    assert counts[0] == 0
+    assert counts[-1] == int(whole.pair_valid.sum())
+
+
+def test_prepare_shifts_what_losses_take(collator: DistillationCollator) -> None:
+    batch = collator(TEXTS)
+    ready = prepare(collator(TEXTS))
+    [side] = ready["teachers"]
+    expected = shift_to_predictions(batch["teachers"][0]["alignment"])
+    for name, value in vars(expected).items():
+        assert torch.equal(getattr(side["shifted"], name), value)
+    assert ready["targets"][0].tolist() == [*batch["labels"][0, 1:].tolist(), -100]
+    assert side["predicted_ids"][0, :-1].tolist() == side["input_ids"][0, 1:].tolist()
+    assert predicted(torch.tensor([[1, 2]]), fill=0).tolist() == [[2, 0]]
+
+
+def test_every_kind_of_tokenizer_can_be_pickled(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer
+) -> None:
+    made = DistillationCollator(byte_level, [sentencepiece, ranks])
+    again = pickle.loads(pickle.dumps(made))
+    assert_same(again(TEXTS), made(TEXTS))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_in_workers(collator: DistillationCollator, context: str) -> None:
+    loader: DataLoader[Any] = DataLoader(
+        TEXTS * 2,  # type: ignore[arg-type]
+        batch_size=2,
+        collate_fn=collator,
+        num_workers=1,
+        multiprocessing_context=context,
+    )
+    found = list(loader)
+    assert len(found) == 3
+    for batch, start in zip(found, (0, 2, 4), strict=True):
+        assert_same(batch, collator((TEXTS * 2)[start : start + 2]))
+
+
+def test_transformers_tokenizers(small: Any, collator: DistillationCollator) -> None:
+    from transformers import AutoTokenizer
+
+    loaded = [
+        AutoTokenizer.from_pretrained(small / n) for n in ("small-digits", "small-byte-level")
+    ]
+    assert_same(DistillationCollator(*loaded)(TEXTS), collator(TEXTS))
+
+
+def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="a batch needs samples"):
+        collator([])
+    with pytest.raises(ValueError, match="a sample is int: neither a text nor a conversation"):
+        collator([3])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="a sample is dict: neither"):
+        collator([{"prompt": "x"}])
+    with pytest.raises(ValueError, match="1 teachers, 2 templates"):
+        DistillationCollator(byte_level, byte_level, teacher_templates=["chatml", None])
+    words = xtok.load_tokenizer("null:5")
+    with pytest.raises(XtokError, match="null:5 cannot spell the text 'The keeper"):
+        DistillationCollator(words, byte_level)(TEXTS)

@@ -1,0 +1,219 @@
+"""The example training script, with random models of a few thousand parameters."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import benchmark_losses
+import distill
+import pytest
+import small_tokenizers
+import torch
+
+import xtok
+from xtok import ProjectionMap, XtokError
+from xtok.collator import DistillationCollator
+from xtok.losses import LossName, make_loss
+from xtok.tokenizers import Tokenizer
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def setting(
+    tmp_path_factory: pytest.TempPathFactory, small: Path, byte_level: Tokenizer, digits: Tokenizer
+) -> list[str]:
+    """The options of a student and a teacher, a map, and texts."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    for name, tokenizer in (("student", digits), ("teacher", byte_level)):
+        config = LlamaConfig(
+            vocab_size=tokenizer.vocabulary.vocab_size,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            attention_dropout=0.1,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder / name)
+    xtok.build(digits, byte_level).save(folder / "map.safetensors")
+    (folder / "texts.txt").write_text(small_tokenizers.ENGLISH, encoding="utf-8")
+    held_out = [{"text": "The light reaches 201 steps."}, {"text": "High water at 6:12."}]
+    lines = "".join(json.dumps(line) + "\n" for line in held_out)
+    (folder / "held-out.jsonl").write_text(lines, encoding="utf-8")
+    return [
+        f"--student={folder / 'student'}",
+        f"--student-tokenizer={small / 'small-digits'}",
+        f"--teacher={folder / 'teacher'}",
+        f"--teacher-tokenizer={small / 'small-byte-level'}",
+        f"--map={folder / 'map.safetensors'}",
+        f"--texts={folder / 'texts.txt'}",
+        f"--held-out={folder / 'held-out.jsonl'}",
+        "--batch-size=2",
+        "--max-length=48",
+        "--warmup=2",
+        "--learning-rate=0.01",
+    ]
+
+
+def run(setting: list[str], output: Path, *options: str, steps: int = STEPS) -> list[Any]:
+    distill.main([*setting, f"--output={output}", f"--steps={steps}", *options])
+    log = (output / "log.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in log.splitlines()]
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(output / "checkpoint.pt")["student"]
+    return found
+
+
+@pytest.mark.parametrize("loss", ["p-kl", "gold", "h-kl", "uld", "partition-kl"])
+def test_every_loss_trains(setting: list[str], tmp_path: Path, loss: str) -> None:
+    log = run(setting, tmp_path / "run", f"--loss={loss}", "--temperature=2")
+    assert [line["step"] for line in log] == list(range(STEPS))
+    for line in log:
+        # Neither gold nor H-KL is bounded below by 0: pairs alone are no distribution.
+        assert line["distillation"] > 0 or loss in ("gold", "h-kl")
+        assert line["loss"] == pytest.approx(line["distillation"] + line["cross_entropy"], rel=1e-5)
+        assert all(math.isfinite(value) for value in line.values())
+    assert log[-1]["cross_entropy"] < log[0]["cross_entropy"]
+
+
+def test_a_run_that_was_interrupted_ends_the_same(setting: list[str], tmp_path: Path) -> None:
+    options = ("--save-every=2", "--learn-map", "--seed=3")
+    whole = run(setting, tmp_path / "whole", *options)
+
+    class Interrupted(Exception):
+        pass
+
+    def fail(step: int, options: Any) -> float:
+        if step == 5:  # after the checkpoint behind step 3, and a line of the log behind it
+            raise Interrupted
+        return rate(step, options)
+
+    rate = distill.learning_rate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distill, "learning_rate", fail)
+        with pytest.raises(Interrupted):
+            run(setting, tmp_path / "cut", *options)
+    lines = (tmp_path / "cut" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 5
+    torch.manual_seed(99)
+    resumed = run(setting, tmp_path / "cut", *options)
+    assert resumed == whole
+    first, second = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    maps = [tmp_path / name / "map-0.safetensors" for name in ("whole", "cut")]
+    assert maps[0].read_bytes() == maps[1].read_bytes()
+    learned = ProjectionMap.load(maps[0])
+    assert learned.history[-1]["stage"] == "learn"
+    again = run(setting, tmp_path / "cut", *options)  # nothing is left to do
+    assert again == whole
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_give_the_same_batches(setting: list[str], tmp_path: Path) -> None:
+    alone = run(setting, tmp_path / "a", steps=2)
+    assert run(setting, tmp_path / "b", "--num-workers=1", steps=2) == alone
+
+
+def test_cross_entropy_alone_and_dynamic_scaling(setting: list[str], tmp_path: Path) -> None:
+    student = [o for o in setting if not o.startswith(("--teacher", "--map"))]
+    log = run(student, tmp_path / "alone", steps=2)
+    assert [line["distillation"] for line in log] == [0.0, 0.0]
+    log = run(setting, tmp_path / "scaled", "--dynamic-scaling", "--loss=uld", steps=2)
+    assert all(line["loss"] == pytest.approx(2 * line["cross_entropy"]) for line in log)
+
+
+def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
+    teacher = [o for o in setting if o.startswith(("--teacher", "--map"))]
+    one = run(setting, tmp_path / "one", steps=1)
+    both = [*setting, *teacher]
+    weighted = ("--teacher-weight=0.5", "--teacher-weight=2")
+    two = run(both, tmp_path / "two", *weighted, steps=1)
+    assert two[0]["distillation"] == pytest.approx(2.5 * one[0]["distillation"], rel=1e-5)
+    selected = run(both, tmp_path / "selected", "--teachers=selected", steps=1)
+    assert selected[0]["distillation"] == pytest.approx(one[0]["distillation"], rel=1e-6)
+
+
+def test_averaged_logits_of_teachers_of_the_same_tokenizer(
+    setting: list[str], small: Path, tmp_path: Path
+) -> None:
+    student = next(o for o in setting if o.startswith("--student=")).removeprefix("--student=")
+    plain = [o for o in setting if not o.startswith(("--teacher", "--map"))]
+    same = [f"--teacher={student}", f"--teacher-tokenizer={small / 'small-digits'}"] * 2
+    options = ("--teachers=averaged-logits", "--loss=same-tokenizer")
+    log = run([*plain, *same], tmp_path / "run", *options, steps=2)
+    # The student is its own teacher, but for dropout.
+    assert log[0]["distillation"] == pytest.approx(0, abs=1e-4)
+    assert log[1]["distillation"] > 2 * log[0]["distillation"]
+
+
+def test_bits_per_byte(setting: list[str], digits: Tokenizer, tmp_path: Path) -> None:
+    log = run(setting, tmp_path / "run", "--autocast", "--plot", "--save-every=4")
+    assert [line["step"] for line in log if "bits_per_byte" in line] == [3, 5]
+    assert (tmp_path / "run" / "log.png").read_bytes()[:4] == b"\x89PNG"
+    student = distill.load_model(str(tmp_path / "run" / "student"), digits)
+    for parameter in student.parameters():
+        torch.nn.init.zeros_(parameter)  # every token is as likely as any other
+    text = "The light reaches 201 steps."
+    collate = DistillationCollator(digits, [])
+    found = distill.bits_per_byte(student, [text], collate, 1)
+    num_tokens = len(digits.segment(text.encode()))
+    width = digits.vocabulary.vocab_size
+    assert found == pytest.approx(num_tokens * math.log2(width) / len(text), rel=1e-5)
+
+
+def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path) -> None:
+    first = run(setting, tmp_path / "a", "--from-scratch", "--seed=1", steps=1)
+    assert first == run(setting, tmp_path / "b", "--from-scratch", "--seed=1", steps=1)
+    assert first != run(setting, tmp_path / "c", "--from-scratch", "--seed=2", steps=1)
+    without = [o for o in setting if not o.startswith("--map")]
+    with pytest.raises(XtokError, match="p-kl needs a map"):
+        run(without, tmp_path / "d")
+    (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
+    texts = [o for o in setting if not o.startswith("--texts")]
+    with pytest.raises(XtokError, match="there are no texts"):
+        run([*texts, f"--texts={tmp_path / 'empty.jsonl'}"], tmp_path / "e")
+    mistaken = [o.replace("small-digits", "small-byte-level") for o in setting]
+    with pytest.raises(XtokError, match="student is 896 wide, and its tokenizer has 1200 ids"):
+        run(mistaken, tmp_path / "f", steps=1)
+
+
+def test_the_order_hangs_on_seed_and_step() -> None:
+    options = argparse.Namespace(steps=7, batch_size=3, seed=5)
+    whole = list(distill.batches(5, options, 0))
+    assert list(distill.batches(5, options, 4)) == whole[4:]
+    flat = [i for batch in whole for i in batch]
+    assert [sorted(flat[s : s + 5]) for s in (0, 5, 10, 15)] == [[0, 1, 2, 3, 4]] * 4
+    assert flat[:5] != flat[5:10]
+
+
+def test_it_is_short() -> None:
+    assert len(Path(distill.__file__).read_text(encoding="utf-8").splitlines()) <= 300
+
+
+def test_losses_by_name(byte_level: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="the loss is 'kl', and must be one of"):
+        make_loss("kl")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="partition-kl needs both tokenizers"):
+        make_loss("partition-kl", student=byte_level)
+    for name in get_args(LossName):
+        if name in ("p-kl", "gold", "h-kl"):
+            with pytest.raises(XtokError, match=f"{name} needs a map"):
+                make_loss(name)
+
+
+def test_the_benchmark_prints_both_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark_losses.main(["--size=0.002", "--positions=16", "--rounds=1", "--learnable"])
+    printed = capsys.readouterr().out
+    assert "T = 16, 257 × 304, k = 16" in printed
+    assert "× the gradient and the map" in printed
+    assert "in 1 turns" in printed

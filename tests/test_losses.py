@@ -1,0 +1,544 @@
+"""The losses: NeMo-RL's own values, plain twins, hand-made values, gradients, and bad input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import naive_losses
+import numpy as np
+import pytest
+import torch
+from test_projection import GOOD, SLOT
+from test_runtime import random_map
+from torch import Tensor
+
+from xtok import ProjectionMap, XtokError
+from xtok.aligner import AlignmentBatch
+from xtok.losses import (
+    ChunkLossConfig,
+    CombineConfig,
+    ExactPairs,
+    GoldConfig,
+    PKLConfig,
+    SameTokenizerConfig,
+    ULDConfig,
+    averaged_logits,
+    combine,
+    exact_pairs,
+    gold,
+    h_kl,
+    p_kl,
+    same_tokenizer_kl,
+    select_teacher,
+    sum_teachers,
+    uld,
+)
+from xtok.projection import RowKind
+from xtok.runtime import Projection
+
+GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
+
+
+def alignment(student: Any, teacher: Any, valid: Any = None, correct: Any = None) -> AlignmentBatch:
+    s, t = torch.as_tensor(student), torch.as_tensor(teacher)
+    chunks = max(int(s.max()), int(t.max())) + 1
+    pair_valid = torch.ones((len(s), chunks)).bool() if valid is None else torch.as_tensor(valid)
+    return AlignmentBatch(
+        pair_valid=pair_valid,
+        pair_is_correct=pair_valid if correct is None else torch.as_tensor(correct),
+        student_exact_partition_mask=torch.zeros_like(s),
+        teacher_exact_partition_mask=torch.zeros_like(t),
+        student_chunk_id=s,
+        teacher_chunk_id=t,
+        num_chunks=pair_valid.sum(1),
+    )
+
+
+ROWS = [[0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, 3, 3, -1]]
+COLUMNS = [[0, 1, 1, -1, 2], [0, 0, 1, 2, -1]]
+ALIGNED = alignment(ROWS, COLUMNS)
+IDS = (torch.tensor(ROWS), torch.tensor(COLUMNS))
+PAIRS = [(0, 3), (2, 1), (5, 0), (8, 12)]
+
+
+def logits(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    student = torch.randn(2, 7, 10, generator=generator, dtype=torch.float64) * 2
+    teacher = torch.randn(2, 5, 13, generator=generator, dtype=torch.float64) * 2
+    return student.to(dtype).requires_grad_(), teacher.to(dtype)
+
+
+def dense(m: ProjectionMap) -> Tensor:
+    matrix = torch.zeros(m.shape, dtype=torch.float64)
+    matrix[m.student_ids.tolist(), m.teacher_ids.tolist()] = torch.from_numpy(m.weights).double()
+    return matrix
+
+
+def made_pairs(pairs: list[tuple[int, int]], widths: tuple[int, int]) -> ExactPairs:
+    sides = [torch.tensor([pair[side] for pair in pairs]) for side in (0, 1)]
+    rests = [
+        torch.tensor([i for i in range(width) if i not in ids.tolist()])
+        for ids, width in zip(sides, widths, strict=True)
+    ]
+    return ExactPairs(sides[0], sides[1], rests[0], rests[1])
+
+
+def value_and_gradient(loss: Tensor, student: Tensor) -> tuple[Tensor, Tensor]:
+    student.grad = None
+    loss.backward()
+    assert student.grad is not None
+    return loss.detach(), student.grad
+
+
+# NeMo-RL's own values
+
+CASES: dict[str, Any] = {
+    "p_kl": PKLConfig(top_k=None),
+    "p_kl_topk12": PKLConfig(top_k=12),
+    "p_kl_reverse_t2": PKLConfig(reverse_kl=True, temperature=2),
+    "p_kl_exact_only": PKLConfig(exact_token_match_only=True),
+    "gold": GoldConfig(),
+    "gold_reverse_t2": GoldConfig(reverse_kl=True, temperature=2),
+    "gold_unc5": GoldConfig(uncommon_topk=5),
+    "h_kl": GoldConfig(),
+    "h_kl_t2": GoldConfig(temperature=2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_values_and_gradients_of_nemo_rl(case: str, seed: int) -> None:
+    path = GOLDEN / f"nemo_rl_losses_seed{seed}.npz"
+    if not path.exists():
+        pytest.skip("the reference values are not there")
+    with np.load(path) as file:
+        data = {name: file[name] for name in file.files}
+    student = torch.from_numpy(data["student_logits"]).requires_grad_()
+    teacher = torch.from_numpy(data["teacher_logits"])
+    aligned = alignment(
+        *(data[f"{side}_chunk_id"] for side in ("student", "teacher")),
+        *(data[f"pair_{what}"] for what in ("valid", "is_correct")),
+    )
+    m = nemo_map(data["projection_indices"], data["projection_weights"], teacher.shape[-1])
+    mask = torch.from_numpy(data["sample_mask"])
+    if case.startswith("p_kl"):
+        loss = p_kl(student, teacher, Projection(m), aligned, CASES[case], sample_mask=mask)
+    elif case.startswith("gold"):
+        loss = gold(student, teacher, exact_pairs(m), aligned, CASES[case], sample_mask=mask)
+    else:
+        pairs = exact_pairs(m, threshold=0.6)
+        loss = h_kl(student, teacher, pairs, aligned, CASES[case], sample_mask=mask)
+    value, gradient = value_and_gradient(loss, student)
+    assert abs(float(value) - float(data[f"{case}__loss"])) < 1e-5
+    assert np.abs(gradient.numpy() - data[f"{case}__grad"]).max() < 1e-5
+    assert np.abs(data[f"{case}__grad"]).max() > 0.01
+
+
+def nemo_map(indices: Any, weights: Any, width: int) -> ProjectionMap:
+    rows, places = np.nonzero(indices >= 0)
+    strict = (weights.max(1) == 1) & (indices[:, 1] == -1)
+    return replace(
+        GOOD,
+        student=replace(GOOD.student, vocab_size=len(indices)),
+        teacher=replace(GOOD.teacher, vocab_size=width),
+        student_ids=rows.astype(np.int32),
+        teacher_ids=indices[rows, places].astype(np.int32),
+        weights=weights[rows, places],
+        row_kind=np.where(strict, RowKind.EXACT, RowKind.MIXED).astype(np.uint8),
+        top_k=indices.shape[1],
+    )
+
+
+# Values by hand
+
+
+def test_p_kl_of_two_coins() -> None:
+    even = torch.zeros(1, 1, 4, dtype=torch.float64, requires_grad=True)
+    teacher = torch.full((1, 1, 6), -torch.inf, dtype=torch.float64)
+    teacher[0, 0, [3, 5]] = torch.tensor([log(0.75), log(0.25)], dtype=torch.float64)
+    # A quarter each for the rows 0, 2, 3: 0.1875 on token 3, 0.25 on token 5.
+    loss = p_kl(even, teacher, Projection(GOOD), alignment([[0]], [[0]]), PKLConfig(top_k=2))
+    share = 0.1875 / 0.4375
+    expected = 0.75 * log(0.75 / share) + 0.25 * log(0.25 / (1 - share))
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-8)
+
+
+def test_gold_of_one_pair() -> None:
+    student = torch.tensor([[[log(0.5), log(0.3), log(0.2)]]], requires_grad=True)
+    teacher = torch.tensor([[[log(0.1), log(0.25), log(0.65)]]])
+    pairs = made_pairs([(0, 1)], (3, 3))
+    loss = gold(student, teacher, pairs, alignment([[0]], [[0]]))
+    expected = 0.25 * log(0.25 / 0.5) + abs(0.3 - 0.65) + abs(0.2 - 0.1)
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
+    first = gold(student, teacher, pairs, alignment([[0]], [[0]]), GoldConfig(uncommon_topk=1))
+    assert float(loss.detach() - first.detach()) == pytest.approx(0.1, abs=1e-6)
+
+
+def test_uld_by_position_and_by_chunk() -> None:
+    student = torch.tensor([[[log(0.5), log(0.5)], [log(0.9), log(0.1)]]], requires_grad=True)
+    teacher = torch.tensor([[[log(0.2), log(0.7), log(0.1)]]])
+    by_position = uld(student, teacher)
+    assert float(by_position.detach()) == pytest.approx(0.2 + 0.3 + 0.1, abs=1e-6)
+    by_chunk = uld(student, teacher, alignment([[0, 0]], [[0]]))
+    assert float(by_chunk.detach()) == pytest.approx(0.0 + 0.1 + 0.1, abs=1e-6)
+    largest = uld(student, teacher, config=ULDConfig(top_k=1))
+    assert float(largest.detach()) == pytest.approx(0.2, abs=1e-6)
+
+
+# Plain twins
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: bool) -> None:
+    student, teacher = logits()
+    m = random_map(10, 13)
+    config = PKLConfig(top_k=top_k, temperature=temperature, reverse_kl=reverse)
+    found = value_and_gradient(p_kl(student, teacher, Projection(m), ALIGNED, config), student)
+    plain = naive_losses.p_kl(
+        student,
+        teacher,
+        dense(m),
+        IDS,
+        ALIGNED.pair_valid,  # type: ignore[arg-type]
+        top_k=top_k,
+        temperature=temperature,
+        reverse=reverse,
+    )
+    torch.testing.assert_close(found, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gold_is_its_plain_twin(reverse: bool) -> None:
+    student, teacher = logits()
+    config = GoldConfig(uncommon_topk=4, temperature=1.5, reverse_kl=reverse)
+    pairs = made_pairs(PAIRS, (10, 13))
+    found = value_and_gradient(gold(student, teacher, pairs, ALIGNED, config), student)
+    plain = naive_losses.gold(
+        student,
+        teacher,
+        PAIRS,
+        IDS,
+        ALIGNED.pair_valid,  # type: ignore[arg-type]
+        uncommon_topk=4,
+        temperature=1.5,
+        reverse=reverse,
+    )
+    torch.testing.assert_close(found, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
+
+
+def test_uld_is_its_plain_twin() -> None:
+    student, teacher = logits()
+    found = value_and_gradient(uld(student, teacher, ALIGNED), student)
+    plain = naive_losses.uld(student, teacher, IDS, ALIGNED.pair_valid)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, value_and_gradient(plain, student), rtol=1e-7, atol=1e-9)
+
+
+# Gradients, blocks, and types
+
+
+def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
+    student, teacher = logits()
+    projection = Projection(random_map(10, 13), learnable=True).double()
+    assert projection.logits is not None
+    kept = projection.entry_weights
+
+    def loss(student: Tensor, weights: Tensor) -> Tensor:
+        projection.entry_weights = lambda: weights  # type: ignore[method-assign]
+        return p_kl(student, teacher, projection, ALIGNED, PKLConfig(top_k=6))
+
+    weights = kept().detach().double().requires_grad_()
+    assert torch.autograd.gradcheck(loss, (student, weights), atol=1e-6)
+
+
+def test_learning_a_map_with_p_kl_lowers_the_loss() -> None:
+    student, teacher = logits(dtype=torch.float32)
+    projection = Projection(random_map(10, 13), learnable=True)
+    optimizer = torch.optim.Adam(projection.parameters(), lr=0.1)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = p_kl(student.detach(), teacher, projection, ALIGNED)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_blocks_and_strides_do_not_change_p_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher = logits()
+    projection = Projection(random_map(10, 13), learnable=True)
+    config = PKLConfig(top_k=6, temperature=2)
+    expected = value_and_gradient(p_kl(student, teacher, projection, ALIGNED, config), student)
+    assert projection.logits is not None
+    expected_map, projection.logits.grad = projection.logits.grad, None
+    monkeypatch.setattr("xtok.runtime._BLOCK", 20)
+    cut = value_and_gradient(p_kl(student, teacher, projection, ALIGNED, config), student)
+    torch.testing.assert_close(cut, expected)
+    torch.testing.assert_close(projection.logits.grad, expected_map)
+    long = torch.cat([student, student], 1).detach().requires_grad_()
+    view = long[:, :7]
+    loss = p_kl(view, teacher.mT.contiguous().mT, projection, ALIGNED, config)
+    value, gradient = value_and_gradient(loss, long)
+    torch.testing.assert_close((value, gradient[:, :7]), expected)
+    assert not gradient[:, 7:].any()
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld", "same"])
+def test_bfloat16_logits_under_autocast_are_computed_in_float32(name: str) -> None:
+    student, teacher = logits(dtype=torch.bfloat16)
+    exact = student.detach().float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = some_loss(name, student, teacher)
+        assert loss.dtype == torch.float32
+        loss.backward()
+    expected = value_and_gradient(some_loss(name, exact, teacher.float()), exact)
+    torch.testing.assert_close(loss.detach(), expected[0])
+    assert student.grad is not None
+    torch.testing.assert_close(student.grad, expected[1].bfloat16())
+
+
+def some_loss(
+    name: str, student: Tensor, teacher: Tensor, aligned: AlignmentBatch = ALIGNED
+) -> Tensor:
+    if name == "p_kl":
+        return p_kl(student, teacher, Projection(random_map(10, 13)), aligned)
+    if name == "gold":
+        return gold(student, teacher, made_pairs(PAIRS, (10, 13)), aligned)
+    if name == "uld":
+        return uld(student, teacher, aligned)
+    same = teacher[:, :1, :10].expand(2, 7, 10)
+    return same_tokenizer_kl(student, same, torch.as_tensor(aligned.student_chunk_id) >= 0)
+
+
+# What must not matter, and what must
+
+
+def test_padding_of_wider_models_takes_no_part() -> None:
+    student, teacher = logits()
+    wide = torch.nn.functional.pad(student.detach(), (0, 2), value=50.0).requires_grad_()
+    wide_teacher = torch.nn.functional.pad(teacher, (0, 3), value=50.0)
+    for name in ("p_kl", "gold"):
+        expected = value_and_gradient(some_loss(name, student, teacher), student)
+        value, gradient = value_and_gradient(some_loss(name, wide, wide_teacher), wide)
+        torch.testing.assert_close((value, gradient[..., :10]), expected)
+        assert not gradient[..., 10:].any()
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold"])
+def test_narrow_logits_are_refused(name: str) -> None:
+    student, teacher = logits()
+    with pytest.raises(XtokError, match="the student's logits are 9 wide, the map's student 10"):
+        some_loss(name, student[..., :9], teacher)
+    with pytest.raises(XtokError, match="the teacher's logits are 12 wide, the map's teacher 13"):
+        some_loss(name, student, teacher[..., :12])
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld"])
+def test_positions_in_no_chunk_take_no_part(name: str) -> None:
+    student, teacher = logits()
+    expected = value_and_gradient(some_loss(name, student, teacher), student)
+    broken, broken_teacher = student.detach().clone(), teacher.clone()
+    broken[0, 6] = -torch.inf  # rows of -inf, and of nothing but -inf, are common in padding
+    broken_teacher[1, 4] = -torch.inf
+    broken.requires_grad_()
+    found = value_and_gradient(some_loss(name, broken, broken_teacher), broken)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld", "same"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_masked_tokens_give_a_finite_loss_and_no_gradient(name: str, reverse: bool) -> None:
+    student, teacher = logits(dtype=torch.float32)
+    masked = student.detach().clone()
+    masked[..., [0, 4]] = -torch.inf
+    masked.requires_grad_()
+    barred = teacher.clone()
+    barred[..., [1, 3]] = -torch.inf
+    if reverse and name == "p_kl":
+        config = PKLConfig(reverse_kl=True)
+        loss = p_kl(masked, barred, Projection(random_map(10, 13)), ALIGNED, config)
+    elif reverse and name == "gold":
+        pairs = made_pairs(PAIRS, (10, 13))
+        loss = gold(masked, barred, pairs, ALIGNED, GoldConfig(reverse_kl=True))
+    else:
+        loss = some_loss(name, masked, barred)
+    value, gradient = value_and_gradient(loss, masked)
+    assert bool(torch.isfinite(value))
+    assert bool(torch.isfinite(gradient).all())
+    assert not gradient[..., [0, 4]].any()
+    assert bool(gradient.any())
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld", "same"])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_named(name: str, wrong: float) -> None:
+    student, teacher = logits()
+    broken = student.detach().clone()
+    broken[0, 2, 3] = wrong
+    message = rf"the student's logits are {wrong} at \[0, 2, 3\]"
+    with pytest.raises(ValueError, match=message):
+        some_loss(name, broken.requires_grad_(), teacher)
+    teacher = teacher.clone()
+    teacher[1, 0, 9] = wrong
+    with pytest.raises(ValueError, match=rf"the teacher's logits are {wrong} at \[1, 0, 9\]"):
+        some_loss(name, student, teacher)
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld", "same"])
+def test_no_valid_chunk_is_zero_with_a_gradient_of_zeros(name: str) -> None:
+    student, teacher = logits()
+    broken = torch.full_like(student, torch.nan).requires_grad_()
+    nothing = alignment(np.full((2, 7), -1), np.full((2, 5), -1), np.zeros((2, 3), bool))
+    value, gradient = value_and_gradient(some_loss(name, broken, teacher, nothing), broken)
+    assert float(value) == 0.0
+    assert torch.equal(gradient, torch.zeros_like(student))
+
+
+def test_masks_leave_chunks_out() -> None:
+    student, teacher = logits()
+    projection = Projection(random_map(10, 13))
+    config = PKLConfig()
+    first = p_kl(student, teacher, projection, ALIGNED, config, sample_mask=torch.tensor([1, 0]))
+    alone = alignment(ROWS, COLUMNS, [[True] * 4, [False] * 4])
+    torch.testing.assert_close(first, p_kl(student, teacher, projection, alone, config))
+    assert not value_and_gradient(first, student)[1][1].any()
+    correct = alignment(ROWS, COLUMNS, None, [[False, True, False, False]] * 2)
+    exact = PKLConfig(exact_token_match_only=True)
+    found = p_kl(student, teacher, projection, correct, exact)
+    chunk = alignment(ROWS, COLUMNS, [[False, True, False, False]] * 2)
+    torch.testing.assert_close(found, p_kl(student, teacher, projection, chunk, config))
+
+
+@pytest.mark.parametrize(
+    ("student_ids", "teacher_ids", "message"),
+    [
+        ([[0, 2, 1]], [[0, 1]], r"student_chunk_id\[0, 2\] is 1, less than one before it"),
+        ([[1, -1, 0]], [[0, 1]], r"student_chunk_id\[0, 2\] is 0, less than one before it"),
+        ([[0, 1, 2]], [[2, 0]], r"teacher_chunk_id\[0, 1\] is 0, less than one before it"),
+        ([[0, 1, 3]], [[0, 1]], r"student_chunk_id\[0, 2\] is 3, not in -1\.\.2"),
+        ([[-2, 0, 1]], [[0, 1]], r"student_chunk_id\[0, 0\] is -2, not in -1\.\.2"),
+        ([[0, 1]], [[0, 1]], r"student_chunk_id is \[1, 2\] .* do not fit .* \[1, 3, 4\]"),
+    ],
+)
+def test_bad_chunk_ids(student_ids: Any, teacher_ids: Any, message: str) -> None:
+    aligned = alignment(student_ids, teacher_ids, np.ones((1, 3), bool))
+    with pytest.raises(ValueError, match=message):
+        p_kl(torch.zeros(1, 3, 4), torch.zeros(1, 2, 6), Projection(GOOD), aligned)
+
+
+# Exact pairs
+
+
+def test_strict_pairs() -> None:
+    m = replace(
+        GOOD,
+        student_ids=np.array([0, 1, 2, 3], np.int32),
+        teacher_ids=np.array([5, 2, 5, 1], np.int32),
+        weights=np.ones(4, np.float32),
+        row_kind=np.array([1, 2, 1, 3], np.uint8),
+    )
+    found = exact_pairs(m)  # row 1 is one piece, and row 2 comes too late for token 5
+    assert found.student_ids.tolist() == [0, 3]
+    assert found.teacher_ids.tolist() == [5, 1]
+    assert found.other_student_ids.tolist() == [1, 2]
+    assert found.other_teacher_ids.tolist() == [0, 2, 3, 4]
+    assert found.widths == (4, 6)
+
+
+def test_heavy_pairs() -> None:
+    found = exact_pairs(GOOD, threshold=0.6)
+    assert list(zip(found.student_ids.tolist(), found.teacher_ids.tolist(), strict=True)) == [
+        (0, 3),
+        (2, 5),
+    ]
+    contested = replace(
+        GOOD,
+        student_ids=np.array([0, 1, 2, 3], np.int32),
+        teacher_ids=np.array([5, 5, 5, 1], np.int32),
+        weights=np.array([0.7, 0.9, 0.9, 0.6], np.float32),
+    )
+    found = exact_pairs(contested, threshold=0.6)  # the heaviest, and of these the lowest id
+    assert found.student_ids.tolist() == [1, 3]
+    assert found.teacher_ids.tolist() == [5, 1]
+    slot = replace(contested, scale_slot=np.ones(4, np.uint8), student_ids=GOOD.student_ids[:4])
+    slot = replace(slot, student_ids=np.array([0, 1, 2, 3], np.int32))
+    assert exact_pairs(slot, threshold=0.6).student_ids.tolist() == []
+    assert SLOT.tolist() == [1, 0, 0, 1]
+
+
+# Same tokenizer, several teachers, cross-entropy
+
+
+def test_same_tokenizer_kl() -> None:
+    student = torch.tensor([[[0.0, 0.0, 5.0], [1.0, 2.0, 3.0]]], requires_grad=True)
+    teacher = torch.tensor([[[log(3), 0.0, -9.0, 7.0], [0.0, 0.0, 0.0, 7.0]]])
+    mask = torch.tensor([[1, 0]])
+    config = SameTokenizerConfig(top_k=2, temperature=1)
+    value, gradient = value_and_gradient(same_tokenizer_kl(student, teacher, mask, config), student)
+    assert float(value) == pytest.approx(0.75 * log(1.5) + 0.25 * log(0.5), abs=1e-6)
+    expected = torch.tensor([[[-0.25, 0.25, 0], [0, 0, 0]]])
+    torch.testing.assert_close(gradient, expected)
+    reverse = replace(config, reverse_kl=True)
+    found = same_tokenizer_kl(student, teacher, mask, reverse)
+    assert float(found.detach()) == pytest.approx(0.5 * log(0.5 / 0.75) + 0.5 * log(2), abs=1e-6)
+    with pytest.raises(ValueError, match=r"mask \[1, 3\] do not fit"):
+        same_tokenizer_kl(student, teacher, torch.ones(1, 3))
+
+
+def test_several_teachers() -> None:
+    a, b = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 8.0, 0.0]]])
+    assert averaged_logits([a, b]).tolist() == [[[2.0, 5.0]]]
+    assert averaged_logits([a, b], [3, 1]).tolist() == [[[1.5, 3.5]]]
+    losses = [torch.tensor(2.0, requires_grad=True), torch.tensor(5.0)]
+    assert float(sum_teachers(losses).detach()) == 7.0
+    assert float(sum_teachers(losses, [0.5, 0.2]).detach()) == 2.0
+    for weights in ([1.0], [1.0, -1.0]):
+        with pytest.raises(ValueError, match="not 2 weights of 0 or above"):
+            sum_teachers(losses, weights)
+    with pytest.raises(ValueError, match="do not have a sum above 0"):
+        averaged_logits([a, b], [0, 0])
+
+
+def test_the_selected_teacher_finds_the_text_likeliest() -> None:
+    long = torch.zeros(1, 4, 4)  # 4 tokens of log 4 each
+    short = torch.zeros(1, 2, 64)  # 2 tokens of log 64 each
+    labels = [torch.tensor([[1, 1, 1, -100]]), torch.tensor([[1, -100]])]
+    assert select_teacher([long, short], labels) == 0  # 3 log 4 = log 64: the first of equals
+    labels[0][0, 3] = 2
+    assert select_teacher([long, short], labels) == 1
+    assert select_teacher([long, short], labels, per_token=True) == 0
+
+
+def test_combining_with_cross_entropy() -> None:
+    d = torch.tensor(4.0, requires_grad=True)
+    c = torch.tensor(2.0, requires_grad=True)
+    weighted = CombineConfig(distillation_weight=0.5, cross_entropy_weight=3)
+    assert float(combine(d, c, weighted).detach()) == 8.0
+    loss = combine(d, c, replace(weighted, dynamic_scaling=True))
+    loss.backward()
+    assert float(loss.detach()) == 4.0
+    assert (d.grad, c.grad) == (torch.tensor(0.5), torch.tensor(1.0))
+    nothing = combine(d * 0, c, CombineConfig(dynamic_scaling=True))
+    assert float(nothing.detach()) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (ChunkLossConfig, {"temperature": 0}, "temperature is 0, and must be above 0"),
+        (PKLConfig, {"top_k": 0}, "top_k is 0"),
+        (PKLConfig, {"temperature": float("nan")}, "temperature is nan"),
+        (GoldConfig, {"uncommon_topk": -1}, "uncommon_topk is -1"),
+        (ULDConfig, {"top_k": 0}, "top_k is 0"),
+        (SameTokenizerConfig, {"temperature": -1}, "temperature is -1"),
+        (CombineConfig, {"distillation_weight": -1}, "distillation_weight is -1"),
+    ],
+)
+def test_bad_configurations(make: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)

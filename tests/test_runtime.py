@@ -1,0 +1,281 @@
+"""`Projection`: the same product as a dense one, frozen or learned, in every setting."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_projection import GOOD, SLOT, make
+from torch import Tensor, nn
+
+import xtok
+from xtok import Projection, ProjectionMap, XtokError, project_token_likelihoods
+from xtok.projection import RowKind
+
+SLOTTED = replace(GOOD, scale_slot=SLOT)
+W = torch.tensor(
+    [
+        [0, 0.25, 0, 0.75, 0, 0],
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 1],
+        [0.5, 0, 0, 0, 0.5, 0],
+    ]
+)
+PROBS = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.5, 0]])
+
+
+def random_map(rows: int, columns: int, seed: int = 0) -> ProjectionMap:
+    random = np.random.default_rng(seed)
+    dense = np.where(random.random((rows, columns)) < 0.2, random.random((rows, columns)), 0)
+    dense[:, 0] += 0.01
+    dense /= dense.sum(1, keepdims=True)
+    entries = {
+        s: sorted(((int(t), float(row[t])) for t in np.flatnonzero(row)), key=lambda e: -e[1])
+        for s, row in enumerate(dense)
+    }
+    flat = [(s, t, w) for s, row in entries.items() for t, w in row]
+    return replace(
+        make({}),
+        student=replace(GOOD.student, vocab_size=rows),
+        teacher=replace(GOOD.teacher, vocab_size=columns),
+        student_ids=np.array([s for s, _, _ in flat], np.int32),
+        teacher_ids=np.array([t for _, t, _ in flat], np.int32),
+        weights=np.array([w for _, _, w in flat], np.float32),
+        row_kind=np.full(rows, RowKind.MIXED, np.uint8),
+        top_k=columns,
+    )
+
+
+def test_exact_product() -> None:
+    projected = Projection(GOOD)(PROBS)
+    assert projected.dtype == torch.float32
+    torch.testing.assert_close(
+        projected,
+        torch.tensor([[0.2, 0.025, 0, 0.075, 0.2, 0.3], [0, 0.0625, 0, 0.1875, 0, 0.5]]),
+    )
+
+
+def test_columns_are_computed_alone_in_the_order_given() -> None:
+    projection = Projection(GOOD)
+    columns = torch.tensor([5, 1, 2])
+    torch.testing.assert_close(
+        projection(PROBS[None], columns), torch.tensor([[[0.3, 0.025, 0], [0.5, 0.0625, 0]]])
+    )
+    assert projection(PROBS, torch.tensor([], dtype=torch.int64)).shape == (2, 0)
+
+
+def test_the_plain_function_is_the_same() -> None:
+    p = Projection(GOOD)
+    found = project_token_likelihoods(PROBS, p.student_ids, p.offsets, p.weights)
+    assert torch.equal(found, p(PROBS))
+
+
+@pytest.mark.parametrize("columns", [None, torch.tensor([7, 0, 3])])
+def test_gradients(columns: Tensor | None) -> None:
+    m = random_map(9, 11)
+    p = Projection(m)
+    probs = torch.rand(2, 3, 9, dtype=torch.float64, requires_grad=True)
+    weights = p.weights.double().requires_grad_()
+
+    def project(probs: Tensor, weights: Tensor) -> Tensor:
+        return project_token_likelihoods(probs, p.student_ids, p.offsets, weights, columns)
+
+    assert torch.autograd.gradcheck(project, (probs, weights))
+    dense = torch.zeros(9, 11, dtype=torch.float64)
+    dense[m.student_ids.tolist(), m.teacher_ids.tolist()] = torch.from_numpy(m.weights).double()
+    expected = probs @ (dense if columns is None else dense[:, columns])
+    torch.testing.assert_close(project(probs, weights), expected)
+
+
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Projection(random_map(30, 20), learnable=True)
+    probs = torch.rand(13, 30)
+    whole = p(probs)
+    whole.square().sum().backward()
+    assert p.logits is not None
+    expected = p.logits.grad
+    p.logits.grad = None
+    monkeypatch.setattr("xtok.runtime._BLOCK", 60)
+    parts = p(probs)
+    parts.square().sum().backward()
+    torch.testing.assert_close(parts, whole)
+    torch.testing.assert_close(p.logits.grad, expected)
+
+
+def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
+    projection = Projection(GOOD)
+    padded = torch.cat([PROBS, torch.full((2, 3), 0.5)], 1)
+    assert torch.equal(projection(padded), projection(PROBS))
+    with pytest.raises(XtokError, match="the student's logits are 3 wide, the map's student 4"):
+        projection(PROBS[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([0, 6], r"not different ids in 0\.\.5"),
+        ([-1], r"not different ids in 0\.\.5"),
+        ([2, 2], r"not different ids in 0\.\.5"),
+        ([[1]], r"not int64 \[k\]"),
+        ([0.5], r"torch.float32 \[1\], not int64"),
+    ],
+)
+def test_columns_that_are_none(columns: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Projection(GOOD)(PROBS, torch.tensor(columns))
+
+
+def test_float32_under_autocast() -> None:
+    projection = Projection(SLOTTED, learnable=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        probs = PROBS.bfloat16().requires_grad_()
+        projected = projection(probs)
+        assert projected.dtype == torch.float32
+        projected[:, 5].sum().backward()
+    torch.testing.assert_close(projected, PROBS.bfloat16().float() @ W)
+    assert probs.grad is not None
+    assert probs.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(probs.grad, W[:, 5].bfloat16().expand(2, 4))
+
+
+def test_a_learnable_projection_begins_as_the_map() -> None:
+    for m in (GOOD, SLOTTED, random_map(40, 30)):
+        learned = Projection(m, learnable=True)
+        torch.testing.assert_close(learned.entry_weights(), Projection(m).entry_weights())
+        assert [name for name, _ in learned.named_parameters()] == ["logits"]
+
+
+def test_the_slot_is_free_and_rows_sum_to_one() -> None:
+    learned = Projection(SLOTTED, learnable=True)
+    assert learned.logits is not None
+    slot = (learned.student_ids == 0) & learned.is_slot
+    assert learned.teacher_ids[slot].tolist() == [1]
+    with torch.no_grad():
+        learned.logits[slot] = 0.0  # sigmoid: half the row
+        learned.logits[(learned.student_ids == 3) & ~learned.is_slot] += 5
+    dense = torch.zeros(4, 6)
+    dense[learned.student_ids, learned.teacher_ids] = learned.entry_weights().detach()
+    expected = W.clone()
+    expected[0] = torch.tensor([0, 0.5, 0, 0.5, 0, 0])
+    torch.testing.assert_close(dense, expected)  # row 3: one entry beside its slot
+
+
+def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:
+    learned = Projection(SLOTTED, learnable=True)
+    optimizer = torch.optim.Adam(learned.parameters(), lr=0.3)
+    target = torch.tensor([0, 0.9, 0, 0.1, 0, 0])
+    for _ in range(200):
+        optimizer.zero_grad()
+        (learned(torch.eye(4)[:1]) - target).square().sum().backward()
+        optimizer.step()
+    found = learned.to_map()
+    found.check()
+    ids, weights = found.row(0)
+    assert ids.tolist() == [3, 1]  # the slot is last, whatever its weight
+    assert np.allclose(weights, [0.1, 0.9], atol=1e-3)
+    assert found.row_kind.tolist() == [RowKind.MIXED, 0, 2, 2]
+    assert found.history[-1]["stage"] == "learn"
+    found.save(tmp_path / "learned.safetensors")
+    again = Projection(tmp_path / "learned.safetensors")
+    torch.testing.assert_close(again(PROBS), learned(PROBS))
+    assert Projection(GOOD).to_map() is GOOD
+
+
+def test_weights_that_vanish_leave_the_map() -> None:
+    learned = Projection(SLOTTED, learnable=True)
+    assert learned.logits is not None
+    with torch.no_grad():
+        learned.logits[learned.is_slot] = -200.0
+    found = learned.to_map()
+    found.check()
+    assert found.row(0)[0].tolist() == [3]
+    assert found.scale_slot is not None
+    assert found.scale_slot.tolist() == [0, 0, 0, 0]
+
+
+def test_state_dict() -> None:
+    learned = Projection(SLOTTED, learnable=True)
+    assert learned.logits is not None
+    with torch.no_grad():
+        learned.logits.add_(torch.arange(5.0))
+    other = Projection(SLOTTED, learnable=True)
+    other.load_state_dict(learned.state_dict())
+    assert torch.equal(other(PROBS), learned(PROBS))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        Projection(random_map(9, 11)).load_state_dict(Projection(GOOD).state_dict())
+
+
+def test_to_moves_everything() -> None:
+    moved = Projection(SLOTTED, learnable=True).to("meta")
+    assert {t.device.type for t in moved.state_dict().values()} == {"meta"}
+
+
+@pytest.mark.parametrize("learnable", [False, True])
+@pytest.mark.parametrize("columns", [None, torch.tensor([5, 1])])
+def test_compiled(learnable: bool, columns: Tensor | None) -> None:
+    projection = Projection(SLOTTED, learnable=learnable)
+    compiled = torch.compile(projection, backend="aot_eager", fullgraph=True)
+    results = []
+    for module in (projection, compiled):
+        probs = PROBS.clone().requires_grad_()
+        projected = module(probs, columns)
+        projected.square().sum().backward()
+        results.append((projected, probs.grad))
+    torch.testing.assert_close(results[0], results[1])
+
+
+DDP = """
+import sys
+import torch
+import torch.distributed as dist
+from test_runtime import PROBS, SLOTTED, Student
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(Student())
+model(PROBS[rank : rank + 1]).square().sum().backward()
+torch.save([p.grad for p in model.parameters()], f"{sys.argv[2]}.{rank}")
+dist.destroy_process_group()
+"""
+
+
+class Student(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.projection = Projection(SLOTTED, learnable=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.projection(torch.softmax(self.linear(x), -1))
+        return projected
+
+
+def test_distributed_gradients_are_the_mean(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", DDP, str(rank), str(tmp_path / "group")],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    torch.manual_seed(0)
+    model = Student()
+    (model(PROBS).square().sum() / 2).backward()
+    for rank in range(2):
+        found = torch.load(tmp_path / f"group.{rank}")
+        torch.testing.assert_close(found, [p.grad for p in model.parameters()])
+
+
+def test_public_names() -> None:
+    assert xtok.Projection is Projection
+    assert repr(Projection(GOOD)) == "Projection(4 → 6, nnz=5, learnable=False)"

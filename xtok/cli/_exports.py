@@ -1,0 +1,65 @@
+"""The command that writes other artefacts than maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xtok.cli import _options as opt
+from xtok.cli._load import load_like, load_map
+from xtok.cli._run import command
+from xtok.config import ExportFormat
+
+
+def export(
+    map_path: opt.MapPath,
+    *,
+    kind: Annotated[
+        ExportFormat,
+        typer.Option("--format", help="What to write; the training guide says who reads it."),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Where to write; nemo-subtokens puts the teacher's side beside it, as "
+            "NAME.reverse.pt.",
+            metavar="FILE",
+        ),
+    ],
+    student_model: Annotated[
+        str | None,
+        typer.Option(help="Model of the rows, for nemo-subtokens.", metavar="MODEL"),
+    ] = None,
+    teacher_model: Annotated[
+        str | None,
+        typer.Option(help="Model of the columns, for nemo-subtokens.", metavar="MODEL"),
+    ] = None,
+    preserve_last: opt.PreserveLast = None,
+    student_vocab_size: opt.StudentVocabSize = None,
+    teacher_vocab_size: opt.TeacherVocabSize = None,
+    student_revision: opt.StudentRevision = None,
+    teacher_revision: opt.TeacherRevision = None,
+    student_pattern: opt.StudentPattern = None,
+    teacher_pattern: opt.TeacherPattern = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Export a map's tables for trainers that want something else than a map."""
+    with command(quiet):
+        from xtok import exports, report
+
+        exports.check_export(output, kind)
+        projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
+        report.print_reports(projection.reports)
+        student = teacher = None
+        if student_model is not None:
+            student = load_like(
+                projection.student, student_model, student_revision, None, student_pattern
+            )
+        if teacher_model is not None:
+            teacher = load_like(
+                projection.teacher, teacher_model, teacher_revision, None, teacher_pattern
+            )
+        for path in exports.export(projection, output, kind, student=student, teacher=teacher):
+            print(path)  # noqa: T201
