@@ -1,6 +1,6 @@
 """Does a better map make a better student? Train small students with every map and loss.
 
-    python scripts/map_study.py --corpus FOLDER --work FOLDER [--steps 300] [--seeds 5]
+    python scripts/map_study.py --corpus FOLDER --work FOLDER [--steps 240] [--seeds 5]
 
 The corpus holds `LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz`. Two byte-level BPE
 tokenizers of different sizes, which split digits differently, are trained on it, then one teacher;
@@ -33,6 +33,7 @@ from xtok import (
     estimate,
     evaluate,
     load_tokenizer,
+    merge,
     multitoken,
     reapply_exact,
     sort_cut,
@@ -43,7 +44,7 @@ from xtok.stages import finished
 from xtok.tokenizers import Tokenizer
 
 LANGUAGES = ("en", "de", "zh")
-STUDENT_VOCAB, TEACHER_VOCAB = 6000, 2500
+STUDENT_VOCAB, TEACHER_VOCAB = 4000, 1600
 SAMPLE_CHARS = 320  # of a training sample; a Chinese one has a third of it
 DISTILLED = {"p-kl", "p-kl + ce", "gold + ce", "h-kl + ce", "uld + ce"}
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -68,8 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--teacher-steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--teacher-steps", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", default="cpu")
@@ -90,7 +91,7 @@ def main() -> None:
 
 def runs(seeds: int) -> list[Run]:
     """Return all trainings, those that matter most first."""
-    maps = ["recipe", "slot", "multitoken", "prior", "start", "chunk", "learned"]
+    maps = ["recipe", "slot", "multitoken", "prior", "start", "chunk", "both", "learned"]
     kinds = [("none", "ce")]
     kinds += [(m, "p-kl + ce") for m in maps] + [(m, "p-kl") for m in maps]
     kinds += [("multitoken", "gold + ce"), ("multitoken", "h-kl + ce"), ("pinned", "h-kl + ce")]
@@ -165,7 +166,7 @@ def train_teacher(args: argparse.Namespace) -> list[str]:
         "--student", f"{args.work}/teacher", "--from-scratch",
         "--texts", f"{args.work}/train.jsonl", "--held-out", f"{args.work}/valid.jsonl",
         "--output", f"{args.work}/trained-teacher", "--steps", str(args.teacher_steps),
-        "--batch-size", "16", "--max-length", "160", "--learning-rate", "2e-3",
+        "--batch-size", "12", "--max-length", "128", "--learning-rate", "2e-3",
         "--save-every", "250", "--device", args.device,
     ]  # fmt: skip
 
@@ -187,6 +188,7 @@ def make_maps(work: Path) -> dict[str, dict[str, float]]:
         "chunk": estimate(student, teacher, texts, EstimateConfig(target="chunk"), base=prior),
         "pinned": sort_cut(reapply_exact(prior), SortCutConfig(top_k=8)),
     }
+    maps["both"] = merge([maps["start"], maps["chunk"]])
     maps["learned"] = maps["prior"]  # where the learning begins
     for name, projection in maps.items():
         projection.save(folder / f"{name}.safetensors")
@@ -233,7 +235,7 @@ def student_arguments(run: Run, args: argparse.Namespace) -> list[str]:
         "--student", f"{work}/student", "--from-scratch", "--seed", str(run.seed),
         "--texts", f"{work}/train.jsonl", "--held-out", f"{work}/valid.jsonl",
         "--output", f"{work}/runs/{run.name}", "--steps", str(args.steps),
-        "--batch-size", "12", "--max-length", "128", "--learning-rate", "3e-3",
+        "--batch-size", "8", "--max-length", "96", "--learning-rate", "3e-3",
         "--save-every", str(args.steps), "--device", args.device,
     ]  # fmt: skip
     if run.loss != "ce":
