@@ -14,6 +14,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from xtok.pairs import PairCounts, PairEncoder, batches, pair_edges, start_keys
 from xtok.progress import Progress, silent
 from xtok.projection import Edges
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import TokenTable
+from xtok.tokens import TokenTable, TokenType
 
 
 class Kind(IntEnum):
@@ -78,7 +79,10 @@ _TOKENS_PER_TEXT = 24
 MAX_TEXTS = 150_000
 """More texts cost seconds, and add little (scripts/benchmark_quality.py)."""
 
-FALLBACK = 0.03
+FIRST_PIECE = 1.0
+"""How many sightings it counts for that a token is the first piece of another's bytes."""
+
+FALLBACK = 0.1
 """How many sightings it counts for that one token's bytes begin the other's."""
 
 Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -134,7 +138,7 @@ def _first_pieces(student: Tokenizer, teacher: Tokenizer) -> Edges:
     pieces = teacher.segment_batch([token for token in student.table.tokens() if token])
     first = np.array([found[0] if found else -1 for found in pieces], np.int64)
     ids, first = ids[first >= 0], first[first >= 0]
-    return Edges(ids, first, np.full(len(ids), FALLBACK))
+    return Edges(ids, first, np.full(len(ids), FIRST_PIECE))
 
 
 def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:
@@ -165,15 +169,21 @@ class _Source:
         kinds: list[int] = []
         for table in tables:
             of_kind: dict[Kind, list[bytes]] = {kind: [] for kind in _ZIPF}
-            for token in table.tokens():
+            # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
+            normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
+            for token in compress(table.tokens(), normal):
                 kind = kind_of(token)
-                if kind in of_kind:
+                if kind in of_kind and b"\r" not in token:
                     of_kind[kind].append(token)
             for kind, members in of_kind.items():
                 tokens += members
                 weights.append(_zipf(kind, members))
                 kinds += [kind] * len(members)
-        for kind, fixed in ((Kind.NUMBER, _numbers()), (Kind.SPACE, _spaces())):
+        for kind, fixed in (
+            (Kind.NUMBER, _numbers()),
+            (Kind.SPACE, _spaces()),
+            (Kind.UNSPACED, _characters()),
+        ):
             tokens += [text.encode() for text in fixed]
             weights.append(np.array(list(fixed.values())))
             kinds += [kind] * len(fixed)
@@ -396,3 +406,24 @@ def _spaces() -> dict[str, float]:
     weights |= {" ": 0.1, "\r\n": 0.005}
     runs = {" " * n: 0.03 * (4 if n % 4 in (0, 3) else 1) / n for n in range(2, 25)}
     return weights | runs
+
+
+# National standards list the characters in common use: GB 2312 and JIS X 0208 their first levels
+# (the rows of a 94 by 94 table), KS X 1001 the syllables of Korean; and the kana.
+_STANDARDS = (("gb2312", 16, 56, 0.1), ("euc_jp", 16, 48, 0.1), ("euc_kr", 16, 41, 0.1))
+_KANA_SHARE = 0.1
+
+
+def _characters() -> dict[str, float]:
+    """Return characters of scripts without spaces, which a vocabulary may have only in bytes."""
+    weights: dict[str, float] = {}
+    for codec, first, end, share in _STANDARDS:
+        codes = [
+            bytes([0xA0 + row, 0xA0 + cell]) for row in range(first, end) for cell in range(1, 95)
+        ]
+        found = [code.decode(codec, "ignore") for code in codes]
+        characters = [c for c in found if len(c) == 1]
+        for c in characters:
+            weights[c] = weights.get(c, 0.0) + share / len(characters)
+    kana = [chr(code) for code in (*range(0x3041, 0x3094), *range(0x30A1, 0x30F5), 0x30FC)]
+    return weights | dict.fromkeys(kana, _KANA_SHARE / len(kana))
