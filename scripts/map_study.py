@@ -1,6 +1,6 @@
 """Does a better map make a better student? Train small students with every map and loss.
 
-    python scripts/map_study.py --corpus FOLDER --work FOLDER [--steps 240] [--seeds 5]
+    python scripts/map_study.py --corpus FOLDER --work FOLDER [--steps 160] [--seeds 5]
 
 The corpus holds `LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz`. Two byte-level BPE
 tokenizers of different sizes, which split digits differently, are trained on it, then one teacher;
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--teacher-steps", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
@@ -92,8 +92,8 @@ def main() -> None:
 def runs(seeds: int) -> list[Run]:
     """Return all trainings, those that matter most first."""
     maps = ["recipe", "slot", "multitoken", "prior", "start", "chunk", "both", "learned"]
-    kinds = [("none", "ce")]
-    kinds += [(m, "p-kl + ce") for m in maps] + [(m, "p-kl") for m in maps]
+    kinds = [("none", "ce"), *((m, "p-kl + ce") for m in maps)]
+    kinds += [(m, "p-kl") for m in ("recipe", "slot", "prior", "start", "chunk", "both")]
     kinds += [("multitoken", "gold + ce"), ("multitoken", "h-kl + ce"), ("pinned", "h-kl + ce")]
     kinds += [("none", "uld + ce")]
     return [Run(m, loss, seed) for seed in range(seeds) for m, loss in kinds]
@@ -235,7 +235,7 @@ def student_arguments(run: Run, args: argparse.Namespace) -> list[str]:
         "--student", f"{work}/student", "--from-scratch", "--seed", str(run.seed),
         "--texts", f"{work}/train.jsonl", "--held-out", f"{work}/valid.jsonl",
         "--output", f"{work}/runs/{run.name}", "--steps", str(args.steps),
-        "--batch-size", "8", "--max-length", "96", "--learning-rate", "3e-3",
+        "--batch-size", "8", "--max-length", "64", "--learning-rate", "3e-3",
         "--save-every", str(args.steps), "--device", args.device,
     ]  # fmt: skip
     if run.loss != "ce":
