@@ -24,6 +24,7 @@ from xtok.pairs import (
     UNIT,
     PairCounts,
     PairEncoder,
+    Side,
     batches,
     chunk_keys,
     edge_keys,
@@ -51,6 +52,9 @@ ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 EPSILON = 1e-3
 """The share of a uniform distribution in a cross-entropy, so that it is finite."""
+
+
+_PROBE = "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … 天気は三つ目 １２３ <s>\n"
 
 
 @dataclass
@@ -121,34 +125,34 @@ class TextCounter:
         self.encoder, self.target, self.hold_out = encoder, target, hold_out
         self.counted, self.held, self.totals = PairCounts(), PairCounts(), TextTotals()
 
-    def add(self, texts: Sequence[str]) -> int:
-        """Count documents; return the student's tokens."""
+    def add(self, texts: Sequence[str]) -> None:
+        """Count documents."""
         is_held = [self.hold_out and _is_held_out(text) for text in texts]
-        for held, counts in ((False, self.counted), (True, self.held)):
-            chosen = [t for t, h in zip(texts, is_held, strict=True) if h == held]
-            if chosen:
-                self._add(chosen, counts)
-        self.totals.held_out += sum(is_held)
-        return self.totals.student_tokens
+        kept = [text for text, apart in zip(texts, is_held, strict=True) if not apart]
+        held = [text for text, apart in zip(texts, is_held, strict=True) if apart]
+        sides = self.encoder.encode([*kept, *held])
+        self._add(kept, [side.documents(0, len(kept)) for side in sides], self.counted)
+        self._add(held, [side.documents(len(kept), len(texts)) for side in sides], self.held)
+        self.totals.held_out += len(held)
 
-    def _add(self, texts: Sequence[str], counts: PairCounts) -> None:
-        student, teacher = self.encoder.encode(texts)
+    def _add(self, texts: Sequence[str], sides: Sequence[Side], counts: PairCounts) -> None:
+        student, teacher = sides
         starts = self.encoder.starts(student, teacher)
-        sizes = np.array([len(text.encode()) for text in texts], np.int64)
         skipped = 0
         if self.target == "start":
             counts.add(start_keys(student, teacher, starts), np.ones(1, np.int64))
         else:
             keys, amounts, skipped = chunk_keys(student, teacher, starts)
             counts.add(keys, amounts)
+        sizes = np.array([len(text.encode()) for text in texts], np.int64)
         self.totals.add(
             TextTotals(
                 documents=len(texts),
                 differing=int(np.count_nonzero(~starts.complete)),
                 num_bytes=int(sizes.sum()),
                 lost_bytes=int((sizes - starts.same_bytes)[~starts.complete].clip(0).sum()),
-                student_tokens=len(student.ids),
-                teacher_tokens=len(teacher.ids),
+                student_tokens=student.num_tokens,
+                teacher_tokens=teacher.num_tokens,
                 starts=len(starts.s_starts),
                 skipped_chunks=skipped,
             )
@@ -177,7 +181,6 @@ class CountingPlan:
     Attributes:
         sources: the text files, for the record.
         shards: all their shards, in order.
-        sizes: bytes on disk of each shard.
         target: as in `EstimateConfig`.
         hold_out: whether documents are held out to choose alpha on.
         sha256: a digest of the tokenizers, the files' contents and the options.
@@ -185,7 +188,6 @@ class CountingPlan:
 
     sources: tuple[TextSource, ...]
     shards: tuple[TextShard, ...]
-    sizes: tuple[int, ...]
     target: Target
     hold_out: bool
     sha256: str
@@ -207,8 +209,8 @@ def plan_counting(
     sources = tuple(map(describe_text, paths))
     parts = tuple(shard for path in paths for shard in shards(path, config.field))
     identity = {
-        "student": student.table.sha256(),
-        "teacher": teacher.table.sha256(),
+        "student": [student.table.sha256(), _probe(student)],
+        "teacher": [teacher.table.sha256(), _probe(teacher)],
         "sources": [asdict(source) for source in sources],
         "field": config.field,
         "target": config.target,
@@ -218,19 +220,16 @@ def plan_counting(
     return CountingPlan(
         sources=sources,
         shards=parts,
-        sizes=tuple(map(_size_on_disk, parts)),
         target=config.target,
         hold_out=config.alpha is None,
         sha256=digest.hexdigest(),
     )
 
 
-def _size_on_disk(shard: TextShard) -> int:
-    size = shard.path.stat().st_size
-    if shard.format == "parquet":
-        groups = sum(1 for other in shards(shard.path, shard.field) if other.path == shard.path)
-        return size // groups
-    return (size if shard.stop is None else shard.stop) - shard.start
+def _probe(tokenizer: Tokenizer) -> list[int]:
+    """Return how a tokenizer cuts a text: equal tables may come with another pattern."""
+    [ids] = tokenizer.library_ids([_PROBE])
+    return list(ids)
 
 
 def count_text(
@@ -264,8 +263,9 @@ def count_text(
         counts, (first, skip) = _load_checkpoint(checkpoint, plan)
         counter.restore(counts)
     last_saved = time.monotonic()
-    with progress("counting", sum(plan.sizes)) as advance:
-        advance(sum(plan.sizes[:first]), counter.totals.student_tokens)
+    sizes = [shard.size for shard in plan.shards]
+    with progress("counting", sum(sizes)) as advance:
+        advance(sum(sizes[:first]), counter.totals.student_tokens)
         for number in range(first, len(plan.shards)):
             reader = ShardReader(plan.shards[number])
             texts = islice(reader, skip, None)
@@ -280,7 +280,7 @@ def count_text(
                 if checkpoint is not None and time.monotonic() > last_saved + checkpoint_seconds:
                     _save_checkpoint(checkpoint, plan, counter.result(), (number, done))
                     last_saved = time.monotonic()
-            advance(plan.sizes[number] - consumed, 0)
+            advance(sizes[number] - consumed, 0)
     return counter.result()
 
 
@@ -488,8 +488,10 @@ def _report(
         f"{totals.documents:,} documents, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} common starts"
     ]
-    if config.alpha is None:
+    if config.alpha is None and totals.held_out:
         notes.append(f"alpha {alpha:g}, chosen on {totals.held_out:,} held-out documents")
+    elif config.alpha is None:
+        notes.append(f"alpha {alpha:g}: the text has too few documents to choose it on")
     if totals.differing:
         share = totals.lost_bytes / max(1, totals.num_bytes)
         notes.append(

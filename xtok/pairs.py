@@ -69,10 +69,22 @@ class PairCounts:
 
 
 class Side(NamedTuple):
-    """Many documents as ids of one tokenizer: `ids` int32, `bounds` int64 `[documents + 1]`."""
+    """Many documents as ids of one tokenizer: `ids` int32, `bounds` int64 `[documents + 1]`.
+
+    Document d is `ids[bounds[d]:bounds[d + 1]]`.
+    """
 
     ids: NDArray[np.int32]
     bounds: NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the documents have."""
+        return int(self.bounds[-1] - self.bounds[0])
+
+    def documents(self, start: int, stop: int) -> Side:
+        """Return some of the documents; their places in `ids` stay the same."""
+        return Side(self.ids, self.bounds[start : stop + 1])
 
 
 class Starts(NamedTuple):
@@ -98,7 +110,7 @@ class PairEncoder:
         self, student: Tokenizer, teacher: Tokenizer, num_threads: int | None = None
     ) -> None:
         self.student, self.teacher = student, teacher
-        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = num_threads or available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
         self._tables = [_plain(tokenizer.table) for tokenizer in (student, teacher)]
 
@@ -117,7 +129,7 @@ class PairEncoder:
         from xtok.kernels import common_starts
 
         (s_data, s_offsets), (t_data, t_offsets) = self._tables
-        room = min(len(student.ids), len(teacher.ids))
+        room = min(student.num_tokens, teacher.num_tokens)
         places = np.empty((2, room), np.int64)
         num = len(student.bounds) - 1
         num_starts, same = np.zeros((2, num), np.int64)
@@ -148,6 +160,13 @@ def batches(texts: Iterable[str], size: int = BATCH_BYTES) -> Iterator[list[str]
             batch, total = [], 0
     if batch:
         yield batch
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use; all of them where a system does not say."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _plain(table: TokenTable) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
