@@ -32,9 +32,7 @@ def read(path: Path, field: str = "text") -> list[str]:
     return [document for shard in shards(path, field) for document in ShardReader(shard)]
 
 
-def write_parquet(
-    path: Path, columns: dict[str, object], *, group_size: int | None = None
-) -> Path:
+def write_parquet(path: Path, columns: dict[str, object], *, group_size: int | None = None) -> Path:
     pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=group_size)
     return path
 
@@ -207,8 +205,10 @@ def test_what_names_no_file_is_refused(tmp_path: Path, what: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(XtokError) as error:
         find_texts([tmp_path / what])
-    problem = f"{tmp_path / what} is a folder" if what == "folder" else (
-        f"there is no file {tmp_path / what}"
+    problem = (
+        f"{tmp_path / what} is a folder"
+        if what == "folder"
+        else (f"there is no file {tmp_path / what}")
     )
     assert error.value.message == f"--text: {problem}"
 

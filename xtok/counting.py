@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from os import PathLike
@@ -54,7 +54,10 @@ EPSILON = 1e-3
 """The share of a uniform distribution in a cross-entropy, so that it is finite."""
 
 
-_PROBE = "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … 天気は三つ目 １２３ <s>\n"
+_PROBE = (
+    "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … "
+    "天気は三つ目 １２３ <s>\n"
+)
 
 
 @dataclass
@@ -256,31 +259,54 @@ def count_text(
     Raises:
         XtokError: if a text is none, or the checkpoint is of another run.
     """
-    encoder = PairEncoder(student, teacher, num_threads)
-    counter = TextCounter(encoder, plan.target, plan.hold_out)
-    first, skip = 0, 0
-    if checkpoint is not None and checkpoint.exists():
-        counts, (first, skip) = _load_checkpoint(checkpoint, plan)
-        counter.restore(counts)
-    last_saved = time.monotonic()
+    with PairEncoder(student, teacher, num_threads) as encoder:
+        counter = TextCounter(encoder, plan.target, plan.hold_out)
+        place = (0, 0)
+        if checkpoint is not None and checkpoint.exists():
+            counts, place = _load_checkpoint(checkpoint, plan)
+            counter.restore(counts)
+        last_saved = time.monotonic()
+        for done in _count_from(plan, counter, place, progress):
+            if checkpoint is not None and time.monotonic() > last_saved + checkpoint_seconds:
+                _save_checkpoint(checkpoint, plan, counter.result(), done)
+                last_saved = time.monotonic()
+    return counter.result()
+
+
+def _count_from(
+    plan: CountingPlan, counter: TextCounter, place: tuple[int, int], progress: TextProgress
+) -> Iterator[tuple[int, int]]:
+    """Count what follows a shard's so many documents; tell the place after each batch."""
+    first, skip = place
     sizes = [shard.size for shard in plan.shards]
     with progress("counting", sum(sizes)) as advance:
         advance(sum(sizes[:first]), counter.totals.student_tokens)
         for number in range(first, len(plan.shards)):
             reader = ShardReader(plan.shards[number])
-            texts = islice(reader, skip, None)
             done, consumed = skip, 0
-            skip = 0
-            for batch in batches(texts):
+            for batch in batches(islice(reader, skip, None)):
                 tokens = counter.totals.student_tokens
                 counter.add(batch)
                 done += len(batch)
                 advance(reader.consumed - consumed, counter.totals.student_tokens - tokens)
                 consumed = reader.consumed
-                if checkpoint is not None and time.monotonic() > last_saved + checkpoint_seconds:
-                    _save_checkpoint(checkpoint, plan, counter.result(), (number, done))
-                    last_saved = time.monotonic()
+                yield number, done
             advance(sizes[number] - consumed, 0)
+            skip = 0
+            yield number + 1, 0
+
+
+def count_shard(
+    shard: TextShard, encoder: PairEncoder, target: Target, hold_out: bool
+) -> CountedText:
+    """Count one shard; the counts of all shards, merged, are those of `count_text`.
+
+    Raises:
+        XtokError: if the text is none.
+    """
+    counter = TextCounter(encoder, target, hold_out)
+    for batch in batches(ShardReader(shard)):
+        counter.add(batch)
     return counter.result()
 
 
@@ -301,7 +327,7 @@ def _save_checkpoint(
 
 def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple[int, int]]:
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             about = json.loads(found["about"].tobytes())
             arrays = [found[n] for n in ("keys", "counts", "held_keys", "held_counts")]
         if about["plan"] != plan.sha256:
@@ -421,13 +447,13 @@ def estimate(
     plan = plan_counting(student, teacher, texts, config)
     if checkpoint is not None and checkpoint.exists():
         _load_checkpoint(checkpoint, plan)  # before anything costs time
-    if base is None:
-        options = MultitokenConfig(weights="prior", scale_trick=False)
-        base = multitoken(student, teacher, options, progress=progress)
     if count is None:
         counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
     else:
         counts = count(plan)
+    if base is None:
+        options = MultitokenConfig(weights="prior", scale_trick=False)
+        base = multitoken(student, teacher, options, progress=progress)
     result = map_of_counts(counts, base, plan, config)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)

@@ -100,6 +100,8 @@ class Starts(NamedTuple):
 class PairEncoder:
     """Encodes documents with two tokenizers at once, on all cores, and finds their common starts.
 
+    As a context manager it ends its threads.
+
     Args:
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
@@ -113,6 +115,12 @@ class PairEncoder:
         self.num_threads = num_threads or available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
         self._tables = [_plain(tokenizer.table) for tokenizer in (student, teacher)]
+
+    def __enter__(self) -> PairEncoder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     def encode(self, texts: Sequence[str]) -> tuple[Side, Side]:
         """Encode documents as in the middle of a text; control tokens in them are plain text."""

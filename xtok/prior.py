@@ -104,12 +104,11 @@ def prior_edges(
     Returns:
         Edges whose weights, float64, sum to 1 for each student id; a pair may come twice.
     """
-    encoder = PairEncoder(student, teacher)
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
     counts = PairCounts()
     one = np.ones(1, np.int64)
-    with progress("making up text", num_texts) as advance:
+    with PairEncoder(student, teacher) as encoder, progress("making up text", num_texts) as advance:
         for start in range(0, num_texts, 25_000):
             size = min(25_000, num_texts - start)
             for batch in batches(source.texts(size, rng)):
