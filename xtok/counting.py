@@ -186,6 +186,7 @@ class CountingPlan:
         shards: all their shards, in order.
         target: as in `EstimateConfig`.
         hold_out: whether documents are held out to choose alpha on.
+        digests: of the student and of the teacher, from `digest_of`.
         sha256: a digest of the tokenizers, the files' contents and the options.
     """
 
@@ -193,6 +194,7 @@ class CountingPlan:
     shards: tuple[TextShard, ...]
     target: Target
     hold_out: bool
+    digests: tuple[str, str]
     sha256: str
 
 
@@ -211,9 +213,9 @@ def plan_counting(
     paths = find_texts(texts)
     sources = tuple(map(describe_text, paths))
     parts = tuple(shard for path in paths for shard in shards(path, config.field))
+    digests = (digest_of(student), digest_of(teacher))
     identity = {
-        "student": [student.table.sha256(), _probe(student)],
-        "teacher": [teacher.table.sha256(), _probe(teacher)],
+        "tokenizers": digests,
         "sources": [asdict(source) for source in sources],
         "field": config.field,
         "target": config.target,
@@ -225,14 +227,18 @@ def plan_counting(
         shards=parts,
         target=config.target,
         hold_out=config.alpha is None,
+        digests=digests,
         sha256=digest.hexdigest(),
     )
 
 
-def _probe(tokenizer: Tokenizer) -> list[int]:
-    """Return how a tokenizer cuts a text: equal tables may come with another pattern."""
-    [ids] = tokenizer.library_ids([_PROBE])
-    return list(ids)
+def digest_of(tokenizer: Tokenizer) -> str:
+    """Return a digest of a tokenizer's tokens, and of how it cuts a text into them.
+
+    Equal tables may come with another split pattern or normalizer.
+    """
+    found = [tokenizer.table.sha256(), *map(list, tokenizer.library_ids([_PROBE]))]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def count_text(
