@@ -180,6 +180,28 @@ def test_counts_grow_past_their_first_table() -> None:
 # What is counted
 
 
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece", "ranks"])
+def test_arrays_are_the_lists(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    documents = [*small_tokenizers.CORPUS, "", "<|endoftext|> <s>", "<think>"]
+    found = tokenizer.library_arrays(documents)
+    assert [row.tolist() for row in found] == tokenizer.library_ids(documents)
+    assert {row.dtype for row in found} == {np.dtype(np.int32)}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["qwen.tiktoken", "llama3.tiktoken"])
+def test_arrays_of_real_ranks_are_the_lists(
+    name: str, load_real: Callable[[str], Tokenizer]
+) -> None:
+    tokenizer = load_real(name)
+    documents = [
+        *small_tokenizers.CORPUS, "", "<|endoftext|><think>x</think>", "<|begin_of_text|>a"
+    ]  # fmt: skip
+    found = [row.tolist() for row in tokenizer.library_arrays(documents)]
+    assert found == tokenizer.library_ids(documents)
+
+
 def token(tokenizer: Tokenizer, data: bytes) -> int:
     [found] = tokenizer.segment(data)
     return found

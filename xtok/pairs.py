@@ -126,7 +126,7 @@ class PairEncoder:
         """Encode documents as in the middle of a text; control tokens in them are plain text."""
         parts = _parts(texts, self.num_threads)
         jobs = [
-            [self._pool.submit(_encode, tokenizer, part) for part in parts]
+            [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
             for tokenizer in (self.student, self.teacher)
         ]
         student, teacher = (_joined([job.result() for job in side]) for side in jobs)
@@ -187,10 +187,6 @@ def _parts(texts: Sequence[str], number: int) -> list[Sequence[str]]:
     goals = np.linspace(0, ends[-1] if len(ends) else 0, number + 1)[1:-1]
     cuts = [0, *np.searchsorted(ends, goals).tolist(), len(texts)]
     return [texts[a:b] for a, b in pairwise(cuts) if b > a]
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-    return [np.array(ids, np.int32) for ids in tokenizer.library_ids(texts)]
 
 
 def _joined(parts: list[list[NDArray[np.int32]]]) -> Side:
