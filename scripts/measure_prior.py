@@ -1,8 +1,8 @@
 """Measure what xtok/prior.py quotes: how kinds of tokens follow each other, and Zipf's law in them.
 
 Text: `--spaced` and `--unspaced`, files or globs as `xtok estimate --text` takes them, of languages
-with and without spaces between words. Averages over all tokenizers that were fetched, each of which
-has one say; prints the two matrices, and the shift and exponent of 1 / (rank + shift) ** exponent
+with and without spaces between words. Adds up over the tokenizers that were fetched, of six; prints
+the two matrices, and the shift and exponent of 1 / (rank + shift) ** exponent
 that foretell the text's tokens of a kind best, in likelihood.
 
     python scripts/measure_prior.py --spaced 'en.jsonl' --spaced 'de.jsonl' --unspaced 'ja.jsonl'
@@ -47,15 +47,19 @@ def kinds(tokenizer: Tokenizer) -> NDArray[np.int64]:
 
 
 def transitions(tokenizer: Tokenizer, texts: list[str]) -> NDArray[np.float64]:
-    """Return how often each kind follows each; rows sum to 1."""
+    """Count how often each kind follows each."""
     of_kind = kinds(tokenizer)
     counts = np.zeros((NONE + 1, NONE + 1))
     for ids in tokenizer.library_arrays(texts):
         found = of_kind[ids]
         np.add.at(counts, (found[:-1], found[1:]), 1)
-    inner = counts[:NONE, :NONE]
-    inner = np.where(inner.sum(1, keepdims=True) > 100, inner, inner[Kind.WORD])  # as after a word
-    return np.asarray(inner / inner.sum(1, keepdims=True))
+    return counts[:NONE, :NONE]
+
+
+def shares(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return rows that sum to 1; a kind that hardly occurs is as a word."""
+    rows = np.where(counts.sum(1, keepdims=True) > 1000, counts, counts[Kind.WORD])
+    return np.asarray(rows / rows.sum(1, keepdims=True))
 
 
 def zipf(tokenizer: Tokenizer, texts: list[str], kind: Kind) -> tuple[float, float]:
@@ -92,7 +96,7 @@ def main() -> None:
     loaded = [load_tokenizer(str(TOKENIZERS / name)) for name in names]
     print(f"tokenizers: {', '.join(names)}")
     for label, quoted in (("spaced", prior._SPACED), ("unspaced", prior._UNSPACED)):
-        found = np.mean([transitions(t, groups[label]) for t in loaded], 0)
+        found = shares(np.sum([transitions(t, groups[label]) for t in loaded], 0))
         show(label, found, quoted)
     for kind in prior._ZIPF:
         texts = groups["unspaced" if kind == Kind.UNSPACED else "spaced"]
