@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,14 +23,7 @@ from xtok.stages import multitoken
 from xtok.tokenizers import Tokenizer
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'xtok[ray]'")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.xdist_group("ray"),
-]
+pytestmark = pytest.mark.xdist_group("ray")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +32,7 @@ def nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     options = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
     found = Cluster(initialize_head=True, head_node_args=options)
     try:
@@ -143,3 +138,9 @@ def test_no_cluster_is_one_line(cli: Cli, small: Path, corpus: Path) -> None:
     assert done.returncode == 1
     assert "error: there is no Ray cluster at nowhere: " in done.stderr
     assert "Traceback" not in done.stderr
+    done = cli(
+        "estimate", "--student-model", "a", "--teacher-model", "b", "--text", corpus,
+        "--engine", "ray", "--checkpoint", "c",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--checkpoint is for --engine local" in done.stderr

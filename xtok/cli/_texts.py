@@ -89,6 +89,8 @@ def estimate(
     options = config(
         EstimateConfig, top_k=top_k, target=target, alpha=alpha, pin_exact=pin_exact, field=field
     )
+    if engine == "ray" and checkpoint is not None:
+        raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     with command(quiet):
         check_output(output)
         from xtok import counting, report, texts
@@ -132,7 +134,7 @@ def estimate(
             text,
             options,
             base=base,
-            checkpoint=checkpoint or path.with_name(f"{path.name}.checkpoint"),
+            checkpoint=None if count else checkpoint or path.with_name(f"{path.name}.checkpoint"),
             count=count,
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
