@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -128,15 +130,18 @@ def estimate(
         path = output or Path(
             default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
         )
-        projection = counting.estimate(
-            student,
-            teacher,
-            text,
-            options,
-            base=base,
-            checkpoint=None if count else checkpoint or path.with_name(f"{path.name}.checkpoint"),
-            count=count,
-            progress=report.progress_bar,
-            text_progress=report.text_progress_bar,
-        )
+        with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
+            projection = counting.estimate(
+                student,
+                teacher,
+                text,
+                options,
+                base=base,
+                checkpoint=None
+                if count
+                else checkpoint or path.with_name(f"{path.name}.checkpoint"),
+                count=count,
+                progress=report.progress_bar,
+                text_progress=report.text_progress_bar,
+            )
         write(projection, path, num_examples=num_examples)
