@@ -130,7 +130,7 @@ def estimate(
         path = output or Path(
             default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
         )
-        saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
+        checkpoint or path.with_name(f"{path.name}.checkpoint")
         with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
             projection = counting.estimate(
                 student,
