@@ -130,7 +130,7 @@ def estimate(
         path = output or Path(
             default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
         )
-        checkpoint or path.with_name(f"{path.name}.checkpoint")
+        saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
         with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
             projection = counting.estimate(
                 student,
@@ -138,9 +138,7 @@ def estimate(
                 text,
                 options,
                 base=base,
-                checkpoint=None
-                if count
-                else checkpoint or path.with_name(f"{path.name}.checkpoint"),
+                checkpoint=None if count else saved,
                 count=count,
                 progress=report.progress_bar,
                 text_progress=report.text_progress_bar,
