@@ -75,3 +75,58 @@ def common_boundaries(
         )
         s_from, t_from = s_to, t_to
     return chunks
+
+
+def common_starts(
+    student: list[bytes], teacher: list[bytes]
+) -> tuple[list[tuple[int, int]], int, bool]:
+    """Positions of tokens that begin at one byte, the bytes both spell, whether they agree.
+
+    A start counts if the bytes before it agree, and those that its two tokens share. A token
+    without bytes ends the document.
+    """
+    places: list[dict[int, int]] = []
+    spelled = []
+    for tokens in (student, teacher):
+        total, begins = 0, {}
+        for position, token in enumerate(tokens):
+            if not token:
+                break
+            begins[total] = position
+            total += len(token)
+        places.append(begins)
+        spelled.append(b"".join(tokens[: len(begins)]))
+    same = 0
+    while same < min(map(len, spelled)) and spelled[0][same] == spelled[1][same]:
+        same += 1
+    starts = []
+    for offset in sorted(places[0].keys() & places[1].keys()):
+        i, j = places[0][offset], places[1][offset]
+        if offset + min(len(student[i]), len(teacher[j])) <= same:
+            starts.append((i, j))
+    return (
+        starts,
+        same,
+        student == [] == teacher
+        or (b"".join(student) == b"".join(teacher) and all(student) and all(teacher)),
+    )
+
+
+def chunk_pairs(
+    student: list[int],
+    teacher: list[int],
+    starts: list[tuple[int, int]],
+    complete: bool,
+    unit: int,
+    longest: int,
+) -> tuple[list[tuple[int, int, int]], int]:
+    """(student id, teacher id, amount) of every pair within a chunk, and the chunks left out."""
+    ends = [*starts[1:], *([(len(student), len(teacher))] if complete else [])]
+    pairs, skipped = [], 0
+    for (i, j), (i_end, j_end) in zip(starts, ends, strict=False):
+        n, m = i_end - i, j_end - j
+        if max(n, m) > longest:
+            skipped += 1
+            continue
+        pairs += [(s, t, unit // (n * m)) for s in student[i:i_end] for t in teacher[j:j_end]]
+    return pairs, skipped

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from os import PathLike
@@ -24,6 +24,7 @@ from xtok.pairs import (
     UNIT,
     PairCounts,
     PairEncoder,
+    Side,
     batches,
     chunk_keys,
     edge_keys,
@@ -51,6 +52,12 @@ ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 EPSILON = 1e-3
 """The share of a uniform distribution in a cross-entropy, so that it is finite."""
+
+
+_PROBE = (
+    "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … "
+    "天気は三つ目 １２３ <s>\n"
+)
 
 
 @dataclass
@@ -121,34 +128,34 @@ class TextCounter:
         self.encoder, self.target, self.hold_out = encoder, target, hold_out
         self.counted, self.held, self.totals = PairCounts(), PairCounts(), TextTotals()
 
-    def add(self, texts: Sequence[str]) -> int:
-        """Count documents; return the student's tokens."""
+    def add(self, texts: Sequence[str]) -> None:
+        """Count documents."""
         is_held = [self.hold_out and _is_held_out(text) for text in texts]
-        for held, counts in ((False, self.counted), (True, self.held)):
-            chosen = [t for t, h in zip(texts, is_held, strict=True) if h == held]
-            if chosen:
-                self._add(chosen, counts)
-        self.totals.held_out += sum(is_held)
-        return self.totals.student_tokens
+        kept = [text for text, apart in zip(texts, is_held, strict=True) if not apart]
+        held = [text for text, apart in zip(texts, is_held, strict=True) if apart]
+        sides = self.encoder.encode([*kept, *held])
+        self._add(kept, [side.documents(0, len(kept)) for side in sides], self.counted)
+        self._add(held, [side.documents(len(kept), len(texts)) for side in sides], self.held)
+        self.totals.held_out += len(held)
 
-    def _add(self, texts: Sequence[str], counts: PairCounts) -> None:
-        student, teacher = self.encoder.encode(texts)
+    def _add(self, texts: Sequence[str], sides: Sequence[Side], counts: PairCounts) -> None:
+        student, teacher = sides
         starts = self.encoder.starts(student, teacher)
-        sizes = np.array([len(text.encode()) for text in texts], np.int64)
         skipped = 0
         if self.target == "start":
             counts.add(start_keys(student, teacher, starts), np.ones(1, np.int64))
         else:
             keys, amounts, skipped = chunk_keys(student, teacher, starts)
             counts.add(keys, amounts)
+        sizes = np.array([len(text.encode()) for text in texts], np.int64)
         self.totals.add(
             TextTotals(
                 documents=len(texts),
                 differing=int(np.count_nonzero(~starts.complete)),
                 num_bytes=int(sizes.sum()),
                 lost_bytes=int((sizes - starts.same_bytes)[~starts.complete].clip(0).sum()),
-                student_tokens=len(student.ids),
-                teacher_tokens=len(teacher.ids),
+                student_tokens=student.num_tokens,
+                teacher_tokens=teacher.num_tokens,
                 starts=len(starts.s_starts),
                 skipped_chunks=skipped,
             )
@@ -177,17 +184,17 @@ class CountingPlan:
     Attributes:
         sources: the text files, for the record.
         shards: all their shards, in order.
-        sizes: bytes on disk of each shard.
         target: as in `EstimateConfig`.
         hold_out: whether documents are held out to choose alpha on.
+        digests: of the student and of the teacher, from `digest_of`.
         sha256: a digest of the tokenizers, the files' contents and the options.
     """
 
     sources: tuple[TextSource, ...]
     shards: tuple[TextShard, ...]
-    sizes: tuple[int, ...]
     target: Target
     hold_out: bool
+    digests: tuple[str, str]
     sha256: str
 
 
@@ -206,9 +213,9 @@ def plan_counting(
     paths = find_texts(texts)
     sources = tuple(map(describe_text, paths))
     parts = tuple(shard for path in paths for shard in shards(path, config.field))
+    digests = (digest_of(student), digest_of(teacher))
     identity = {
-        "student": student.table.sha256(),
-        "teacher": teacher.table.sha256(),
+        "tokenizers": digests,
         "sources": [asdict(source) for source in sources],
         "field": config.field,
         "target": config.target,
@@ -218,19 +225,20 @@ def plan_counting(
     return CountingPlan(
         sources=sources,
         shards=parts,
-        sizes=tuple(map(_size_on_disk, parts)),
         target=config.target,
         hold_out=config.alpha is None,
+        digests=digests,
         sha256=digest.hexdigest(),
     )
 
 
-def _size_on_disk(shard: TextShard) -> int:
-    size = shard.path.stat().st_size
-    if shard.format == "parquet":
-        groups = sum(1 for other in shards(shard.path, shard.field) if other.path == shard.path)
-        return size // groups
-    return (size if shard.stop is None else shard.stop) - shard.start
+def digest_of(tokenizer: Tokenizer) -> str:
+    """Return a digest of a tokenizer's tokens, and of how it cuts a text into them.
+
+    Equal tables may come with another split pattern or normalizer.
+    """
+    found = [tokenizer.table.sha256(), *map(list, tokenizer.library_ids([_PROBE]))]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def count_text(
@@ -257,30 +265,54 @@ def count_text(
     Raises:
         XtokError: if a text is none, or the checkpoint is of another run.
     """
-    encoder = PairEncoder(student, teacher, num_threads)
-    counter = TextCounter(encoder, plan.target, plan.hold_out)
-    first, skip = 0, 0
-    if checkpoint is not None and checkpoint.exists():
-        counts, (first, skip) = _load_checkpoint(checkpoint, plan)
-        counter.restore(counts)
-    last_saved = time.monotonic()
-    with progress("counting", sum(plan.sizes)) as advance:
-        advance(sum(plan.sizes[:first]), counter.totals.student_tokens)
+    with PairEncoder(student, teacher, num_threads) as encoder:
+        counter = TextCounter(encoder, plan.target, plan.hold_out)
+        place = (0, 0)
+        if checkpoint is not None and checkpoint.exists():
+            counts, place = _load_checkpoint(checkpoint, plan)
+            counter.restore(counts)
+        last_saved = time.monotonic()
+        for done in _count_from(plan, counter, place, progress):
+            if checkpoint is not None and time.monotonic() > last_saved + checkpoint_seconds:
+                _save_checkpoint(checkpoint, plan, counter.result(), done)
+                last_saved = time.monotonic()
+    return counter.result()
+
+
+def _count_from(
+    plan: CountingPlan, counter: TextCounter, place: tuple[int, int], progress: TextProgress
+) -> Iterator[tuple[int, int]]:
+    """Count what follows a shard's so many documents; tell the place after each batch."""
+    first, skip = place
+    sizes = [shard.size for shard in plan.shards]
+    with progress("counting", sum(sizes)) as advance:
+        advance(sum(sizes[:first]), counter.totals.student_tokens)
         for number in range(first, len(plan.shards)):
             reader = ShardReader(plan.shards[number])
-            texts = islice(reader, skip, None)
             done, consumed = skip, 0
-            skip = 0
-            for batch in batches(texts):
+            for batch in batches(islice(reader, skip, None)):
                 tokens = counter.totals.student_tokens
                 counter.add(batch)
                 done += len(batch)
                 advance(reader.consumed - consumed, counter.totals.student_tokens - tokens)
                 consumed = reader.consumed
-                if checkpoint is not None and time.monotonic() > last_saved + checkpoint_seconds:
-                    _save_checkpoint(checkpoint, plan, counter.result(), (number, done))
-                    last_saved = time.monotonic()
-            advance(plan.sizes[number] - consumed, 0)
+                yield number, done
+            advance(sizes[number] - consumed, 0)
+            skip = 0
+            yield number + 1, 0
+
+
+def count_shard(
+    shard: TextShard, encoder: PairEncoder, target: Target, hold_out: bool
+) -> CountedText:
+    """Count one shard; the counts of all shards, merged, are those of `count_text`.
+
+    Raises:
+        XtokError: if the text is none.
+    """
+    counter = TextCounter(encoder, target, hold_out)
+    for batch in batches(ShardReader(shard)):
+        counter.add(batch)
     return counter.result()
 
 
@@ -301,7 +333,7 @@ def _save_checkpoint(
 
 def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple[int, int]]:
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             about = json.loads(found["about"].tobytes())
             arrays = [found[n] for n in ("keys", "counts", "held_keys", "held_counts")]
         if about["plan"] != plan.sha256:
@@ -421,13 +453,13 @@ def estimate(
     plan = plan_counting(student, teacher, texts, config)
     if checkpoint is not None and checkpoint.exists():
         _load_checkpoint(checkpoint, plan)  # before anything costs time
-    if base is None:
-        options = MultitokenConfig(weights="prior", scale_trick=False)
-        base = multitoken(student, teacher, options, progress=progress)
     if count is None:
         counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
     else:
         counts = count(plan)
+    if base is None:
+        options = MultitokenConfig(weights="prior", scale_trick=False)
+        base = multitoken(student, teacher, options, progress=progress)
     result = map_of_counts(counts, base, plan, config)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
@@ -488,8 +520,10 @@ def _report(
         f"{totals.documents:,} documents, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} common starts"
     ]
-    if config.alpha is None:
+    if config.alpha is None and totals.held_out:
         notes.append(f"alpha {alpha:g}, chosen on {totals.held_out:,} held-out documents")
+    elif config.alpha is None:
+        notes.append(f"alpha {alpha:g}: the text has too few documents to choose it on")
     if totals.differing:
         share = totals.lost_bytes / max(1, totals.num_bytes)
         notes.append(

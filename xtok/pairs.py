@@ -69,10 +69,22 @@ class PairCounts:
 
 
 class Side(NamedTuple):
-    """Many documents as ids of one tokenizer: `ids` int32, `bounds` int64 `[documents + 1]`."""
+    """Many documents as ids of one tokenizer: `ids` int32, `bounds` int64 `[documents + 1]`.
+
+    Document d is `ids[bounds[d]:bounds[d + 1]]`.
+    """
 
     ids: NDArray[np.int32]
     bounds: NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the documents have."""
+        return int(self.bounds[-1] - self.bounds[0])
+
+    def documents(self, start: int, stop: int) -> Side:
+        """Return some of the documents; their places in `ids` stay the same."""
+        return Side(self.ids, self.bounds[start : stop + 1])
 
 
 class Starts(NamedTuple):
@@ -88,6 +100,8 @@ class Starts(NamedTuple):
 class PairEncoder:
     """Encodes documents with two tokenizers at once, on all cores, and finds their common starts.
 
+    As a context manager it ends its threads.
+
     Args:
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
@@ -98,15 +112,21 @@ class PairEncoder:
         self, student: Tokenizer, teacher: Tokenizer, num_threads: int | None = None
     ) -> None:
         self.student, self.teacher = student, teacher
-        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = num_threads or available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
         self._tables = [_plain(tokenizer.table) for tokenizer in (student, teacher)]
+
+    def __enter__(self) -> PairEncoder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     def encode(self, texts: Sequence[str]) -> tuple[Side, Side]:
         """Encode documents as in the middle of a text; control tokens in them are plain text."""
         parts = _parts(texts, self.num_threads)
         jobs = [
-            [self._pool.submit(_encode, tokenizer, part) for part in parts]
+            [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
             for tokenizer in (self.student, self.teacher)
         ]
         student, teacher = (_joined([job.result() for job in side]) for side in jobs)
@@ -117,7 +137,7 @@ class PairEncoder:
         from xtok.kernels import common_starts
 
         (s_data, s_offsets), (t_data, t_offsets) = self._tables
-        room = min(len(student.ids), len(teacher.ids))
+        room = min(student.num_tokens, teacher.num_tokens)
         places = np.empty((2, room), np.int64)
         num = len(student.bounds) - 1
         num_starts, same = np.zeros((2, num), np.int64)
@@ -150,6 +170,13 @@ def batches(texts: Iterable[str], size: int = BATCH_BYTES) -> Iterator[list[str]
         yield batch
 
 
+def available_cores() -> int:
+    """Return how many cores this process may use; all of them where a system does not say."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _plain(table: TokenTable) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return np.ascontiguousarray(table.data), np.ascontiguousarray(table.offsets)
 
@@ -160,10 +187,6 @@ def _parts(texts: Sequence[str], number: int) -> list[Sequence[str]]:
     goals = np.linspace(0, ends[-1] if len(ends) else 0, number + 1)[1:-1]
     cuts = [0, *np.searchsorted(ends, goals).tolist(), len(texts)]
     return [texts[a:b] for a, b in pairwise(cuts) if b > a]
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-    return [np.array(ids, np.int32) for ids in tokenizer.library_ids(texts)]
 
 
 def _joined(parts: list[list[NDArray[np.int32]]]) -> Side:

@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 
 # How often each kind follows each, in languages with spaces (English, French, German, Python) and
-# without (Chinese, Japanese); printed by scripts/measure_prior.py.
+# without (Chinese, Japanese); scripts/measure_prior.py prints them, to within 0.03.
 _SPACED = np.array(
     [
         [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
@@ -114,12 +114,11 @@ def prior_edges(
     """
     if num_texts is None:
         num_texts = min(MAX_TEXTS, 2 * (len(student.table) + len(teacher.table)))
-    encoder = PairEncoder(student, teacher)
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
     counts = PairCounts()
     one = np.ones(1, np.int64)
-    with progress("making up text", num_texts) as advance:
+    with PairEncoder(student, teacher) as encoder, progress("making up text", num_texts) as advance:
         for start in range(0, num_texts, 25_000):
             size = min(25_000, num_texts - start)
             for batch in batches(source.texts(size, rng)):

@@ -270,17 +270,17 @@ def _read(
     group_by: str | None,
     progress: TextProgress,
 ) -> _Text:
-    encoder = PairEncoder(student, teacher)
     rows = [_Rows.of(projection) for projection in maps]
     groups: list[str] = []
     parts: list[tuple[NDArray[np.int64], ...]] = []
     losses: list[NDArray[np.float64]] = []
     chunks: list[NDArray[np.int64]] = []
     num_bytes = lost = differing = 0
-    with progress("measuring", sum(path.stat().st_size for path in paths)) as advance:
+    total = sum(path.stat().st_size for path in paths)
+    with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
         for path in paths:
-            consumed = 0
             for shard in shards(path, field):
+                consumed = 0
                 reader = ShardReader(replace(shard, group_by=group_by))
                 for batch in batches(reader):
                     groups += reader.take_groups() if group_by else [path.name] * len(batch)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -34,6 +35,7 @@ _SUFFIXES: dict[str, Format] = {
 }
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _HASH_AT_ONCE = 1 << 22
+_BLOCK = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,7 @@ class TextShard:
         stop: the first byte or row group of the next shard; None for the end of the file.
         number: its place among the shards of its file.
         group_by: a field or column that says which group a document is of.
+        size: about how many bytes of the file it is, as it lies on disk.
     """
 
     path: Path
@@ -57,6 +60,7 @@ class TextShard:
     stop: int | None = None
     number: int = 0
     group_by: str | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,25 +124,26 @@ def shards(path: Path, field: str = "text") -> list[TextShard]:
     """
     found = text_format(path)
     with _reading(path):
+        size = path.stat().st_size
         if found == "parquet":
             total, step = _parquet(path).metadata.num_row_groups, 1
         else:
             with path.open("rb") as raw:
                 is_compressed = _compression(raw) is not None
-            total, step = (1, 1) if is_compressed else (path.stat().st_size, SHARD_BYTES)
-    if total <= step:
-        return [TextShard(path=path, format=found, field=field)]
-    starts = range(0, total, step)
+            total, step = (1, 1) if is_compressed else (size, SHARD_BYTES)
+    starts = [*range(0, total, step)] or [0]
+    bounds = [*starts, total]
     return [
         TextShard(
             path=path,
             format=found,
             field=field,
             start=start,
-            stop=None if start + step >= total else start + step,
+            stop=None if number + 1 == len(starts) else stop,
             number=number,
+            size=size * stop // max(1, total) - size * start // max(1, total),
         )
-        for number, start in enumerate(starts)
+        for number, (start, stop) in enumerate(pairwise(bounds))
     ]
 
 
@@ -192,7 +197,10 @@ class ShardReader:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
+    except Exception as error:
+        is_zstd = type(error).__name__ == "ZstdError"  # no package is loaded to name its errors
+        if not (is_zstd or isinstance(error, OSError | EOFError | zlib.error)):
+            raise
         reason = getattr(error, "strerror", None) or str(error)
         raise XtokError(
             f"the text {path} cannot be read: {reason}",
@@ -216,10 +224,43 @@ def _decompressed(raw: BinaryIO, path: Path) -> Any:
 
         return gzip.GzipFile(fileobj=raw)
     if compression == "zstd":
-        module = _need("zstandard", path)
-        reader = module.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return io.BufferedReader(reader)
+        return io.BufferedReader(_ZstdReader(raw, _need("zstandard", path).ZstdDecompressor()))
     return raw
+
+
+class _ZstdReader(io.RawIOBase):
+    """Frames of zstd, one after another; unlike the package's own reader, it tells a cut-off one.
+
+    Args:
+        raw: the compressed file.
+        decompressor: of the package zstandard.
+    """
+
+    def __init__(self, raw: BinaryIO, decompressor: Any) -> None:
+        self._raw, self._decompressor = raw, decompressor
+        self._frame: Any = None
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with what comes next, as far as it is decompressed."""
+        while not self._ready:
+            block = self._frame.unused_data if self._frame and self._frame.eof else b""
+            block = block or self._raw.read(_BLOCK)
+            if not block:
+                if self._frame and not self._frame.eof:
+                    raise EOFError("it ends within a frame of zstd")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._ready = memoryview(self._frame.decompress(block))
+        size = min(len(buffer), len(self._ready))
+        buffer[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size
 
 
 def _need(module: str, path: Path) -> Any:
@@ -357,14 +398,25 @@ def _parquet_documents(shard: TextShard, groups: list[str]) -> Iterator[str]:
     for batch in file.iter_batches(
         row_groups=row_groups, columns=columns, batch_size=256, use_threads=False
     ):
-        for row in batch.to_pylist():
-            value = row[shard.field]
+        texts, groups_of = (batch.column(name) for name in (columns[0], columns[-1]))
+        for value, group in zip(_values(shard, texts), _values(shard, groups_of), strict=True):
             if isinstance(value, str):
                 if shard.group_by:
-                    groups.append(str(row[shard.group_by]))
+                    groups.append(str(group))
                 yield value
             elif value is not None:
                 raise XtokError(
                     f"{shard.path}: the column {shard.field!r} holds no text",
                     hint="name the column that holds the text with --field",
                 )
+
+
+def _values(shard: TextShard, column: Any) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError as error:  # Parquet does not check what its writer calls a string
+        raise XtokError(
+            f"{shard.path}: the column {shard.field!r} is not UTF-8: {error.reason}",
+            hint="write it again, as UTF-8",
+        ) from error
+    return values

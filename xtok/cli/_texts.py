@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +14,10 @@ from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
 from xtok.cli._run import check_output, command, config, default_name, write
 from xtok.config import EstimateConfig, Target
+
+_CLUSTER = "Cluster"
+
+Engine = Literal["local", "ray"]
 
 
 def estimate(
@@ -57,6 +64,17 @@ def estimate(
             metavar="FILE",
         ),
     ] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="Count on this machine, or on a Ray cluster.", rich_help_panel=_CLUSTER),
+    ] = "local",
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Of the Ray cluster: HOST:PORT, or auto for the one that this machine is part of.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "auto",
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
@@ -73,6 +91,8 @@ def estimate(
     options = config(
         EstimateConfig, top_k=top_k, target=target, alpha=alpha, pin_exact=pin_exact, field=field
     )
+    if engine == "ray" and checkpoint is not None:
+        raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     with command(quiet):
         check_output(output)
         from xtok import counting, report, texts
@@ -85,25 +105,44 @@ def estimate(
                 initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
             )
             student_vocab_size, teacher_vocab_size = base.shape
-        student = load(
-            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        sides = (
+            (student_model, student_revision, student_vocab_size, student_pattern),
+            (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern),
         )
-        teacher = load(
-            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
-        )
+        student, teacher = (load(*side, **safety) for side in sides)
+        count = None
+        if engine == "ray":
+            from xtok import cluster
+
+            sources = [
+                cluster.TokenizerSource(
+                    model=model, revision=revision, vocab_size=size, pattern=pattern, **safety
+                )
+                for model, revision, size, pattern in sides
+            ]
+            count = partial(
+                cluster.count_on_ray,
+                student=sources[0],
+                teacher=sources[1],
+                address=address,
+                progress=report.text_progress_bar,
+            )
         path = output or Path(
             default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
         )
-        projection = counting.estimate(
-            student,
-            teacher,
-            text,
-            options,
-            base=base,
-            checkpoint=checkpoint or path.with_name(f"{path.name}.checkpoint"),
-            progress=report.progress_bar,
-            text_progress=report.text_progress_bar,
-        )
+        saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
+        with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
+            projection = counting.estimate(
+                student,
+                teacher,
+                text,
+                options,
+                base=base,
+                checkpoint=None if count else saved,
+                count=count,
+                progress=report.progress_bar,
+                text_progress=report.text_progress_bar,
+            )
         write(projection, path, num_examples=num_examples)
 
 

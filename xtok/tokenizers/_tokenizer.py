@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,14 @@ class Backend(Protocol):
 
     def losses(self) -> Sequence[Loss]:
         """Return what keeps a text from being the concatenation of its tokens' bytes."""
+
+
+@runtime_checkable
+class ArrayBackend(Protocol):
+    """A backend that can also give arrays, which are faster than lists of Python's integers."""
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return what `encode_texts` does, as arrays."""
 
 
 class Encoding(NamedTuple):
@@ -204,6 +213,13 @@ class Tokenizer:
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return what the library's own encoder gives in the middle of a text, exact or not."""
         return self._backend.encode_texts(texts)
+
+    def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return what `library_ids` does, as int32 arrays; for a tiktoken file it is faster."""
+        if isinstance(self._backend, ArrayBackend):
+            return self._backend.encode_arrays(texts)
+        ids = self._backend.encode_texts(texts)
+        return [np.asarray(array("i", row), np.int32) for row in ids]  # faster than from a list
 
     def special_token_names(self) -> dict[str, str]:
         """Return `bos_token` and the like, as chat templates know them, to the token's name."""

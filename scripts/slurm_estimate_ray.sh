@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Count a map on text on several nodes of a Slurm cluster: Ray is started on all of them, the first
+# one is its head and runs the command. Text and tokenizers lie on a file system that all nodes
+# share; xtok with the extras ray and text is installed there (XTOK_VENV).
+#
+#   sbatch --nodes 8 scripts/slurm_estimate_ray.sh --student-model … --teacher-model … \
+#     --text '/data/corpus/*.parquet' --output /data/maps/map.safetensors
+#
+#SBATCH --job-name=xtok-estimate
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=64G
+#SBATCH --time=12:00:00
+
+set -euo pipefail
+
+if [[ -n "${XTOK_VENV:-}" ]]; then
+  # shellcheck disable=SC1091
+  source "$XTOK_VENV/bin/activate"
+fi
+
+# Ray's steps are children of this shell: they end with it, however it ends.
+stop() {
+  local steps
+  steps=$(jobs -pr)
+  if [[ -n "$steps" ]]; then
+    xargs kill <<< "$steps" || true
+  fi
+}
+trap stop EXIT
+
+port=${RAY_PORT:-6379}
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${nodes[0]}
+cores=${SLURM_CPUS_PER_TASK:-1}
+export SRUN_CPUS_PER_TASK=$cores  # a step does not take it over from the job
+
+# `--block` keeps Ray in the foreground of its step.
+srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
+  ray start --head --node-ip-address="$head" --port="$port" --num-cpus="$cores" \
+  --disable-usage-stats --block &
+for attempt in {1..60}; do
+  if srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
+    ray status --address="$head:$port" > /dev/null 2>&1; then
+    break
+  fi
+  if [[ "$attempt" == 60 ]]; then
+    echo "error: the head of the Ray cluster on $head did not come up" >&2
+    exit 1
+  fi
+  sleep 2
+done
+
+# Fewer nodes are no failure: what is there does the work. So each worker is a step of its own.
+for node in "${nodes[@]:1}"; do
+  srun --nodes=1 --ntasks=1 --overlap --nodelist="$node" \
+    ray start --address="$head:$port" --num-cpus="$cores" --disable-usage-stats --block &
+done
+
+srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
+  xtok estimate --engine ray --address "$head:$port" "$@"

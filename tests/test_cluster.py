@@ -1,0 +1,146 @@
+"""Text counted on a cluster of node processes, one of which is killed; needs the package ray."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_tokenizers
+from conftest import Cli
+
+from xtok import cluster, texts
+from xtok.cluster import TokenizerSource, count_on_ray
+from xtok.config import EstimateConfig, MultitokenConfig
+from xtok.counting import count_text, map_of_counts, plan_counting
+from xtok.errors import XtokError
+from xtok.stages import multitoken
+from xtok.tokenizers import Tokenizer
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'xtok[ray]'")
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster of three node processes on this machine, one core each."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    options = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args=options)
+    try:
+        for _ in range(2):
+            found.add_node(num_cpus=1, object_store_memory=80 << 20)
+        ray.init(address=found.address, log_to_driver=False, logging_level="error")
+        yield found
+    finally:
+        ray.shutdown()
+        found.shutdown()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of many shards."""
+    lines = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines * 4))
+    monkeypatch.setattr(texts, "SHARD_BYTES", path.stat().st_size // 40)
+    return path
+
+
+def test_a_lost_node_changes_nothing(
+    nodes: Any, byte_level: Tokenizer, digits: Tokenizer, small: Path, corpus: Path, tmp_path: Path
+) -> None:
+    plan = plan_counting(byte_level, digits, [corpus])
+    assert len(plan.shards) > cluster.FAN_IN  # so that they are merged in more than one step
+    lost = nodes.list_all_nodes()[-1]
+    steps: list[int] = []
+
+    @contextmanager
+    def killing(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        def advance(size: int, tokens: int) -> None:
+            steps.append(tokens)
+            if len(steps) == 6:
+                nodes.remove_node(lost, allow_graceful=False)  # SIGKILL to all its processes
+
+        yield advance
+
+    student = TokenizerSource(model=str(small / "small-byte-level"))
+    teacher = TokenizerSource(model=str(small / "small-digits"))
+    found = count_on_ray(plan, student, teacher, progress=killing)
+    local = count_text(plan, byte_level, digits)
+    assert len(steps) == len(plan.shards)
+    assert len(nodes.list_all_nodes()) == 2
+    assert all(np.array_equal(a, b) for a, b in zip(found[:4], local[:4], strict=True))
+    assert found.totals == local.totals
+    assert sum(steps) == local.totals.student_tokens
+
+    base = multitoken(byte_level, digits, MultitokenConfig(scale_trick=False))
+    paths = [tmp_path / "ray.safetensors", tmp_path / "local.safetensors"]
+    for path, counts in zip(paths, (found, local), strict=True):
+        map_of_counts(counts, base, plan, EstimateConfig()).save(path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_users_mistake_comes_back_as_one(
+    nodes: Any, byte_level: Tokenizer, digits: Tokenizer, small: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"caf\xe9")
+    plan = plan_counting(byte_level, digits, [path])
+    student = TokenizerSource(model=str(small / "small-byte-level"))
+    teacher = TokenizerSource(model=str(small / "small-digits"))
+    with pytest.raises(XtokError) as error:
+        count_on_ray(plan, student, teacher)
+    assert error.value.message == f"the text {path} is not UTF-8: byte 0xe9 at offset 3"
+    with pytest.raises(XtokError) as error:
+        count_on_ray(plan, student, student)
+    assert error.value.message.startswith(f"{student.model} is another tokenizer on the node ")
+    path.unlink()
+    with pytest.raises(XtokError) as error:
+        count_on_ray(plan, student, teacher)
+    assert error.value.message.endswith(f" has no file {path}")
+
+
+def test_the_command_counts_on_a_cluster(
+    nodes: Any, cli: Cli, byte_level: Tokenizer, digits: Tokenizer, small: Path, corpus: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    multitoken(byte_level, digits, MultitokenConfig(scale_trick=False)).save(
+        tmp_path / "base.safetensors"
+    )
+    arguments = (
+        "estimate", "--student-model", small / "small-byte-level", "--teacher-model",
+        small / "small-digits", "--text", corpus, "--initial-projection-path", "base.safetensors",
+    )  # fmt: skip
+    here = cli(*arguments, "--output", "local.safetensors")
+    assert here.returncode == 0, here.stderr
+    there = cli(
+        *arguments, "--output", "ray.safetensors", "--engine", "ray", "--address", nodes.address
+    )
+    assert (there.returncode, there.stdout) == (0, "ray.safetensors\n"), there.stderr
+    written = [(tmp_path / name).read_bytes() for name in ("local.safetensors", "ray.safetensors")]
+    assert written[0] == written[1]
+
+
+def test_no_cluster_is_one_line(cli: Cli, small: Path, corpus: Path) -> None:
+    done = cli(
+        "estimate", "--student-model", small / "small-byte-level", "--teacher-model",
+        small / "small-digits", "--text", corpus, "--engine", "ray", "--address", "nowhere",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: there is no Ray cluster at nowhere: " in done.stderr
+    assert "Traceback" not in done.stderr
+    done = cli(
+        "estimate", "--student-model", "a", "--teacher-model", "b", "--text", corpus,
+        "--engine", "ray", "--checkpoint", "c",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--checkpoint is for --engine local" in done.stderr

@@ -1,0 +1,683 @@
+"""Maps counted on text: the kernels beside plain twins, the formula, and going on after a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import naive
+import numpy as np
+import pytest
+import small_tokenizers
+from conftest import Cli
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from xtok import counting, kernels, mapfile, pairs, texts
+from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig
+from xtok.counting import (
+    CountedText,
+    CountingPlan,
+    TextTotals,
+    choose_alpha,
+    count_text,
+    estimate,
+    map_of_counts,
+    merge_counts,
+    plan_counting,
+    smooth,
+)
+from xtok.errors import XtokError
+from xtok.pairs import PairCounts, PairEncoder
+from xtok.pipeline import build
+from xtok.prior import prior_edges
+from xtok.projection import Edges, ProjectionMap, RowKind
+from xtok.stages import multitoken
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make up less text, so that the tests are quick."""
+    monkeypatch.setattr(prior_edges, "__kwdefaults__", {**DEFAULTS, "num_texts": 500})
+
+
+NUM_DOCUMENTS = 120
+DEFAULTS = prior_edges.__kwdefaults__ or {}
+
+
+def write_documents(path: Path, documents: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lines of the training text as documents, some of them twice, in JSON lines."""
+    lines = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line]
+    folder = tmp_path_factory.mktemp("corpus")
+    return write_documents(folder / "a.jsonl", (lines * 2)[:NUM_DOCUMENTS])
+
+
+@pytest.fixture(scope="module")
+def base(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
+    return multitoken(byte_level, digits, MultitokenConfig(scale_trick=False))
+
+
+def saved(projection: ProjectionMap, folder: Path) -> bytes:
+    path = folder / "saved.safetensors"
+    projection.save(path)
+    return path.read_bytes()
+
+
+def same(left: CountedText, right: CountedText) -> bool:
+    arrays = zip(left[:4], right[:4], strict=True)
+    return all(np.array_equal(a, b) for a, b in arrays) and left.totals == right.totals
+
+
+# The kernels
+
+
+def flat(documents: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    ids = np.array([i for d in documents for i in d], np.int32)
+    return ids, np.cumsum([0, *map(len, documents)])
+
+
+TOKENS = [b"", b"a", b"b", b"ab", b"ba", b"aab", b"c"]
+ids_of_a_document = st.lists(st.integers(0, len(TOKENS) - 1), max_size=12)
+
+
+@st.composite
+def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Two ways to spell one string, or sometimes two strings."""
+    student = draw(ids_of_a_document)
+    if draw(st.booleans()):
+        return student, draw(ids_of_a_document)
+    rest, teacher = b"".join(TOKENS[i] for i in student), []
+    while rest:
+        fitting = [i for i, t in enumerate(TOKENS) if t and rest.startswith(t)]
+        teacher.append(draw(st.sampled_from(fitting)))
+        rest = rest[len(TOKENS[teacher[-1]]) :]
+    return student, teacher
+
+
+@given(documents=st.lists(two_spellings(), max_size=4))
+def test_common_starts_and_chunks_are_those_of_the_plain_walk(
+    documents: list[tuple[list[int], list[int]]],
+) -> None:
+    data = np.frombuffer(b"".join(TOKENS), np.uint8)
+    offsets = np.cumsum([0, *map(len, TOKENS)])
+    student, teacher = flat([s for s, _ in documents]), flat([t for _, t in documents])
+    places = np.empty((2, min(len(student[0]), len(teacher[0]))), np.int64)
+    num_starts, same_bytes = np.zeros((2, len(documents)), np.int64)
+    complete = np.zeros(len(documents), np.bool_)
+    count = kernels.common_starts(
+        *student, data, offsets, *teacher, data, offsets, *places, num_starts, same_bytes, complete
+    )
+    assert count == num_starts.sum()
+    found_pairs, skipped = 0, 0
+    at = 0
+    expected_pairs: list[tuple[int, int, int]] = []
+    for d, (s, t) in enumerate(documents):
+        starts, num_same, agrees = naive.common_starts(
+            [TOKENS[i] for i in s], [TOKENS[j] for j in t]
+        )
+        own = places[:, at : at + num_starts[d]] - np.array([[student[1][d]], [teacher[1][d]]])
+        assert list(zip(*own.tolist(), strict=True)) == starts
+        assert (same_bytes[d], complete[d]) == (num_same, agrees)
+        at += num_starts[d]
+        listed, left_out = naive.chunk_pairs(s, t, starts, agrees, 60, 3)
+        expected_pairs += listed
+        skipped += left_out
+    amounts = (*student, *teacher, *places[:, :count], num_starts, complete, 60, 3)
+    none = np.zeros(0, np.int64)
+    found_pairs, found_skipped = kernels.chunk_pairs(*amounts, none, none)
+    assert (found_pairs, found_skipped) == (len(expected_pairs), skipped)
+    keys, shares = np.empty((2, found_pairs), np.int64)
+    if found_pairs:
+        kernels.chunk_pairs(*amounts, keys, shares)
+    found = zip((keys >> 32).tolist(), (keys & 0xFFFFFFFF).tolist(), shares.tolist(), strict=True)
+    assert list(found) == expected_pairs
+
+
+@given(parts=st.lists(st.lists(st.tuples(st.integers(0, 2**62), st.integers(1, 9)), max_size=60)))
+def test_counts_are_those_of_a_counter(parts: list[list[tuple[int, int]]]) -> None:
+    counts, expected = PairCounts(), Counter[int]()
+    for part in parts:
+        keys = np.array([k for k, _ in part], np.int64)
+        counts.add(keys, np.array([n for _, n in part], np.int64))
+        if len(part) == 1:
+            expected[part[0][0]] += part[0][1]
+            continue
+        for key, amount in part:
+            expected[key] += amount
+    keys, found = counts.arrays()
+    assert dict(zip(keys.tolist(), found.tolist(), strict=True)) == expected
+    assert keys.tolist() == sorted(expected)
+    assert len(counts) == len(expected)
+
+
+def test_counts_grow_past_their_first_table() -> None:
+    counts = PairCounts()
+    keys = np.arange(50_000, dtype=np.int64) * (1 << 32 | 1)
+    for _ in range(3):
+        counts.add(keys, np.ones(1, np.int64))
+    found, amounts = counts.arrays()
+    assert np.array_equal(found, keys)
+    assert set(amounts.tolist()) == {3}
+
+
+# What is counted
+
+
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece", "ranks"])
+def test_arrays_are_the_lists(name: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    documents = [*small_tokenizers.CORPUS, "", "<|endoftext|> <s>", "<think>"]
+    found = tokenizer.library_arrays(documents)
+    assert [row.tolist() for row in found] == tokenizer.library_ids(documents)
+    assert {row.dtype for row in found} == {np.dtype(np.int32)}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["qwen.tiktoken", "llama3.tiktoken"])
+def test_arrays_of_real_ranks_are_the_lists(
+    name: str, load_real: Callable[[str], Tokenizer]
+) -> None:
+    tokenizer = load_real(name)
+    documents = [
+        *small_tokenizers.CORPUS, "", "<|endoftext|><think>x</think>", "<|begin_of_text|>a"
+    ]  # fmt: skip
+    found = [row.tolist() for row in tokenizer.library_arrays(documents)]
+    assert found == tokenizer.library_ids(documents)
+
+
+def token(tokenizer: Tokenizer, data: bytes) -> int:
+    [found] = tokenizer.segment(data)
+    return found
+
+
+def test_a_tiny_text_is_counted_pair_by_pair(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["201", "20"])
+    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1))
+    counts = count_text(plan, byte_level, digits)
+    # byte-level cuts digits one by one: 2 0 1 and 2 0; the other one takes them in threes.
+    assert [byte_level.table.tokens()[i] for i in byte_level.segment(b"201")] == [b"2", b"0", b"1"]
+    assert [digits.table.tokens()[i] for i in digits.segment(b"201")] == [b"201"]
+    assert [digits.table.tokens()[i] for i in digits.segment(b"20")] == [b"20"]
+    two = token(byte_level, b"2")
+    expected = {two << 32 | token(digits, b"201"): 1, two << 32 | token(digits, b"20"): 1}
+    assert dict(zip(counts.keys.tolist(), counts.counts.tolist(), strict=True)) == expected
+    assert counts.totals == TextTotals(
+        documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
+    )
+
+
+def test_chunks_share_a_unit(byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["20"])
+    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1, target="chunk"))
+    counts = count_text(plan, byte_level, digits)
+    twenty = token(digits, b"20")
+    expected = {token(byte_level, d) << 32 | twenty: pairs.UNIT // 2 for d in (b"2", b"0")}
+    assert dict(zip(counts.keys.tolist(), counts.counts.tolist(), strict=True)) == expected
+
+
+def test_smoothing_is_the_posterior_mean() -> None:
+    base = Edges(np.array([0, 0, 1]), np.array([5, 6, 7]), np.array([0.75, 0.25, 1.0]))
+    counted = Edges(np.array([0, 0, 2]), np.array([6, 8, 9]), np.array([3, 1, 4]))
+    found = smooth(counted, base, 4.0)
+    rows = zip(found.student_ids.tolist(), found.teacher_ids.tolist(), strict=True)
+    weights = dict(zip(rows, found.weights.tolist(), strict=True))
+    # (counts + 4 base) / (N + 4): row 0 has N = 4, row 1 no counts, row 2 no base.
+    assert weights == {(0, 5): 3 / 8, (0, 6): 4 / 8, (0, 8): 1 / 8, (1, 7): 1.0, (2, 9): 1.0}
+
+
+def held(keys: list[int], counts: list[int], held_keys: list[int]) -> CountedText:
+    return CountedText(
+        np.array(keys), np.array(counts), np.array(held_keys), np.ones(len(held_keys), np.int64),
+        TextTotals(),
+    )  # fmt: skip
+
+
+def test_alpha_is_small_where_counts_foretell_and_large_where_the_base_does() -> None:
+    base = Edges(np.array([0]), np.array([1]), np.array([1.0]))
+    assert choose_alpha(held([2], [3], [2, 2]), base, 2, 10) == 0.25
+    assert choose_alpha(held([2], [3], [1, 1]), base, 2, 10) == 64.0
+    assert choose_alpha(held([2], [1], [1, 2]), base, 2, 10) == 1.0
+    assert choose_alpha(held([2], [3], []), base, 2, 10) == 4.0
+
+
+def test_the_whole_formula_in_a_file(
+    byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, tmp_path: Path
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
+    config = EstimateConfig(alpha=2, top_k=3)
+    found = estimate(byte_level, digits, [path], config, base=base)
+    two = token(byte_level, b"2")
+    row = dict(naive.rows_of(base)[two])
+    weights: dict[int, float] = {t: 2 * w for t, w in row.items()}
+    for name, count in ((b"201", 1), (b"20", 2)):
+        t = token(digits, name)
+        weights[t] = weights.get(t, 0.0) + count
+    expected = naive.heaviest(naive.normalized(weights), 3)
+    assert dict(naive.rows_of(found)[two]) == pytest.approx(expected, abs=1e-7)
+    assert found.row_kind[two] == RowKind.COUNTED
+    assert found.top_k == 3
+    other = token(byte_level, b"e")
+    assert found.row_kind[other] == base.row_kind[other]
+    cut = naive.heaviest(dict(naive.rows_of(base)[other]), 3)
+    assert dict(naive.rows_of(found)[other]) == pytest.approx(cut, abs=1e-7)
+    last = found.history[-1]
+    assert last["stage"] == "estimate"
+    assert last["options"] == {"top_k": 3, "target": "start", "alpha": 2}
+    assert last["initial_sha256"] == mapfile.sha256(base)
+
+
+def test_pins_give_exact_tokens_one_entry(
+    byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, corpus: Path
+) -> None:
+    loose = estimate(byte_level, digits, [corpus], base=base)
+    pinned = estimate(byte_level, digits, [corpus], EstimateConfig(pin_exact=True), base=base)
+    two = token(byte_level, b"2")
+    assert len(naive.rows_of(loose)[two]) > 1
+    assert naive.rows_of(pinned)[two] == [(token(digits, b"2"), 1.0)]
+    assert [step["stage"] for step in pinned.history] == ["multitoken", "estimate", "reapply-exact"]
+
+
+def test_a_slot_of_the_initial_map_is_left_out(
+    byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, corpus: Path
+) -> None:
+    with_slot = multitoken(byte_level, digits, MultitokenConfig(scale_trick=True))
+    assert with_slot.enable_scale_trick
+    found = estimate(byte_level, digits, [corpus], EstimateConfig(alpha=1), base=with_slot)
+    assert not found.enable_scale_trick
+    plain = estimate(byte_level, digits, [corpus], EstimateConfig(alpha=1), base=base)
+    assert found.edges.student_ids.tolist() == plain.edges.student_ids.tolist()
+
+
+# The same, however it is counted
+
+
+def test_batches_threads_and_compression_change_nothing(
+    byte_level: Tokenizer,
+    digits: Tokenizer,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_counting(byte_level, digits, [corpus])
+    once = count_text(plan, byte_level, digits, num_threads=1)
+    assert once.totals.documents == NUM_DOCUMENTS
+    assert once.totals.held_out > 0
+    assert same(count_text(plan, byte_level, digits, num_threads=3), once)
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    assert same(count_text(plan_counting(byte_level, digits, [packed]), byte_level, digits), once)
+    monkeypatch.setattr(pairs, "BATCH_BYTES", 100)
+    monkeypatch.setattr(pairs.batches, "__defaults__", (100,))
+    assert same(count_text(plan, byte_level, digits), once)
+    monkeypatch.setattr(texts, "SHARD_BYTES", 1500)
+    many = plan_counting(byte_level, digits, [corpus])
+    assert len(many.shards) > 10
+    assert many.sha256 == plan.sha256
+    assert same(count_text(many, byte_level, digits), once)
+
+
+def test_merging_does_not_depend_on_order_or_grouping(
+    byte_level: Tokenizer, digits: Tokenizer, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
+    plan = plan_counting(byte_level, digits, [corpus])
+    encoder = PairEncoder(byte_level, digits)
+    parts = [
+        counting.count_shard(shard, encoder, plan.target, plan.hold_out) for shard in plan.shards
+    ]
+    assert len(parts) > 3
+    whole = count_text(plan, byte_level, digits)
+    assert same(merge_counts(parts), whole)
+    assert same(merge_counts(reversed(parts)), whole)
+    assert same(merge_counts([merge_counts(parts[1:]), parts[0]]), whole)
+
+
+def test_no_thread_is_left_over(byte_level: Tokenizer, digits: Tokenizer, corpus: Path) -> None:
+    before = threading.active_count()
+    count_text(plan_counting(byte_level, digits, [corpus]), byte_level, digits, num_threads=4)
+    assert threading.active_count() == before
+
+
+# Interrupted and gone on
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@contextmanager
+def interrupting(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+    """A progress that stops the count at its 4th step."""
+    steps = 0
+
+    def advance(size: int, tokens: int) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise Interrupted
+
+    yield advance
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs.batches, "__defaults__", (1000,))
+    monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_counting_goes_on_from_a_checkpoint(
+    byte_level: Tokenizer, digits: Tokenizer, corpus: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    plan = plan_counting(byte_level, digits, [corpus])
+    with pytest.raises(Interrupted):
+        count_text(
+            plan, byte_level, digits,
+            checkpoint=checkpoint, checkpoint_seconds=0, progress=interrupting,
+        )  # fmt: skip
+    assert checkpoint.exists()
+    read: list[int] = []
+
+    @contextmanager
+    def watching(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        yield lambda size, tokens: read.append(tokens)
+
+    found = count_text(plan, byte_level, digits, checkpoint=checkpoint, progress=watching)
+    assert read[0] > 0  # what was counted before
+    assert sum(read) == found.totals.student_tokens
+    assert same(found, count_text(plan, byte_level, digits))
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from xtok import counting, mapfile, pairs, texts
+pairs.batches.__defaults__ = (2000,)
+texts.SHARD_BYTES = 5000
+save = counting._save_checkpoint
+def slow(*args):
+    save(*args)
+    time.sleep(0.2)  # long enough to be killed between two of them
+counting._save_checkpoint = slow
+count = counting.count_text
+def often(*args, **options):
+    return count(*args, **options, checkpoint_seconds=0)
+counting.count_text = often
+student, teacher, text, checkpoint, base, output = sys.argv[1:]
+base = mapfile.load(Path(base))
+found = counting.estimate(student, teacher, [text], base=base, checkpoint=Path(checkpoint))
+found.save(Path(output))
+"""
+
+
+def test_a_killed_process_is_gone_on_from_byte_for_byte(
+    small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
+) -> None:
+    student, teacher = str(small / "small-byte-level"), str(small / "small-digits")
+    initial = tmp_path / "initial.safetensors"
+    base.save(initial)
+    checkpoint, output = tmp_path / "checkpoint", tmp_path / "out.safetensors"
+    command = [sys.executable, "-c", KILLED, student, teacher, corpus, checkpoint, initial, output]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(list(map(str, command)), env=env)
+    try:
+        limit = time.monotonic() + 200
+        while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert checkpoint.exists()
+    assert not output.exists()
+    estimate(student, teacher, [corpus], base=base, checkpoint=checkpoint).save(output)
+    assert not checkpoint.exists()
+    expected = estimate(student, teacher, [corpus], base=base)
+    assert output.read_bytes() == saved(expected, tmp_path)
+
+
+@pytest.fixture
+def checkpoint(
+    byte_level: Tokenizer, digits: Tokenizer, corpus: Path, tmp_path: Path
+) -> tuple[CountingPlan, Path]:
+    path = tmp_path / "checkpoint"
+    plan = plan_counting(byte_level, digits, [corpus])
+    count_text(plan, byte_level, digits, checkpoint=path, checkpoint_seconds=-1)
+    assert path.exists()
+    return plan, path
+
+
+@pytest.mark.parametrize("what", ["text", "teacher", "target", "alpha", "field", "pattern"])
+def test_a_checkpoint_of_another_run_is_refused(
+    byte_level: Tokenizer,
+    digits: Tokenizer,
+    sentencepiece: Tokenizer,
+    checkpoint: tuple[CountingPlan, Path],
+    corpus: Path,
+    small: Path,
+    tmp_path: Path,
+    what: str,
+) -> None:
+    text, teacher, config = corpus, digits, EstimateConfig()
+    if what == "text":
+        text = write_documents(tmp_path / "a.jsonl", ["another one"])
+    elif what == "teacher":
+        teacher = sentencepiece
+    elif what == "pattern":
+        teacher = split_otherwise(small / "small-digits", tmp_path / "small-digits")
+        assert teacher.table.sha256() == digits.table.sha256()
+    else:
+        other = {"target": "chunk", "alpha": 1.0, "field": "body"}
+        config = EstimateConfig(**{what: other[what]})  # type: ignore[arg-type]
+    path = checkpoint[1]
+    with pytest.raises(XtokError) as error:
+        estimate(byte_level, teacher, [text], config, checkpoint=path)
+    assert error.value.message == (
+        f"the checkpoint {path} is of another run: other texts, tokenizers or options"
+    )
+    assert error.value.hint == f"delete it to begin anew (rm {path}), or give another --checkpoint"
+    assert path.exists()
+
+
+def split_otherwise(folder: Path, copy: Path) -> Tokenizer:
+    """A tokenizer of the same tokens that takes digits one by one."""
+    copy.mkdir()
+    for file in folder.iterdir():
+        content = file.read_text()
+        if file.name == "tokenizer.json":
+            content = content.replace(r"\\p{N}{1,3}", r"\\p{N}")
+            assert content != file.read_text()
+        (copy / file.name).write_text(content)
+    return load_tokenizer(str(copy))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.95])
+@pytest.mark.parametrize("how", ["cut", "overwritten"])
+def test_a_damaged_checkpoint_is_refused(
+    byte_level: Tokenizer,
+    digits: Tokenizer,
+    checkpoint: tuple[CountingPlan, Path],
+    share: float,
+    how: str,
+) -> None:
+    plan, path = checkpoint
+    data = path.read_bytes()
+    place = int(share * len(data))
+    path.write_bytes(data[:place] + (b"" if how == "cut" else b"\xff" * 40 + data[place + 40 :]))
+    with pytest.raises(XtokError) as error:
+        count_text(plan, byte_level, digits, checkpoint=path)
+    assert error.value.message.startswith(f"the checkpoint {path} cannot be read: ")
+    assert error.value.hint == f"delete it to begin anew: rm {path}"
+
+
+# Two sides that spell differently, and nothing to count
+
+
+@pytest.fixture(scope="module")
+def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that makes compatibility characters plain, as Claude 2's does."""
+    folder = tmp_path_factory.mktemp("nfkc") / "nfkc"
+    small_tokenizers.byte_level_bpe(folder, vocab_size=900, digits=1, normalizer="NFKC")
+    return load_tokenizer(str(folder))
+
+
+def test_documents_count_up_to_a_difference(
+    byte_level: Tokenizer, composing: Tokenizer, tmp_path: Path
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["1２34", "1,2", "４5"])
+    plan = plan_counting(composing, byte_level, [path], EstimateConfig(alpha=1))
+    counts = count_text(plan, composing, byte_level)
+    # "1２34" is 1 + 3 + 2 bytes, of which the NFKC side spells "1234": the first byte agrees.
+    assert counts.totals == TextTotals(
+        documents=3,
+        differing=2,
+        num_bytes=13,
+        lost_bytes=9,
+        student_tokens=4 + 3 + 2,
+        teacher_tokens=counts.totals.teacher_tokens,
+        starts=4,
+    )
+    names = [composing.table.tokens()[s] for s in (counts.keys >> 32).tolist()]
+    assert sorted(names) == [b",", b"1", b"2"]
+    found = map_of_counts(counts, multitoken(composing, byte_level), plan, EstimateConfig(alpha=1))
+    assert found.reports[-1].notes[1] == (
+        "2 documents are spelled differently by the two sides; they count up to there: "
+        "69.2% of the text is lost"
+    )
+
+
+def test_an_unknown_token_ends_a_document(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Rust
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from xtok.tokenizers import from_transformers
+
+    rust = Rust(models.WordLevel({"[UNK]": 0, "▁one": 1, "▁two": 2}, unk_token="[UNK]"))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    rust.decoder = decoders.Metaspace(prepend_scheme="never")
+    fast = PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]")  # type: ignore[no-untyped-call]
+    words = from_transformers(fast)
+    path = write_documents(tmp_path / "a.jsonl", [" one two three one", " six"])
+    plan = plan_counting(words, words, [path], EstimateConfig(alpha=1))
+    counts = count_text(plan, words, words)
+    assert counts.keys.tolist() == [1 << 32 | 1, 2 << 32 | 2]
+    assert counts.counts.tolist() == [1, 1]
+    assert (counts.totals.differing, counts.totals.lost_bytes) == (2, 14)
+
+
+@pytest.mark.parametrize("documents", [[], ["", ""]])
+def test_text_without_tokens_is_refused(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path, documents: list[str]
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", documents)
+    with pytest.raises(XtokError) as error:
+        estimate(byte_level, digits, [path])
+    assert error.value.message == (
+        f"nothing can be counted: {len(documents)} documents, 0 bytes of text"
+    )
+
+
+def test_empty_documents_count_as_documents(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["", "2", ""])
+    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1))
+    totals = count_text(plan, byte_level, digits).totals
+    assert totals == TextTotals(
+        documents=3, num_bytes=1, student_tokens=1, teacher_tokens=1, starts=1
+    )
+
+
+def test_a_base_of_another_pair_is_refused(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, base: ProjectionMap, corpus: Path
+) -> None:
+    with pytest.raises(XtokError, match="teacher"):
+        estimate(byte_level, sentencepiece, [corpus], base=base)
+
+
+# build, and the commands
+
+
+@pytest.mark.parametrize(("loss", "pinned"), [("p-kl", False), ("gold", True), ("h-kl", True)])
+def test_build_for_a_loss(
+    byte_level: Tokenizer, digits: Tokenizer, loss: str, pinned: bool
+) -> None:
+    config = BuildConfig.for_loss(loss)  # type: ignore[arg-type]
+    assert (config.weights, config.top_k, config.scale_trick) == ("prior", 8, False)
+    found = build(byte_level, digits, config)
+    two, e = token(byte_level, b"2"), token(byte_level, b"e")
+    exact = [naive.rows_of(found)[i] for i in (two, e)]
+    pins = [[(token(digits, b"2"), 1.0)], [(token(digits, b"e"), 1.0)]]
+    assert (exact == pins) == pinned
+    assert max(len(row) for row in naive.rows_of(found).values()) <= 8
+    assert not found.enable_scale_trick
+
+
+def test_build_counts_on_text(
+    byte_level: Tokenizer, digits: Tokenizer, corpus: Path, tmp_path: Path
+) -> None:
+    config = BuildConfig.for_loss("p-kl")
+    found = build(byte_level, digits, config, texts=[corpus])
+    assert [step["stage"] for step in found.history] == ["multitoken", "estimate"]
+    assert saved(found, tmp_path) == saved(estimate(byte_level, digits, [corpus]), tmp_path)
+
+
+def test_the_command_writes_what_it_read(
+    cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
+) -> None:
+    base.save(tmp_path / "base.safetensors")
+    student, teacher = small / "small-byte-level", small / "small-digits"
+    done = cli(
+        "estimate", "--student-model", student, "--teacher-model", teacher,
+        "--text", corpus, "--top-k", "4", "--output", "map.safetensors",
+        "--initial-projection-path", "base.safetensors",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
+    assert "120 documents" in done.stderr
+    projection = mapfile.load(tmp_path / "map.safetensors")
+    step = projection.history[-1]
+    assert step["stage"] == "estimate"
+    assert step["texts"] == [
+        {
+            "name": "a.jsonl",
+            "size": corpus.stat().st_size,
+            "sha256": texts.describe_text(corpus).sha256,
+        }
+    ]
+    assert step["counted"]["documents"] == 120
+    assert step["counted"]["student_tokens"] > step["counted"]["starts"] > 0
+    assert step["options"]["alpha"] in counting.ALPHAS
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["base.safetensors", "map.safetensors"]
+    assert str(corpus.parent) not in json.dumps(projection.history)
+
+
+def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) -> None:
+    pair = ("--student-model", small / "small-byte-level", "--teacher-model", small / "small.model")
+    done = cli("estimate", *pair, "--text", "none-*.txt")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: --text: there is no file none-*.txt\nhint: ")
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    done = cli("estimate", *pair, "--text", "a.txt")
+    assert done.returncode == 1
+    assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3\n" in done.stderr
+    assert cli("estimate", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2

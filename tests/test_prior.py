@@ -1,0 +1,89 @@
+"""Vocabularies as a corpus: seeded, so deterministic; rows are probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import naive
+import numpy as np
+import pytest
+
+from xtok.config import MultitokenConfig
+from xtok.prior import Kind, kind_of, prior_edges
+from xtok.projection import Edges
+from xtok.stages import multitoken
+from xtok.tokenizers import Tokenizer
+
+
+def rows(edges: Edges) -> dict[int, dict[int, float]]:
+    found: dict[int, dict[int, float]] = {}
+    for s, t, w in zip(*(array.tolist() for array in edges), strict=True):
+        row = found.setdefault(s, {})
+        row[t] = row.get(t, 0.0) + w
+    return found
+
+
+@pytest.mark.parametrize(
+    ("token", "kind"),
+    [
+        (b" the", Kind.WORD),
+        ("größe".encode(), Kind.CONTINUATION),
+        (b" 12", Kind.NUMBER),
+        (b"7", Kind.NUMBER),
+        (b"\n\n", Kind.SPACE),
+        (b" ", Kind.SPACE),
+        (b"();", Kind.SYMBOL),
+        (b" x1", Kind.SYMBOL),
+        ("灯台".encode(), Kind.UNSPACED),
+        (" の".encode(), Kind.UNSPACED),
+        ("маяк".encode(), Kind.CONTINUATION),
+        (b"\xe7\x81", None),
+        (b"", None),
+    ],
+)
+def test_kinds(token: bytes, kind: Kind | None) -> None:
+    assert kind_of(token) == kind
+
+
+def test_the_same_seed_gives_the_same_edges(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    first, again, other = (
+        prior_edges(byte_level, digits, num_texts=300, seed=seed) for seed in (0, 0, 1)
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert rows(first) != rows(other)
+
+
+def test_a_map_of_one_tokenizer_is_mostly_the_identity(byte_level: Tokenizer) -> None:
+    found = rows(prior_edges(byte_level, byte_level, num_texts=2000).normalized())
+    text_ids = byte_level.table.text_ids.tolist()
+    assert sorted(found) == text_ids
+    assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
+    largest = [max(row, key=row.__getitem__) == s for s, row in found.items()]
+    assert np.mean(largest) > 0.97
+    assert np.mean([found[s].get(s, 0.0) for s in text_ids]) > 0.75
+
+
+def test_rows_of_the_stage_are_probabilities(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    config = MultitokenConfig(weights="prior", scale_trick=False)
+    found = multitoken(byte_level, sentencepiece, config)
+    by_row = naive.rows_of(found)
+    assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
+    assert set(byte_level.table.text_ids.tolist()) <= set(by_row)
+    assert found.history[0]["options"]["weights"] == "prior"
+    # A space begins words more often than it stands alone on the side that splits them alike.
+    [the] = byte_level.segment(b" the")
+    best, weight = by_row[the][0]
+    assert sentencepiece.table.tokens()[best] in (b" the", b" th", b" t")
+    assert weight < 1
+
+
+@pytest.mark.real
+def test_real_vocabularies_know_how_words_go_on(load_real: Callable[[str], Tokenizer]) -> None:
+    llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    found = rows(prior_edges(llama, qwen, num_texts=20_000).normalized())
+    assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
+    for word in (b" the", b" and", " größ".encode(), "です".encode()):
+        [s], [t] = llama.segment(word)[:1], qwen.segment(word)[:1]
+        assert max(found[s], key=found[s].__getitem__) == t

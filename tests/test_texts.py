@@ -1,0 +1,317 @@
+"""Text files as documents: every format and compression, shards, and what is no text."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xtok import texts
+from xtok.errors import XtokError
+from xtok.texts import ShardReader, TextSource, describe_text, find_texts, shards, text_format
+
+DOCUMENTS = ["First: naïve café\n", "", "第二の文書です。\nwith two lines", "4th 😀"]
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+
+def read(path: Path, field: str = "text") -> list[str]:
+    return [document for shard in shards(path, field) for document in ShardReader(shard)]
+
+
+def write_parquet(path: Path, columns: dict[str, object], *, group_size: int | None = None) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=group_size)
+    return path
+
+
+def json_lines(documents: list[str], field: str = "text") -> bytes:
+    return b"".join(json.dumps({field: d, "n": 1}).encode() + b"\n" for d in documents)
+
+
+def refused(path: Path, field: str = "text") -> XtokError:
+    with pytest.raises(XtokError) as error:
+        read(path, field)
+    return error.value
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_json_lines_are_documents(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](json_lines(DOCUMENTS, "body")))
+    assert read(path, "body") == DOCUMENTS
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_plain_text_is_cut_at_line_ends(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 8)
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix]("Grüße\nan\nalle\r\n\n\nund\nEnde".encode()))
+    assert read(path) == ["Grüße\n", "an\nalle\r\n", "\n\nund\nEnde"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_bytes(b"\xef\xbb\xbfone")
+    assert read(path) == ["one"]
+
+
+def test_what_is_compressed_is_told_from_the_contents(tmp_path: Path) -> None:
+    path = tmp_path / "misnamed.txt"
+    path.write_bytes(gzip.compress(b"one") + gzip.compress(b" two"))  # two members, one text
+    assert read(path) == ["one two"]
+    path.write_bytes(COMPRESSIONS[".zst"](b"one") + COMPRESSIONS[".zst"](b" two"))
+    assert read(path) == ["one two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.txt", "text"),
+        ("a", "text"),
+        ("a.py.gz", "text"),
+        ("a.JSONL.GZ", "jsonl"),
+        ("a.ndjson.zst", "jsonl"),
+        ("a.json", "jsonl"),
+        ("v1.parquet", "parquet"),
+    ],
+)
+def test_the_format_is_that_of_the_suffix(name: str, expected: str) -> None:
+    assert text_format(Path(name)) == expected
+
+
+def test_parquet_shards_are_row_groups(tmp_path: Path) -> None:
+    columns = {"id": [1, 2, 3, 4, 5], "text": [*DOCUMENTS, None]}
+    path = write_parquet(tmp_path / "a.parquet", columns, group_size=2)
+    found = shards(path)
+    assert [(s.start, s.stop, s.number) for s in found] == [(0, 1, 0), (1, 2, 1), (2, None, 2)]
+    assert [list(ShardReader(s)) for s in found] == [DOCUMENTS[:2], DOCUMENTS[2:], []]
+    assert sum(s.size for s in found) == path.stat().st_size
+
+
+def test_parquet_of_other_string_types(tmp_path: Path) -> None:
+    column = pyarrow.array(["a", "b", "a"])
+    for kind in (column.cast(pyarrow.large_string()), column.dictionary_encode()):
+        assert read(write_parquet(tmp_path / "a.parquet", {"text": kind})) == ["a", "b", "a"]
+    empty = write_parquet(tmp_path / "b.parquet", {"text": pyarrow.array([], pyarrow.string())})
+    assert read(empty) == []
+
+
+@given(
+    documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=12),
+    shard_bytes=st.integers(1, 90),
+)
+def test_json_shards_together_are_the_file(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[str], shard_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("shards") / "a.jsonl"
+    lines = [json.dumps({"text": d}, ensure_ascii=False).encode() + b"\n" for d in documents]
+    path.write_bytes(b"".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "SHARD_BYTES", shard_bytes)
+        found = shards(path)
+        assert [d for s in found for d in ShardReader(s)] == documents
+    assert len(found) == max(1, -(-path.stat().st_size // shard_bytes))
+    assert sum(s.size for s in found) == path.stat().st_size
+
+
+@given(
+    text=st.text(st.sampled_from("a é\n\r水😀"), max_size=120),
+    shard_bytes=st.integers(1, 60),
+    document_bytes=st.integers(1, 30),
+    line_bytes=st.integers(1, 20),
+)
+def test_text_shards_together_are_the_file(
+    tmp_path_factory: pytest.TempPathFactory,
+    text: str,
+    shard_bytes: int,
+    document_bytes: int,
+    line_bytes: int,
+) -> None:
+    path = tmp_path_factory.mktemp("shards") / "a.txt"
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "SHARD_BYTES", shard_bytes)
+        patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
+        patch.setattr(texts, "MAX_LINE_BYTES", line_bytes)
+        found = [list(ShardReader(s)) for s in shards(path)]
+    documents = [d for part in found for d in part]
+    assert "".join(documents) == text
+    assert all(documents)
+    # A document grows by a line (or a part of one) at a time, and a part by at most 3 bytes.
+    assert all(len(d.encode()) < document_bytes + line_bytes + 3 for d in documents)
+    parts = ["".join(part) for part in found if part]
+    assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
+
+
+def test_a_long_line_is_cut_between_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "MAX_LINE_BYTES", 4)
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
+    path = tmp_path / "a.txt"
+    path.write_bytes("水水水x\nyz".encode())
+    assert read(path) == ["水水", "水x", "\nyz"]
+
+
+def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n\n')
+    assert read(path) == ["a\ufffdb", "😀"]
+
+
+def test_a_reader_tells_how_far_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json_lines(["x" * 100_000] * 4))
+    [shard] = shards(path)
+    reader = ShardReader(shard)
+    places = [reader.consumed for _ in reader]
+    assert places == sorted(places)
+    assert places[-1] == path.stat().st_size
+
+
+def test_a_file_is_described_by_name_size_and_digest(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"abc")
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert hashlib.sha256(b"abc").hexdigest() == digest
+    assert describe_text(path) == TextSource(name="a.txt", size=3, sha256=digest)
+
+
+def test_globs_name_files_once_in_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "odd[1].txt"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "folder.txt").mkdir()
+    b, a, odd = tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "odd[1].txt"
+    assert find_texts([b, f"{tmp_path}/*.txt", odd]) == [b, a, odd]
+
+
+@pytest.mark.parametrize("what", ["missing.txt", "*.jsonl", "folder"])
+def test_what_names_no_file_is_refused(tmp_path: Path, what: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(XtokError) as error:
+        find_texts([tmp_path / what])
+    problem = (
+        f"{tmp_path / what} is a folder"
+        if what == "folder"
+        else (f"there is no file {tmp_path / what}")
+    )
+    assert error.value.message == f"--text: {problem}"
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_another_encoding_is_named_with_its_place(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix]("Es war schön\n".encode("latin1")))
+    error = refused(path)
+    assert error.message == f"the text {path} is not UTF-8: byte 0xf6 at offset 10"
+    assert "iconv -f latin1" in error.hint
+
+
+def test_the_place_is_that_in_the_file_not_in_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
+    monkeypatch.setattr(texts, "SHARD_BYTES", 12)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one two\n" * 5 + b"x\xff\n")
+    assert refused(path).message == f"the text {path} is not UTF-8: byte 0xff at offset 41"
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("utf-16-le", "0xff"), ("utf-16-be", "0xfe")])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes('\ufeff{"text": "one"}\n'.encode(encoding))
+    error = refused(path)
+    assert error.message == f"the text {path} is not UTF-8: byte {byte} at offset 0"
+    assert f"-f {encoding.upper().replace('UTF-16-', 'UTF-16')}" in error.hint
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.txt{suffix}"
+    whole = COMPRESSIONS[suffix](bytes(range(97, 123)) * 3 + b"\n")
+    path.write_bytes(whole[:4] + b"\xff" * 30)
+    assert refused(path).message.startswith(f"the text {path} cannot be read: ")
+    path.write_bytes(whole + b"and no frame")
+    assert refused(path).message.startswith(f"the text {path} cannot be read: ")
+
+
+def test_a_cut_off_gzip_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(json_lines(["x"] * 1000))[:-10])
+    assert "Compressed file ended before the end-of-stream marker" in refused(path).message
+
+
+def test_a_cut_off_zstd_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(COMPRESSIONS[".zst"](("水" * 90).encode() + bytes(range(97, 123)))[:-10])
+    assert refused(path).message.startswith(f"the text {path} cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"body": "x", "n": 1}', "has no text under 'text', but under: body"),
+        (b'{"text": 3}', "has no text under 'text', but under: nothing"),
+        (b'["x"]', "is no JSON object"),
+        (b'{"text": "x"', "is no JSON: Expecting ',' delimiter: line 1 column 13 (char 12)"),
+    ],
+)
+def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "x"}\n' + line)
+    error = refused(path)
+    assert error.message == f"{path}: the line at byte 14 {problem}"
+    assert "--field" in error.hint
+
+
+def test_parquet_without_the_column_is_refused(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"id": [1], "body": ["x"]})
+    error = refused(path)
+    assert error.message == f"{path} has no column 'text', but: id, body"
+    assert refused(path, "id").message == f"{path}: the column 'id' holds no text"
+
+
+def test_parquet_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    column = pyarrow.array([b"a\xff"]).view(pyarrow.string())
+    path = write_parquet(tmp_path / "a.parquet", {"text": column})
+    assert refused(path).message == f"{path}: the column 'text' is not UTF-8: invalid start byte"
+
+
+def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"one two three four")
+    assert refused(path).message.startswith(f"the text {path} is no Parquet file: ")
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(COMPRESSIONS[".zst"](b"one"))
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    error = refused(path)
+    assert error.message == f"{path} needs the package zstandard, which is not installed"
+    assert error.hint == "pip install 'xtok[text]'"
+
+
+def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
+    for name in ("a.txt", "a.jsonl"):
+        path = tmp_path / name
+        path.touch()
+        assert len(shards(path)) == 1
+        assert read(path) == []
