@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from os import PathLike
 
+from xtok.canonical import match_bytes
 from xtok.config import BuildConfig
 from xtok.projection import ProjectionMap
 from xtok.stages import Progress, multitoken, reapply_exact, silent, sort_cut
@@ -33,7 +34,9 @@ def build(
     """
     config = config or BuildConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    projection = multitoken(student, teacher, config.multitoken, progress=progress)
-    if config.exact_match:
-        projection = reapply_exact(projection)
-    return sort_cut(projection, config.sort_cut)
+    if not config.exact_match:
+        projection = multitoken(student, teacher, config.multitoken, progress=progress)
+        return sort_cut(projection, config.sort_cut)
+    same = match_bytes(student.table, teacher.table)
+    projection = multitoken(student, teacher, config.multitoken, spared=same, progress=progress)
+    return sort_cut(reapply_exact(projection, same_bytes=same), config.sort_cut)

@@ -250,8 +250,15 @@ def row_sums(edges: Edges) -> NDArray[np.float64]:
 
 def ranks(student_ids: NDArray[Any]) -> NDArray[np.int64]:
     """Return each edge's place in its row, int64 `[nnz]`, from 0; student ids are sorted."""
-    first = np.searchsorted(student_ids, student_ids, side="left")
-    return np.arange(len(student_ids)) - first
+    starts = row_starts(student_ids)
+    return np.arange(len(student_ids)) - np.repeat(starts, np.diff(starts, append=len(student_ids)))
+
+
+def row_starts(student_ids: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each non-empty row begins, int64; student ids are sorted."""
+    is_start = np.ones(len(student_ids), np.bool_)
+    np.not_equal(student_ids[1:], student_ids[:-1], out=is_start[1:])
+    return np.flatnonzero(is_start)
 
 
 def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:

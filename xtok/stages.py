@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
@@ -54,6 +54,7 @@ def multitoken(
     config: MultitokenConfig | None = None,
     *,
     initial: ProjectionMap | None = None,
+    spared: Collection[int] = (),
     progress: Progress = silent,
 ) -> ProjectionMap:
     """Map each student token to the teacher tokens that spell it, and the other way round.
@@ -68,6 +69,8 @@ def multitoken(
         teacher: the tokenizer of the columns.
         config: the options; the defaults if None.
         initial: a map of the same pair whose weights (but for slots) are added in.
+        spared: student ids with bytes whose rows are left empty, for `reapply_exact` to fill: most
+            tokens of related vocabularies, which need not be spelled then.
         progress: called for each pass over a vocabulary.
 
     Raises:
@@ -77,10 +80,13 @@ def multitoken(
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
     notes = [*_read("student", student), *_read("teacher", teacher)]
     kind = np.zeros(len(rows), np.uint8)
-    parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
+    kind[list(spared)] = RowKind.PIECES
+    open_rows = kind == RowKind.EMPTY
+    wanted = rows.text_ids[open_rows[rows.text_ids]]
+    parts = [_spell(rows, wanted, teacher, config.max_pieces, progress, notes)]
     if config.reverse_pass:
-        t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
-        parts.append(Edges(s, t, w))
+        t, s, w = _spell(columns, columns.text_ids, student, config.max_pieces, progress, notes)
+        parts.append(Edges(s, t, w).take(open_rows[s]))
     for part in parts:
         kind[part.student_ids] = RowKind.PIECES
     parts.append(_pinned(match_roles(rows, columns) if config.special_tokens == "roles" else {}))
@@ -93,7 +99,8 @@ def multitoken(
         kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
         step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
-    kind[np.bincount(edges.student_ids, minlength=len(rows)) == 0] = RowKind.EMPTY
+    filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
+    kind[~filled & open_rows] = RowKind.EMPTY
     edges = _cut(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
@@ -103,7 +110,7 @@ def multitoken(
         edges,
         student=student.vocabulary,
         teacher=teacher.vocabulary,
-        row_kind=kind,
+        row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
         scale_slot=slot,
         method="multitoken",
         top_k=config.top_k,
@@ -113,7 +120,10 @@ def multitoken(
 
 
 def reapply_exact(
-    projection: ProjectionMap, *, special_tokens: SpecialTokens | None = None
+    projection: ProjectionMap,
+    *,
+    special_tokens: SpecialTokens | None = None,
+    same_bytes: Mapping[int, int] | None = None,
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
 
@@ -122,6 +132,7 @@ def reapply_exact(
     Args:
         projection: a map that carries both token tables.
         special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
+        same_bytes: what `canonical.match_bytes` finds, where it is known already.
 
     Raises:
         XtokError: if the map carries no token tables.
@@ -130,7 +141,7 @@ def reapply_exact(
     used = [step["options"].get("special_tokens") for step in projection.history]
     special = special_tokens or next((u for u in reversed(used) if u is not None), "roles")
     check_special_tokens(str(special))
-    exact = _pinned(match_bytes(rows, columns))
+    exact = _pinned(match_bytes(rows, columns) if same_bytes is None else same_bytes)
     roles = _pinned(match_roles(rows, columns) if special == "roles" else {})
     kind = projection.row_kind.copy()
     kind[exact.student_ids], kind[roles.student_ids] = RowKind.EXACT, RowKind.ROLE
@@ -349,14 +360,15 @@ def require_table(vocabulary: Vocabulary) -> TokenTable:
 
 def _spell(
     table: TokenTable,
+    ids: NDArray[np.int64],
     tokenizer: Tokenizer,
     max_pieces: int,
     progress: Progress,
     notes: list[str],
 ) -> Edges:
-    """Segment every token of a table; edges from the tokens to their first pieces."""
-    ids = table.text_ids.tolist()
-    tokens = [token for token in table.tokens() if token]
+    """Segment tokens of a table; edges from the tokens to their first pieces."""
+    all_tokens = table.tokens()
+    tokens = [all_tokens[i] for i in ids.tolist()]
     model_id = tokenizer.vocabulary.model_id
     pieces: list[Sequence[int] | None] = []
     with progress(f"spelling in {model_id}", len(tokens)) as advance:
@@ -364,18 +376,20 @@ def _spell(
             chunk = tokens[start : start + _CHUNK]
             pieces += tokenizer.segment_batch(chunk)
             advance(len(chunk))
-    failed = [i for i, found in zip(ids, pieces, strict=True) if found is None]
+    failed = [i for i, found in zip(ids.tolist(), pieces, strict=True) if found is None]
     if failed:
         notes.append(f"{model_id} cannot spell {_some(failed, table)}")
-    first = [() if found is None else found[:max_pieces] for found in pieces]
-    lengths = np.array([len(p) for p in first], np.int64)
-    place = ranks(np.repeat(np.arange(len(first)), lengths))
+    counts = np.fromiter((0 if found is None else len(found) for found in pieces), np.int64)
+    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
+    owner = np.repeat(np.arange(len(pieces)), counts)
+    place = ranks(owner)
+    first = place < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
     total = np.concatenate([[1.0], np.cumsum(decay)])
     return Edges(
-        np.repeat(np.array(ids, np.int32), lengths),
-        np.fromiter(chain.from_iterable(first), np.int32, int(lengths.sum())),
-        decay[place] / np.repeat(total[lengths], lengths),
+        ids[owner[first]].astype(np.int32),
+        flat[first],
+        decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
     )
 
 

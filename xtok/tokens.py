@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple
@@ -40,6 +41,27 @@ class Entry(NamedTuple):
     content: bytes
 
 
+@dataclass(frozen=True)
+class Entries:
+    """Entries as three columns of one length, which cost no object per token."""
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    contents: Sequence[bytes]
+
+    def __iter__(self) -> Iterator[Entry]:
+        for token_id, kind, content in zip(self.ids, self.types, self.contents, strict=True):
+            yield Entry(token_id, TokenType(kind), content)
+
+    @staticmethod
+    def of(entries: Iterable[Entry]) -> Entries:
+        """Return any entries as columns."""
+        if isinstance(entries, Entries):
+            return entries
+        rows = list(entries)
+        return Entries(*zip(*rows, strict=True)) if rows else Entries((), (), ())
+
+
 @dataclass(frozen=True, eq=False)
 class TokenTable:
     """The exact bytes of every token id of a vocabulary of width V.
@@ -70,7 +92,7 @@ class TokenTable:
             raise IndexError(f"token id {token_id} is not in 0..{len(self) - 1}")
         return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
 
-    @property
+    @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Bytes per token, int64 `[V]`; 0 for an id without bytes."""
         return np.diff(self.offsets)
@@ -85,21 +107,43 @@ class TokenTable:
         return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
 
     def tokens(self) -> list[bytes]:
-        """Return the bytes of all V ids."""
+        """Return the bytes of all V ids; the list is kept, and is not to be changed."""
+        return self._tokens
+
+    @functools.cached_property
+    def _tokens(self) -> list[bytes]:
         data, bounds = self.data.tobytes(), self.offsets.tolist()
         return [data[a:b] for a, b in pairwise(bounds)]
 
     def canonical_ids(self) -> dict[bytes, int]:
-        """Return the one id for each byte string of the vocabulary.
+        """Return the one id for each byte string of the vocabulary; the dict is kept likewise.
 
         Of several ids with the same bytes, the one that the tokenizer itself emits counts, then
         any other type before BYTE, then the lowest id.
         """
-        ids = self.text_ids
-        preferred = np.isin(ids, self.preferred_ids)
-        last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
-        tokens = self.tokens()
-        return {tokens[i]: i for i in ids[last_wins].tolist()}
+        return self._canonical_ids
+
+    @functools.cached_property
+    def _canonical_ids(self) -> dict[bytes, int]:
+        ids, tokens = self.text_ids, self._tokens
+        found = dict(zip(filter(None, tokens), ids.tolist(), strict=True))
+        if len(found) < len(ids):
+            preferred = np.isin(ids, self.preferred_ids)
+            last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
+            found = {tokens[i]: i for i in ids[last_wins].tolist()}
+        return found
+
+    def with_roles(self, roles: Mapping[str, tuple[int, ...]]) -> TokenTable:
+        """Return the same tokens with other roles."""
+        return self._like(replace(self, roles=roles))
+
+    def with_preferred(self, preferred_ids: tuple[int, ...]) -> TokenTable:
+        """Return the same tokens with other preferred ids."""
+        return self._like(replace(self, preferred_ids=preferred_ids))
+
+    def _like(self, other: TokenTable) -> TokenTable:
+        vars(other)["_tokens"] = self._tokens  # no second copy of 150,000 byte strings
+        return other
 
     def name(self, token_id: int) -> str:
         """Return an id as a person reads it: escaped bytes, a control name, or what it is."""
@@ -172,39 +216,52 @@ def decode_vocabulary(entries: Iterable[Entry], *, width: int) -> tuple[TokenTab
     Raises:
         TokenizerError: if an id does not fit into the width, or comes twice.
     """
-    contents: list[bytes] = [b""] * width
+    columns = Entries.of(entries)
+    ids = np.array(columns.ids, np.int64)
+    if len(ids) and (ids.min() < 0 or ids.max() >= width or np.bincount(ids).max() > 1):
+        raise _misplaced(columns, width)
     types = np.full(width, TokenType.UNUSED, np.uint8)
+    types[ids] = np.array(columns.types, np.uint8)
+    contents: list[bytes] = [b""] * width
+    for token_id, content in zip(columns.ids, columns.contents, strict=True):
+        contents[token_id] = content
+    named = np.isin(types, [TokenType.CONTROL, TokenType.UNKNOWN])
     names: dict[int, str] = {}
-    undecodable: list[int] = []
-    for token_id, token_type, content in entries:
-        if not 0 <= token_id < width:
-            raise TokenizerError(
-                f"token id {token_id} ({escape(content)}) is outside the vocabulary size {width}",
-                hint=f"give a vocabulary size of at least {token_id + 1}",
-            )
-        if types[token_id] != TokenType.UNUSED:
-            raise TokenizerError(
-                f"token id {token_id} stands twice in the vocabulary (again as {escape(content)})",
-                hint="the tokenizer's files are damaged: fetch them again",
-            )
-        types[token_id] = token_type
-        if token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
-            names[token_id] = content.decode("utf-8", "backslashreplace")
-        elif token_type != TokenType.UNUSED:
-            contents[token_id] = content
-            if not content:
-                undecodable.append(token_id)
+    for token_id in np.flatnonzero(named).tolist():
+        names[token_id] = contents[token_id].decode("utf-8", "backslashreplace")
+        contents[token_id] = b""
+    for token_id in ids[types[ids] == TokenType.UNUSED].tolist():
+        contents[token_id] = b""
     offsets = np.zeros(width + 1, np.int64)
-    np.cumsum([len(c) for c in contents], out=offsets[1:])
-    data = np.frombuffer(b"".join(contents), np.uint8)
-    table = TokenTable(data, offsets, types, names)
+    np.cumsum(np.fromiter(map(len, contents), np.int64, width), out=offsets[1:])
+    table = TokenTable(np.frombuffer(b"".join(contents), np.uint8), offsets, types, names)
+    vars(table)["_tokens"] = contents
+    text = ~named & (types != TokenType.UNUSED)
     report = DecodeReport(
         num_text=len(table.text_ids),
         num_control=len(names),
         num_unused=int(np.count_nonzero(types == TokenType.UNUSED)),
-        undecodable=tuple(sorted(undecodable)),
+        undecodable=tuple(np.flatnonzero(text & (table.lengths == 0)).tolist()),
     )
     return table, report
+
+
+def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
+    """Return the error of the first entry, by id, that has no place of its own."""
+    seen: set[int] = set()
+    for token_id, _, content in sorted(entries):
+        if not 0 <= token_id < width:
+            return TokenizerError(
+                f"token id {token_id} ({escape(content)}) is outside the vocabulary size {width}",
+                hint=f"give a vocabulary size of at least {token_id + 1}",
+            )
+        if token_id in seen:
+            break
+        seen.add(token_id)
+    return TokenizerError(
+        f"token id {token_id} stands twice in the vocabulary (again as {escape(content)})",
+        hint="the tokenizer's files are damaged: fetch them again",
+    )
 
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
