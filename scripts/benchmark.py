@@ -123,6 +123,7 @@ print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrs
 
 
 def run(command: Sequence[str], folder: Path) -> Run:
+    """Run a process; return its time and its largest memory."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, *command],
         cwd=folder,
@@ -137,10 +138,12 @@ def run(command: Sequence[str], folder: Path) -> Run:
 
 
 def xtok(*arguments: str | Path) -> list[str]:
+    """Return a command of xtok."""
     return [sys.executable, "-m", "xtok", *map(str, arguments)]
 
 
 def bare(script: str, *arguments: str | Path) -> list[str]:
+    """Return a command that runs a script."""
     return [sys.executable, "-c", script, *map(str, arguments)]
 
 
@@ -158,8 +161,8 @@ def builds() -> list[Comparison]:
     for name, pair in PAIRS.items():
         models = [TOKENIZERS / model for model in pair]
         if all(model.exists() for model in models):
-            sides = ["--student-model", models[0], "--teacher-model", models[1]]
-            command = xtok("build", *sides, "--output", "built.safetensors", "--quiet")
+            command = xtok("build", "--student-model", models[0], "--teacher-model", models[1])
+            command += ["--output", "built.safetensors", "--quiet"]
             found.append(Comparison(f"build {name}", command, bare(script, *models), 1.3, True))
     return found
 
@@ -193,8 +196,9 @@ def write_map(path: Path) -> None:
     rng = np.random.default_rng(0)
     rows, columns, top_k = 128_256, 151_936, 32
     sides = []
-    for name, width in (("student", rows), ("teacher", columns)):
-        entries = [Entry(i, TokenType.NORMAL, b"%06x" % i) for i in range(width)]
+    for name, width, odd in (("student", rows, b"s%06x"), ("teacher", columns, b"t%06x")):
+        form = (b"%06x", odd)  # every other token is one of both
+        entries = [Entry(i, TokenType.NORMAL, form[i % 2] % i) for i in range(width)]
         table, _ = decode_vocabulary(entries, width=width)
         sides.append(
             Vocabulary(
@@ -251,6 +255,7 @@ def compare(one: Comparison, repetitions: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Print the table, and write it as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--only", default="", help="the names that contain this")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.nemo import from_nemo, from_padded, from_trained, to_nemo
 from xtok.packing import MALFORMED, pack_metadata, pack_tensors, unpack
 from xtok.projection import ProjectionMap
+from xtok.tensorfile import file_parts, read_tensors
 from xtok.tokens import Vocabulary
 
 SUFFIXES = (".safetensors", ".pt")
@@ -34,10 +34,10 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     """
     target = check_output(path)
     projection.check()
-    data = to_safetensors(projection) if target.suffix == ".safetensors" else to_nemo(projection)
+    parts = _parts(projection) if target.suffix == ".safetensors" else [to_nemo(projection)]
     try:
-        with replacing(target) as temporary:
-            temporary.write_bytes(data)
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            file.writelines(parts)
     except OSError as error:
         raise OutputError(
             f"{target} cannot be written: {error.strerror or error}",
@@ -158,14 +158,19 @@ def convert(
 
 def sha256(projection: ProjectionMap) -> str:
     """Return the sha256 of the map's `.safetensors` file."""
-    return hashlib.sha256(to_safetensors(projection)).hexdigest()
+    digest = hashlib.sha256()
+    for part in _parts(projection):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def to_safetensors(projection: ProjectionMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
-    from safetensors.numpy import save as save_tensors
+    return b"".join(_parts(projection))
 
-    return save_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
+
+def _parts(projection: ProjectionMap) -> Iterator[bytes | memoryview]:
+    return file_parts(pack_tensors(projection), {"xtok": pack_metadata(projection)})
 
 
 def _from_safetensors(
@@ -175,13 +180,9 @@ def _from_safetensors(
     preserve_last: bool | None,
     normalize: Normalize | None,
 ) -> ProjectionMap:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as load_tensors
-
     try:
-        header = _header(data)
-        tensors = load_tensors(data)
-    except (SafetensorError, *MALFORMED) as error:
+        tensors, header = read_tensors(data)
+    except MALFORMED as error:
         raise MapFileError(
             f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
         ) from error
@@ -203,11 +204,3 @@ def _from_safetensors(
         trained = any(what in str(error) for what in ("sums to", "> 0", "not sorted by"))
         hint = "if its weights were trained, give xtok convert --normalize" if trained else MAP_HINT
         raise MapFileError(f"{source} is not a valid map: {error}", hint=hint) from error
-
-
-def _header(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file's header, which its NumPy binding leaves out."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise ValueError("its header is cut off")
-    return dict(json.loads(data[8 : 8 + length]).get("__metadata__") or {})

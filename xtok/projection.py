@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from os import PathLike
@@ -183,16 +183,22 @@ class ProjectionMap:
 
 
 def _check(m: ProjectionMap) -> None:
+    """Check in few passes over the entries, none of which needs more memory than they do."""
     num_rows, num_columns = m.shape
     _require(len(m.student_ids) == len(m.teacher_ids) == m.nnz, "the three arrays differ in length")
     _require(m.row_kind.shape == (num_rows,), f"row_kind is not of shape [{num_rows}]")
     _require_in(m.student_ids, num_rows, "student_ids")
     _require_in(m.teacher_ids, num_columns, "teacher_ids")
-    _require(bool(np.isfinite(m.weights).all()), "weights are not all finite")
-    _require(bool((m.weights > 0).all()), "weights are not all > 0")
+    lowest, highest = m.weights.min(initial=1), m.weights.max(initial=1)  # NaN comes through
+    _require(bool(np.isfinite(lowest) and np.isfinite(highest)), "weights are not all finite")
+    _require(bool(lowest > 0), "weights are not all > 0")
     _require_in(m.row_kind, len(RowKind), "row_kind")
-    entries = m.entries_per_row
-    filled = entries > 0
+    rising = m.student_ids[1:] >= m.student_ids[:-1]
+    _require(bool(rising.all()), "student_ids are not sorted")
+    starts = row_starts(m.student_ids)
+    rows, sizes = m.student_ids[starts], np.diff(starts, append=m.nnz)
+    filled = np.zeros(num_rows, np.bool_)
+    filled[rows] = True
     _require(
         bool((filled == (m.row_kind != RowKind.EMPTY)).all()),
         "row_kind is not empty exactly where a row is",
@@ -200,22 +206,85 @@ def _check(m: ProjectionMap) -> None:
     if m.scale_slot is not None:
         _require(m.scale_slot.shape == (num_rows,), f"scale_slot is not of shape [{num_rows}]")
         _require_in(m.scale_slot, 2, "scale_slot")
-        _require(bool((entries[m.scale_slot == 1] > 0).all()), "an empty row has a scale slot")
-    _require(m.top_k >= int(entries.max(initial=0)), f"a row has more than top_k={m.top_k} entries")
-    step, same_row = np.diff(m.student_ids), np.diff(m.student_ids) == 0
-    _require(bool((step >= 0).all()), "student_ids are not sorted")
-    fall, rise = np.diff(m.weights), np.diff(m.teacher_ids)
-    ordered = (fall < 0) | ((fall == 0) & (rise > 0)) | ~same_row | m.is_slot[1:]
-    if not ordered.all():
-        row = int(m.student_ids[int(np.argmin(ordered))])
+        _require(bool(filled[m.scale_slot == 1].all()), "an empty row has a scale slot")
+    _require(m.top_k >= int(sizes.max(initial=0)), f"a row has more than top_k={m.top_k} entries")
+    place = first_out_of_order(m.edges, m.is_slot)
+    if place is not None:
+        row = int(m.student_ids[place])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    pairs = m.student_ids.astype(np.int64) * num_columns + m.teacher_ids
-    _require(len(np.unique(pairs)) == m.nnz, "a row has the same teacher id twice")
-    sums = np.bincount(m.student_ids, m.weights, num_rows)
-    off = filled & (np.abs(sums - 1) > SUM_TOLERANCE)
+    most = int(sizes.max(initial=0))
+    _require(not _has_duplicates(m.edges, most), "a row has the same teacher id twice")
+    sums = _sums(m.weights, starts, most)
+    off = np.abs(sums - 1) > SUM_TOLERANCE
     if off.any():
-        row = int(np.argmax(off))
-        raise ValueError(f"row {row} sums to {sums[row]:.6g}, not 1")
+        place = int(np.argmax(off))
+        raise ValueError(f"row {rows[place]} sums to {sums[place]:.6g}, not 1")
+
+
+def _sums(weights: Weights, starts: NDArray[np.int64], most_entries: int) -> NDArray[Any]:
+    """Return the sums of rows that begin at `starts`, exact to well within `SUM_TOLERANCE`.
+
+    For short rows float32 is exact enough to tell that all is well (2^-24 per entry), and takes a
+    quarter of the time.
+    """
+    if not len(starts):
+        return np.zeros(0)
+    if most_entries <= _MOST_SHIFTS:
+        rough = np.add.reduceat(weights, starts)
+        if (np.abs(rough - 1) < SUM_TOLERANCE / 2).all():
+            return np.asarray(rough)
+    return np.asarray(np.add.reduceat(weights, starts, dtype=np.float64))
+
+
+def first_out_of_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> int | None:
+    """Return the first edge that stands before one that should come before it, or None.
+
+    The order is that of `map_order`; student ids are sorted.
+    """
+    s, t, w = edges
+    fits = w[1:] < w[:-1]
+    if last is not None:
+        fits &= last[1:] >= last[:-1]
+        fits |= last[1:] > last[:-1]
+    fits |= s[1:] != s[:-1]
+    for place in _blocks(np.flatnonzero(~fits)):
+        tie = (w[place] == w[place + 1]) & (t[place] < t[place + 1])
+        if last is not None:
+            tie &= last[place] == last[place + 1]
+        if not tie.all():
+            return int(place[np.argmin(tie)])
+    return None
+
+
+def _blocks(array: NDArray[Any], size: int = 1 << 16) -> Iterator[NDArray[Any]]:
+    """Cut an array into parts that fit the processor's cache."""
+    return (array[start : start + size] for start in range(0, len(array), size))
+
+
+_MOST_SHIFTS = 64
+
+
+def _has_duplicates(edges: Edges, most_entries: int) -> bool:
+    """Tell whether a row has a teacher id twice, without a copy of the ids for short rows.
+
+    Two equal ids of a row are fewer than `most_entries` places apart, so all such distances are
+    looked at: for 4 million edges in rows of 32 a tenth of the time of a sort.
+    """
+    s, t, _ = edges
+    if most_entries > _MOST_SHIFTS:
+        pairs = np.sort(s.astype(np.int64) << 32 | t)
+        return bool((pairs[1:] == pairs[:-1]).any())
+    size = 1 << 15
+    for start in range(0, len(t), size):
+        block = t[start : start + size + most_entries]
+        rows = s[start : start + size + most_entries]
+        for shift in range(1, most_entries):
+            equal = block[shift:] == block[:-shift]
+            if equal.any():
+                place = np.flatnonzero(equal)
+                if (rows[place] == rows[place + shift]).any():
+                    return True
+    return False
 
 
 def _require(holds: bool, message: str) -> None:
@@ -264,9 +333,16 @@ def row_starts(student_ids: NDArray[Any]) -> NDArray[np.int64]:
 def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
     """Return the order that a map has: student id, (`last` behind,) falling weight, teacher id.
 
-    Weights are compared as float32, as a map has them.
+    Weights are compared as float32, as a map has them. Edges that are in order within each student
+    id, as those of one map or of several with different rows, need only be put in that order.
     """
-    keys: list[NDArray[Any]] = [edges.teacher_ids, -edges.weights.astype(np.float32)]
+    s, t, w = edges
+    w = w.astype(np.float32, copy=False)
+    order = np.argsort(s, kind="stable")
+    by_row = Edges(s[order], t[order], w[order])
+    if first_out_of_order(by_row, None if last is None else last[order]) is None:
+        return order
+    keys: list[NDArray[Any]] = [t, -w]
     if last is not None:
         keys.append(last)
-    return np.lexsort((*keys, edges.student_ids))
+    return np.lexsort((*keys, s))

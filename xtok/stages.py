@@ -32,6 +32,7 @@ from xtok.projection import (
     StageReport,
     map_order,
     ranks,
+    row_starts,
     sum_duplicates,
 )
 from xtok.tokenizers import Tokenizer
@@ -177,20 +178,26 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
             "--top-k 1 leaves no entry beside the scale slot",
             hint="give --top-k 2 or more, or build the map with --no-scale-trick",
         )
-    room = np.full(projection.nnz, config.top_k)
-    if projection.scale_slot is not None:
-        room -= projection.scale_slot[projection.student_ids]
-    keep = (ranks(projection.student_ids) < room) | projection.is_slot
-    edges, dropped = projection.edges.take(keep), projection.edges.take(~keep)
+    starts = row_starts(projection.student_ids)
+    sizes = np.diff(starts, append=projection.nnz)
+    kept = np.minimum(sizes, config.top_k)
+    ends = np.cumsum(kept)
+    places = np.arange(int(kept.sum())) + np.repeat(starts - (ends - kept), kept)
+    if projection.scale_slot is not None:  # a row's last entry is kept instead of the next best
+        has_slot = projection.scale_slot[projection.student_ids[starts]] == 1
+        places[ends[has_slot] - 1] = (starts + sizes)[has_slot] - 1
+    edges = projection.edges.take(places)
     is_cut = np.zeros(projection.shape[0], np.bool_)
-    is_cut[dropped.student_ids] = True
+    is_cut[projection.student_ids[starts]] = kept < sizes
+    dropped = np.ones(projection.nnz, np.bool_)
+    dropped[places] = False
     weights = np.where(is_cut[edges.student_ids], edges.normalized().weights, edges.weights)
-    mass = float(dropped.weights.sum(dtype=np.float64))
+    mass = float(projection.weights[dropped].sum(dtype=np.float64))
     report = StageReport(
         "sort-cut",
         {
             "rows cut": int(is_cut.sum()),
-            "entries cut": len(dropped.weights),
+            "entries cut": projection.nnz - len(places),
             "mean mass cut per row": mass / max(1, int(np.count_nonzero(projection.row_kind))),
             "rows whose order changed": sum(
                 report.counts.get("rows reordered", 0) for report in projection.reports
