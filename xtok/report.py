@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
 from xtok.projection import StageReport
 from xtok.tokens import escape
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
     from xtok.sharing import Overlap
@@ -64,7 +63,7 @@ def print_examples(rows: Iterable[RowDescription]) -> None:
 
 def print_description(description: MapDescription, console: Console | None = None) -> None:
     """Print a map's description as tables that fit 80 columns."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     with console.capture() as captured:  # Rich has an exit of its own for a closed pipe
         for table in (
             _overview(description),
@@ -78,7 +77,7 @@ def print_description(description: MapDescription, console: Console | None = Non
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
     """Print a page per tokenizer, and what a map between two will meet, in 80 columns."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     for one in found.tokenizers:
         console.print(_page(one))
     if found.pair is not None:
@@ -91,6 +90,8 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold r
 
 
 def _page(one: TokenizerDiagnosis) -> Table:
+    from rich.text import Text
+
     table = _table(_plain(one.model_id), "", "finding")
     name = ""
     for check in one.checks:
@@ -118,7 +119,7 @@ def _pair(pair: PairDiagnosis) -> Table:
 
 def print_overlap(found: Overlap, console: Console | None = None) -> None:
     """Print the matrix in blocks of columns that fit: shares above the diagonal, counts below."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     places = range(len(found.model_ids))
     for start in range(0, len(places), _COLUMNS):
         block = places[start : start + _COLUMNS]
@@ -221,7 +222,15 @@ def _entry(e: EntryDescription) -> str:
     return f"{e.weight:.4f} {_quoted(e.token, e.teacher_id)}{slot}"
 
 
+def _console() -> Console:
+    from rich.console import Console  # a tenth of a second that most commands can do without
+
+    return Console(highlight=False)
+
+
 def _table(*headers: str) -> Table:
+    from rich.table import Table
+
     table = Table(title_justify="left", caption_justify="left", header_style="bold")
     for header in headers:
         table.add_column(header, overflow="fold")
@@ -230,6 +239,8 @@ def _table(*headers: str) -> Table:
 
 def _text(value: str) -> Text:
     """Return a cell's text as it stands: no markup, nothing that a terminal would obey."""
+    from rich.text import Text
+
     lines = value.split("\n")
     return Text("\n".join(line if line.isprintable() else escape(line.encode()) for line in lines))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,10 @@ from xtok.projection import (
     row_starts,
     sum_duplicates,
 )
-from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 """Called with a label and a total; the context's value is called with each step's size."""

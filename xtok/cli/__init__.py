@@ -1,14 +1,12 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
 from xtok._version import __version__
 from xtok.cli import _embeddings, _maps, _tokenizers, _views
-from xtok.cli._run import run
+from xtok.cli._run import leave, run
 
 app = typer.Typer(
     name="xtok",
@@ -22,8 +20,11 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line."""
-    run(app)
+    """Run the command line, and end the process."""
+    try:
+        run(app)
+    except SystemExit as done:
+        leave(done.code)
 
 
 def _version(show: bool) -> None:

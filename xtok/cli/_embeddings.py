@@ -1,7 +1,5 @@
 """The commands that make a map of embeddings, and add maps up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,6 +1,6 @@
 """The commands that make and refine a map."""
 
-from __future__ import annotations
+# No postponed annotations: Typer would compile the 150 of them one by one, at each start.
 
 from typing import Any
 

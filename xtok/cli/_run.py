@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import json
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from xtok.projection import ProjectionMap
 
 Config = TypeVar("Config")
+T = TypeVar("T")
 
 
 def run(app: typer.Typer) -> None:
@@ -36,6 +38,29 @@ def run(app: typer.Typer) -> None:
             raise
         print(f"error: {_line(error.message)}\nhint: {_line(error.hint)}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def leave(code: str | int | None) -> None:
+    """End the process without taking its objects apart, a tenth of the time of a `build`.
+
+    What was registered to be done at the end is done, and what was written is flushed, before.
+    """
+    if isinstance(code, str):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code or 0)
+
+
+_kept: list[object] = []
+
+
+def keep(value: T) -> T:
+    """Return a large object, which from now on lives as long as the process."""
+    _kept.append(value)
+    return value
 
 
 def _null() -> TextIO:
@@ -149,7 +174,7 @@ def write(
     from xtok import describe, report
 
     path = output or Path(_default_name(projection, stage))
-    projection.save(path)
+    keep(projection).save(path)
     examples = describe.example_ids(projection, num_examples)
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
         report.print_reports(projection.reports)
