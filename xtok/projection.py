@@ -128,7 +128,10 @@ class ProjectionMap:
     @property
     def entries_per_row(self) -> NDArray[np.int64]:
         """The number of entries of each row, int64 `[V_student]`."""
-        return np.bincount(self.student_ids, minlength=self.shape[0])
+        starts = row_starts(self.student_ids)
+        entries = np.zeros(self.shape[0], np.int64)
+        entries[self.student_ids[starts]] = np.diff(starts, append=self.nnz)
+        return entries
 
     @property
     def is_slot(self) -> NDArray[np.bool_]:
@@ -333,16 +336,22 @@ def row_starts(student_ids: NDArray[Any]) -> NDArray[np.int64]:
 def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
     """Return the order that a map has: student id, (`last` behind,) falling weight, teacher id.
 
-    Weights are compared as float32, as a map has them. Edges that are in order within each student
-    id, as those of one map or of several with different rows, need only be put in that order.
+    Weights are compared as float32, as a map has them.
     """
-    s, t, w = edges
-    w = w.astype(np.float32, copy=False)
-    order = np.argsort(s, kind="stable")
-    by_row = Edges(s[order], t[order], w[order])
-    if first_out_of_order(by_row, None if last is None else last[order]) is None:
-        return order
-    keys: list[NDArray[Any]] = [t, -w]
+    keys: list[NDArray[Any]] = [edges.teacher_ids, -edges.weights.astype(np.float32)]
     if last is not None:
         keys.append(last)
-    return np.lexsort((*keys, s))
+    return np.lexsort((*keys, edges.student_ids))
+
+
+def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
+    """Return the edges in the order of `map_order`; weights are float32.
+
+    What is in order stays as it is, and rows of several maps need only be put in their order.
+    """
+    if (edges.student_ids[1:] < edges.student_ids[:-1]).any():
+        order = np.argsort(edges.student_ids, kind="stable")
+        edges, last = edges.take(order), last[order]
+    if first_out_of_order(edges, last) is None:
+        return edges
+    return edges.take(map_order(edges, last))

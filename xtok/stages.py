@@ -30,6 +30,7 @@ from xtok.projection import (
     ProjectionMap,
     RowKind,
     StageReport,
+    in_map_order,
     map_order,
     ranks,
     row_starts,
@@ -460,19 +461,20 @@ def _add_slots(
 
 def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
     """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind."""
-    edges = edges._replace(weights=edges.weights.astype(np.float32))
+    edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
     last = np.zeros(len(edges.weights), np.bool_)
     if scale_slot is not None:
         final = np.zeros(len(scale_slot), np.int64)
         np.maximum.at(final, edges.student_ids, np.arange(len(last)))
         last[final[scale_slot == 1]] = True
     keep = edges.weights > 0  # a piece's weight may be too small for float32
-    edges, last = edges.take(keep), last[keep]
-    edges = edges.take(map_order(edges, last))
+    if not keep.all():
+        edges, last = edges.take(keep), last[keep]
+    edges = in_map_order(edges, last)
     return ProjectionMap(
-        student_ids=edges.student_ids.astype(np.int32),
-        teacher_ids=edges.teacher_ids.astype(np.int32),
-        weights=edges.weights.astype(np.float32),
+        student_ids=edges.student_ids.astype(np.int32, copy=False),
+        teacher_ids=edges.teacher_ids.astype(np.int32, copy=False),
+        weights=edges.weights,
         scale_slot=scale_slot,
         **fields,
     )

@@ -20,9 +20,14 @@ app = typer.Typer(
 
 
 def main() -> None:
+    """Run the command line."""
+    run(app)
+
+
+def program() -> None:
     """Run the command line, and end the process."""
     try:
-        run(app)
+        main()
     except SystemExit as done:
         leave(done.code)
 
