@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
 def replacing(target: Path) -> Iterator[Path]:
     """Give a temporary name in the target's folder; flush what was written, and rename it."""
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
+    _remove_stale(target)
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -56,6 +59,20 @@ def replacing(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+STALE_AFTER = 3600.0
+"""Seconds after which a temporary file is one that a killed process left: a write takes few."""
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what killed writers of this very target left behind."""
+    pattern = re.compile(rf"\.{re.escape(target.name[:200])}\.[0-9a-f]{{12}}\.tmp")
+    for path in target.parent.iterdir():
+        if pattern.fullmatch(path.name):
+            with suppress(OSError):  # another process was quicker, or it is not ours to remove
+                if time.time() - path.stat().st_mtime > STALE_AFTER:
+                    path.unlink()
 
 
 def check_output(path: str | PathLike[str]) -> Path:

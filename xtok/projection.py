@@ -64,11 +64,13 @@ class StageReport:
         stage: the stage's name.
         counts: what was counted, to how many.
         notes: one sentence for each thing that was left out or could not be done.
+        failures: likewise for tokens that could not be decoded or spelled; `--strict` refuses them.
     """
 
     stage: str
     counts: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

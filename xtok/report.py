@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
 from xtok.projection import StageReport
-from xtok.tokens import escape
+from xtok.tokens import printable, shortened
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -44,13 +44,13 @@ def print_reports(reports: Iterable[StageReport]) -> None:
     for report in reports:
         counts = ", ".join(f"{_number(n)} {what}" for what, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
-        print_notes(report.notes)
+        print_notes((*report.failures, *report.notes))
 
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print what is to be known on stderr, a line each."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)  # noqa: T201
+        print(f"note: {printable(note)}", file=sys.stderr)  # noqa: T201
 
 
 def print_examples(rows: Iterable[RowDescription]) -> None:
@@ -242,7 +242,7 @@ def _text(value: str) -> Text:
     from rich.text import Text
 
     lines = value.split("\n")
-    return Text("\n".join(line if line.isprintable() else escape(line.encode()) for line in lines))
+    return Text("\n".join(map(printable, lines)))
 
 
 def _plain(value: str) -> str:
@@ -252,7 +252,7 @@ def _plain(value: str) -> str:
 
 def _quoted(token: str | None, token_id: int) -> str:
     """Return a token in quotes, so that its spaces are seen; without tokens, its id."""
-    return f"#{token_id}" if token is None else f"'{token}'"
+    return f"#{token_id}" if token is None else f"'{shortened(token)}'"
 
 
 def _number(value: Any) -> str:

@@ -83,13 +83,14 @@ def multitoken(
     config = config or MultitokenConfig()
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
     notes = [*_read("student", student), *_read("teacher", teacher)]
+    failures = undecodable_tokens(student, teacher)
     kind = np.zeros(len(rows), np.uint8)
     kind[list(spared)] = RowKind.PIECES
     open_rows = kind == RowKind.EMPTY
     wanted = rows.text_ids[open_rows[rows.text_ids]]
-    parts = [_spell(rows, wanted, teacher, config.max_pieces, progress, notes)]
+    parts = [_spell(rows, wanted, teacher, config.max_pieces, progress, failures)]
     if config.reverse_pass:
-        t, s, w = _spell(columns, columns.text_ids, student, config.max_pieces, progress, notes)
+        t, s, w = _spell(columns, columns.text_ids, student, config.max_pieces, progress, failures)
         parts.append(Edges(s, t, w).take(open_rows[s]))
     for part in parts:
         kind[part.student_ids] = RowKind.PIECES
@@ -119,7 +120,7 @@ def multitoken(
         method="multitoken",
         top_k=config.top_k,
         history=history_with(initial, step),
-        reports=(stage_report("multitoken", kind, notes),),
+        reports=(stage_report("multitoken", kind, notes, failures),),
     )
 
 
@@ -374,7 +375,7 @@ def _spell(
     tokenizer: Tokenizer,
     max_pieces: int,
     progress: Progress,
-    notes: list[str],
+    failures: list[str],
 ) -> Edges:
     """Segment tokens of a table; edges from the tokens to their first pieces."""
     all_tokens = table.tokens()
@@ -388,7 +389,7 @@ def _spell(
             advance(len(chunk))
     failed = [i for i, found in zip(ids.tolist(), pieces, strict=True) if found is None]
     if failed:
-        notes.append(f"{model_id} cannot spell {_some(failed, table)}")
+        failures.append(f"{model_id} cannot spell {_some(failed, table)}")
     counts = np.fromiter((0 if found is None else len(found) for found in pieces), np.int64)
     flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
     owner = np.repeat(np.arange(len(pieces)), counts)
@@ -404,8 +405,8 @@ def _spell(
 
 
 def _read(side: str, tokenizer: Tokenizer) -> list[str]:
-    """Return notes on what was read: the width and where it comes from, ids without bytes."""
-    vocabulary, undecodable = tokenizer.vocabulary, list(tokenizer.report.undecodable)
+    """Return notes on what was read: the width and where it comes from, what changes text."""
+    vocabulary = tokenizer.vocabulary
     notes = [
         f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
         f"(from the {vocabulary.width_source})"
@@ -414,10 +415,32 @@ def _read(side: str, tokenizer: Tokenizer) -> list[str]:
         f"{vocabulary.model_id} changes text: {loss.normalizer}: {loss.changes}"
         for loss in tokenizer.losses
     ]
-    if undecodable:
-        what = _some(undecodable, require_table(vocabulary), "id")
-        notes.append(f"{side} {vocabulary.model_id}: no bytes behind {what}")
     return notes
+
+
+def undecodable_tokens(student: Tokenizer, teacher: Tokenizer) -> list[str]:
+    """Return a sentence for each side that has ids that should stand for text and do not."""
+    failures = []
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        undecodable = list(tokenizer.report.undecodable)
+        if undecodable:
+            what = _some(undecodable, tokenizer.table, "id")
+            failures.append(f"{side} {tokenizer.vocabulary.model_id}: no bytes behind {what}")
+    return failures
+
+
+def require_complete(projection: ProjectionMap) -> None:
+    """Check that no stage of this process met a token that it could not decode or spell.
+
+    Raises:
+        XtokError: naming the first few.
+    """
+    failures = [failure for report in projection.reports for failure in report.failures]
+    if failures:
+        raise XtokError(
+            "; ".join(failures),
+            hint="leave out --strict to do without them: their rows and columns stay empty",
+        )
 
 
 def _pinned(pairs: Mapping[int, int]) -> Edges:
@@ -499,11 +522,13 @@ _IN_WORDS = {
 }
 
 
-def stage_report(stage: str, kind: NDArray[np.uint8], notes: Sequence[str]) -> StageReport:
+def stage_report(
+    stage: str, kind: NDArray[np.uint8], notes: Sequence[str], failures: Sequence[str] = ()
+) -> StageReport:
     """Return the report of a stage that counts the rows of its result by kind."""
     found = np.bincount(kind, minlength=len(RowKind)).tolist()
     counts = {f"rows {_IN_WORDS[k]}": found[k] for k in RowKind if found[k]}
-    return StageReport(stage, counts, tuple(notes))
+    return StageReport(stage, counts, tuple(notes), tuple(failures))
 
 
 def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
@@ -519,6 +544,6 @@ def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
 
 def _some(ids: list[int], table: TokenTable, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
-    examples = ", ".join(f"{i} {table.name(i)!r}" for i in ids[:3])
+    examples = ", ".join(f"{i} '{table.shown(i)}'" for i in ids[:3])
     more = ", …" if len(ids) > 3 else ""
     return f"{len(ids):,} {what}{'s' if len(ids) > 1 else ''}: {examples}{more}"

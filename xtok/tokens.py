@@ -154,6 +154,10 @@ class TokenTable:
             return escape(named.encode())
         return f"({TokenType(int(self.types[token_id])).name.lower()})"
 
+    def shown(self, token_id: int) -> str:
+        """Return an id's name as a report or message has it: a long one cut."""
+        return shortened(self.name(token_id))
+
     def sha256(self) -> str:
         """Return the digest that tells vocabularies apart, whatever width or backend read them.
 
@@ -252,14 +256,14 @@ def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
     for token_id, _, content in sorted(entries):
         if not 0 <= token_id < width:
             return TokenizerError(
-                f"token id {token_id} ({escape(content)}) is outside the vocabulary size {width}",
+                f"token id {token_id} ({_shown(content)}) is outside the vocabulary size {width}",
                 hint=f"give a vocabulary size of at least {token_id + 1}",
             )
         if token_id in seen:
             break
         seen.add(token_id)
     return TokenizerError(
-        f"token id {token_id} stands twice in the vocabulary (again as {escape(content)})",
+        f"token id {token_id} stands twice in the vocabulary (again as {_shown(content)})",
         hint="the tokenizer's files are damaged: fetch them again",
     )
 
@@ -288,6 +292,28 @@ def escape(data: bytes) -> str:
     if text.isprintable() and "\\" not in text:
         return text
     return "".join(map(shown, text))
+
+
+SHOWN = 80
+"""Characters of a token that are shown; vocabularies have tokens of a megabyte."""
+
+
+def shortened(text: str) -> str:
+    """Return an escaped token's beginning, and how long it is, if it is too long to be shown.
+
+    >>> shortened("a" * 1000)[-20:]
+    'aaa… (1,000 in all)'
+    """
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} in all)"
+
+
+def _shown(data: bytes) -> str:
+    return shortened(escape(data))
+
+
+def printable(text: str) -> str:
+    """Return any text safe to print: as it is, or else as `escape` shows it."""
+    return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
 
 
 _ESCAPED = re.compile(r"\\(?:(x)([0-9a-fA-F]{2})|([\\nrt]))")

@@ -106,6 +106,7 @@ def generate(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    strict: opt.Strict = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -139,7 +140,7 @@ def generate(
             cache=kept,
             progress=report.progress_bar,
         )
-        write(projection, output, stage="generate", num_examples=num_examples)
+        write(projection, output, stage="generate", num_examples=num_examples, strict=strict)
 
 
 def merge(

@@ -27,6 +27,7 @@ def build(
     reverse_pass: opt.ReversePass = BuildConfig.reverse_pass,
     exact_match: opt.ExactMatch = BuildConfig.exact_match,
     special_tokens: opt.SpecialTokensChoice = BuildConfig.special_tokens,
+    strict: opt.Strict = False,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
@@ -60,7 +61,7 @@ def build(
             teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
         )
         projection = pipeline.build(student, teacher, options, progress=report.progress_bar)
-        write(projection, output, num_examples=num_examples)
+        write(projection, output, num_examples=num_examples, strict=strict)
 
 
 def multitoken(
@@ -76,6 +77,7 @@ def multitoken(
     reverse_pass: opt.ReversePass = MultitokenConfig.reverse_pass,
     exact_match: opt.ExactMatch = False,
     special_tokens: opt.SpecialTokensChoice = MultitokenConfig.special_tokens,
+    strict: opt.Strict = False,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
@@ -119,7 +121,7 @@ def multitoken(
         )
         if exact_match:
             projection = stages.reapply_exact(projection)
-        write(projection, output, stage="multitoken", num_examples=num_examples)
+        write(projection, output, stage="multitoken", num_examples=num_examples, strict=strict)
 
 
 def reapply_exact(

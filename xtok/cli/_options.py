@@ -229,6 +229,14 @@ Output = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Write nothing, and exit with 1, if a token could not be decoded or spelled.",
+        rich_help_panel=_MAKING,
+    ),
+]
 NumExamples = Annotated[
     int,
     typer.Option(help="Show this many rows of the result.", min=0, rich_help_panel=_OUTPUT),

@@ -68,9 +68,11 @@ def _null() -> TextIO:
 
 
 def _line(text: str) -> str:
-    from xtok.tokens import escape
+    if text.isprintable():
+        return text
+    from xtok.tokens import printable
 
-    return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
+    return printable(text)
 
 
 @contextmanager
@@ -168,11 +170,20 @@ def _read(file: Path, what: str, option: str) -> bytes:
 
 
 def write(
-    projection: ProjectionMap, output: Path | None, *, stage: str = "", num_examples: int = 0
+    projection: ProjectionMap,
+    output: Path | None,
+    *,
+    stage: str = "",
+    num_examples: int = 0,
+    strict: bool = False,
 ) -> None:
     """Write the map, report on stderr, and print the map's path on stdout."""
     from xtok import describe, report
 
+    if strict:
+        from xtok import stages
+
+        stages.require_complete(projection)
     path = output or Path(_default_name(projection, stage))
     keep(projection).save(path)
     examples = describe.example_ids(projection, num_examples)
