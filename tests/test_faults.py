@@ -25,7 +25,7 @@ import torch
 from conftest import Cli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_cli import fails, pair, two_files
+from test_cli import fails, two_files
 from test_mapfile import TINY, edited
 
 import xtok
@@ -34,7 +34,6 @@ from xtok.errors import OutputError, XtokError
 from xtok.nemo import to_nemo
 from xtok.projection import ProjectionMap
 from xtok.tensorfile import MAX_HEADER, file_parts
-from xtok.tokenizers import Tokenizer
 from xtok.tokens import Entry, TokenType, decode_vocabulary, shortened
 
 TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")
@@ -86,18 +85,6 @@ def test_a_build_killed_at_any_moment_leaves_a_whole_file_or_none(
     # The next run works beside what is left, whatever it is.
     assert cli("build", *two_files(small), "--output", target).returncode == 0
     assert target.read_bytes() == (tmp_path / "good.safetensors").read_bytes()
-
-
-def test_a_killed_command_leaves_the_old_file(cli: Cli, small: Path, tmp_path: Path) -> None:
-    target = tmp_path / "map.safetensors"
-    TINY.save(target)
-    old = target.read_bytes()
-    command = [sys.executable, "-m", "xtok", "build", *two_files(small), "--output", str(target)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    time.sleep(0.2)
-    process.kill()
-    process.communicate()
-    assert target.read_bytes() == old or len(ProjectionMap.load(target).reports) == 0
 
 
 def test_stale_temporary_files_are_removed_by_the_next_write(tmp_path: Path) -> None:
@@ -225,7 +212,7 @@ def test_processes_that_compile_a_kernel_at_once(tmp_path: Path) -> None:
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     processes = [
         subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=subprocess.PIPE)
-        for _ in range(4)
+        for _ in range(2)
     ]
     results = [process.communicate()[0] for process in processes]
     again = subprocess.run(
@@ -262,9 +249,11 @@ def error_or_valid(data: bytes, folder: Path, suffix: str = ".safetensors") -> N
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
-)  # fmt: skip
+)
 fuzz = settings(
     max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -445,29 +434,34 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     yield "no zip archive", lambda: b"\x80\x02" + TINY_PT
 
 
-READ_LIMITED = """
+READ_ALL = """
 import resource, sys
 import torch
 from xtok.errors import XtokError
 from xtok.projection import ProjectionMap
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    ProjectionMap.load(sys.argv[1])
-    sys.exit("it was read")
-except XtokError as error:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error.message)
+for path in sys.argv[1:]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        ProjectionMap.load(path)
+        sys.exit("it was read")
+    except XtokError as error:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("make", [pytest.param(m, id=w) for w, m in hostile_pt()])
-def test_a_hostile_pt_takes_no_memory(tmp_path: Path, make: Callable[[], bytes]) -> None:
-    path = tmp_path / "map.pt"
-    path.write_bytes(make())
+def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
+    paths = []
+    for what, make in hostile_pt():
+        paths.append(tmp_path / f"{what}.pt")
+        paths[-1].write_bytes(make())
     done = subprocess.run(
-        [sys.executable, "-c", READ_LIMITED, path], capture_output=True, text=True, check=False
+        [sys.executable, "-c", READ_ALL, *paths], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) << 10 <= 2 * path.stat().st_size + OVERHEAD
+    more = [int(line) << 10 for line in done.stdout.split()]
+    assert len(more) == 4
+    for path, peak in zip(paths, more, strict=True):
+        assert peak <= 2 * path.stat().st_size + OVERHEAD, path.name
 
 
 def test_a_header_that_could_not_be_read_is_not_written() -> None:
@@ -544,7 +538,7 @@ def unspellable(folder: Path) -> Path:
     text = folder / "text.txt"
     text.write_text("a small text of few letters\n" * 50)
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(folder / "letters"), vocab_size=24, minloglevel=2
+        input=str(text), model_prefix=str(folder / "letters"), vocab_size=16, minloglevel=2
     )
     return folder / "letters.model"
 
@@ -567,13 +561,14 @@ def test_strict_refuses_tokens_that_cannot_be_spelled(
 
 
 def test_strict_takes_what_is_whole(cli: Cli, small: Path, tmp_path: Path) -> None:
-    assert cli("build", *pair(small), "--output", "strict.safetensors", "--strict").returncode == 0
-    assert cli("build", *pair(small), "--output", "lax.safetensors").returncode == 0
+    sides = two_files(small)
+    assert cli("build", *sides, "--output", "strict.safetensors", "--strict").returncode == 0
+    assert cli("build", *sides, "--output", "lax.safetensors").returncode == 0
     strict, lax = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("strict", "lax"))
     assert strict == lax
 
 
-def test_strict_refuses_tokens_that_cannot_be_decoded(byte_level: Tokenizer) -> None:
+def test_strict_refuses_tokens_that_cannot_be_decoded() -> None:
     from xtok.stages import require_complete, stage_report
 
     report = stage_report(

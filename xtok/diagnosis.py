@@ -208,9 +208,8 @@ def _duplicates(table: TokenTable) -> Check:
     shared = {token: ids for token, ids in ids_of.items() if len(ids) > 1}
     if not shared:
         return Check(name="duplicates", level="ok", message="none: no two ids have the same bytes")
-    examples = [
-        f"'{shortened(escape(token))}' {ids}" for token, ids in list(shared.items())[:_EXAMPLES]
-    ]
+    some = list(shared.items())[:_EXAMPLES]
+    examples = [f"'{shortened(escape(token))}' {ids}" for token, ids in some]
     count = sum(map(len, shared.values())) - len(shared)
     message = f"{count:,} ids have bytes that another has: {', '.join(examples)}"
     return Check(name="duplicates", level="note", message=message)

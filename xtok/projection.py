@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from os import PathLike
@@ -247,24 +247,26 @@ def first_out_of_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> i
     The order is that of `map_order`; student ids are sorted.
     """
     s, t, w = edges
-    fits = w[1:] < w[:-1]
-    if last is not None:
-        fits &= last[1:] >= last[:-1]
-        fits |= last[1:] > last[:-1]
-    fits |= s[1:] != s[:-1]
-    for place in _blocks(np.flatnonzero(~fits)):
-        tie = (w[place] == w[place + 1]) & (t[place] < t[place + 1])
+    for start in range(0, len(s) - 1, _BLOCK):
+        here = slice(start, min(start + _BLOCK, len(s) - 1))
+        after = slice(here.start + 1, here.stop + 1)
+        fits = w[after] < w[here]
         if last is not None:
-            tie &= last[place] == last[place + 1]
-        if not tie.all():
-            return int(place[np.argmin(tie)])
+            fits &= last[after] >= last[here]
+            fits |= last[after] > last[here]
+        fits |= s[after] != s[here]
+        if not fits.all():
+            tie = (w[after] == w[here]) & (t[after] > t[here])
+            if last is not None:
+                tie &= last[after] == last[here]
+            fits |= tie
+            if not fits.all():
+                return start + int(np.argmin(fits))
     return None
 
 
-def _blocks(array: NDArray[Any], size: int = 1 << 16) -> Iterator[NDArray[Any]]:
-    """Cut an array into parts that fit the processor's cache."""
-    return (array[start : start + size] for start in range(0, len(array), size))
-
+_BLOCK = 1 << 15
+"""Entries that are looked at at once: what fits the processor's cache."""
 
 _MOST_SHIFTS = 64
 
@@ -279,10 +281,9 @@ def _has_duplicates(edges: Edges, most_entries: int) -> bool:
     if most_entries > _MOST_SHIFTS:
         pairs = np.sort(s.astype(np.int64) << 32 | t)
         return bool((pairs[1:] == pairs[:-1]).any())
-    size = 1 << 15
-    for start in range(0, len(t), size):
-        block = t[start : start + size + most_entries]
-        rows = s[start : start + size + most_entries]
+    for start in range(0, len(t), _BLOCK):
+        block = t[start : start + _BLOCK + most_entries]
+        rows = s[start : start + _BLOCK + most_entries]
         for shift in range(1, most_entries):
             equal = block[shift:] == block[:-shift]
             if equal.any():
