@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from xtok.errors import TokenizerError as TokenizerError
     from xtok.errors import XtokError as XtokError
     from xtok.mapfile import convert as convert
+    from xtok.pairs import Plan as Plan
+    from xtok.pairs import build_pairs as build_pairs
+    from xtok.pairs import plan as plan
+    from xtok.pairs import read_pairs as read_pairs
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
@@ -74,6 +78,7 @@ _MODULE_OF = {
     "MultitokenConfig": "config",
     "OutputError": "errors",
     "Overlap": "sharing",
+    "Plan": "pairs",
     "ProjectionMap": "projection",
     "RowKind": "projection",
     "SortCutConfig": "config",
@@ -83,6 +88,7 @@ _MODULE_OF = {
     "TokenizerError": "errors",
     "XtokError": "errors",
     "build": "pipeline",
+    "build_pairs": "pairs",
     "collate": "conversation",
     "convert": "mapfile",
     "doctor": "diagnosis",
@@ -92,6 +98,8 @@ _MODULE_OF = {
     "merge": "stages",
     "multitoken": "stages",
     "overlap": "sharing",
+    "plan": "pairs",
+    "read_pairs": "pairs",
     "reapply_exact": "stages",
     "render": "conversation",
     "sort_cut": "stages",

@@ -53,6 +53,11 @@ def print_notes(notes: Iterable[str]) -> None:
         print(f"note: {printable(note)}", file=sys.stderr)  # noqa: T201
 
 
+def print_error(message: str, hint: str) -> None:
+    """Print what went wrong with one of several things on stderr, as the command line does."""
+    print(f"error: {printable(message)}\nhint: {printable(hint)}", file=sys.stderr)  # noqa: T201
+
+
 def print_examples(rows: Iterable[RowDescription]) -> None:
     """Print rows of a map on stderr, a line each."""
     for row in rows:

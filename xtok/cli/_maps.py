@@ -2,12 +2,14 @@
 
 # No postponed annotations: Typer would compile the 150 of them one by one, at each start.
 
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
+from xtok.cli._pairs import build_listed, show_plan
 from xtok.cli._run import check_output, command, config, write
 from xtok.config import (
     BuildConfig,
@@ -18,9 +20,13 @@ from xtok.config import (
 
 def build(
     *,
-    student_model: opt.StudentModel,
-    teacher_model: opt.TeacherModel,
+    student_model: opt.BuiltStudentModel = None,
+    teacher_model: opt.BuiltTeacherModel = None,
+    pairs: opt.Pairs = None,
     output: opt.Output = None,
+    output_dir: opt.OutputDir = None,
+    skip_existing: opt.SkipExisting = False,
+    dry_run: opt.DryRun = False,
     top_k: opt.TopK = BuildConfig.top_k,
     max_pieces: opt.MaxPieces = BuildConfig.max_pieces,
     scale_trick: opt.ScaleTrick = BuildConfig.scale_trick,
@@ -39,7 +45,7 @@ def build(
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Build a map in one go: multitoken, reapply-exact, sort-cut."""
+    """Build a map in one go: multitoken, reapply-exact, sort-cut; or those of a list of pairs."""
     options = config(
         BuildConfig,
         top_k=top_k,
@@ -49,17 +55,44 @@ def build(
         exact_match=exact_match,
         special_tokens=special_tokens,
     )
+    safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+    if pairs is not None:
+        one = (student_model, teacher_model, output, student_vocab_size, teacher_vocab_size)
+        more = (student_revision, teacher_revision, student_pattern, teacher_pattern)
+        if any(given is not None for given in (*one, *more)) or num_examples:
+            raise typer.BadParameter("--pairs goes with options that hold for all pairs only")
+        with command(quiet):
+            build_listed(
+                pairs,
+                output_dir or Path(),
+                options,
+                skip_existing=skip_existing,
+                dry_run=dry_run,
+                strict=strict,
+                safety=safety,
+            )
+        return
+    if student_model is None or teacher_model is None:
+        raise typer.BadParameter("give --student-model and --teacher-model, or --pairs")
+    if output_dir is not None:
+        raise typer.BadParameter("--output-dir goes with --pairs; give --output")
     with command(quiet):
         check_output(output)
         from xtok import pipeline, report
 
-        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        if skip_existing and output is not None and output.exists() and not dry_run:
+            report.print_notes([f"{output} is there, and is kept"])
+            print(output)  # noqa: T201
+            return
         student = load(
             student_model, student_revision, student_vocab_size, student_pattern, **safety
         )
         teacher = load(
             teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
         )
+        if dry_run:
+            show_plan(student, teacher, output, options, skip_existing)
+            return
         projection = pipeline.build(student, teacher, options, progress=report.progress_bar)
         write(projection, output, num_examples=num_examples, strict=strict)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import typer
 
+from xtok.config import BuildConfig
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
@@ -194,16 +195,8 @@ def write(
 
 
 def _default_name(projection: ProjectionMap, stage: str) -> str:
-    """Return a name that tells the pair, the stage (none for `build`), the cut, and the slot."""
-    models = f"{_stem(projection.student.model_id)}_to_{_stem(projection.teacher.model_id)}"
-    parts = [models, stage, f"top{projection.top_k}"]
-    if not projection.enable_scale_trick:
-        parts.append("no-scale-trick")
-    return "_".join(filter(None, parts)) + ".safetensors"
+    from xtok import pairs
 
-
-def _stem(model_id: str) -> str:
-    name = model_id.rstrip("/").rsplit("/", 1)[-1]
-    for suffix in (".model", ".tiktoken"):
-        name = name.removesuffix(suffix)
-    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name)[:80]
+    config = BuildConfig(top_k=projection.top_k, scale_trick=projection.enable_scale_trick)
+    ids = projection.student.model_id, projection.teacher.model_id
+    return pairs.default_name(*ids, config, stage)
