@@ -33,7 +33,7 @@ from xtok import mapfile
 from xtok.errors import OutputError, XtokError
 from xtok.nemo import to_nemo
 from xtok.projection import ProjectionMap
-from xtok.tensorfile import MAX_HEADER, file_parts
+from xtok.tensorfile import MAX_BRACKETS, MAX_HEADER, file_parts
 from xtok.tokens import Entry, TokenType, decode_vocabulary, shortened
 
 TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")
@@ -229,8 +229,8 @@ TINY_FILE = mapfile.to_safetensors(TINY)
 HEADER = json.loads(TINY_FILE[8 : 8 + int.from_bytes(TINY_FILE[:8], "little")])
 CONTENT = TINY_FILE[8 + int.from_bytes(TINY_FILE[:8], "little") :]
 FIELDS = json.loads(HEADER["__metadata__"]["xtok"])
-OVERHEAD = 64 << 20
-"""What reading may take beyond twice the file: Python objects of a header of up to 16 MiB."""
+OVERHEAD = 128 << 20
+"""What reading may take beyond twice the file: Python objects of a header of up to 8 MiB."""
 
 
 def with_header(header: object, content: bytes = CONTENT) -> bytes:
@@ -339,8 +339,15 @@ def hostile() -> Iterator[tuple[str, bytes]]:
     yield "offsets of 2^42", with_header(huge)
     yield "a header of 2^60 bytes", (2**60).to_bytes(8, "little") + CONTENT
     yield "a header without an end", TINY_FILE[:50]
-    lists = b'{"a":[' + b"[]," * (MAX_HEADER // 3) + b"[]]}"
-    yield "millions of lists", len(lists).to_bytes(8, "little") + lists
+    for what, one, limit in (
+        ("lists", b"[],", MAX_BRACKETS * 3),
+        ("too many lists", b"[],", MAX_HEADER),
+        ("strings", b'"ab",', MAX_HEADER),
+    ):
+        many = b'{"a":[' + one * ((limit - 100) // len(one)) + b"0]}"
+        yield what, len(many).to_bytes(8, "little") + many
+    names = b",".join(b'"%x":[]' % i for i in range(MAX_BRACKETS - 10))
+    yield "names", (len(names) + 2).to_bytes(8, "little") + b"{" + names + b"}"
     deep = b"[" * 500_000
     yield "a deep header", len(deep).to_bytes(8, "little") + deep
     inner = {**HEADER, "__metadata__": {"xtok": "[" * 500_000}}

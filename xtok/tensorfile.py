@@ -16,8 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_HEADER = 1 << 24
-"""Bytes of the longest header that is read or written: the Python objects of one stay small."""
+MAX_HEADER = 1 << 23
+"""Bytes of the longest header that is read or written."""
+
+MAX_BRACKETS = 1 << 18
+"""Brackets and braces in a header, those in names included: an empty list takes thirty times its
+text in memory, and other JSON twelve times."""
 
 # In the order in which the library lays tensors out: later ones first, then by name.
 _DTYPES: dict[str, Any] = {
@@ -50,7 +54,10 @@ def read_tensors(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         raise ValueError("its header is cut off")
     if length > MAX_HEADER:
         raise ValueError(f"its header of {length} bytes is longer than {MAX_HEADER}")
-    header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_repeats)
+    text = data[8 : 8 + length]
+    if text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
+        raise ValueError(f"its header has more than {MAX_BRACKETS} brackets")
+    header = json.loads(text, object_pairs_hook=_without_repeats)
     metadata = dict(header.pop("__metadata__", None) or {})
     if not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("its metadata are not text")
@@ -105,8 +112,10 @@ def file_parts(
         place += array.nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER:
-        raise ValueError(f"the map's metadata take {len(text)} bytes, more than {MAX_HEADER}")
+    if len(text) > MAX_HEADER or text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
+        raise ValueError(
+            f"the map's metadata take {len(text)} bytes, or more brackets than a reader takes"
+        )
     yield len(text).to_bytes(8, "little") + text
     for name in names:
         if tensors[name].size:
