@@ -157,7 +157,11 @@ class ProjectionMap:
         Raises:
             ValueError: naming the first one that does not hold, and where.
         """
-        _check(self)
+        if "_holds" not in vars(self):
+            _check(self)
+            arrays = (*self.edges, self.row_kind, self.scale_slot)
+            if not any(array is not None and array.flags.writeable for array in arrays):
+                vars(self)["_holds"] = True  # of arrays that cannot change, once is enough
 
     def to_torch(self) -> torch.Tensor:
         """Return W as a coalesced sparse COO tensor, float32 `[V_student, V_teacher]`."""
