@@ -9,7 +9,7 @@ import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
-from xtok.cli._run import check_output, command, config, default_name, write
+from xtok.cli._run import check_output, command, config, named, write
 from xtok.config import EstimateConfig, Target
 
 
@@ -75,7 +75,7 @@ def estimate(
     )
     with command(quiet):
         check_output(output)
-        from xtok import counting, report, texts
+        from xtok import counting, mapfile, report, texts
 
         texts.find_texts(text)
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
@@ -91,9 +91,8 @@ def estimate(
         teacher = load(
             teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
         )
-        path = output or Path(
-            default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
-        )
+        ids = student.vocabulary.model_id, teacher.vocabulary.model_id
+        path = named(output, mapfile.default_name(*ids, "estimate", f"top{top_k}"))
         projection = counting.estimate(
             student,
             teacher,
