@@ -128,6 +128,20 @@ def test_a_dry_run_says_what_would_be_written(cli: Cli, small: Path, tmp_path: P
     assert (tmp_path / "a.safetensors").stat().st_mtime_ns == old
 
 
+def test_a_map_in_a_folder_is_kept_under_the_name_that_it_would_have(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "maps").mkdir()
+    for_loss = [*two_files(small), "--for", "p-kl", "--output", "maps", "--skip-existing"]
+    name = "maps/small_to_small_top8_no-scale-trick.safetensors"
+    planned = cli("build", *for_loss, "--dry-run")
+    assert planned.stdout.startswith(f"{name} (new): 1,000 × 1,000, ")
+    for told in ("multitoken: ", f"note: {name} is there, and is kept\n"):
+        done = cli("build", *for_loss)
+        assert (done.returncode, done.stdout) == (0, f"{name}\n")
+        assert told in done.stderr
+
+
 def test_a_dry_run_of_a_list(cli: Cli, listed: Path, tmp_path: Path) -> None:
     done = cli("build", "--pairs", listed, "--dry-run")
     assert done.returncode == 1
@@ -162,6 +176,7 @@ def test_options_that_do_not_go_together(cli: Cli, small: Path, listed: Path) ->
         ["--student-model", "bytes"],
         ["--pairs", str(listed), *pair(small)],
         ["--pairs", str(listed), "--output", "a.safetensors"],
+        ["--pairs", str(listed), "--text", "a.txt"],
         [*two_files(small), "--output-dir", "."],
     ):
         assert cli("build", *arguments).returncode == 2
