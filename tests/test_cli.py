@@ -114,7 +114,6 @@ def test_options_reach_the_map(cli: Cli, small: Path, tmp_path: Path) -> None:
             "scale_trick": False,
             "special_tokens": "off",
             "top_k": 32,
-            "weights": "decay",
         },
         {"top_k": 6},
     ]

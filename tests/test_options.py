@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from conftest import Cli
 from test_stages import PLAIN, byte_ranks, row
 
 import xtok
+from xtok import mapfile
 from xtok.canonical import match_names, match_relaxed, relaxed_form
-from xtok.config import BuildConfig, MultitokenConfig
+from xtok.config import BuildConfig, MultitokenConfig, Weights
 from xtok.errors import XtokError
+from xtok.pair_list import plan
 from xtok.projection import ProjectionMap, RowKind, transpose
-from xtok.stages import multitoken, reapply_exact
+from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import Entry, TokenTable, TokenType, decode_vocabulary
 
@@ -31,6 +34,80 @@ def table(*tokens: bytes | str) -> TokenTable:
         for i, token in enumerate(tokens)
     ]
     return decode_vocabulary(entries, width=len(tokens))[0]
+
+
+# Whatever the options, tokens of both sides are spelled only where that can make a difference
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 2, "max_pieces": 1},
+        {"scale_trick": False, "reverse_pass": False},
+        {"exact_match": False},
+        {"special_tokens": "fuzzy", "fuzzy_threshold": 0.3, "fuzzy_top_k": 3},
+        {"special_tokens": "off"},
+        {"canonicalization": "relaxed"},
+        {"token_form": "text"},
+        {"token_form": "raw"},
+        {"ignore_student_ids": (5, 300)},
+        {"ignore_teacher_ids": (7, 40, 300)},
+        {"canonicalization": "relaxed", "token_form": "text", "ignore_teacher_ids": (7, 300)},
+        {"weights": "prior", "scale_trick": False},
+    ],
+)
+@pytest.mark.parametrize(
+    ("one", "other"), [("byte_level", "sentencepiece"), ("sentencepiece", "ranks")]
+)
+def test_build_is_its_stages_byte_for_byte(
+    request: pytest.FixtureRequest, tmp_path: Path, one: str, other: str, options: dict[str, Any]
+) -> None:
+    student, teacher = (request.getfixturevalue(name) for name in (one, other))
+    config = BuildConfig(**options)
+    path = tmp_path / "map.safetensors"
+    multitoken(student, teacher, config.multitoken).save(path)
+    if config.exact_match:
+        reapply_exact(ProjectionMap.load(path), student=student, teacher=teacher).save(path)
+    sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
+    built = xtok.build(student, teacher, config)
+    assert built.nnz > len(student.table) // 2
+    assert mapfile.to_safetensors(built) == path.read_bytes()
+    planned = plan(student, teacher, config)
+    assert built.nnz <= planned.max_entries
+    assert len(path.read_bytes()) <= planned.max_bytes
+
+
+def test_spared_rows_are_empty_whatever_makes_the_weights(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
+    for options in ({}, {"weights": "prior"}, {"canonicalization": "relaxed"}):
+        config = MultitokenConfig(**options)  # type: ignore[arg-type]
+        spared = multitoken(student, teacher, config, spared=(97, 257))
+        spared.check()
+        assert np.flatnonzero(spared.row_kind == RowKind.EMPTY).tolist() == [97, 257]
+
+
+@pytest.mark.parametrize("weights", ["decay", "prior"])
+def test_tokens_that_cannot_be_spelled_are_failures(
+    sentencepiece: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Weights
+) -> None:
+    spell = sentencepiece.segment_batch
+
+    def all_but_two(pieces: Sequence[bytes]) -> list[list[int] | None]:
+        lost = (b"\xfe", b"\xff")
+        return [None if p in lost else f for p, f in zip(pieces, spell(pieces), strict=True)]
+
+    monkeypatch.setattr(sentencepiece, "segment_batch", all_but_two)
+    student = byte_ranks(tmp_path / "student.tiktoken")
+    config = MultitokenConfig(weights=weights, reverse_pass=False)
+    for ignored, failures in (
+        ((), ("small.model cannot spell 2 tokens: 254 '\\xfe', 255 '\\xff'",)),
+        ((254, 255), ()),
+    ):
+        given = replace(config, ignore_student_ids=ignored)
+        [report] = multitoken(student, sentencepiece, given).reports
+        assert report.failures == failures
 
 
 # --canonicalization relaxed

@@ -152,3 +152,24 @@ def test_order_puts_last_behind() -> None:
     found = Edges(np.array([0, 0, 0]), np.array([5, 1, 2]), np.array([0.6, 0.2, 0.2]))
     assert map_order(found).tolist() == [0, 1, 2]
     assert map_order(found, np.array([True, False, False])).tolist() == [1, 2, 0]
+
+
+def test_a_map_whose_arrays_can_change_is_checked_each_time() -> None:
+    weights = GOOD.weights.copy()
+    found = replace(GOOD, weights=weights)
+    found.check()
+    weights[0] = 0.5
+    with pytest.raises(ValueError, match=r"row 0 sums to 0\.75"):
+        found.check()
+
+
+def test_rows_of_many_entries_are_checked_likewise() -> None:
+    total = sum(range(1, 129))
+    ids = [(t, (128 - t) / total) for t in range(128)]
+    wide = make({0: ids}, teacher=vocabulary(200), top_k=128)
+    wide.check()
+    with pytest.raises(ValueError, match="the same teacher id twice"):
+        replace(wide, teacher_ids=np.array([*range(127), 5], np.int32)).check()
+    off = [(t, 1 / 100) for t in range(128)]
+    with pytest.raises(ValueError, match=r"row 0 sums to 1\.28"):
+        make({0: off}, teacher=vocabulary(200), top_k=128).check()

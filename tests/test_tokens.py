@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.tokens import Entry, TokenType, decode_vocabulary, escape, unescape
+from xtok.tokens import Entries, Entry, TokenType, decode_vocabulary, escape, unescape
 
 ENTRIES = [
     Entry(0, TokenType.UNKNOWN, b"<unk>"),
@@ -38,6 +39,34 @@ def test_table_holds_the_bytes_of_every_id() -> None:
 def test_ids_that_decode_to_nothing_are_reported() -> None:
     _, report = decode_vocabulary([Entry(0, TokenType.NORMAL, b"")], width=1)
     assert report.undecodable == (0,)
+
+
+def test_forms_and_ignored_ids_of_rows_and_of_columns() -> None:
+    rows = [
+        Entry(0, TokenType.CONTROL, b"<s>", b"?"),
+        Entry(3, TokenType.NORMAL, b" a", b"_a"),
+        Entry(1, TokenType.BYTE, b"\xe4", b"<0xE4>"),
+        Entry(2, TokenType.NORMAL, b"", b"x"),
+        Entry(9, TokenType.NORMAL, b"y"),
+    ]
+    ids, types, contents, displays = zip(*rows, strict=True)
+    columns = Entries(ids, types, contents, lambda: displays)
+    assert list(columns) == rows
+    forms: dict[TokenForm, list[bytes]] = {
+        "bytes": [b"", b"\xe4", b"", b" a"],
+        "text": [b"", "\ufffd".encode(), b"", b" a"],
+        "raw": [b"", b"<0xE4>", b"x", b"_a"],
+    }
+    for form, expected in forms.items():
+        for entries in (rows, columns):
+            table, report = decode_vocabulary(entries, width=4, form=form, ignore={9})
+            assert table.tokens() == expected
+            assert [table[i] for i in range(4)] == expected
+            assert table.control_names == {0: "<s>"}
+            assert report.undecodable == (2,)
+    without = Entries(ids[:2], types[:2], contents[:2])
+    assert [entry.display for entry in without] == [b"", b""]
+    assert decode_vocabulary(without, width=4, form="raw")[0].tokens() == [b"", b"", b"", b" a"]
 
 
 def test_a_width_that_does_not_hold_an_id_is_an_error() -> None:

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from xtok.explanation import explain as explain
     from xtok.exports import export as export
     from xtok.mapfile import convert as convert
+    from xtok.pair_list import Plan as Plan
+    from xtok.pair_list import build_pairs as build_pairs
+    from xtok.pair_list import plan as plan
+    from xtok.pair_list import read_pairs as read_pairs
     from xtok.pipeline import build as build
     from xtok.projection import ProjectionMap as ProjectionMap
     from xtok.projection import RowKind as RowKind
@@ -94,6 +98,7 @@ _MODULE_OF = {
     "OutputError": "errors",
     "Overlap": "sharing",
     "Projection": "runtime",
+    "Plan": "pair_list",
     "ProjectionMap": "projection",
     "RowKind": "projection",
     "SortCutConfig": "config",
@@ -110,6 +115,7 @@ _MODULE_OF = {
     "Verification": "verification",
     "verify": "verification",
     "build": "pipeline",
+    "build_pairs": "pair_list",
     "collate": "conversation",
     "convert": "mapfile",
     "Comparison": "comparison",
@@ -126,6 +132,8 @@ _MODULE_OF = {
     "multitoken": "stages",
     "overlap": "sharing",
     "project_token_likelihoods": "runtime",
+    "plan": "pair_list",
+    "read_pairs": "pair_list",
     "reapply_exact": "stages",
     "render": "conversation",
     "sort_cut": "stages",

@@ -1,6 +1,6 @@
 """`python -m xtok` is the command line."""
 
-from xtok.cli import main
+from xtok.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

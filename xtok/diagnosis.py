@@ -11,7 +11,7 @@ from xtok.canonical import match_bytes, match_roles
 from xtok.classes import suited_loss
 from xtok.template_checks import ChatChecks, Check, Level
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import TokenTable, TokenType, escape
+from xtok.tokens import TokenTable, TokenType, escape, shortened
 
 _EXAMPLES = 3
 
@@ -161,7 +161,8 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
         partial_utf8=partial,
         not_given_back=lost,
         roles={
-            role: tuple(table.name(i) for i in ids[:_EXAMPLES]) for role, ids in table.roles.items()
+            role: tuple(table.shown(i) for i in ids[:_EXAMPLES])
+            for role, ids in table.roles.items()
         },
         turn_ends=chat.turn_ends,
         tool_suffix_ids=chat.tool_suffix_ids,
@@ -208,7 +209,8 @@ def _duplicates(table: TokenTable) -> Check:
     shared = {token: ids for token, ids in ids_of.items() if len(ids) > 1}
     if not shared:
         return Check(name="duplicates", level="ok", message="none: no two ids have the same bytes")
-    examples = [f"'{escape(token)}' {ids}" for token, ids in list(shared.items())[:_EXAMPLES]]
+    some = list(shared.items())[:_EXAMPLES]
+    examples = [f"'{shortened(escape(token))}' {ids}" for token, ids in some]
     count = sum(map(len, shared.values())) - len(shared)
     message = f"{count:,} ids have bytes that another has: {', '.join(examples)}"
     return Check(name="duplicates", level="note", message=message)
@@ -245,7 +247,7 @@ def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
         NotGivenBack(
             cause=cause,
             count=len(found),
-            examples=tuple(table.name(i) for i in found[:_EXAMPLES]),
+            examples=tuple(table.shown(i) for i in found[:_EXAMPLES]),
         )
         for cause, found in causes.items()
     )
@@ -278,18 +280,18 @@ def _role_checks(table: TokenTable) -> Iterator[Check]:
     if not eos:
         yield Check(name="eos", level="failed", message="none: nothing ends a document")
     else:
-        names = ", ".join(table.name(i) for i in eos)
+        names = ", ".join(table.shown(i) for i in eos)
         message = f"{names}; no token of its own ends a document, so eos does"
         yield Check(name="eos", level="ok", message=message)
     if not pad:
         message = "none: batches need one; an unused or reserved id will do"
         yield Check(name="pad", level="warning", message=message)
     elif set(pad) & set(eos):
-        name = table.name(min(set(pad) & set(eos)))
+        name = table.shown(min(set(pad) & set(eos)))
         message = f"{name} is eos as well: a mask made from it hides the ends of turns"
         yield Check(name="pad", level="warning", message=message)
     else:
-        yield Check(name="pad", level="ok", message=", ".join(table.name(i) for i in pad))
+        yield Check(name="pad", level="ok", message=", ".join(table.shown(i) for i in pad))
 
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:

@@ -259,7 +259,7 @@ def require_finite(
     """Check that no embedding holds NaN or infinity; the error names the tokens."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
-        rows = ", ".join(f"{i} {table.name(i)!r}" if table else str(i) for i in bad[:5])
+        rows = ", ".join(f"{i} '{table.shown(i)}'" if table else str(i) for i in bad[:5])
         raise EmbeddingError(
             f"{len(bad)} embeddings by {model_id} are not finite: of tokens {rows}"
             + (", …" if len(bad) > 5 else ""),

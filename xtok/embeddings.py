@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ from xtok.embedding_sources import (
 )
 from xtok.errors import EmbeddingError, XtokError
 from xtok.progress import Progress, silent
-from xtok.projection import Edges, ProjectionMap, RowKind, StageReport
+from xtok.projection import Edges, ProjectionMap, RowKind
 from xtok.sides import require_table
 from xtok.similarity import Cosine, Vectors, one_thread_each
-from xtok.stages import finished, history_with, stage_report
+from xtok.stages import finished, history_with, stage_report, undecodable_tokens
 from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.tokens import TokenTable, TokenType
 
@@ -107,7 +107,7 @@ def generate(
     edges = _similar(row_ids, x, column_ids, y, config, counts, progress)
     kind = np.zeros(len(rows), np.uint8)
     kind[edges.student_ids] = RowKind.EMBEDDING
-    report = stage_report("generate", kind, notes)
+    report = stage_report("generate", kind, notes, undecodable_tokens(student, teacher))
     return finished(
         edges,
         student=student.vocabulary,
@@ -117,7 +117,7 @@ def generate(
         method="generate",
         top_k=config.top_k,
         history=history_with(None, {"stage": "generate", "options": options}),
-        reports=(StageReport("generate", {**report.counts, **counts}, report.notes),),
+        reports=(replace(report, counts={**report.counts, **counts}),),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from xtok.nemo import from_nemo, from_padded, from_trained, to_nemo
 from xtok.packing import MALFORMED, assemble, pack_metadata, pack_tensors, unpack
 from xtok.projection import ProjectionMap
 from xtok.projection import transpose as transposed
+from xtok.tensorfile import file_parts, read_tensors
 from xtok.tokens import Vocabulary
 
 SUFFIXES = (".safetensors", ".pt")
@@ -37,10 +39,10 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     """
     target = check_output(path)
     projection.check()
-    data = to_safetensors(projection) if target.suffix == ".safetensors" else to_nemo(projection)
+    parts = _parts(projection) if target.suffix == ".safetensors" else [to_nemo(projection)]
     try:
-        with replacing(target) as temporary:
-            temporary.write_bytes(data)
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            file.writelines(parts)
     except OSError as error:
         raise OutputError(
             f"{target} cannot be written: {error.strerror or error}",
@@ -52,6 +54,7 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
 def replacing(target: Path) -> Iterator[Path]:
     """Give a temporary name in the target's folder; flush what was written, and rename it."""
     temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
+    _remove_stale(target)
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -59,6 +62,33 @@ def replacing(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+STALE_AFTER = 3600.0
+"""Seconds after which a temporary file is one that a killed process left: a write takes few."""
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what killed writers of this very target left behind."""
+    pattern = re.compile(rf"\.{re.escape(target.name[:200])}\.[0-9a-f]{{12}}\.tmp")
+    for path in target.parent.iterdir():
+        if pattern.fullmatch(path.name):
+            with suppress(OSError):  # another process was quicker, or it is not ours to remove
+                if time.time() - path.stat().st_mtime > STALE_AFTER:
+                    path.unlink()
+
+
+def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
+    """Return the name of a map's file that tells the models, and what else is given."""
+    models = f"{_stem(student_id)}_to_{_stem(teacher_id)}"
+    return "_".join(filter(None, (models, *parts))) + ".safetensors"
+
+
+def _stem(model_id: str) -> str:
+    name = model_id.rstrip("/").rsplit("/", 1)[-1]
+    for suffix in (".model", ".tiktoken"):
+        name = name.removesuffix(suffix)
+    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name)[:80]
 
 
 def check_output(path: str | PathLike[str]) -> Path:
@@ -165,7 +195,7 @@ def load_unchecked(
     source = Path(path)
     data = _read(source)
     if data[:2] != b"PK" and source.suffix != ".pt":
-        header, tensors = _parts(data, source)
+        tensors, header = _tensors(data, source)
         if "xtok" in header:
             try:
                 return assemble(tensors, header["xtok"])
@@ -207,14 +237,19 @@ def convert(
 
 def sha256(projection: ProjectionMap) -> str:
     """Return the sha256 of the map's `.safetensors` file."""
-    return hashlib.sha256(to_safetensors(projection)).hexdigest()
+    digest = hashlib.sha256()
+    for part in _parts(projection):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def to_safetensors(projection: ProjectionMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
-    from safetensors.numpy import save as save_tensors
+    return b"".join(_parts(projection))
 
-    return save_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
+
+def _parts(projection: ProjectionMap) -> Iterator[bytes | memoryview]:
+    return file_parts(pack_tensors(projection), {"xtok": pack_metadata(projection)})
 
 
 def _from_safetensors(
@@ -224,7 +259,7 @@ def _from_safetensors(
     preserve_last: bool | None,
     normalize: Normalize | None,
 ) -> ProjectionMap:
-    header, tensors = _parts(data, source)
+    tensors, header = _tensors(data, source)
     try:
         if "xtok" not in header and {"indices", "likelihoods"} <= tensors.keys():
             return from_padded(tensors, header, source, widths, preserve_last, normalize)
@@ -245,22 +280,11 @@ def _from_safetensors(
         raise MapFileError(f"{source} is not a valid map: {error}", hint=hint) from error
 
 
-def _parts(data: bytes, source: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Return the metadata and the tensors of a safetensors file."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as load_tensors
-
+def _tensors(data: bytes, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file."""
     try:
-        return _header(data), load_tensors(data)
-    except (SafetensorError, *MALFORMED) as error:
+        return read_tensors(data)
+    except MALFORMED as error:
         raise MapFileError(
             f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
         ) from error
-
-
-def _header(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file's header, which its NumPy binding leaves out."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise ValueError("its header is cut off")
-    return dict(json.loads(data[8 : 8 + length]).get("__metadata__") or {})

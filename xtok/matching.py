@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from xtok.canonical import match_names, match_roles
 from xtok.config import MultitokenConfig, TokenForm
 from xtok.errors import XtokError
 from xtok.projection import Edges, ProjectionMap
-from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, decode_vocabulary
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:

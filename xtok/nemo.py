@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,7 +180,14 @@ def _torch_load(data: bytes, source: Path) -> Any:
     import torch
 
     try:
-        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        _require_stored(data)
+        loaded = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        for tensor in _tensors_in(loaded):
+            if tensor.layout == torch.strided and tensor.nbytes > len(data):
+                raise ValueError(
+                    f"it holds {len(data)} bytes, and claims a tensor of {tensor.nbytes}"
+                )
+        return loaded
     except Exception as error:
         if "weights_only" in str(error) or "Weights only" in str(error):
             raise MapFileError(
@@ -187,6 +195,27 @@ def _torch_load(data: bytes, source: Path) -> Any:
                 hint="save only tensors, numbers and strings in it, or make it again",
             ) from error
         raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
+
+
+def _require_stored(data: bytes) -> None:
+    """Check that the archive holds what it says, as `torch.save` writes it, and not a bomb."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+    if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+        raise ValueError("it is compressed, which torch.save does not do")
+    if sum(m.file_size for m in members) > len(data):
+        raise ValueError("it claims to hold more than it has bytes")
+
+
+def _tensors_in(loaded: Any) -> Iterator[torch.Tensor]:
+    """Give the tensors of a map: the thing itself, or those in a dict or in a dict in it."""
+    import torch
+
+    if isinstance(loaded, torch.Tensor):
+        yield loaded
+    elif isinstance(loaded, dict) and not any(isinstance(key, tuple) for key in loaded):
+        for value in loaded.values():
+            yield from _tensors_in(value)
 
 
 def _read_entries(loaded: Any) -> _Entries:

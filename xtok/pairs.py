@@ -9,14 +9,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.projection import Edges
-from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 UNIT = 720_720
 """A student token's share of a chunk, in counts: divisible by every number up to 16."""

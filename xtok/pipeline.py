@@ -7,6 +7,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+from xtok.canonical import match_bytes
 from xtok.config import BuildConfig, EstimateConfig
 from xtok.counting import estimate
 from xtok.progress import Progress, TextProgress, silent, silent_texts
@@ -60,7 +61,24 @@ def build(
             checkpoint=checkpoint,
             text_progress=text_progress,
         )
-    projection = multitoken(student, teacher, config.multitoken, progress=progress)
+    same = match_bytes(student.table, teacher.table) if _pins_same_bytes(config) else None
+    projection = multitoken(
+        student, teacher, config.multitoken, spared=same or (), progress=progress
+    )
     if config.exact_match:
-        projection = reapply_exact(projection, student=student, teacher=teacher)
+        projection = reapply_exact(projection, student=student, teacher=teacher, same_bytes=same)
     return sort_cut(projection, config.sort_cut)
+
+
+def _pins_same_bytes(config: BuildConfig) -> bool:
+    """Tell whether every row of a token whose bytes the teacher has is sure to be pinned.
+
+    Such rows, most of those of related vocabularies, need not be spelled.
+    """
+    return (
+        config.exact_match
+        and config.weights == "decay"
+        and config.canonicalization == "exact"
+        and config.token_form == "bytes"
+        and not (config.ignore_student_ids or config.ignore_teacher_ids)
+    )

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from xtok.pairs import PairCounts, PairEncoder, batches, pair_edges, start_keys
 from xtok.progress import Progress, silent
 from xtok.projection import Edges
-from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, TokenType
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 
 class Kind(IntEnum):
@@ -94,6 +96,7 @@ def prior_edges(
     *,
     num_texts: int | None = None,
     seed: int = 0,
+    unspelled: list[int] | None = None,
     progress: Progress = silent,
 ) -> Edges:
     """Count pairs of tokens on made-up text; how likely is teacher token t where s begins?
@@ -107,6 +110,7 @@ def prior_edges(
         num_texts: how many texts, of 24 tokens each; if None, two for each id of the two
             vocabularies, but no more than 150,000.
         seed: of the random numbers; the same seed gives the same edges.
+        unspelled: takes the student ids whose bytes the teacher cannot spell.
         progress: called with the number of texts.
 
     Returns:
@@ -127,9 +131,10 @@ def prior_edges(
             advance(size)
     keys, found = counts.arrays()
     counted = pair_edges(keys, found.astype(np.float64))
-    return Edges.concatenate(
-        [counted, _first_pieces(student, teacher), _prefixes(student, teacher)]
-    )
+    first = _first_pieces(student, teacher)
+    if unspelled is not None:
+        unspelled += np.setdiff1d(student.table.text_ids, first.student_ids).tolist()
+    return Edges.concatenate([counted, first, _prefixes(student, teacher)])
 
 
 def _first_pieces(student: Tokenizer, teacher: Tokenizer) -> Edges:

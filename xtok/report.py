@@ -9,17 +9,16 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from xtok.coverage import Coverage
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
 from xtok.projection import StageReport
-from xtok.tokens import escape
+from xtok.tokens import printable, shortened
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
     from xtok.explanation import Explanation, SpelledPiece
@@ -68,13 +67,18 @@ def print_reports(reports: Iterable[StageReport]) -> None:
     for report in reports:
         counts = ", ".join(f"{_number(n)} {what}" for what, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
-        print_notes(report.notes)
+        print_notes((*report.failures, *report.notes))
 
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print what is to be known on stderr, a line each."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)  # noqa: T201
+        print(f"note: {printable(note)}", file=sys.stderr)  # noqa: T201
+
+
+def print_error(message: str, hint: str) -> None:
+    """Print what went wrong with one of several things on stderr, as the command line does."""
+    print(f"error: {printable(message)}\nhint: {printable(hint)}", file=sys.stderr)  # noqa: T201
 
 
 def print_examples(rows: Iterable[RowDescription]) -> None:
@@ -89,7 +93,7 @@ def print_description(
     description: MapDescription, console: Console | None = None, *, classes: bool = False
 ) -> None:
     """Print a map's description as tables that fit 80 columns; by class of token on request."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     with console.capture() as captured:  # Rich has an exit of its own for a closed pipe
         for table in (
             _overview(description),
@@ -106,7 +110,7 @@ def print_description(
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
     """Print a page per tokenizer, and what a map between two will meet, in 80 columns."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     for one in found.tokenizers:
         console.print(_page(one))
     if found.pair is not None:
@@ -119,6 +123,8 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold r
 
 
 def _page(one: TokenizerDiagnosis) -> Table:
+    from rich.text import Text
+
     table = _table(_plain(one.model_id), "", "finding")
     name = ""
     for check in one.checks:
@@ -146,7 +152,7 @@ def _pair(pair: PairDiagnosis) -> Table:
 
 def print_overlap(found: Overlap, console: Console | None = None) -> None:
     """Print the matrix in blocks of columns that fit: shares above the diagonal, counts below."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     places = range(len(found.model_ids))
     for start in range(0, len(places), _COLUMNS):
         block = places[start : start + _COLUMNS]
@@ -169,7 +175,9 @@ def print_overlap(found: Overlap, console: Console | None = None) -> None:
 
 def print_verification(found: Verification, console: Console | None = None) -> None:
     """Print one line per check, and a last one that sums them up."""
-    console = console or Console(highlight=False)
+    console = console or _console()
+    from rich.text import Text
+
     widest = max(len(check.name) for check in found.checks)
     for check in found.checks:
         line = Text()
@@ -183,7 +191,7 @@ def print_verification(found: Verification, console: Console | None = None) -> N
 
 def print_explanations(rows: Iterable[Explanation], console: Console | None = None) -> None:
     """Print why rows are as they are, as tables that fit 80 columns."""
-    console = console or Console(highlight=False)
+    console = console or _console()
     with console.capture() as captured:
         for row in rows:
             console.print(_about(row))
@@ -337,7 +345,15 @@ def _entry(e: EntryDescription) -> str:
     return f"{e.weight:.4f} {_quoted(e.token, e.teacher_id)}{slot}"
 
 
+def _console() -> Console:
+    from rich.console import Console  # a tenth of a second that most commands can do without
+
+    return Console(highlight=False)
+
+
 def _table(*headers: str) -> Table:
+    from rich.table import Table
+
     table = Table(title_justify="left", caption_justify="left", header_style="bold")
     for header in headers:
         table.add_column(header, overflow="fold")
@@ -346,8 +362,10 @@ def _table(*headers: str) -> Table:
 
 def _text(value: str) -> Text:
     """Return a cell's text as it stands: no markup, nothing that a terminal would obey."""
+    from rich.text import Text
+
     lines = value.split("\n")
-    return Text("\n".join(line if line.isprintable() else escape(line.encode()) for line in lines))
+    return Text("\n".join(map(printable, lines)))
 
 
 def _plain(value: str) -> str:
@@ -357,7 +375,7 @@ def _plain(value: str) -> str:
 
 def _quoted(token: str | None, token_id: int) -> str:
     """Return a token in quotes, so that its spaces are seen; without tokens, its id."""
-    return f"#{token_id}" if token is None else f"'{token}'"
+    return f"#{token_id}" if token is None else f"'{shortened(token)}'"
 
 
 def _number(value: Any) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +37,16 @@ from xtok.projection import (
     RowKind,
     StageReport,
     heaviest,
-    map_order,
+    in_map_order,
     ranks,
+    row_starts,
     sum_duplicates,
 )
 from xtok.sides import require_same_pair, require_table, with_vocabularies
-from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 _CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
@@ -54,6 +57,7 @@ def multitoken(
     config: MultitokenConfig | None = None,
     *,
     initial: ProjectionMap | None = None,
+    spared: Collection[int] = (),
     progress: Progress = silent,
 ) -> ProjectionMap:
     """Map each student token to the teacher tokens that spell it, and the other way round.
@@ -68,6 +72,8 @@ def multitoken(
         teacher: the tokenizer of the columns.
         config: the options; the defaults if None.
         initial: a map of the same pair whose weights (but for slots) are added in.
+        spared: student ids with bytes whose rows are left empty, for `reapply_exact` to fill: most
+            tokens of related vocabularies, which need not be spelled then.
         progress: called for each pass over a vocabulary.
 
     Raises:
@@ -80,17 +86,26 @@ def multitoken(
     rows = student.table_as(config.token_form, ignore=ignored[0])
     columns = teacher.table_as(config.token_form, ignore=ignored[1])
     notes = [*_read("student", student), *_read("teacher", teacher)]
+    failures = undecodable_tokens(student, teacher, ignored)
     kind = np.zeros(len(rows), np.uint8)
+    kind[list(spared)] = RowKind.PIECES
+    open_rows = kind == RowKind.EMPTY
     if config.weights == "prior":
-        parts = [prior_edges(student, teacher, progress=progress)]
+        unspelled: list[int] = []
+        parts = [prior_edges(student, teacher, unspelled=unspelled, progress=progress)]
+        failures += _unspelled(teacher, set(unspelled) - set(ignored[0]), rows)
     else:
-        parts = [_spell(rows, teacher, config.max_pieces, progress, notes)]
+        wanted = rows.text_ids[open_rows[rows.text_ids]]
+        parts = [_spell(rows, wanted, teacher, config.max_pieces, progress, failures)]
         if config.reverse_pass:
-            t, s, w = _spell(columns, student, config.max_pieces, progress, notes)
+            others = columns.text_ids
+            t, s, w = _spell(columns, others, student, config.max_pieces, progress, failures)
             parts.append(Edges(s, t, w))
     if config.canonicalization == "relaxed":
         parts.append(pins(match_relaxed(rows, columns)))
     parts = [without(part, *ignored) for part in parts]
+    if spared:
+        parts = [part.take(open_rows[part.student_ids]) for part in parts]
     for part in parts:
         kind[part.student_ids] = RowKind.PIECES
     parts.append(special_edges(rows, columns, config))
@@ -104,7 +119,8 @@ def multitoken(
         kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
         step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
-    kind[np.bincount(edges.student_ids, minlength=len(rows)) == 0] = RowKind.EMPTY
+    filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
+    kind[~filled & open_rows] = RowKind.EMPTY
     edges = heaviest(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
@@ -115,12 +131,12 @@ def multitoken(
         edges,
         student=student.vocabulary,
         teacher=teacher.vocabulary,
-        row_kind=kind,
+        row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
         scale_slot=slot,
         method="multitoken",
         top_k=config.top_k,
         history=history_with(initial, step),
-        reports=(stage_report("multitoken", kind, notes),),
+        reports=(stage_report("multitoken", kind, notes, failures),),
     )
 
 
@@ -131,6 +147,7 @@ def reapply_exact(
     canonicalization: Canonicalization | None = None,
     student: Tokenizer | None = None,
     teacher: Tokenizer | None = None,
+    same_bytes: Mapping[int, int] | None = None,
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
 
@@ -144,6 +161,7 @@ def reapply_exact(
         canonicalization: likewise.
         student: the tokenizer of the rows, for display strings, which a map does not carry.
         teacher: the tokenizer of the columns, likewise.
+        same_bytes: what `canonical.match_bytes` finds, where it is known already.
 
     Raises:
         XtokError: if the map carries no token tables, or was made with display strings and the
@@ -159,14 +177,15 @@ def reapply_exact(
     ignored = options.ignore_student_ids, options.ignore_teacher_ids
     rows = in_form(rows, student, options.token_form, ignored[0])
     columns = in_form(columns, teacher, options.token_form, ignored[1])
-    exact = pins(match_bytes(rows, columns))
+    exact = pins(match_bytes(rows, columns) if same_bytes is None else same_bytes)
     special = heaviest(special_edges(rows, columns, options), projection.top_k)
     relaxed = pins(match_relaxed(rows, columns) if options.canonicalization == "relaxed" else {})
     kind = projection.row_kind.copy()
     kind[exact.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
     kind[relaxed.student_ids] = RowKind.RELAXED
-    pinned = np.isin(np.arange(len(rows)), [*exact.student_ids, *special.student_ids])
-    beside = np.isin(np.arange(len(rows)), relaxed.student_ids)
+    pinned, beside = np.zeros((2, len(rows)), np.bool_)
+    pinned[exact.student_ids] = pinned[special.student_ids] = True
+    beside[relaxed.student_ids] = True
     of_row = projection.student_ids
     others = projection.edges.take(~pinned[of_row] & (~beside[of_row] | projection.is_slot))
     slot = projection.scale_slot
@@ -202,20 +221,26 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
             "--top-k 1 leaves no entry beside the scale slot",
             hint="give --top-k 2 or more, or build the map with --no-scale-trick",
         )
-    room = np.full(projection.nnz, config.top_k)
-    if projection.scale_slot is not None:
-        room -= projection.scale_slot[projection.student_ids]
-    keep = (ranks(projection.student_ids) < room) | projection.is_slot
-    edges, dropped = projection.edges.take(keep), projection.edges.take(~keep)
+    starts = row_starts(projection.student_ids)
+    sizes = np.diff(starts, append=projection.nnz)
+    kept = np.minimum(sizes, config.top_k)
+    ends = np.cumsum(kept)
+    places = np.arange(int(kept.sum())) + np.repeat(starts - (ends - kept), kept)
+    if projection.scale_slot is not None:  # a row's last entry is kept instead of the next best
+        has_slot = projection.scale_slot[projection.student_ids[starts]] == 1
+        places[ends[has_slot] - 1] = (starts + sizes)[has_slot] - 1
+    edges = projection.edges.take(places)
     is_cut = np.zeros(projection.shape[0], np.bool_)
-    is_cut[dropped.student_ids] = True
+    is_cut[projection.student_ids[starts]] = kept < sizes
+    dropped = np.ones(projection.nnz, np.bool_)
+    dropped[places] = False
     weights = np.where(is_cut[edges.student_ids], edges.normalized().weights, edges.weights)
-    mass = float(dropped.weights.sum(dtype=np.float64))
+    mass = float(projection.weights[dropped].sum(dtype=np.float64))
     report = StageReport(
         "sort-cut",
         {
             "rows cut": int(is_cut.sum()),
-            "entries cut": len(dropped.weights),
+            "entries cut": projection.nnz - len(places),
             "mean mass cut per row": mass / max(1, int(np.count_nonzero(projection.row_kind))),
             "rows whose order changed": sum(
                 report.counts.get("rows reordered", 0) for report in projection.reports
@@ -319,34 +344,40 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
 
 def _spell(
     table: TokenTable,
+    ids: NDArray[np.int64],
     tokenizer: Tokenizer,
     max_pieces: int,
     progress: Progress,
-    notes: list[str],
+    failures: list[str],
 ) -> Edges:
-    """Segment every token of a table; edges from the tokens to their first pieces."""
-    ids = table.text_ids.tolist()
-    tokens = [token for token in table.tokens() if token]
-    model_id = tokenizer.vocabulary.model_id
+    """Segment tokens of a table; edges from the tokens to their first pieces."""
+    all_tokens = table.tokens()
+    tokens = [all_tokens[i] for i in ids.tolist()]
     pieces: list[Sequence[int] | None] = []
-    with progress(f"spelling in {model_id}", len(tokens)) as advance:
+    with progress(f"spelling in {tokenizer.vocabulary.model_id}", len(tokens)) as advance:
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
             pieces += tokenizer.segment_batch(chunk)
             advance(len(chunk))
-    failed = [i for i, found in zip(ids, pieces, strict=True) if found is None]
-    if failed:
-        notes.append(f"{model_id} cannot spell {_some(failed, table)}")
-    first = [() if found is None else found[:max_pieces] for found in pieces]
-    lengths = np.array([len(p) for p in first], np.int64)
-    place = ranks(np.repeat(np.arange(len(first)), lengths))
+    failed = [i for i, found in zip(ids.tolist(), pieces, strict=True) if found is None]
+    failures += _unspelled(tokenizer, failed, table)
+    counts = np.fromiter((0 if found is None else len(found) for found in pieces), np.int64)
+    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
+    owner = np.repeat(np.arange(len(pieces)), counts)
+    place = ranks(owner)
+    first = place < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
     total = np.concatenate([[1.0], np.cumsum(decay)])
     return Edges(
-        np.repeat(np.array(ids, np.int32), lengths),
-        np.fromiter(chain.from_iterable(first), np.int32, int(lengths.sum())),
-        decay[place] / np.repeat(total[lengths], lengths),
+        ids[owner[first]].astype(np.int32),
+        flat[first],
+        decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
     )
+
+
+def _unspelled(tokenizer: Tokenizer, ids: Collection[int], table: TokenTable) -> list[str]:
+    model_id = tokenizer.vocabulary.model_id
+    return [f"{model_id} cannot spell {_some(sorted(ids), table)}"] if ids else []
 
 
 def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
@@ -360,8 +391,8 @@ def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
 
 
 def _read(side: str, tokenizer: Tokenizer) -> list[str]:
-    """Return notes on what was read: the width and where it comes from, ids without bytes."""
-    vocabulary, undecodable = tokenizer.vocabulary, list(tokenizer.report.undecodable)
+    """Return notes on what was read: the width and where it comes from, what changes text."""
+    vocabulary = tokenizer.vocabulary
     notes = [
         f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
         f"(from the {vocabulary.width_source})"
@@ -370,10 +401,37 @@ def _read(side: str, tokenizer: Tokenizer) -> list[str]:
         f"{vocabulary.model_id} changes text: {loss.normalizer}: {loss.changes}"
         for loss in tokenizer.losses
     ]
-    if undecodable:
-        what = _some(undecodable, require_table(vocabulary), "id")
-        notes.append(f"{side} {vocabulary.model_id}: no bytes behind {what}")
     return notes
+
+
+def undecodable_tokens(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    ignored: tuple[Collection[int], Collection[int]] = ((), ()),
+) -> list[str]:
+    """Return a sentence for each side that has ids that should stand for text and do not."""
+    failures = []
+    sides = zip(("student", "teacher"), (student, teacher), ignored, strict=True)
+    for side, tokenizer, left_out in sides:
+        undecodable = [i for i in tokenizer.report.undecodable if i not in left_out]
+        if undecodable:
+            what = _some(undecodable, tokenizer.table, "id")
+            failures.append(f"{side} {tokenizer.vocabulary.model_id}: no bytes behind {what}")
+    return failures
+
+
+def require_complete(projection: ProjectionMap) -> None:
+    """Check that no stage of this process met a token that it could not decode or spell.
+
+    Raises:
+        XtokError: naming the first few.
+    """
+    failures = [failure for report in projection.reports for failure in report.failures]
+    if failures:
+        raise XtokError(
+            "; ".join(failures),
+            hint="leave out --strict to do without them: their rows and columns stay empty",
+        )
 
 
 def _add_slots(
@@ -409,19 +467,20 @@ def _add_slots(
 
 def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
     """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind."""
-    edges = edges._replace(weights=edges.weights.astype(np.float32))
+    edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
     last = np.zeros(len(edges.weights), np.bool_)
     if scale_slot is not None:
         final = np.zeros(len(scale_slot), np.int64)
         np.maximum.at(final, edges.student_ids, np.arange(len(last)))
         last[final[scale_slot == 1]] = True
     keep = edges.weights > 0  # a piece's weight may be too small for float32
-    edges, last = edges.take(keep), last[keep]
-    edges = edges.take(map_order(edges, last))
+    if not keep.all():
+        edges, last = edges.take(keep), last[keep]
+    edges = in_map_order(edges, last)
     return ProjectionMap(
-        student_ids=edges.student_ids.astype(np.int32),
-        teacher_ids=edges.teacher_ids.astype(np.int32),
-        weights=edges.weights.astype(np.float32),
+        student_ids=edges.student_ids.astype(np.int32, copy=False),
+        teacher_ids=edges.teacher_ids.astype(np.int32, copy=False),
+        weights=edges.weights,
         scale_slot=scale_slot,
         **fields,
     )
@@ -447,11 +506,13 @@ _IN_WORDS = {
 }
 
 
-def stage_report(stage: str, kind: NDArray[np.uint8], notes: Sequence[str]) -> StageReport:
+def stage_report(
+    stage: str, kind: NDArray[np.uint8], notes: Sequence[str], failures: Sequence[str] = ()
+) -> StageReport:
     """Return the report of a stage that counts the rows of its result by kind."""
     found = np.bincount(kind, minlength=len(RowKind)).tolist()
     counts = {f"rows {_IN_WORDS[k]}": found[k] for k in RowKind if found[k]}
-    return StageReport(stage, counts, tuple(notes))
+    return StageReport(stage, counts, tuple(notes), tuple(failures))
 
 
 def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
@@ -467,6 +528,6 @@ def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
 
 def _some(ids: list[int], table: TokenTable, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
-    examples = ", ".join(f"{i} {table.name(i)!r}" for i in ids[:3])
+    examples = ", ".join(f"{i} '{table.shown(i)}'" for i in ids[:3])
     more = ", …" if len(ids) > 3 else ""
     return f"{len(ids):,} {what}{'s' if len(ids) > 1 else ''}: {examples}{more}"

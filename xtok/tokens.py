@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,40 @@ class Entry(NamedTuple):
     display: bytes = b""
 
 
+@dataclass(frozen=True)
+class Entries:
+    """Entries as columns of one length, which cost no object per token.
+
+    `displays` makes the column of display strings, which few need; an empty one if there are none.
+    """
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    contents: Sequence[bytes]
+    displays: Callable[[], Sequence[bytes]] = tuple
+
+    def __iter__(self) -> Iterator[Entry]:
+        displays = self.displays() or repeat(b"", len(self.ids))
+        columns = zip(self.ids, self.types, self.contents, displays, strict=True)
+        for token_id, kind, content, display in columns:
+            yield Entry(token_id, TokenType(kind), content, display)
+
+    @staticmethod
+    def of(entries: Iterable[Entry]) -> Entries:
+        """Return any entries as columns."""
+        if isinstance(entries, Entries):
+            return entries
+        rows = list(entries)
+        if not rows:
+            return Entries((), (), ())
+        ids, types, contents, displays = zip(*rows, strict=True)
+        return Entries(ids, types, contents, lambda: displays)
+
+    def without(self, ids: Collection[int]) -> Entries:
+        """Return the entries but for those of some ids."""
+        return Entries.of(entry for entry in self if entry.id not in ids)
+
+
 @dataclass(frozen=True, eq=False)
 class TokenTable:
     """The exact bytes of every token id of a vocabulary of width V.
@@ -75,7 +110,7 @@ class TokenTable:
             raise IndexError(f"token id {token_id} is not in 0..{len(self) - 1}")
         return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
 
-    @property
+    @functools.cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Bytes per token, int64 `[V]`; 0 for an id without bytes."""
         return np.diff(self.offsets)
@@ -90,7 +125,11 @@ class TokenTable:
         return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
 
     def tokens(self) -> list[bytes]:
-        """Return the bytes of all V ids."""
+        """Return the bytes of all V ids; the list is kept, and is not to be changed."""
+        return self._tokens
+
+    @functools.cached_property
+    def _tokens(self) -> list[bytes]:
         data, bounds = self.data.tobytes(), self.offsets.tolist()
         return [data[a:b] for a, b in pairwise(bounds)]
 
@@ -105,23 +144,43 @@ class TokenTable:
         """Return this table with the roles and preferred ids of another, as far as it has them."""
         used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if used[i]) for role, ids in table.roles.items()}
-        return replace(
-            self,
-            roles={role: ids for role, ids in roles.items() if ids},
-            preferred_ids=tuple(i for i in table.preferred_ids if used[i]),
+        return self._sharing(
+            replace(
+                self,
+                roles={role: ids for role, ids in roles.items() if ids},
+                preferred_ids=tuple(i for i in table.preferred_ids if used[i]),
+            )
         )
 
     def canonical_ids(self) -> dict[bytes, int]:
-        """Return the one id for each byte string of the vocabulary.
+        """Return the one id for each byte string of the vocabulary; the dict is kept likewise.
 
         Of several ids with the same bytes, the one that the tokenizer itself emits counts, then
         any other type before BYTE, then the lowest id.
         """
-        ids = self.text_ids
-        preferred = np.isin(ids, self.preferred_ids)
-        last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
-        tokens = self.tokens()
-        return {tokens[i]: i for i in ids[last_wins].tolist()}
+        return self._canonical_ids
+
+    @functools.cached_property
+    def _canonical_ids(self) -> dict[bytes, int]:
+        ids, tokens = self.text_ids, self._tokens
+        found = dict(zip(filter(None, tokens), ids.tolist(), strict=True))
+        if len(found) < len(ids):
+            preferred = np.isin(ids, self.preferred_ids)
+            last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
+            found = {tokens[i]: i for i in ids[last_wins].tolist()}
+        return found
+
+    def with_roles(self, roles: Mapping[str, tuple[int, ...]]) -> TokenTable:
+        """Return the same tokens with other roles."""
+        return self._sharing(replace(self, roles=roles))
+
+    def with_preferred(self, preferred_ids: tuple[int, ...]) -> TokenTable:
+        """Return the same tokens with other preferred ids."""
+        return self._sharing(replace(self, preferred_ids=preferred_ids))
+
+    def _sharing(self, other: TokenTable) -> TokenTable:
+        vars(other)["_tokens"] = self._tokens  # no second copy of 150,000 byte strings
+        return other
 
     def name(self, token_id: int) -> str:
         """Return an id as a person reads it: escaped bytes, a control name, or what it is."""
@@ -131,6 +190,10 @@ class TokenTable:
         if named is not None:
             return escape(named.encode())
         return f"({TokenType(int(self.types[token_id])).name.lower()})"
+
+    def shown(self, token_id: int) -> str:
+        """Return an id's name as a report or message has it: a long one cut."""
+        return shortened(self.name(token_id))
 
     def sha256(self) -> str:
         """Return the digest that tells vocabularies apart, whatever width or backend read them.
@@ -207,47 +270,69 @@ def decode_vocabulary(
     Raises:
         TokenizerError: if an id does not fit into the width, or comes twice.
     """
-    contents: list[bytes] = [b""] * width
+    columns = Entries.of(entries)
+    if ignore:
+        columns = columns.without(ignore)
+    ids = np.array(columns.ids, np.int64)
+    if len(ids) and (ids.min() < 0 or ids.max() >= width or np.bincount(ids).max() > 1):
+        raise _misplaced(columns, width)
     types = np.full(width, TokenType.UNUSED, np.uint8)
+    types[ids] = np.array(columns.types, np.uint8)
+    contents: list[bytes] = [b""] * width
+    for token_id, content in zip(columns.ids, columns.contents, strict=True):
+        contents[token_id] = content
+    named = np.isin(types, [TokenType.CONTROL, TokenType.UNKNOWN])
     names: dict[int, str] = {}
-    undecodable: list[int] = []
-    for token_id, token_type, content, display in entries:
-        if token_id in ignore:
-            continue
-        if not 0 <= token_id < width:
-            raise TokenizerError(
-                f"token id {token_id} ({escape(content)}) is outside the vocabulary size {width}",
-                hint=f"give a vocabulary size of at least {token_id + 1}",
-            )
-        if types[token_id] != TokenType.UNUSED:
-            raise TokenizerError(
-                f"token id {token_id} stands twice in the vocabulary (again as {escape(content)})",
-                hint="the tokenizer's files are damaged: fetch them again",
-            )
-        types[token_id] = token_type
-        if token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
-            names[token_id] = content.decode("utf-8", "backslashreplace")
-        elif token_type != TokenType.UNUSED:
-            contents[token_id] = _in_form(content, display, form)
-            if not content:
-                undecodable.append(token_id)
+    for token_id in np.flatnonzero(named).tolist():
+        names[token_id] = contents[token_id].decode("utf-8", "backslashreplace")
+        contents[token_id] = b""
+    for token_id in ids[types[ids] == TokenType.UNUSED].tolist():
+        contents[token_id] = b""
+    text = ~named & (types != TokenType.UNUSED)
+    lengths = np.fromiter(map(len, contents), np.int64, width)
+    undecodable = np.flatnonzero(text & (lengths == 0))
+    if form != "bytes":
+        for token_id, content in zip(columns.ids, _in_form(columns, form), strict=True):
+            if text[token_id]:
+                contents[token_id] = content
+        lengths = np.fromiter(map(len, contents), np.int64, width)
     offsets = np.zeros(width + 1, np.int64)
-    np.cumsum([len(c) for c in contents], out=offsets[1:])
-    data = np.frombuffer(b"".join(contents), np.uint8)
-    table = TokenTable(data, offsets, types, names)
+    np.cumsum(lengths, out=offsets[1:])
+    table = TokenTable(np.frombuffer(b"".join(contents), np.uint8), offsets, types, names)
+    vars(table)["_tokens"] = contents
     report = DecodeReport(
         num_text=len(table.text_ids),
         num_control=len(names),
         num_unused=int(np.count_nonzero(types == TokenType.UNUSED)),
-        undecodable=tuple(sorted(undecodable)),
+        undecodable=tuple(undecodable.tolist()),
     )
     return table, report
 
 
-def _in_form(content: bytes, display: bytes, form: TokenForm) -> bytes:
+def _in_form(columns: Entries, form: TokenForm) -> list[bytes]:
+    """Return what stands for the tokens in a form; see `decode_vocabulary`."""
     if form == "text":
-        return content.decode("utf-8", "replace").encode()
-    return display or content if form == "raw" else content
+        return [content.decode("utf-8", "replace").encode() for content in columns.contents]
+    pairs = zip(columns.displays() or columns.contents, columns.contents, strict=True)
+    return [display or content for display, content in pairs]
+
+
+def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
+    """Return the error of the first entry, by id, that has no place of its own."""
+    seen: set[int] = set()
+    for token_id, _, content, _ in sorted(entries):
+        if not 0 <= token_id < width:
+            return TokenizerError(
+                f"token id {token_id} ({_shown(content)}) is outside the vocabulary size {width}",
+                hint=f"give a vocabulary size of at least {token_id + 1}",
+            )
+        if token_id in seen:
+            break
+        seen.add(token_id)
+    return TokenizerError(
+        f"token id {token_id} stands twice in the vocabulary (again as {_shown(content)})",
+        hint="the tokenizer's files are damaged: fetch them again",
+    )
 
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -274,6 +359,28 @@ def escape(data: bytes) -> str:
     if text.isprintable() and "\\" not in text:
         return text
     return "".join(map(shown, text))
+
+
+SHOWN = 80
+"""Characters of a token that are shown; vocabularies have tokens of a megabyte."""
+
+
+def shortened(text: str) -> str:
+    """Return an escaped token's beginning, and how long it is, if it is too long to be shown.
+
+    >>> shortened("a" * 1000)[-20:]
+    'aaa… (1,000 in all)'
+    """
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} in all)"
+
+
+def _shown(data: bytes) -> str:
+    return shortened(escape(data))
+
+
+def printable(text: str) -> str:
+    """Return any text safe to print: as it is, or else as `escape` shows it."""
+    return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
 
 
 _ESCAPED = re.compile(r"\\(?:(x)([0-9a-fA-F]{2})|([\\nrt]))")

@@ -1,14 +1,12 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
 from xtok._version import __version__
 from xtok.cli import _checks, _embeddings, _exports, _maps, _texts, _tokenizers, _views
-from xtok.cli._run import run
+from xtok.cli._run import leave, run
 from xtok.cli._spellings import Command
 
 app = typer.Typer(
@@ -25,6 +23,14 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     run(app)
+
+
+def program() -> None:
+    """Run the command line, and end the process."""
+    try:
+        main()
+    except SystemExit as done:
+        leave(done.code)
 
 
 def _version(show: bool) -> None:

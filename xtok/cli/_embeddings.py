@@ -1,7 +1,5 @@
 """The commands that make a map of embeddings, and add maps up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -108,6 +106,7 @@ def generate(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    strict: opt.Strict = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -141,7 +140,7 @@ def generate(
             cache=kept,
             progress=report.progress_bar,
         )
-        write(projection, output, stage="generate", num_examples=num_examples)
+        write(projection, output, stage="generate", num_examples=num_examples, strict=strict)
 
 
 def merge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xtok.cli._run import keep
 from xtok.config import Normalize
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def load_tokenizer(model: str, **options: Any) -> Tokenizer:
     """Load a tokenizer, and say aloud what is to be known of how it was loaded."""
     from xtok import report, tokenizers
 
-    tokenizer = tokenizers.load_tokenizer(model, **options)
+    tokenizer = keep(tokenizers.load_tokenizer(model, **options))
     report.print_notes(tokenizer.notes)
     return tokenizer
 

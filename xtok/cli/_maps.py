@@ -1,14 +1,17 @@
 """The commands that make and refine a map."""
 
-from __future__ import annotations
+# No postponed annotations: Typer would compile the 150 of them one by one, at each start.
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
+from xtok.cli._pairs import build_listed, planned_output, show_plan
 from xtok.cli._run import check_output, command, config, is_given, write
 from xtok.config import (
     BuildConfig,
@@ -21,9 +24,13 @@ from xtok.config import (
 def build(
     context: typer.Context,
     *,
-    student_model: opt.StudentModel,
-    teacher_model: opt.TeacherModel,
+    student_model: opt.BuiltStudentModel = None,
+    teacher_model: opt.BuiltTeacherModel = None,
+    pairs: opt.Pairs = None,
     output: opt.Output = None,
+    output_dir: opt.OutputDir = None,
+    skip_existing: opt.SkipExisting = False,
+    dry_run: opt.DryRun = False,
     top_k: opt.TopK = BuildConfig.top_k,
     max_pieces: opt.MaxPieces = BuildConfig.max_pieces,
     scale_trick: opt.ScaleTrick = BuildConfig.scale_trick,
@@ -37,6 +44,7 @@ def build(
     ignore_student_ids: opt.IgnoreStudentIds = None,
     ignore_teacher_ids: opt.IgnoreTeacherIds = None,
     weights: opt.WeightsChoice = BuildConfig.weights,
+    strict: opt.Strict = False,
     for_loss: opt.ForLoss = None,
     text: opt.OptionalTexts = None,
     field: opt.Field = EstimateConfig.field,
@@ -51,7 +59,10 @@ def build(
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Build a map in one go: multitoken, reapply-exact, sort-cut; with --text, counted on it."""
+    """Build a map in one go: multitoken, reapply-exact, sort-cut; or those of a list of pairs.
+
+    With --text, the map is counted on it.
+    """
     given = {
         "top_k": top_k,
         "max_pieces": max_pieces,
@@ -72,18 +83,48 @@ def build(
         options = config(partial(BuildConfig.for_loss, for_loss), **chosen)
     else:
         options = config(BuildConfig, **given)
+    safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+    if pairs is not None:
+        one = (student_model, teacher_model, output, student_vocab_size, teacher_vocab_size)
+        more = (student_revision, teacher_revision, student_pattern, teacher_pattern, text)
+        if any(given is not None for given in (*one, *more)) or num_examples:
+            raise typer.BadParameter("--pairs goes with options that hold for all pairs only")
+        with command(quiet):
+            build_listed(
+                pairs,
+                output_dir or Path(),
+                options,
+                skip_existing=skip_existing,
+                dry_run=dry_run,
+                strict=strict,
+                safety=safety,
+            )
+        return
+    if student_model is None or teacher_model is None:
+        raise typer.BadParameter("give --student-model and --teacher-model, or --pairs")
+    if output_dir is not None:
+        raise typer.BadParameter("--output-dir goes with --pairs; give --output")
+    if text:  # as `pipeline.build` has it
+        options = replace(options, weights="prior", scale_trick=False)
     with command(quiet):
         check_output(output)
         from xtok import pipeline, report, texts
 
         texts.find_texts(text or [])
-        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        path = planned_output(student_model, teacher_model, output, options)
+        if skip_existing and path.exists() and not dry_run:
+            report.print_notes([f"{path} is there, and is kept"])
+            print(path)  # noqa: T201
+            return
         student = load(
             student_model, student_revision, student_vocab_size, student_pattern, **safety
         )
         teacher = load(
             teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
         )
+        if dry_run:
+            show_plan(student, teacher, path, options, skip_existing)
+            return
         projection = pipeline.build(
             student,
             teacher,
@@ -93,7 +134,7 @@ def build(
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
         )
-        write(projection, output, num_examples=num_examples)
+        write(projection, path, num_examples=num_examples, strict=strict)
 
 
 def multitoken(
@@ -116,6 +157,7 @@ def multitoken(
     ignore_student_ids: opt.IgnoreStudentIds = None,
     ignore_teacher_ids: opt.IgnoreTeacherIds = None,
     weights: opt.WeightsChoice = MultitokenConfig.weights,
+    strict: opt.Strict = False,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
     student_revision: opt.StudentRevision = None,
@@ -166,7 +208,7 @@ def multitoken(
         )
         if exact_match:
             projection = stages.reapply_exact(projection, student=student, teacher=teacher)
-        write(projection, output, stage="multitoken", num_examples=num_examples)
+        write(projection, output, stage="multitoken", num_examples=num_examples, strict=strict)
 
 
 def reapply_exact(

@@ -25,6 +25,29 @@ TeacherModel = Annotated[
     str,
     typer.Option(help="Model of the columns, likewise.", metavar="MODEL", rich_help_panel=_MODELS),
 ]
+BuiltStudentModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Model of the rows: a Hugging Face repo id or folder; a SentencePiece .model, "
+        "tiktoken, tekken.json or .gguf file; bytes. A prefix settles doubt: hf:, spm:, "
+        "tiktoken:, tekken:, gguf:.",
+        metavar="MODEL",
+        rich_help_panel=_MODELS,
+    ),
+]
+BuiltTeacherModel = Annotated[
+    str | None,
+    typer.Option(help="Model of the columns, likewise.", metavar="MODEL", rich_help_panel=_MODELS),
+]
+Pairs = Annotated[
+    Path | None,
+    typer.Option(
+        help="Instead of the two models: a file with a student, a teacher and, if you like, an "
+        "output on each line. Each tokenizer is loaded once.",
+        metavar="FILE",
+        rich_help_panel=_MODELS,
+    ),
+]
 CheckedStudentModel = Annotated[
     str | None,
     typer.Option(
@@ -322,6 +345,38 @@ WeighingTexts = Annotated[
         help="Weigh rows by how often their tokens occur in this text. Repeatable; globs, too.",
         metavar="FILE",
         rich_help_panel="Text",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Write nothing, and exit with 1, if a token could not be decoded or spelled.",
+        rich_help_panel=_MAKING,
+    ),
+]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the maps of --pairs; the current one by default.",
+        metavar="FOLDER",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+SkipExisting = Annotated[
+    bool,
+    typer.Option(
+        "--skip-existing",
+        help="Keep maps that are there already. A file that is there is whole.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Load the tokenizers, say what would be written, and write nothing.",
+        rich_help_panel=_OUTPUT,
     ),
 ]
 NumExamples = Annotated[

@@ -12,7 +12,7 @@ import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
-from xtok.cli._run import check_output, command, config, default_name, write
+from xtok.cli._run import check_output, command, config, named, write
 from xtok.config import EstimateConfig, Target
 
 _CLUSTER = "Cluster"
@@ -95,7 +95,7 @@ def estimate(
         raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     with command(quiet):
         check_output(output)
-        from xtok import counting, report, texts
+        from xtok import counting, mapfile, report, texts
 
         texts.find_texts(text)
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
@@ -127,9 +127,8 @@ def estimate(
                 address=address,
                 progress=report.text_progress_bar,
             )
-        path = output or Path(
-            default_name(student.vocabulary, teacher.vocabulary, "estimate", f"top{top_k}")
-        )
+        ids = student.vocabulary.model_id, teacher.vocabulary.model_id
+        path = named(output, mapfile.default_name(*ids, "estimate", f"top{top_k}"))
         saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
         with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
             projection = counting.estimate(

@@ -1,7 +1,5 @@
 """The commands that look at tokenizers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +89,7 @@ def _load_all(
     pattern: str | None,
     offline: bool,
     trust_remote_code: bool,
-) -> list[Tokenizer]:
+) -> "list[Tokenizer]":
     return [
         load_tokenizer(
             model,

@@ -1,7 +1,5 @@
 """The commands that show maps and alignments, and convert maps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

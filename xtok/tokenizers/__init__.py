@@ -20,7 +20,15 @@ from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
 from xtok.tokenizers._tokenizer import Backend, Encoding, Loss, Tokenizer
 
-__all__ = ["Backend", "Encoding", "Loss", "Tokenizer", "from_transformers", "load_tokenizer"]
+__all__ = [
+    "Backend",
+    "Encoding",
+    "Loss",
+    "Tokenizer",
+    "from_transformers",
+    "load_tokenizer",
+    "model_id",
+]
 
 
 class _Kind(NamedTuple):
@@ -96,12 +104,26 @@ def load_tokenizer(
         raise _not_found(location)
     return Tokenizer(
         backend,
-        model_id=_printable((path.resolve().name or location) if local else location),
+        model_id=model_id(model),
         location=path if local else location,
         revision=revision,
         vocab_size=vocab_size,
         notes=notes,
     )
+
+
+def model_id(model: str | PathLike[str]) -> str:
+    """Return the name that a map gives to a model: a repo id, or a path's last component.
+
+    Raises:
+        TokenizerError: if its prefix is none.
+    """
+    model = os.fspath(model)
+    kind, location = _split_prefix(model)
+    if kind in _BUILT_IN:
+        return model
+    path = Path(location).expanduser()
+    return _printable((path.resolve().name or location) if path.exists() else location)
 
 
 def as_tokenizer(model: str | PathLike[str] | Tokenizer) -> Tokenizer:

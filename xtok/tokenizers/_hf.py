@@ -6,15 +6,20 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from xtok.errors import TokenizerError
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
+from xtok.tokenizers._plain import SPECIAL_NAMES, load_plain
 from xtok.tokenizers._tokenizer import Loss
-from xtok.tokens import Entry, TokenType
+from xtok.tokens import Entries, Entry, TokenType
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as RustTokenizer
 
 Spec = dict[str, Any]
@@ -34,8 +39,13 @@ class HuggingFaceBackend:
                 f"{files} is a Hugging Face tokenizer, which brings its own pattern",
                 hint="leave out --student-pattern or --teacher-pattern",
             )
-        self._files = files
-        self._use(self._load(trust_remote_code))
+        self._files, self._trusted = files, trust_remote_code
+        plain = None if trust_remote_code else load_plain(files)
+        if plain is None:
+            self._use_loaded(self._hf)
+        else:
+            self._use(_without_context(plain.rust), plain.added)
+            self._role_ids = plain.roles
 
     @classmethod
     def from_loaded(cls, tokenizer: Any, name: str) -> HuggingFaceBackend:
@@ -47,16 +57,27 @@ class HuggingFaceBackend:
                 f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
                 hint="load it with AutoTokenizer.from_pretrained(..., use_fast=True)",
             )
-        backend._use(tokenizer)
+        backend._hf = tokenizer
+        backend._use_loaded(tokenizer)
         return backend
 
-    def _use(self, tokenizer: Any) -> None:
-        self._hf = tokenizer
-        self._rust = _without_context(self._hf.backend_tokenizer)
-        self._special = {
-            i: token.content for i, token in self._hf.added_tokens_decoder.items() if token.special
-        }
-        self._added = {i: token.content for i, token in self._hf.added_tokens_decoder.items()}
+    @functools.cached_property
+    def _hf(self) -> Any:
+        """What `AutoTokenizer` loads; a plain folder's is loaded for prompts and templates only."""
+        return self._load(self._trusted)
+
+    def _use_loaded(self, tokenizer: Any) -> None:
+        from tokenizers import Tokenizer as RustTokenizer
+
+        rust = RustTokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy of our own
+        self._use(_without_context(rust), tokenizer.added_tokens_decoder)
+        ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in SPECIAL_NAMES}
+        self._role_ids = {role: i for role, i in ids.items() if i is not None}
+
+    def _use(self, rust: RustTokenizer, added: Mapping[int, AddedToken]) -> None:
+        self._rust = rust
+        self._special = {i: token.content for i, token in added.items() if token.special}
+        self._added = {i: token.content for i, token in added.items()}
         components = list(_components(_spec(self._rust.decoder)))
         self._decode = _decoder(components, str(self._files))
         self._byte_level = any(c["type"] == "ByteLevel" for c in components)
@@ -94,20 +115,43 @@ class HuggingFaceBackend:
 
     def entries(self) -> Iterable[Entry]:
         """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL."""
+        vocab = self._rust.get_vocab(with_added_tokens=True)
+        displays = list(vocab)
+        ids = list(vocab.values())
+        types = [int(TokenType.NORMAL)] * len(ids)
+        contents = self._contents(displays)
+        place_of = dict(zip(ids, range(len(ids)), strict=True))
+        if self._byte_fallback:
+            for display, i in vocab.items():
+                if _is_byte_token(display):
+                    place = place_of[i]
+                    types[place] = TokenType.BYTE
+                    contents[place] = bytes([int(display[3:5], 16)])
+        for i, name in self._added.items():
+            place = place_of[i]
+            types[place] = TokenType.CONTROL if i in self._special else TokenType.USER_DEFINED
+            # A byte-level vocabulary matches added tokens as the text that they are.
+            text = i in self._special or self._byte_level
+            contents[place] = name.encode() if text else self._decode(name)
         unknown = self._unknown_id()
-        for display, i in self._rust.get_vocab(with_added_tokens=True).items():
-            if i == unknown:
-                yield Entry(i, TokenType.UNKNOWN, display.encode())
-            elif i in self._special:
-                yield Entry(i, TokenType.CONTROL, self._special[i].encode())
-            elif i in self._added:
-                # A byte-level vocabulary matches added tokens as the text that they are.
-                text = display.encode() if self._byte_level else self._decode(display)
-                yield Entry(i, TokenType.USER_DEFINED, text, display.encode())
-            elif self._byte_fallback and _is_byte_token(display):
-                yield Entry(i, TokenType.BYTE, bytes([int(display[3:5], 16)]), display.encode())
-            else:
-                yield Entry(i, TokenType.NORMAL, self._decode(display), display.encode())
+        if unknown is not None:
+            types[place_of[unknown]] = TokenType.UNKNOWN
+            contents[place_of[unknown]] = str(self._rust.id_to_token(unknown)).encode()
+        return Entries(ids, types, contents, lambda: [name.encode() for name in displays])
+
+    def _contents(self, displays: list[str]) -> list[bytes]:
+        """Return the bytes behind display strings; a byte-level vocabulary's all at once."""
+        if not self._byte_level:
+            return list(map(self._decode, displays))
+        codes = np.frombuffer("".join(displays).encode("utf-32-le", "surrogatepass"), "<u4")
+        found = _BYTE_OF_CODE[np.minimum(codes, len(_BYTE_OF_CODE) - 1)]
+        ends = np.cumsum(np.fromiter(map(len, displays), np.int64, len(displays)))
+        data = found.astype(np.uint8).tobytes()
+        contents = [data[a:b] for a, b in pairwise([0, *ends.tolist()])]
+        odd = np.searchsorted(ends, np.flatnonzero(found < 0), side="right")
+        for place in set(odd.tolist()):  # added tokens, as a rule
+            contents[place] = self._decode(displays[place])
+        return contents
 
     def _unknown_id(self) -> int | None:
         """Return the id that the model emits for what it does not know, if it has one."""
@@ -121,11 +165,7 @@ class HuggingFaceBackend:
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return the special-token map, and the generation config's eos ids."""
-        roles = {
-            role: [i]
-            for role in ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
-            if (i := getattr(self._hf, f"{role}_token_id", None)) is not None
-        }
+        roles = {role: [i] for role, i in self._role_ids.items()}
         more = eos_ids(self._files)
         if more:
             roles["eos"] = [*roles.get("eos", []), *more]
@@ -189,15 +229,15 @@ def _components(spec: Spec) -> Iterator[Spec]:
 
 
 def _without_context(rust: RustTokenizer) -> RustTokenizer:
-    """Return a copy that encodes as in the middle of a text: no prefix, no padding, no dropout."""
+    """Have it encode as in the middle of a text: no prefix, no padding, no dropout."""
     from tokenizers import Tokenizer as RustTokenizer
 
     components = [*_components(_spec(rust.normalizer)), *_components(_spec(rust.pre_tokenizer))]
-    document = json.loads(rust.to_str()) if any(map(_adds_prefix, components)) else None
-    if document is not None:
+    if any(map(_adds_prefix, components)):
+        document = json.loads(rust.to_str())
         for key in ("normalizer", "pre_tokenizer"):
             document[key] = _drop_prefix(document[key])
-    rust = RustTokenizer.from_str(rust.to_str() if document is None else json.dumps(document))
+        rust = RustTokenizer.from_str(json.dumps(document))
     rust.encode_special_tokens = True
     rust.no_truncation()
     rust.no_padding()
@@ -341,6 +381,10 @@ def _byte_level_alphabet() -> dict[int, int]:
 _TO_DISPLAY = _byte_level_alphabet()
 # Characters below 256 that display nothing map out of Latin-1, so that encoding them fails.
 _FROM_DISPLAY = dict.fromkeys(range(256), 65535) | {c: b for b, c in _TO_DISPLAY.items()}
+
+
+_BYTE_OF_CODE = np.full(1 + max(_FROM_DISPLAY) + 1, -1, np.int16)
+_BYTE_OF_CODE[list(_TO_DISPLAY.values())] = list(_TO_DISPLAY)
 
 
 def byte_level_bytes(display: str) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tokenizer import Loss
-from xtok.tokens import MAX_WIDTH, Entry, TokenType
+from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +182,34 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
     Raises:
         TokenizerError: naming the line that is not `base64 rank` or that repeats another one.
     """
+    ranks = _parse_at_once(data) or _parse_lines(data, source)
+    require_single_bytes(ranks, source)
+    return ranks
+
+
+def _parse_at_once(data: bytes) -> dict[bytes, int] | None:
+    """Parse a file in which nothing is wrong, three times as fast as line by line; else None."""
+    words = data.split()
+    digits = words[1::2]
+    separators = data.translate(None, delete=_BASE64)
+    if not words or separators.ljust(len(words), b"\n") != b" \n" * len(digits):
+        return None
+    if data.count(b"=") != data.count(b"= ") + data.count(b"== "):  # padding only behind a word
+        return None
+    try:
+        ids = list(map(int, digits))
+        ranks = dict(zip(map(binascii.a2b_base64, words[::2]), ids, strict=True))
+    except ValueError:  # binascii.Error is one, too
+        return None
+    plain = b"".join(digits).isdigit() and max(map(len, digits)) <= _MAX_DIGITS
+    unique = len(ranks) == len(digits) == len(set(ids))
+    return ranks if plain and unique and b"" not in ranks and max(ids) < MAX_WIDTH else None
+
+
+_BASE64 = (string.ascii_letters + string.digits + "+/=").encode()
+
+
+def _parse_lines(data: bytes, source: str) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     seen: set[int] = set()
     for number, line in enumerate(data.splitlines(), 1):
@@ -196,7 +226,6 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
             raise _bad_file(f"line {number} of {source} repeats a token or a rank, or has none")
         ranks[token] = rank
         seen.add(rank)
-    require_single_bytes(ranks, source)
     return ranks
 
 
@@ -211,8 +240,11 @@ def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
         raise _bad_file(f"{source} lacks {len(missing)} of the 256 single bytes")
 
 
+_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has eight
+
+
 def _rank(digits: bytes) -> int:
-    if not digits.isdigit() or len(digits) > 9 or int(digits) >= MAX_WIDTH:
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS or int(digits) >= MAX_WIDTH:
         raise ValueError
     return int(digits)
 
@@ -240,6 +272,8 @@ class TiktokenBackend:
                 "--teacher-pattern",
             )
         self._family = family
+        names = "|".join(map(re.escape, family.text))
+        self._added = re.compile(names) if names else None
         self._ranks = parse_ranks(data, str(path))
         try:
             self._encoding = tiktoken.Encoding(
@@ -248,7 +282,9 @@ class TiktokenBackend:
                 mergeable_ranks=self._ranks,
                 special_tokens={**family.control, **family.text},
             )
-            self._encoding.encode_ordinary("a 1")
+            # What `encode_ordinary` calls; for short texts its wrapper is a quarter of the time.
+            self._encode_plain = self._encoding._core_bpe.encode_ordinary
+            self._encode_plain("a 1")
         except BaseException as error:
             # A pattern that matches nothing makes the Rust code panic, which is no Exception.
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
@@ -260,10 +296,16 @@ class TiktokenBackend:
 
     def entries(self) -> Iterable[Entry]:
         """Ranks are NORMAL; the family's special tokens CONTROL, its others USER_DEFINED."""
-        yield from (Entry(i, TokenType.NORMAL, token) for token, i in self._ranks.items())
-        family = self._family
-        yield from (Entry(i, TokenType.CONTROL, n.encode()) for n, i in family.control.items())
-        yield from (Entry(i, TokenType.USER_DEFINED, n.encode()) for n, i in family.text.items())
+        family, normal = self._family, len(self._ranks)
+        types = [int(TokenType.NORMAL)] * normal
+        types += [TokenType.CONTROL] * len(family.control)
+        types += [TokenType.USER_DEFINED] * len(family.text)
+        names = [name.encode() for name in (*family.control, *family.text)]
+        return Entries(
+            [*self._ranks.values(), *family.control.values(), *family.text.values()],
+            types,
+            [*self._ranks, *names],
+        )
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return what the family's own code declares."""
@@ -279,15 +321,18 @@ class TiktokenBackend:
         One plain call per text: for a vocabulary of short ones, `encode_batch`, which hands each
         text to a thread, takes thirty times as long.
         """
-        encode, added = self._encoding.encode_ordinary, self._family.text
-        if not added:
-            return [encode(text) for text in texts]
-        return [
-            self._encoding.encode(text, allowed_special=set(added), disallowed_special=())
-            if any(name in text for name in added)
-            else encode(text)
-            for text in texts
-        ]
+        try:
+            found = list(map(self._encode_plain, texts))
+        except UnicodeEncodeError:  # a lone surrogate, which the library replaces
+            found = list(map(self._encoding.encode_ordinary, texts))
+        if self._added is None:
+            return found
+        for row, text in enumerate(texts):
+            if self._added.search(text):
+                found[row] = self._encoding.encode(
+                    text, allowed_special=set(self._family.text), disallowed_special=()
+                )
+        return found
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode as `encode_texts` does, without a Python object per token: a fifth faster."""

@@ -7,7 +7,8 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -19,6 +20,7 @@ from xtok.config import TokenForm
 from xtok.errors import TokenizerError
 from xtok.tokens import (
     MAX_WIDTH,
+    Entries,
     Entry,
     TokenTable,
     TokenType,
@@ -111,23 +113,17 @@ class Tokenizer:
     ) -> None:
         self.location = location
         self.notes = tuple(notes)
-        entries = sorted(backend.entries())
-        largest = max((entry.id for entry in entries), default=-1)
+        entries = Entries.of(backend.entries())
+        largest = max(entries.ids, default=-1)
         width, source = _width(backend, model_id, vocab_size, largest)
         table, self.report = decode_vocabulary(entries, width=width)
-        table = replace(table, roles=find_roles(table, backend.declared_roles()))
         self._backend = backend
-        self._bytes_of = dict(
-            zip(table.text_ids.tolist(), filter(None, table.tokens()), strict=True)
-        )
-        self._byte_ids = {self._bytes_of[int(i)]: int(i) for i in table.ids_of_type(TokenType.BYTE)}
+        self._table = table = table.with_roles(find_roles(table, backend.declared_roles()))
+        self._byte_ids = {table[i]: i for i in table.ids_of_type(TokenType.BYTE).tolist()}
         self._control_names = {i: name.encode() for i, name in table.control_names.items() if name}
-        self._ids = table.canonical_ids()
-        self._ids_by_length = sorted({len(token) for token in self._ids}, reverse=True)
         preferred = self._emitted_duplicates()
         if preferred:
-            table = replace(table, preferred_ids=preferred)
-            self._ids = table.canonical_ids()
+            self._table = table = table.with_preferred(preferred)
         self.vocabulary = Vocabulary(
             model_id=model_id,
             revision=revision,
@@ -183,13 +179,15 @@ class Tokenizer:
             except UnicodeDecodeError:
                 continue
             rows.append(row)
-        for row, ids in zip(rows, self._backend.encode_texts(texts), strict=True):
-            if self._spells(ids, pieces[row]):
+        encoded = self._backend.encode_texts(texts)
+        exact = self._which_spell(encoded, [pieces[row] for row in rows])
+        for row, ids, is_exact in zip(rows, encoded, exact, strict=True):
+            if is_exact:
                 result[row] = ids
-        return [
-            self._segment_bytes(piece) if ids is None else ids
-            for ids, piece in zip(result, pieces, strict=True)
-        ]
+        for row, piece in enumerate(pieces):
+            if result[row] is None:
+                result[row] = self._segment_bytes(piece)
+        return result
 
     def encode(self, text: str) -> Encoding:
         """Encode a rendered prompt: control tokens by their names, the rest byte for byte.
@@ -226,7 +224,7 @@ class Tokenizer:
         names = {}
         for role, ids in self._backend.declared_roles().items():
             for i in list(ids)[:1]:
-                name = self._control_names.get(i) or self._bytes_of.get(i, b"")
+                name = self._control_names.get(i) or self._bytes_of(i)
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
         return names
 
@@ -272,7 +270,7 @@ class Tokenizer:
         after_control = True
         for token_id in ids:
             name = self._control_names.get(token_id)
-            token = self._bytes_of.get(token_id) if name is None else name
+            token = self._bytes_of(token_id) if name is None else name
             if not token:
                 return None
             place = bounds[-1]
@@ -292,12 +290,39 @@ class Tokenizer:
             bounds[-1] = _skip_whitespace(data, bounds[-1])
         return bounds if bounds[-1] == len(data) else None
 
+    def _bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes of an id, none for one that has none or that is not there."""
+        return self._table[token_id] if 0 <= token_id < len(self._table) else b""
+
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
         """Tell whether all ids are text and their bytes concatenate to `data`."""
-        try:
-            return b"".join([self._bytes_of[i] for i in ids]) == data
-        except KeyError:
-            return False
+        tokens = [self._bytes_of(i) for i in ids]
+        return all(tokens) and b"".join(tokens) == data
+
+    def _which_spell(self, encoded: Sequence[Sequence[int]], pieces: Sequence[bytes]) -> list[bool]:
+        """Tell for many byte strings at once whether the ids of each spell it, as `_spells` does.
+
+        One comparison of all bytes: a tenth of the time of one string after another.
+        """
+        table, num = self._table, len(pieces)
+        counts = np.fromiter(map(len, encoded), np.int64, num)
+        ids = np.fromiter(chain.from_iterable(encoded), np.int64, int(counts.sum()))
+        owner = np.repeat(np.arange(num), counts)
+        lengths = np.zeros(len(ids), np.int64)
+        known = (ids >= 0) & (ids < len(table))
+        lengths[known] = table.lengths[ids[known]]
+        sizes = np.fromiter(map(len, pieces), np.int64, num)
+        exact = np.bincount(owner, lengths, num) == sizes
+        exact[owner[lengths == 0]] = False
+        of_exact = exact[owner]
+        ids, lengths = ids[of_exact], lengths[of_exact]
+        before = np.cumsum(lengths) - lengths
+        places = np.repeat(table.offsets[ids] - before, lengths) + np.arange(int(lengths.sum()))
+        given = b"".join(piece for piece, is_exact in zip(pieces, exact, strict=True) if is_exact)
+        differ = table.data[places] != np.frombuffer(given, np.uint8)
+        exact[np.repeat(np.flatnonzero(exact), sizes[exact])[differ]] = False
+        found: list[bool] = exact.tolist()
+        return found
 
     def _segment_bytes(self, data: bytes) -> list[int] | None:
         ways = (self._backend.encode_bytes, self._with_byte_tokens, self._longest_match)
@@ -320,16 +345,22 @@ class Tokenizer:
                 ids.append(self._byte_ids[bytes([byte])])
         return ids
 
+    @functools.cached_property
+    def _token_lengths(self) -> list[int]:
+        lengths: list[int] = np.unique(self._table.lengths[self._table.text_ids]).tolist()
+        return lengths[::-1]
+
     def _longest_match(self, data: bytes) -> list[int] | None:
         """Take the longest token at each place; linear for the few token lengths that occur."""
+        known = self._table.canonical_ids()
         ids: list[int] = []
         start = 0
         while start < len(data):
-            for length in self._ids_by_length:
-                token_id = self._ids.get(data[start : start + length])
+            for length in self._token_lengths:
+                token_id = known.get(data[start : start + length])
                 if token_id is not None:
                     ids.append(token_id)
-                    start += len(self._bytes_of[token_id])
+                    start += len(self._table[token_id])
                     break
             else:
                 return None
@@ -337,13 +368,14 @@ class Tokenizer:
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
         """Return the ids emitted for bytes of several ids, where `canonical_ids` has another."""
-        if len(self._bytes_of) == len(self._ids):
+        known, tokens = self._table.canonical_ids(), self._table.tokens()
+        if self.report.num_text == len(known):
             return ()
-        count = Counter(self._bytes_of.values())
+        count = Counter(filter(None, tokens))
         shared = [token for token, n in count.items() if n > 1]
         found = self.segment_batch(shared)
         emitted = {t: ids[0] for t, ids in zip(shared, found, strict=True) if ids and len(ids) == 1}
-        return tuple(sorted(i for token, i in emitted.items() if self._ids[token] != i))
+        return tuple(sorted(i for token, i in emitted.items() if known[token] != i))
 
 
 _INVALID = re.compile("([\udc80-\udcff]+)")

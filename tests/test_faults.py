@@ -1,0 +1,586 @@
+"""What can go wrong from outside: killed processes, full disks, damaged and hostile files."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace as dataclasses_replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Cli
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_cli import fails, two_files
+from test_mapfile import TINY, edited
+
+import xtok
+from xtok import mapfile
+from xtok.errors import OutputError, XtokError
+from xtok.nemo import to_nemo
+from xtok.projection import ProjectionMap
+from xtok.tensorfile import MAX_BRACKETS, MAX_HEADER, file_parts
+from xtok.tokens import Entry, TokenType, decode_vocabulary, shortened
+
+TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")
+
+# Forks children that build the same map over and over, and kills each after a random time. A fork
+# has imported everything already, so that it is the build and the write that are hit.
+KILLER = """
+import os, random, signal, sys, time
+import xtok
+from xtok.tokenizers import load_tokenizer
+import sentencepiece, sentencepiece.sentencepiece_model_pb2
+model, target, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
+good = open(sys.argv[4], "rb").read()
+random.seed(0)
+absent = 0
+for number in range(kills):
+    if number % 2:
+        os.path.exists(target) and os.unlink(target)
+    child = os.fork()
+    if not child:
+        while True:
+            xtok.build(model, model).save(target)
+    time.sleep(random.uniform(0, 0.12))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    if os.path.exists(target):
+        assert open(target, "rb").read() == good
+    else:
+        absent += 1
+print(absent)
+"""
+
+
+def test_a_build_killed_at_any_moment_leaves_a_whole_file_or_none(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
+    model, target = small / "small.model", tmp_path / "map.safetensors"
+    assert cli("build", *two_files(small), "--output", "good.safetensors").returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, model, target, "20", tmp_path / "good.safetensors"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    left = {path.name for path in tmp_path.iterdir()} - {"good.safetensors", "map.safetensors"}
+    assert all(TEMPORARY.fullmatch(name) for name in left)
+    # The next run works beside what is left, whatever it is.
+    assert cli("build", *two_files(small), "--output", target).returncode == 0
+    assert target.read_bytes() == (tmp_path / "good.safetensors").read_bytes()
+
+
+def test_stale_temporary_files_are_removed_by_the_next_write(tmp_path: Path) -> None:
+    stale = tmp_path / ".map.safetensors.0123456789ab.tmp"
+    fresh = tmp_path / ".map.safetensors.ba9876543210.tmp"
+    other = tmp_path / ".other.safetensors.0123456789ab.tmp"
+    named = tmp_path / ".map.safetensors.notes.tmp"
+    for path in (stale, fresh, other, named):
+        path.write_bytes(b"half")
+    for path in (stale, other, named):
+        old = time.time() - mapfile.STALE_AFTER - 60
+        os.utime(path, (old, old))
+    TINY.save(tmp_path / "map.safetensors")
+    assert not stale.exists()
+    assert fresh.exists()  # a process that is still writing
+    assert other.exists()
+    assert named.exists()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, suffix: str) -> None:
+    """The system's own limit on a file's size stands for the disk: the write ends half-way."""
+    target = tmp_path / f"map{suffix}"
+    TINY.save(target)
+    old = target.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-m", "xtok", "build", *two_files(small), "--output", str(target)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
+    )
+    fails(done, f"{target} cannot be written: File too large", "check the free space")
+    assert target.read_bytes() == old
+    assert os.listdir(tmp_path) == [target.name]
+
+
+def test_a_folder_that_vanishes(tmp_path: Path) -> None:
+    folder = tmp_path / "maps"
+    folder.mkdir()
+    mapfile.check_output(folder / "map.safetensors")
+    shutil.rmtree(folder)
+    with pytest.raises(OutputError, match=r"folder .*maps does not exist"):
+        TINY.save(folder / "map.safetensors")
+
+
+def test_a_folder_that_vanishes_while_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "maps"
+    folder.mkdir()
+    fsync = os.fsync
+
+    def removed(descriptor: int) -> None:
+        fsync(descriptor)
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr(os, "fsync", removed)
+    with pytest.raises(OutputError, match="cannot be written: No such file"):
+        TINY.save(folder / "map.safetensors")
+    assert not folder.exists()
+
+
+def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes anywhere")
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match="is not writable"):
+        TINY.save(tmp_path / "map.safetensors")
+
+
+WRITER = """
+import sys
+from xtok.projection import ProjectionMap
+projection = ProjectionMap.load(sys.argv[1])
+for _ in range(150):
+    projection.save(sys.argv[2])
+"""
+
+
+def test_two_processes_that_write_the_same_file(cli: Cli, small: Path, tmp_path: Path) -> None:
+    contents = set()
+    for name, top_k in (("a.safetensors", "4"), ("b.safetensors", "8")):
+        done = cli("build", *two_files(small), "--output", name, "--top-k", top_k)
+        assert done.returncode == 0
+        contents.add((tmp_path / name).read_bytes())
+    target = tmp_path / "map.safetensors"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / name, target])
+        for name in ("a.safetensors", "b.safetensors")
+    ]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        with suppress(FileNotFoundError):
+            seen.add(target.read_bytes())
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen <= contents
+    assert target.read_bytes() in contents
+    assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "b.safetensors", "map.safetensors"]
+
+
+def test_sixteen_processes_build_at_once(cli: Cli, small: Path, tmp_path: Path) -> None:
+    """Half of them write the same file; all load the same tokenizers."""
+    outputs = [tmp_path / f"{min(i, 8)}.safetensors" for i in range(16)]
+    command = [sys.executable, "-m", "xtok", "build", *two_files(small), "--quiet", "--output"]
+    processes = [
+        subprocess.Popen([*command, str(output)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for output in outputs
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert errors == [b""] * 16
+    assert len({output.read_bytes() for output in outputs}) == 1
+    assert len(os.listdir(tmp_path)) == 9
+
+
+KERNEL = """
+import numpy as np
+from xtok.kernels import _hash
+print(_hash(np.arange(20, dtype=np.uint16), 3))
+"""
+
+
+def test_processes_that_compile_a_kernel_at_once(tmp_path: Path) -> None:
+    """The cache of compiled kernels is empty, and all of them write it."""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    results = [process.communicate()[0] for process in processes]
+    again = subprocess.run(
+        [sys.executable, "-c", KERNEL], env=env, stdout=subprocess.PIPE, check=True
+    )
+    assert {process.returncode for process in processes} == {0}
+    assert {*results, again.stdout} == {again.stdout}
+    assert again.stdout.strip()
+
+
+# Damaged and hostile files
+
+TINY_FILE = mapfile.to_safetensors(TINY)
+HEADER = json.loads(TINY_FILE[8 : 8 + int.from_bytes(TINY_FILE[:8], "little")])
+CONTENT = TINY_FILE[8 + int.from_bytes(TINY_FILE[:8], "little") :]
+FIELDS = json.loads(HEADER["__metadata__"]["xtok"])
+OVERHEAD = 128 << 20
+"""What reading may take beyond twice the file: Python objects of a header of up to 8 MiB."""
+
+
+def with_header(header: object, content: bytes = CONTENT) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content
+
+
+def error_or_valid(data: bytes, folder: Path, suffix: str = ".safetensors") -> None:
+    path = folder / f"fuzzed{suffix}"
+    path.write_bytes(data)
+    with suppress(XtokError):
+        projection = ProjectionMap.load(path)
+        projection.check()
+        xtok.inspect(projection, num_examples=2)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+fuzz = settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@fuzz
+@given(data=st.binary(max_size=400))
+def test_any_bytes_are_an_error(tmp_path: Path, data: bytes) -> None:
+    for suffix in (".safetensors", ".pt"):
+        path = tmp_path / f"fuzzed{suffix}"
+        path.write_bytes(data)
+        with pytest.raises(XtokError):
+            ProjectionMap.load(path)
+
+
+@fuzz
+@given(data=st.data())
+def test_a_changed_header_is_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
+    header = json.loads(json.dumps(HEADER))
+    name = data.draw(st.sampled_from([n for n in HEADER if n != "__metadata__"]))
+    number = st.integers(-10, 300) | st.sampled_from([2**31, 2**63, 2**64, -(2**63)])
+    change = data.draw(st.sampled_from(["dtype", "shape", "data_offsets", "all", "gone"]))
+    if change == "gone":
+        del header[name]
+    elif change == "all":
+        header[name] = data.draw(anything)
+    elif change == "dtype":
+        header[name]["dtype"] = data.draw(st.sampled_from(["U8", "I64", "BF16", "F4", "", 7, []]))
+    else:
+        header[name][change] = data.draw(st.lists(number, max_size=3) | anything)
+    error_or_valid(with_header(header), tmp_path)
+
+
+@fuzz
+@given(data=st.data())
+def test_changed_metadata_are_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
+    fields = json.loads(json.dumps(FIELDS))
+    part = fields
+    if data.draw(st.booleans()):
+        part = fields[data.draw(st.sampled_from(["student", "teacher"]))]
+    part[data.draw(st.sampled_from(sorted(part)))] = data.draw(anything)
+    header = {**HEADER, "__metadata__": {"xtok": json.dumps(fields)}}
+    error_or_valid(with_header(header), tmp_path)
+
+
+TINY_PT = to_nemo(TINY)
+
+
+@fuzz
+@given(data=st.data())
+def test_a_changed_pt_is_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
+    file = bytearray(TINY_PT)
+    for _ in range(data.draw(st.integers(1, 3))):
+        file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
+    error_or_valid(bytes(file), tmp_path, ".pt")
+
+
+@settings(fuzz, max_examples=60)
+@given(data=st.data())
+def test_a_pt_of_other_things_is_an_error_or_a_valid_map(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    shape = st.lists(st.integers(0, 5), max_size=3)
+    dtype = st.sampled_from(
+        [torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.complex64]
+    )
+    tensor = st.builds(lambda s, d: torch.ones(s).to(d), shape, dtype)
+    value = tensor | anything
+    keys = ["indices", "likelihoods", "enable_scale_trick", "xtok", "student_model_id"]
+    loaded = data.draw(value | st.dictionaries(st.sampled_from(keys), value))
+    buffer = io.BytesIO()
+    torch.save(loaded, buffer)
+    error_or_valid(buffer.getvalue(), tmp_path, ".pt")
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    """Safetensors files that would take far more memory than they are long, or recurse."""
+    huge = json.loads(json.dumps(HEADER))
+    huge["weights"]["shape"] = [2**40]
+    yield "a shape of 2^40", with_header(huge)
+    huge["weights"]["data_offsets"] = [0, 2**42]
+    yield "offsets of 2^42", with_header(huge)
+    yield "a header of 2^60 bytes", (2**60).to_bytes(8, "little") + CONTENT
+    yield "a header without an end", TINY_FILE[:50]
+    for what, one, limit in (
+        ("lists", b"[],", MAX_BRACKETS * 3),
+        ("too many lists", b"[],", MAX_HEADER),
+        ("strings", b'"ab",', MAX_HEADER),
+    ):
+        many = b'{"a":[' + one * ((limit - 100) // len(one)) + b"0]}"
+        yield what, len(many).to_bytes(8, "little") + many
+    names = b",".join(b'"%x":[]' % i for i in range(MAX_BRACKETS - 10))
+    yield "names", (len(names) + 2).to_bytes(8, "little") + b"{" + names + b"}"
+    deep = b"[" * 500_000
+    yield "a deep header", len(deep).to_bytes(8, "little") + deep
+    inner = {**HEADER, "__metadata__": {"xtok": "[" * 500_000}}
+    yield "deep metadata", with_header(inner)
+    yield "a wide vocabulary", edited(student__vocab_size=2**24)
+    yield "a wider one", edited(teacher__vocab_size=2**60)
+    yield "a name twice", len(b'{"a":0,"a":0}').to_bytes(8, "little") + b'{"a":0,"a":0}'
+    same = {**HEADER, "teacher_ids": HEADER["student_ids"]}
+    yield "two tensors in one place", with_header(same)
+
+
+@pytest.mark.parametrize(("what", "data"), [pytest.param(*h, id=h[0]) for h in hostile()])
+def test_a_hostile_file_takes_no_memory(tmp_path: Path, what: str, data: bytes) -> None:
+    path = tmp_path / "map.safetensors"
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(XtokError):
+            ProjectionMap.load(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2 * len(data) + OVERHEAD, what
+
+
+def large_map() -> ProjectionMap:
+    """A map of 100,000 rows with 16 entries each."""
+    rows, top_k = 100_000, 16
+    entries = [Entry(i, TokenType.NORMAL, b"%x" % i) for i in range(rows)]
+    table, _ = decode_vocabulary(entries, width=rows)
+    side = dataclasses_replace(TINY.student, vocab_size=rows, table=table)
+    return dataclasses_replace(
+        TINY,
+        student=side,
+        teacher=side,
+        student_ids=np.repeat(np.arange(rows, dtype=np.int32), top_k),
+        teacher_ids=np.tile(np.arange(top_k, dtype=np.int32), rows),
+        weights=np.full(rows * top_k, 1 / top_k, np.float32),
+        row_kind=np.full(rows, 2, np.uint8),
+        scale_slot=None,
+        top_k=top_k,
+    )
+
+
+def test_reading_and_writing_take_less_than_twice_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "map.safetensors"
+    projection = large_map()
+    tracemalloc.start()
+    try:
+        projection.save(path)
+        writing = tracemalloc.get_traced_memory()[1]
+        del projection
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        ProjectionMap.load(path)
+        reading = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    size = path.stat().st_size
+    assert size > 20e6
+    assert writing < size
+    assert reading < 2 * size
+
+
+def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
+    def saved(loaded: Any) -> bytes:
+        buffer = io.BytesIO()
+        torch.save(loaded, buffer)
+        return buffer.getvalue()
+
+    def bomb() -> bytes:
+        """A member of 200 MB of zeros, compressed to 200 kB."""
+        buffer = io.BytesIO()
+        with (
+            zipfile.ZipFile(io.BytesIO(TINY_PT)) as old,
+            zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new,
+        ):
+            for name in old.namelist():
+                new.writestr(name, old.read(name))
+            new.writestr("archive/data/99", bytes(200_000_000))
+        return buffer.getvalue()
+
+    def expanded() -> bytes:
+        one, weight = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+        shape = (1_000_000, 1000)
+        return saved({"indices": one.expand(shape), "likelihoods": weight.expand(shape)})
+
+    yield "a compressed archive", bomb
+    yield "tensors without strides", expanded
+    yield "a dense matrix without strides", lambda: saved(torch.ones(1, 1).expand(100_000, 10_000))
+    yield "no zip archive", lambda: b"\x80\x02" + TINY_PT
+
+
+READ_ALL = """
+import resource, sys
+import torch
+from xtok.errors import XtokError
+from xtok.projection import ProjectionMap
+for path in sys.argv[1:]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        ProjectionMap.load(path)
+        sys.exit("it was read")
+    except XtokError as error:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
+    paths = []
+    for what, make in hostile_pt():
+        paths.append(tmp_path / f"{what}.pt")
+        paths[-1].write_bytes(make())
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, *paths], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    more = [int(line) << 10 for line in done.stdout.split()]
+    assert len(more) == 4
+    for path, peak in zip(paths, more, strict=True):
+        assert peak <= 2 * path.stat().st_size + OVERHEAD, path.name
+
+
+def test_a_header_that_could_not_be_read_is_not_written() -> None:
+    with pytest.raises(ValueError, match="metadata take"):
+        list(file_parts({}, {"xtok": "x" * MAX_HEADER}))
+
+
+# Vocabularies that would write to the terminal
+
+HOSTILE_TOKENS = {
+    "\x1b[31mred\x1b[0m": "\\x1b[31mred\\x1b[0m",
+    "\u202eltr": "\\xe2\\x80\\xaeltr",
+    "\x07\r\n\x9b2J": "\\x07\\r\\n\\xc2\\x9b2J",
+    "[bold]not markup[/bold]": "[bold]not markup[/bold]",
+}
+
+
+@pytest.fixture(scope="module")
+def hostile_model(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose tokenizer has tokens that a terminal obeys, and one of a megabyte."""
+    folder = tmp_path_factory.mktemp("hostile") / "evil\x1b[2J"
+    shutil.copytree(small / "small-byte-level", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    names = [*HOSTILE_TOKENS, "m" * 1_000_000]
+    first = 1 + max(
+        *document["model"]["vocab"].values(), *(t["id"] for t in document["added_tokens"])
+    )
+    for i, name in enumerate(names, first):
+        token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        document["added_tokens"].append({**token, "id": i, "content": name, "special": i % 2 == 0})
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    for config in folder.glob("config.json"):
+        config.unlink()
+    return folder
+
+
+def safe(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n")) and len(text) < 60_000
+
+
+def test_hostile_tokens_are_shown_safely(
+    cli: Cli, small: Path, hostile_model: Path, tmp_path: Path
+) -> None:
+    models = ["--student-model", hostile_model, "--teacher-model", small / "small.model"]
+    built = cli("build", *models, "--output", "map.safetensors", "--num-examples", "2000")
+    assert built.returncode == 0, built.stderr[-500:]
+    assert safe(built.stderr)
+    names = [part for name in HOSTILE_TOKENS for part in ("--token", name)]
+    shown = cli("inspect", "map.safetensors", *names, "--num-examples", "2000")
+    assert shown.returncode == 0
+    lines = "".join(line.strip("│ ") for line in shown.stdout.split("\n"))
+    assert all(line.isprintable() for line in shown.stdout.split("\n"))
+    assert "[bold]not markup" in lines
+    assert "m" * 1000 not in lines
+    assert safe(cli("doctor", hostile_model).stdout)
+    assert safe(cli("inspect", "map.safetensors", "--token", "\x1b[31m\u202e").stderr)
+    assert safe(
+        cli("build", *models, "--output", "a.safetensors", "--student-vocab-size", "9").stderr
+    )
+
+
+def test_long_tokens_are_shortened() -> None:
+    assert shortened("x" * 80) == "x" * 80
+    assert shortened("x" * 81) == "x" * 80 + "… (81 in all)"
+
+
+# --strict
+
+
+def unspellable(folder: Path) -> Path:
+    """A SentencePiece model without byte tokens: it cannot spell most of another's tokens."""
+    import sentencepiece
+
+    text = folder / "text.txt"
+    text.write_text("a small text of few letters\n" * 50)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(folder / "letters"), vocab_size=16, minloglevel=2
+    )
+    return folder / "letters.model"
+
+
+def test_strict_refuses_tokens_that_cannot_be_spelled(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
+    model = unspellable(tmp_path)
+    sides = ["--student-model", small / "small.model", "--teacher-model", model]
+    for command in ("build", "multitoken"):
+        done = cli(command, *sides, "--output", "map.safetensors", "--strict")
+        fails(done, "letters.model cannot spell", "leave out --strict")
+        assert re.search(
+            r"cannot spell [\d,]+ tokens: \d+ '.*', \d+ '.*', \d+ '.*', …", done.stderr
+        )
+        assert not (tmp_path / "map.safetensors").exists()
+        lax = cli(command, *sides, "--output", f"{command}.safetensors")
+        assert lax.returncode == 0
+        assert "note: letters.model cannot spell" in lax.stderr
+
+
+def test_strict_takes_what_is_whole(cli: Cli, small: Path, tmp_path: Path) -> None:
+    sides = two_files(small)
+    assert cli("build", *sides, "--output", "strict.safetensors", "--strict").returncode == 0
+    assert cli("build", *sides, "--output", "lax.safetensors").returncode == 0
+    strict, lax = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("strict", "lax"))
+    assert strict == lax
+
+
+def test_strict_refuses_tokens_that_cannot_be_decoded() -> None:
+    from xtok.stages import require_complete, stage_report
+
+    report = stage_report(
+        "multitoken", np.zeros(1, np.uint8), [], ["student a: no bytes behind 1 id"]
+    )
+    with pytest.raises(XtokError, match="no bytes behind 1 id"):
+        require_complete(dataclasses_replace(TINY, reports=(report,)))
+    require_complete(TINY)

@@ -1,0 +1,238 @@
+"""Lists of pairs, `--dry-run`, and the job script for clusters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Cli
+from test_cli import fails, pair, two_files
+
+import xtok
+from xtok.config import BuildConfig
+from xtok.errors import XtokError
+from xtok.pair_list import Pair, build_pairs, plan, read_pairs
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+
+@pytest.fixture
+def listed(small: Path, tmp_path: Path) -> Path:
+    """A list of two pairs of fast tokenizers, one of them named, and of one that is not there."""
+    path = tmp_path / "pairs.txt"
+    model = small / "small.model"
+    path.write_text(
+        f"# student teacher output\n\n{model} {model}\n  # more\n"
+        f"{model}\tbytes\tto bytes.safetensors\nnone.model {model}\n"
+    )
+    return path
+
+
+def test_a_list_is_read(small: Path, listed: Path, tmp_path: Path) -> None:
+    model = str(small / "small.model")
+    first = tmp_path / "small_to_small_top4.safetensors"
+    last = tmp_path / "none_to_small_top4.safetensors"
+    assert read_pairs(listed, tmp_path, BuildConfig()) == [
+        Pair(line=3, student=model, teacher=model, output=first),
+        Pair(line=5, student=model, teacher="bytes", output=tmp_path / "to bytes.safetensors"),
+        Pair(line=6, student="none.model", teacher=model, output=last),
+    ]
+    names = [p.output.name for p in read_pairs(listed, tmp_path, BuildConfig(scale_trick=False))]
+    assert names[0] == "small_to_small_top4_no-scale-trick.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# nothing\n", "has none"),
+        ("a b\none\n", "line 2 of .* has 1 columns"),
+        ("a b c d\n", "line 1 of .* has 4 columns"),
+        ("a b x.pt\n\nc d x.pt\n", r"line 3 of .* has the output of line 1, x\.pt"),
+        ("nope:a b\n", "nope: is no prefix"),
+        ("\udcff", "cannot be read"),
+    ],
+)
+def test_lists_that_are_none(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "pairs.txt"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(XtokError, match=message):
+        read_pairs(path, tmp_path, BuildConfig())
+
+
+def test_each_tokenizer_is_loaded_once_and_let_go(small: Path, tmp_path: Path) -> None:
+    model = str(small / "small.model")
+    loads = []
+
+    def load(name: str) -> Tokenizer:
+        loads.append(name)
+        return load_tokenizer(name)
+
+    pairs = [
+        Pair(line=i, student=student, teacher=teacher, output=tmp_path / f"{i}.safetensors")
+        for i, (student, teacher) in enumerate([(model, model), (model, "bytes"), ("bytes", model)])
+    ]
+    results = list(build_pairs(pairs, load=load))
+    assert loads == [model, "bytes"]
+    for result, one in zip(results, pairs, strict=True):
+        assert result.error is None
+        xtok.build(one.student, one.teacher).save(tmp_path / "alone.safetensors")
+        assert one.output.read_bytes() == (tmp_path / "alone.safetensors").read_bytes()
+
+
+def test_a_failed_pair_does_not_end_the_list(
+    cli: Cli, small: Path, listed: Path, tmp_path: Path
+) -> None:
+    done = cli("build", "--pairs", listed, "--output-dir", "maps")
+    fails_at_once = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert done.stdout == ""  # the folder is not there: each pair says so
+    assert sum("folder maps does not exist" in line for line in fails_at_once) == 3
+    (tmp_path / "maps").mkdir()
+    done = cli("build", "--pairs", listed, "--output-dir", "maps")
+    assert done.returncode == 1
+    assert done.stdout == "maps/small_to_small_top4.safetensors\nmaps/to bytes.safetensors\n"
+    lines = done.stderr.splitlines()
+    assert "error: line 6: no such file or folder: none.model" in lines
+    assert lines[-2] == "error: 1 of 3 pairs of " + str(listed) + " failed: line 6"
+    built = sorted((tmp_path / "maps").iterdir())
+    before = [path.stat().st_mtime_ns for path in built]
+    again = cli("build", "--pairs", listed, "--output-dir", "maps", "--skip-existing")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "note: line 3: maps/small_to_small_top4.safetensors is there, and is kept" in (
+        again.stderr.splitlines()
+    )
+    assert [path.stat().st_mtime_ns for path in built] == before
+    listed.write_text(f"{small / 'small.model'} bytes\n")
+    assert cli("build", "--pairs", listed, "--top-k", "8").stdout == (
+        "small_to_bytes_top8.safetensors\n"
+    )
+
+
+def test_a_dry_run_says_what_would_be_written(cli: Cli, small: Path, tmp_path: Path) -> None:
+    sides = two_files(small)
+    done = cli("build", *sides, "--dry-run")
+    assert done.stdout == (
+        "small_to_small_top4.safetensors (new): 1,000 × 1,000, 1,000 rows of one entry, "
+        "at most 1,000 entries and 41 kB\n"
+    )
+    assert os.listdir(tmp_path) == []
+    assert cli("build", *sides, "--output", "a.safetensors").returncode == 0
+    for more, what in (([], "replaced"), (["--skip-existing"], "kept")):
+        done = cli("build", *sides, "--output", "a.safetensors", "--dry-run", *more)
+        assert done.stdout.startswith(f"a.safetensors (is there, would be {what}): ")
+    old = (tmp_path / "a.safetensors").stat().st_mtime_ns
+    kept = cli("build", *sides, "--output", "a.safetensors", "--skip-existing")
+    assert (kept.returncode, kept.stdout) == (0, "a.safetensors\n")
+    assert (tmp_path / "a.safetensors").stat().st_mtime_ns == old
+
+
+def test_a_map_in_a_folder_is_kept_under_the_name_that_it_would_have(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "maps").mkdir()
+    for_loss = [*two_files(small), "--for", "p-kl", "--output", "maps", "--skip-existing"]
+    name = "maps/small_to_small_top8_no-scale-trick.safetensors"
+    planned = cli("build", *for_loss, "--dry-run")
+    assert planned.stdout.startswith(f"{name} (new): 1,000 × 1,000, ")
+    for told in ("multitoken: ", f"note: {name} is there, and is kept\n"):
+        done = cli("build", *for_loss)
+        assert (done.returncode, done.stdout) == (0, f"{name}\n")
+        assert told in done.stderr
+
+
+def test_a_dry_run_of_a_list(cli: Cli, listed: Path, tmp_path: Path) -> None:
+    done = cli("build", "--pairs", listed, "--dry-run")
+    assert done.returncode == 1
+    assert [line.split(" (")[0] for line in done.stdout.splitlines()] == [
+        "small_to_small_top4.safetensors",
+        "to bytes.safetensors",
+    ]
+    assert "error: line 6: no such file or folder: none.model" in done.stderr.splitlines()
+    assert os.listdir(tmp_path) == ["pairs.txt"]
+
+
+@pytest.mark.parametrize("top_k", [2, 4, 16])
+def test_a_plan_is_an_upper_bound(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path, top_k: int
+) -> None:
+    for student, teacher in ((byte_level, sentencepiece), (sentencepiece, byte_level)):
+        config = BuildConfig(top_k=top_k)
+        planned = plan(student, teacher, config)
+        projection = xtok.build(student, teacher, config)
+        projection.save(tmp_path / "map.safetensors")
+        assert projection.shape == (planned.rows, planned.columns)
+        assert (
+            int(((projection.row_kind == 1) | (projection.row_kind == 3)).sum()) == planned.pinned
+        )
+        assert projection.nnz <= planned.max_entries
+        assert (tmp_path / "map.safetensors").stat().st_size <= planned.max_bytes
+
+
+def test_options_that_do_not_go_together(cli: Cli, small: Path, listed: Path) -> None:
+    for arguments in (
+        [],
+        ["--student-model", "bytes"],
+        ["--pairs", str(listed), *pair(small)],
+        ["--pairs", str(listed), "--output", "a.safetensors"],
+        ["--pairs", str(listed), "--text", "a.txt"],
+        [*two_files(small), "--output-dir", "."],
+    ):
+        assert cli("build", *arguments).returncode == 2
+
+
+# The job script
+
+
+def run_script(
+    *arguments: str | Path, folder: Path, **env: str
+) -> subprocess.CompletedProcess[str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    return subprocess.run(
+        ["bash", str(ROOT / "scripts" / "slurm_build_pairs.sh"), *map(str, arguments)],
+        cwd=folder,
+        env={**plain, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_task_of_the_job_builds_its_pair(listed: Path, tmp_path: Path) -> None:
+    done = run_script(listed, "maps", folder=tmp_path, SLURM_ARRAY_TASK_ID="2")
+    assert (done.returncode, done.stdout) == (0, "maps/to bytes.safetensors\n")
+    built = tmp_path / "maps" / "to bytes.safetensors"
+    before = built.stat().st_mtime_ns
+    again = run_script(listed, "maps", folder=tmp_path, SLURM_ARRAY_TASK_ID="2")
+    assert again.returncode == 0
+    assert "is there, and is kept" in again.stderr
+    assert built.stat().st_mtime_ns == before
+    anew = run_script(
+        listed, "maps", "--quiet", folder=tmp_path, SLURM_ARRAY_TASK_ID="2", OVERWRITE="1"
+    )
+    assert (anew.returncode, anew.stderr) == (0, "")
+    assert built.stat().st_mtime_ns > before
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("3", "no such file or folder: none.model"),
+        ("4", "has no pair number 4"),
+        ("0", "this is no task of an array"),
+        ("", "this is no task of an array"),
+    ],
+)
+def test_a_task_that_has_no_pair(listed: Path, tmp_path: Path, task: str, message: str) -> None:
+    done = run_script(listed, "maps", folder=tmp_path, SLURM_ARRAY_TASK_ID=task)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("hint: ")
+
+
+def test_the_script_says_what_it_needs(tmp_path: Path) -> None:
+    done = run_script(folder=tmp_path)
+    fails(done, "the list of pairs or the folder is missing", "sbatch --array=1-N")
+    done = run_script("none.txt", "maps", folder=tmp_path, SLURM_ARRAY_TASK_ID="1")
+    fails(done, "the list of pairs none.txt cannot be read", "a text file")
