@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xtok import counting, kernels, mapfile, pairs, texts
+from xtok import counting, mapfile, pair_kernels, pairs, texts
 from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig
 from xtok.counting import (
     CountedText,
@@ -121,7 +121,7 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
     places = np.empty((2, min(len(student[0]), len(teacher[0]))), np.int64)
     num_starts, same_bytes = np.zeros((2, len(documents)), np.int64)
     complete = np.zeros(len(documents), np.bool_)
-    count = kernels.common_starts(
+    count = pair_kernels.common_starts(
         *student, data, offsets, *teacher, data, offsets, *places, num_starts, same_bytes, complete
     )
     assert count == num_starts.sum()
@@ -141,11 +141,11 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
         skipped += left_out
     amounts = (*student, *teacher, *places[:, :count], num_starts, complete, 60, 3)
     none = np.zeros(0, np.int64)
-    found_pairs, found_skipped = kernels.chunk_pairs(*amounts, none, none)
+    found_pairs, found_skipped = pair_kernels.chunk_pairs(*amounts, none, none)
     assert (found_pairs, found_skipped) == (len(expected_pairs), skipped)
     keys, shares = np.empty((2, found_pairs), np.int64)
     if found_pairs:
-        kernels.chunk_pairs(*amounts, keys, shares)
+        pair_kernels.chunk_pairs(*amounts, keys, shares)
     found = zip((keys >> 32).tolist(), (keys & 0xFFFFFFFF).tolist(), shares.tolist(), strict=True)
     assert list(found) == expected_pairs
 

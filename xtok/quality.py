@@ -348,7 +348,7 @@ class _Rows(NamedTuple):
         self, student: Side, teacher: Side, starts: Starts
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the sum of each document's chunk losses, and the number of its chunks."""
-        from xtok.kernels import chunk_losses
+        from xtok.pair_kernels import chunk_losses
 
         losses = np.zeros(len(starts.num_starts))
         chunks = np.zeros(len(starts.num_starts), np.int64)

@@ -1,0 +1,197 @@
+"""Numba kernels on flat arrays: pairs of tokens that begin at one byte, counts and losses of them.
+
+Documents of a side are `ids` (int32) and `bounds` (int64 `[documents + 1]`): document d is
+`ids[bounds[d]:bounds[d + 1]]`. Like those of `kernels`, they are serial, release the GIL, and check
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_options: dict[str, Any] = {"cache": True, "nogil": True}
+
+
+@njit(**_options)
+def common_starts(  # type: ignore[no-untyped-def]
+    s_ids, s_bounds, s_data, s_offsets, t_ids, t_bounds, t_data, t_offsets,
+    s_starts, t_starts, num_starts, same_bytes, complete,
+):  # fmt: skip
+    """Find the tokens of both sides that begin at one byte, document by document.
+
+    The bytes of both sides are compared as they are walked. Where they differ a document ends: a
+    start counts if all bytes before it agree, and those that its two tokens share.
+
+    Args:
+        s_ids: int32, document d is `s_ids[s_bounds[d]:s_bounds[d + 1]]`.
+        s_bounds: int64 `[documents + 1]`.
+        s_data: uint8, the bytes of all student tokens; `s_offsets` is int64 `[V + 1]`.
+        s_offsets: see there.
+        t_ids: likewise the teacher, as the three after it.
+        t_bounds: see there.
+        t_data: see there.
+        t_offsets: see there.
+        s_starts: int64, filled with places in `s_ids`, document after document, without gaps.
+        t_starts: int64, the places in `t_ids` beside them.
+        num_starts: int64 `[documents]`, how many there are of each document.
+        same_bytes: int64 `[documents]`, how many bytes the two sides agree on.
+        complete: bool `[documents]`, whether they agree to the end.
+    """
+    count = 0
+    for d in range(len(s_bounds) - 1):
+        i, n = s_bounds[d], s_bounds[d + 1]
+        j, m = t_bounds[d], t_bounds[d + 1]
+        first = count
+        same = 0
+        differs = False
+        a = a_end = b = b_end = np.int64(0)
+        while True:
+            if a == a_end and b == b_end:
+                if i == n or j == m:
+                    break
+                a, a_end = s_offsets[s_ids[i]], s_offsets[s_ids[i] + 1]
+                b, b_end = t_offsets[t_ids[j]], t_offsets[t_ids[j] + 1]
+                s_starts[count], t_starts[count] = i, j
+                count += 1
+                i, j = i + 1, j + 1
+                is_start = True
+                differs = a == a_end or b == b_end  # an unknown token has no bytes
+            elif a == a_end:
+                if i == n:
+                    break
+                a, a_end = s_offsets[s_ids[i]], s_offsets[s_ids[i] + 1]
+                i += 1
+                is_start = False
+                differs = a == a_end
+            elif b == b_end:
+                if j == m:
+                    break
+                b, b_end = t_offsets[t_ids[j]], t_offsets[t_ids[j] + 1]
+                j += 1
+                is_start = False
+                differs = b == b_end
+            length = min(a_end - a, b_end - b)
+            for x in range(length):
+                if s_data[a + x] != t_data[b + x]:
+                    differs = True
+                    break
+                same += 1
+            if differs:
+                count -= is_start
+                break
+            a, b = a + length, b + length
+        num_starts[d] = count - first
+        same_bytes[d] = same
+        complete[d] = not differs and i == n and j == m and a == a_end and b == b_end
+    return count
+
+
+@njit(**_options)
+def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[no-untyped-def]
+    """Add amounts to an open-addressed table, while there is room.
+
+    Args:
+        keys: int64, ≥ 0.
+        amounts: int64, beside them; of length 1 if all are the same.
+        table_keys: int64 `[2**n]`, −1 where free.
+        table_counts: int64 `[2**n]`.
+
+        room: how many new keys may be added.
+
+    Returns:
+        How many keys were added before there was no more room, and how many of them were new.
+    """
+    mask = np.int64(len(table_keys) - 1)
+    new = 0
+    same = len(amounts) == 1
+    for x in range(len(keys)):
+        key = keys[x]
+        mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+        slot = np.int64(mixed >> np.uint64(32)) & mask
+        while table_keys[slot] != key:
+            if table_keys[slot] < 0:
+                if new == room:
+                    return x, new
+                table_keys[slot] = key
+                new += 1
+                break
+            slot = (slot + 1) & mask
+        table_counts[slot] += amounts[0] if same else amounts[x]
+    return len(keys), new
+
+
+@njit(**_options)
+def chunk_pairs(  # type: ignore[no-untyped-def]
+    s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete, unit, longest,
+    keys, amounts,
+):  # fmt: skip
+    """List the pairs of tokens within chunks; each student token of a chunk shares `unit` equally.
+
+    A chunk lies between two starts that follow each other; the last one of a document counts only
+    if the two sides agree to the end. Called with empty `keys`, it only counts.
+
+    Returns:
+        The number of pairs, and how many chunks were passed over as longer than `longest` tokens.
+    """
+    count = first = skipped = 0
+    for d in range(len(num_starts)):
+        for x in range(first, first + num_starts[d]):
+            i, j = s_starts[x], t_starts[x]
+            if x + 1 < first + num_starts[d]:
+                i_end, j_end = s_starts[x + 1], t_starts[x + 1]
+            elif complete[d]:
+                i_end, j_end = s_bounds[d + 1], t_bounds[d + 1]
+            else:
+                continue
+            n, m = i_end - i, j_end - j
+            if n > longest or m > longest:
+                skipped += 1
+                continue
+            if len(keys):
+                for a in range(i, i_end):
+                    for b in range(j, j_end):
+                        keys[count] = np.int64(s_ids[a]) << 32 | t_ids[b]
+                        amounts[count] = unit // (n * m)
+                        count += 1
+            else:
+                count += n * m
+        first += num_starts[d]
+    return count, skipped
+
+
+@njit(**_options)
+def chunk_losses(  # type: ignore[no-untyped-def]
+    s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete,
+    row_bounds, columns, weights, epsilon, uniform, losses, num_chunks,
+):  # fmt: skip
+    """Add up, per document, the cross-entropy of chunks as P-KL averages them.
+
+    A chunk's prediction is the mean of its student tokens' rows; its loss the mean over its teacher
+    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Chunks are those of `chunk_pairs`.
+    """
+    first = 0
+    for d in range(len(num_starts)):
+        for x in range(first, first + num_starts[d]):
+            i, j = s_starts[x], t_starts[x]
+            if x + 1 < first + num_starts[d]:
+                i_end, j_end = s_starts[x + 1], t_starts[x + 1]
+            elif complete[d]:
+                i_end, j_end = s_bounds[d + 1], t_bounds[d + 1]
+            else:
+                continue
+            loss = 0.0
+            for b in range(j, j_end):
+                total = 0.0
+                for a in range(i, i_end):
+                    s = s_ids[a]
+                    for entry in range(row_bounds[s], row_bounds[s + 1]):
+                        if columns[entry] == t_ids[b]:
+                            total += weights[entry]
+                            break
+                loss -= np.log((1 - epsilon) * total / (i_end - i) + uniform)
+            losses[d] += loss / (j_end - j)
+            num_chunks[d] += 1
+        first += num_starts[d]
