@@ -279,23 +279,30 @@ def report(
         own = [r for r in all_runs if (r.map, r.loss) == (map_name, loss)]
         found = [bits(work, r) for r in own]
         against = [bits(work, r) - bits(work, Run("none", "ce", r.seed)) for r in own]
+        recipe = [bits(work, Run("recipe", loss, r.seed)) for r in own if loss in COMPARED]
+        better = [other - mine for mine, other in zip(found, recipe, strict=False)]
         rows.append(
             {
                 "map": map_name, "loss": loss, "bits": found, "mean": mean(found),
                 "interval": half_interval(found), "gain": -mean(against),
                 "gain_interval": half_interval(against), **measures.get(map_name, {}),
+                **({"better": mean(better), "better_interval": half_interval(better)} if better else {}),
             }
         )  # fmt: skip
     print(f"teacher: {teacher['bits_per_byte']:.3f} bits per byte; students: {steps} steps")
-    print(f"{'loss':10} {'map':11} {'bits/byte':>15} {'gain over ce':>17}  start  chunk")
+    print(
+        f"{'loss':10} {'map':11} {'bits/byte':>15} {'gain over ce':>17} {'over recipe':>16}"
+        "  start  chunk"
+    )
     for row in sorted(rows, key=lambda r: (r["loss"], r["mean"])):
         ce = [f"{row[k]:6.3f}" if k in row else "     –" for k in MEASURES]
+        over = f"{row['better']:.3f} ± {row['better_interval']:.3f}" if "better" in row else "–"
         print(
             f"{row['loss']:10} {row['map']:11} {row['mean']:7.3f} ± {row['interval']:.3f}"
-            f" {row['gain']:9.3f} ± {row['gain_interval']:.3f} {ce[0]} {ce[1]}"
+            f" {row['gain']:9.3f} ± {row['gain_interval']:.3f} {over:>16} {ce[0]} {ce[1]}"
         )
     correlations = {}
-    for loss in ("p-kl", "p-kl + ce"):
+    for loss in COMPARED:
         chosen = [r for r in rows if r["loss"] == loss and r["map"] != "learned"]
         for key in MEASURES:
             correlations[f"{loss}, {key}"] = rank_correlation(
@@ -313,6 +320,7 @@ def report(
     draw(work, rows)
 
 
+COMPARED = ("p-kl", "p-kl + ce")
 MEASURES = ("cross_entropy", "chunk_cross_entropy")
 
 
@@ -344,7 +352,7 @@ def draw(work: Path, rows: Sequence[dict[str, Any]]) -> None:
     figure.savefig(work / "bits-per-byte.png", metadata={"Software": None}, dpi=110)
     figure = Figure(figsize=(9, 4), layout="constrained")
     for axes, key in zip(figure.subplots(1, 2), MEASURES, strict=True):
-        for loss in ("p-kl", "p-kl + ce"):
+        for loss in COMPARED:
             own = [r for r in rows if r["loss"] == loss and key in r and r["map"] != "learned"]
             axes.errorbar(
                 [r[key] for r in own], [r["gain"] for r in own],
