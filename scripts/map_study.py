@@ -46,7 +46,6 @@ from xtok.tokenizers import Tokenizer
 LANGUAGES = ("en", "de", "zh")
 STUDENT_VOCAB, TEACHER_VOCAB = 4000, 1600
 SAMPLE_CHARS = 320  # of a training sample; a Chinese one has a third of it
-DISTILLED = {"p-kl", "p-kl + ce", "gold + ce", "h-kl + ce", "uld + ce"}
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 
@@ -286,9 +285,10 @@ def report(
                 "map": map_name, "loss": loss, "bits": found, "mean": mean(found),
                 "interval": half_interval(found), "gain": -mean(against),
                 "gain_interval": half_interval(against), **measures.get(map_name, {}),
-                **({"better": mean(better), "better_interval": half_interval(better)} if better else {}),
             }
         )  # fmt: skip
+        if better:
+            rows[-1] |= {"better": mean(better), "better_interval": half_interval(better)}
     print(f"teacher: {teacher['bits_per_byte']:.3f} bits per byte; students: {steps} steps")
     print(
         f"{'loss':10} {'map':11} {'bits/byte':>15} {'gain over ce':>17} {'over recipe':>16}"
