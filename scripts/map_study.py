@@ -363,7 +363,7 @@ def draw(work: Path, rows: Sequence[dict[str, Any]]) -> None:
                     axes.annotate(r["map"], (r[key], r["gain"]), fontsize=8)
         axes.set_xlabel(f"map's {key.replace('_', ' ')} on held-out text, nats")
         axes.set_ylabel("gain over cross-entropy alone, bits/byte")
-        axes.legend()
+        axes.legend(loc="center right")
     figure.savefig(work / "gain-by-measure.png", metadata={"Software": None}, dpi=110)
 
 

@@ -282,9 +282,7 @@ class TiktokenBackend:
                 mergeable_ranks=self._ranks,
                 special_tokens={**family.control, **family.text},
             )
-            # What `encode_ordinary` calls; for short texts its wrapper is a quarter of the time.
-            self._encode_plain = self._encoding._core_bpe.encode_ordinary
-            self._encode_plain("a 1")
+            self._encoding.encode_ordinary("a 1")
         except BaseException as error:
             # A pattern that matches nothing makes the Rust code panic, which is no Exception.
             if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
@@ -321,8 +319,10 @@ class TiktokenBackend:
         One plain call per text: for a vocabulary of short ones, `encode_batch`, which hands each
         text to a thread, takes thirty times as long.
         """
+        # What `encode_ordinary` calls; for short texts its wrapper is a quarter of the time.
+        plain = self._encoding._core_bpe.encode_ordinary
         try:
-            found = list(map(self._encode_plain, texts))
+            found = list(map(plain, texts))
         except UnicodeEncodeError:  # a lone surrogate, which the library replaces
             found = list(map(self._encoding.encode_ordinary, texts))
         if self._added is None:
