@@ -78,7 +78,8 @@ class MapDescription:
         slot_share: the slots' weight as a share of all weight.
         columns_used: teacher ids that some row has.
         largest_columns: the heaviest columns, slots included.
-        coverage: rows and teacher ids by class of token; None if the map carries no tokens.
+        coverage: rows and teacher ids by class of token; None if the map carries no tokens, or they
+            were not asked for.
         examples: the rows that were asked for.
     """
 
@@ -105,6 +106,7 @@ def inspect(
     tokens: Sequence[str] = (),
     ids: Sequence[int] = (),
     num_examples: int = 0,
+    classes: bool = True,
 ) -> MapDescription:
     """Describe a map, with some of its rows as examples.
 
@@ -113,6 +115,7 @@ def inspect(
         tokens: student tokens to show the rows of, as `find_token` takes them.
         ids: student ids to show the rows of.
         num_examples: how many rows to show besides, evenly spread over those with several entries.
+        classes: describe rows and teacher ids by class of token, which takes most of the time.
 
     Raises:
         XtokError: if the student has no such token or id.
@@ -149,7 +152,7 @@ def inspect(
             for t in heaviest.tolist()
             if rows[t]
         ),
-        coverage=cover(projection),
+        coverage=cover(projection) if classes else None,
         examples=tuple(describe_row(projection, s) for s in student_ids),
     )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from xtok.canonical import match_bytes
 from xtok.config import BuildConfig, EstimateConfig
-from xtok.counting import estimate
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import ProjectionMap
 from xtok.stages import multitoken, reapply_exact, sort_cut
@@ -52,6 +51,8 @@ def build(
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     if texts:
         first = replace(config.multitoken, weights="prior", scale_trick=False)
+        from xtok.counting import estimate
+
         return estimate(
             student,
             teacher,

@@ -29,7 +29,6 @@ from xtok.config import (
 )
 from xtok.errors import XtokError
 from xtok.matching import beside_slots, in_form, pins, special_edges, used_options, without
-from xtok.prior import prior_edges
 from xtok.progress import Progress, silent
 from xtok.projection import (
     Edges,
@@ -92,6 +91,8 @@ def multitoken(
     open_rows = kind == RowKind.EMPTY
     if config.weights == "prior":
         unspelled: list[int] = []
+        from xtok.prior import prior_edges
+
         parts = [prior_edges(student, teacher, unspelled=unspelled, progress=progress)]
         failures += _unspelled(teacher, set(unspelled) - set(ignored[0]), rows)
     else:

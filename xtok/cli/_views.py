@@ -53,7 +53,11 @@ def inspect(
         if num_examples is None:
             num_examples = 0 if token or token_id or classes else 5
         description = describe.inspect(
-            projection, tokens=token or [], ids=token_id or [], num_examples=num_examples
+            projection,
+            tokens=token or [],
+            ids=token_id or [],
+            num_examples=num_examples,
+            classes=classes or json,
         )
         report.print_reports(projection.reports)
         if json:
