@@ -109,7 +109,9 @@ def compare(
         teacher=first.teacher.model_id,
         rows=int(filled.sum()),
         rows_that_differ=int(np.count_nonzero(distance > _SAME)),
-        rows_of_other_top=int(np.count_nonzero(_tops(first) != _tops(second))),
+        rows_of_other_top=int(
+            np.count_nonzero(first.heaviest_teacher_ids != second.heaviest_teacher_ids)
+        ),
         mean_distance=float(cost.sum()),
         weighted_by_text=token_counts is not None,
         classes=_class_differences(first, filled, distance, share),
@@ -149,14 +151,6 @@ def _distances(first: ProjectionMap, second: ProjectionMap) -> NDArray[np.float6
     distance = np.bincount(pairs >> 32, moved, first.shape[0]) / 2
     distance[(first.row_kind == 0) != (second.row_kind == 0)] = 1.0
     return distance
-
-
-def _tops(projection: ProjectionMap) -> NDArray[np.int64]:
-    tops = np.full(projection.shape[0], -1, np.int64)
-    entries = projection.edges.take(~projection.is_slot)
-    rows, place = np.unique(entries.student_ids, return_index=True)
-    tops[rows] = entries.teacher_ids[place]
-    return tops
 
 
 def _class_differences(

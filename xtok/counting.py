@@ -147,13 +147,13 @@ class TextCounter:
         else:
             keys, amounts, skipped = chunk_keys(student, teacher, starts)
             counts.add(keys, amounts)
-        sizes = np.array([len(text.encode()) for text in texts], np.int64)
+        num_bytes, lost_bytes = starts.bytes_of(texts)
         self.totals.add(
             TextTotals(
                 documents=len(texts),
-                differing=int(np.count_nonzero(~starts.complete)),
-                num_bytes=int(sizes.sum()),
-                lost_bytes=int((sizes - starts.same_bytes)[~starts.complete].clip(0).sum()),
+                differing=starts.num_differing,
+                num_bytes=num_bytes,
+                lost_bytes=lost_bytes,
                 student_tokens=student.num_tokens,
                 teacher_tokens=teacher.num_tokens,
                 starts=len(starts.s_starts),
@@ -375,9 +375,14 @@ def cross_entropy(edges: Edges, keys: NDArray[np.int64], counts: NDArray[Any], w
         counts: beside them.
         width: the teacher's.
     """
-    weights = weights_at(edges, keys)
-    loss = -np.log((1 - EPSILON) * weights + EPSILON / width)
-    return float((loss * counts).sum() / max(1, counts.sum()))
+    found = losses(weights_at(edges, keys), width)
+    return float((found * counts).sum() / max(1, counts.sum()))
+
+
+def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Return `-ln((1 - eps) * weight + eps / width)` of each weight, in nats."""
+    found: NDArray[np.float64] = -np.log((1 - EPSILON) * weights + EPSILON / width)
+    return found
 
 
 def weights_at(edges: Edges, keys: NDArray[np.int64]) -> NDArray[np.float64]:

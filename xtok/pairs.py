@@ -98,6 +98,16 @@ class Starts(NamedTuple):
     same_bytes: NDArray[np.int64]
     complete: NDArray[np.bool_]
 
+    @property
+    def num_differing(self) -> int:
+        """Documents on which the two sides stop spelling the same bytes."""
+        return int(np.count_nonzero(~self.complete))
+
+    def bytes_of(self, texts: Sequence[str]) -> tuple[int, int]:
+        """Return the bytes of these documents, and those behind a first difference."""
+        sizes = np.array([len(text.encode()) for text in texts], np.int64)
+        return int(sizes.sum()), int((sizes - self.same_bytes)[~self.complete].clip(0).sum())
+
 
 class PairEncoder:
     """Encodes documents with two tokenizers at once, on all cores, and finds their common starts.

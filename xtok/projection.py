@@ -146,6 +146,15 @@ class ProjectionMap:
             found = last & (self.scale_slot[self.student_ids] == 1)
         return found
 
+    @property
+    def heaviest_teacher_ids(self) -> Ids:
+        """The heaviest entry of each row but for its slot, int32 `[V_student]`; −1 for none."""
+        found = np.full(self.shape[0], -1, np.int32)
+        entries = self.edges.take(~self.is_slot)
+        rows, places = np.unique(entries.student_ids, return_index=True)
+        found[rows] = entries.teacher_ids[places]
+        return found
+
     def row(self, student_id: int) -> tuple[Ids, Weights]:
         """Return the teacher ids (int32) and weights (float32) of one row, heaviest first."""
         if not 0 <= student_id < self.shape[0]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -24,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.classes import TokenClass, token_classes
+from xtok.comparison import LONGEST_EXAMPLE
 from xtok.config import MultitokenConfig, SortCutConfig
-from xtok.counting import EPSILON, weights_at
+from xtok.counting import EPSILON, losses, weights_at
 from xtok.errors import XtokError
 from xtok.pairs import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.progress import Progress, TextProgress, silent, silent_texts
@@ -39,7 +41,6 @@ SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` says nothing, and is left out."""
 
 _RESAMPLES = 1000
-_LONGEST_EXAMPLE = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,11 +231,9 @@ def evaluate(
             hint="give text that both tokenizers can spell; xtok align shows how they differ",
         )
     measured = [_Measured(m, recipes[m.top_k], seen) for m in maps]
-    rng = np.random.default_rng(seed)
-    resamples = rng.integers(0, 2**63, len(maps) + 1)  # the same documents for every map
     groups = list(dict.fromkeys(seen.groups))
     measures = [
-        one.measures(name, number, group, int(resamples[0]))
+        one.measures(name, number, group, seed)  # the same documents for every map
         for group in [*groups, *(["all"] if len(groups) > 1 else [])]
         for number, (name, one) in enumerate(zip(names, measured, strict=True))
     ]
@@ -273,7 +272,7 @@ def _read(
     rows = [_Rows.of(projection) for projection in maps]
     groups: list[str] = []
     parts: list[tuple[NDArray[np.int64], ...]] = []
-    losses: list[NDArray[np.float64]] = []
+    chunk_losses: list[NDArray[np.float64]] = []
     chunks: list[NDArray[np.int64]] = []
     num_bytes = lost = differing = 0
     total = sum(path.stat().st_size for path in paths)
@@ -288,12 +287,11 @@ def _read(
                     starts = encoder.starts(*sides)
                     parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
                     found = [r.chunk_losses(*sides, starts) for r in rows]
-                    losses.append(np.stack([loss for loss, _ in found]))
+                    chunk_losses.append(np.stack([loss for loss, _ in found]))
                     chunks.append(found[0][1])
-                    sizes = np.array([len(text.encode()) for text in batch])
-                    num_bytes += int(sizes.sum())
-                    lost += int((sizes - starts.same_bytes)[~starts.complete].clip(0).sum())
-                    differing += int(np.count_nonzero(~starts.complete))
+                    size, behind = starts.bytes_of(batch)
+                    num_bytes, lost = num_bytes + size, lost + behind
+                    differing += starts.num_differing
                     advance(reader.consumed - consumed, len(sides[0].ids))
                     consumed = reader.consumed
     empty = np.zeros(0, np.int64)
@@ -307,7 +305,7 @@ def _read(
         documents.astype(np.int32),
         places,
         counts,
-        np.concatenate(losses, axis=1) if losses else np.zeros((len(maps), 0)),
+        np.concatenate(chunk_losses, axis=1) if chunk_losses else np.zeros((len(maps), 0)),
         np.concatenate(chunks) if chunks else empty,
         num_bytes,
         lost,
@@ -369,21 +367,14 @@ class _Measured:
         self.losses = self._losses_of(self.weights)
         self.recipe = self._losses_of(weights_at(recipe, seen.keys))
         s = seen.keys >> 32
-        first = np.zeros(projection.shape[0], np.int64)
-        first[:] = -1
-        entries = projection.edges.take(~projection.is_slot)
-        rows, place = np.unique(entries.student_ids, return_index=True)
-        first[rows] = entries.teacher_ids[place]
-        self.is_top = first[s] == (seen.keys & 0xFFFFFFFF)
+        self.is_top = projection.heaviest_teacher_ids[s] == (seen.keys & 0xFFFFFFFF)
         slots = projection.edges.take(projection.is_slot)
         slot_weight = np.zeros(projection.shape[0])
         slot_weight[slots.student_ids] = slots.weights
         self.slot_weight = slot_weight[s]
 
     def _losses_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        width = self.projection.shape[1]
-        loss: NDArray[np.float64] = -np.log((1 - EPSILON) * weights + EPSILON / width)
-        return loss
+        return losses(weights, self.projection.shape[1])
 
     def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weights of the map counted on this text, cut to as many entries per row."""
@@ -437,6 +428,7 @@ class _Measured:
             chunk_cross_entropy=interval(7, chunk),
         )
 
+    @cached_property
     def _totals(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         seen = self.seen
         counts = np.bincount(seen.places, seen.counts, len(seen.keys)).astype(np.float64)
@@ -444,7 +436,7 @@ class _Measured:
 
     def classes(self, name: str) -> list[ClassMeasures]:
         """Measure each class of student token over all text."""
-        counts, floor = self._totals()
+        counts, floor = self._totals
         kinds = token_classes(require_table(self.projection.student))[self.seen.keys >> 32]
         found = []
         for kind in np.unique(kinds).tolist():
@@ -464,7 +456,7 @@ class _Measured:
 
     def worst(self, name: str, number: int) -> list[WorstRow]:
         """Return the rows whose losses exceed the floor's most, over all text."""
-        counts, floor = self._totals()
+        counts, floor = self._totals
         students = self.seen.keys >> 32
         excess = np.bincount(students, counts * (self.losses - floor)) / max(1.0, counts.sum())
         rows = np.argsort(-excess, kind="stable")[:number]
@@ -481,13 +473,13 @@ class _Measured:
         teacher = require_table(self.projection.teacher)
         wanted = tuple(
             (
-                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF))[:_LONGEST_EXAMPLE],
+                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF))[:LONGEST_EXAMPLE],
                 float(counts[p] / total),
                 float(self.weights[p]),
             )
             for p in places[:3]
         )
-        token = require_table(self.projection.student).name(row)[:_LONGEST_EXAMPLE]
+        token = require_table(self.projection.student).name(row)[:LONGEST_EXAMPLE]
         return WorstRow(
             name=name, student_id=row, token=token, starts=int(total), excess=excess, wanted=wanted
         )
