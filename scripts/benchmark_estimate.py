@@ -28,8 +28,8 @@ from typing import Any
 
 import small_tokenizers
 
+from xtok.cooccurrence import PairEncoder, available_cores, batches
 from xtok.counting import TextCounter
-from xtok.pairs import PairEncoder, available_cores, batches
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer, load_tokenizer
 

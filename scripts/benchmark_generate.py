@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok.similarity import Cosine, one_thread_each
+from xtok.embeddings.similarity import Cosine
+from xtok.threads import one_thread_each
 
 STUDENT, TEACHER, DIMENSION = 128_256, 151_936, 384
 _BLOCK = 1024  # rows of the bare product at once: 0.6 GB with all of the teacher's columns

@@ -14,10 +14,10 @@ from conftest import REAL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xtok.chat_template import render_template
 from xtok.conversation import Conversation, MessageSpan, collate, render
+from xtok.conversation.formats import FORMATS
+from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
-from xtok.prompt_formats import FORMATS
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 CHAT: list[dict[str, Any]] = [

@@ -23,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xtok import counting, mapfile, pair_kernels, pairs, texts
+from xtok import cooccurrence, cooccurrence_kernels, counting, mapfile, texts
 from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig
+from xtok.cooccurrence import PairCounts, PairEncoder
 from xtok.counting import (
     CountedText,
     CountingPlan,
@@ -38,7 +39,6 @@ from xtok.counting import (
     smooth,
 )
 from xtok.errors import XtokError
-from xtok.pairs import PairCounts, PairEncoder
 from xtok.pipeline import build
 from xtok.prior import prior_edges
 from xtok.projection import Edges, ProjectionMap, RowKind
@@ -121,7 +121,7 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
     places = np.empty((2, min(len(student[0]), len(teacher[0]))), np.int64)
     num_starts, same_bytes = np.zeros((2, len(documents)), np.int64)
     complete = np.zeros(len(documents), np.bool_)
-    count = pair_kernels.common_starts(
+    count = cooccurrence_kernels.common_starts(
         *student, data, offsets, *teacher, data, offsets, *places, num_starts, same_bytes, complete
     )
     assert count == num_starts.sum()
@@ -141,11 +141,11 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
         skipped += left_out
     amounts = (*student, *teacher, *places[:, :count], num_starts, complete, 60, 3)
     none = np.zeros(0, np.int64)
-    found_pairs, found_skipped = pair_kernels.chunk_pairs(*amounts, none, none)
+    found_pairs, found_skipped = cooccurrence_kernels.chunk_pairs(*amounts, none, none)
     assert (found_pairs, found_skipped) == (len(expected_pairs), skipped)
     keys, shares = np.empty((2, found_pairs), np.int64)
     if found_pairs:
-        pair_kernels.chunk_pairs(*amounts, keys, shares)
+        cooccurrence_kernels.chunk_pairs(*amounts, keys, shares)
     found = zip((keys >> 32).tolist(), (keys & 0xFFFFFFFF).tolist(), shares.tolist(), strict=True)
     assert list(found) == expected_pairs
 
@@ -230,7 +230,7 @@ def test_chunks_share_a_unit(byte_level: Tokenizer, digits: Tokenizer, tmp_path:
     plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1, target="chunk"))
     counts = count_text(plan, byte_level, digits)
     twenty = token(digits, b"20")
-    expected = {token(byte_level, d) << 32 | twenty: pairs.UNIT // 2 for d in (b"2", b"0")}
+    expected = {token(byte_level, d) << 32 | twenty: cooccurrence.UNIT // 2 for d in (b"2", b"0")}
     assert dict(zip(counts.keys.tolist(), counts.counts.tolist(), strict=True)) == expected
 
 
@@ -325,8 +325,8 @@ def test_batches_threads_and_compression_change_nothing(
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
     assert same(count_text(plan_counting(byte_level, digits, [packed]), byte_level, digits), once)
-    monkeypatch.setattr(pairs, "BATCH_BYTES", 100)
-    monkeypatch.setattr(pairs.batches, "__defaults__", (100,))
+    monkeypatch.setattr(cooccurrence, "BATCH_BYTES", 100)
+    monkeypatch.setattr(cooccurrence.batches, "__defaults__", (100,))
     assert same(count_text(plan, byte_level, digits), once)
     monkeypatch.setattr(texts, "SHARD_BYTES", 1500)
     many = plan_counting(byte_level, digits, [corpus])
@@ -380,7 +380,7 @@ def interrupting(label: str, total: int) -> Iterator[Callable[[int, int], object
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs.batches, "__defaults__", (1000,))
+    monkeypatch.setattr(cooccurrence.batches, "__defaults__", (1000,))
     monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
 
 
@@ -411,7 +411,7 @@ def test_counting_goes_on_from_a_checkpoint(
 KILLED = """
 import sys, time
 from pathlib import Path
-from xtok import counting, mapfile, pairs, texts
+from xtok import counting, mapfile, cooccurrence, texts
 pairs.batches.__defaults__ = (2000,)
 texts.SHARD_BYTES = 5000
 save = counting._save_checkpoint

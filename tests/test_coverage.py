@@ -16,7 +16,7 @@ from xtok.config import BuildConfig
 from xtok.coverage import ClassCoverage, cover
 from xtok.describe import inspect
 from xtok.projection import ProjectionMap
-from xtok.report import loss_note
+from xtok.report.maps import loss_note
 from xtok.tokenizers import Tokenizer
 
 

@@ -15,9 +15,9 @@ from conftest import REAL, Cli
 from test_backends import word_piece
 from test_tokenizers import hf_folder_of_ranks
 
+from xtok.conversation.checks import Check
 from xtok.diagnosis import PROBE, TokenizerDiagnosis, doctor
 from xtok.sharing import overlap, overlap_csv
-from xtok.template_checks import Check
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
 

@@ -31,9 +31,9 @@ from test_mapfile import TINY, edited
 import xtok
 from xtok import mapfile
 from xtok.errors import OutputError, XtokError
-from xtok.nemo import to_nemo
+from xtok.mapfile._nemo import to_nemo
+from xtok.mapfile._tensorfile import MAX_BRACKETS, MAX_HEADER, file_parts
 from xtok.projection import ProjectionMap
-from xtok.tensorfile import MAX_BRACKETS, MAX_HEADER, file_parts
 from xtok.tokens import Entry, TokenType, decode_vocabulary, shortened
 
 TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")

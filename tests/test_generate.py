@@ -19,14 +19,14 @@ from safetensors.torch import save_file
 from test_stages import byte_ranks
 
 import xtok
-from xtok import checkpoint, embedding_sources
-from xtok.cache import Cache, default_folder
-from xtok.checkpoint import find_layer
 from xtok.config import GenerateConfig
-from xtok.embeddings import generate
+from xtok.embeddings import _checkpoint, _sources, generate
+from xtok.embeddings._checkpoint import find_layer
+from xtok.embeddings.cache import Cache, default_folder
+from xtok.embeddings.similarity import TILE, Cosine
 from xtok.errors import EmbeddingError, XtokError
 from xtok.projection import ProjectionMap, RowKind
-from xtok.similarity import TILE, Cosine, one_thread_each
+from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -266,13 +266,13 @@ def test_only_the_layers_bytes_are_read(models: Path, monkeypatch: pytest.Monkey
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) > 1
     read: dict[str, int] = {}
-    whole = checkpoint._read
+    whole = _checkpoint._read
 
     def counted(file: Any, size: int, path: Path) -> bytearray:
         read[path.name] = read.get(path.name, 0) + size
         return whole(file, size, path)
 
-    monkeypatch.setattr(checkpoint, "_read", counted)
+    monkeypatch.setattr(_checkpoint, "_read", counted)
     opened: list[str] = []
     open_path = Path.open
 
@@ -307,7 +307,7 @@ def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.d
 def test_a_large_matrix_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = torch.randn(50, 6).bfloat16()
     save_file({"wte.weight": matrix}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(checkpoint, "_READ_AT_ONCE", 64)
+    monkeypatch.setattr(_checkpoint, "_READ_AT_ONCE", 64)
     np.testing.assert_array_equal(find_layer(tmp_path).read(), matrix.float().numpy())
 
 
@@ -327,7 +327,7 @@ def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer, tmp_path: P
     folder = models / "student"
     pieces = load_tokenizer(str(folder))
     matrix = weights_of(folder)
-    source = embedding_sources.InputLayer(folder, None)
+    source = _sources.InputLayer(folder, None)
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
     vectors = source.embed(texts, xtok.progress.silent)
     for text, vector in zip(texts, vectors, strict=True):

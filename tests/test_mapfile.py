@@ -20,7 +20,7 @@ import xtok
 from xtok import mapfile
 from xtok.config import BuildConfig
 from xtok.errors import MapFileError, OutputError, XtokError
-from xtok.nemo import to_nemo
+from xtok.mapfile._nemo import to_nemo
 from xtok.projection import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import Entry, TokenType, Vocabulary, decode_vocabulary

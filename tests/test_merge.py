@@ -255,7 +255,7 @@ def test_a_map_by_xtok_whose_weights_were_trained(tmp_path: Path, suffix: str) -
     if suffix == ".safetensors":
         from safetensors.numpy import save_file as save
 
-        from xtok.packing import pack_metadata, pack_tensors
+        from xtok.mapfile._packing import pack_metadata, pack_tensors
 
         tensors = pack_tensors(before)
         tensors["weights"] = np.array([0.9, 0.2, 0.6, 0.4], np.float32)

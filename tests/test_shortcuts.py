@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load as library_load
 from safetensors.numpy import save as library_save
 
-from xtok.tensorfile import file_parts, read_tensors
+from xtok.mapfile._tensorfile import file_parts, read_tensors
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._files import ModelFiles
 from xtok.tokenizers._hf import HuggingFaceBackend

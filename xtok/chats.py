@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
-from xtok.chat_template import Message
 from xtok.conversation import Conversation, byte_offsets, render
+from xtok.conversation.templates import Message
 from xtok.tokenizers import Tokenizer
 
 

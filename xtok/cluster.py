@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from xtok.config import Target
+from xtok.cooccurrence import PairEncoder
 from xtok.counting import (
     CountedText,
     CountingPlan,
@@ -18,7 +19,6 @@ from xtok.counting import (
     merge_counts,
 )
 from xtok.errors import XtokError
-from xtok.pairs import PairEncoder
 from xtok.progress import TextProgress, silent_texts
 from xtok.texts import TextShard
 from xtok.tokenizers import Tokenizer, load_tokenizer

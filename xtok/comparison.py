@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.classes import TokenClass, token_classes
-from xtok.pairs import batches, edge_keys
+from xtok.cooccurrence import batches, edge_keys
 from xtok.projection import ProjectionMap
 from xtok.sides import require_same_pair
 from xtok.texts import ShardReader, find_texts, shards

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from xtok import mapfile
 from xtok.config import EstimateConfig, MultitokenConfig, Target
-from xtok.errors import XtokError
-from xtok.pairs import (
+from xtok.cooccurrence import (
     LONGEST_CHUNK,
     UNIT,
     PairCounts,
@@ -31,6 +30,7 @@ from xtok.pairs import (
     pair_edges,
     start_keys,
 )
+from xtok.errors import XtokError
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport, heaviest, sum_duplicates
 from xtok.sides import require_same_pair

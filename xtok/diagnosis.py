@@ -9,7 +9,7 @@ from pathlib import Path
 
 from xtok.canonical import match_bytes, match_roles
 from xtok.classes import suited_loss
-from xtok.template_checks import ChatChecks, Check, Level
+from xtok.conversation.checks import ChatChecks, Check, Level
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, TokenType, escape, shortened
 

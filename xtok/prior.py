@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.pairs import PairCounts, PairEncoder, batches, pair_edges, start_keys
+from xtok.cooccurrence import PairCounts, PairEncoder, batches, pair_edges, start_keys
 from xtok.progress import Progress, silent
 from xtok.projection import Edges
 from xtok.tokens import TokenTable, TokenType

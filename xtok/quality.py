@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from xtok.classes import TokenClass, token_classes
 from xtok.comparison import LONGEST_EXAMPLE
 from xtok.config import MultitokenConfig, SortCutConfig
+from xtok.cooccurrence import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.counting import EPSILON, losses, weights_at
 from xtok.errors import XtokError
-from xtok.pairs import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, heaviest
 from xtok.sides import require_same_pair, require_table
@@ -346,7 +346,7 @@ class _Rows(NamedTuple):
         self, student: Side, teacher: Side, starts: Starts
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the sum of each document's chunk losses, and the number of its chunks."""
-        from xtok.pair_kernels import chunk_losses
+        from xtok.cooccurrence_kernels import chunk_losses
 
         losses = np.zeros(len(starts.num_starts))
         chunks = np.zeros(len(starts.num_starts), np.int64)

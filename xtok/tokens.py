@@ -374,6 +374,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text):,} in all)"
 
 
+def quoted(token: str | None, token_id: int) -> str:
+    """Return an escaped token in quotes, so that its spaces are seen; without tokens, its id."""
+    return f"#{token_id}" if token is None else f"'{shortened(token)}'"
+
+
 def _shown(data: bytes) -> str:
     return shortened(escape(data))
 

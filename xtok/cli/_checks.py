@@ -81,7 +81,9 @@ def explain(
         if json:
             print(report.to_json(rows))  # noqa: T201
         else:
-            report.print_explanations(rows)
+            from xtok.report.maps import print_explanations
+
+            print_explanations(rows)
 
 
 def verify(
@@ -120,6 +122,8 @@ def verify(
         if json:
             print(report.to_json(found))  # noqa: T201
         else:
-            report.print_verification(found)
+            from xtok.report.maps import print_verification
+
+            print_verification(found)
     if found.failed:
         raise typer.Exit(3)

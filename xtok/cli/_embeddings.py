@@ -125,7 +125,8 @@ def generate(
     )
     with command(quiet):
         check_output(output)
-        from xtok import cache, embeddings, report
+        from xtok import embeddings, report
+        from xtok.embeddings import cache
 
         kept = cache.Cache(cache_dir or cache.default_folder(), recompute=force_recompute)
         embeddings.check_source(embedding_model, options, embedding_revision, kept)

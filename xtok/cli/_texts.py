@@ -187,7 +187,7 @@ def evaluate(
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
     with command(quiet):
-        from xtok import quality, quality_tables, report, sides, texts
+        from xtok import quality, report, sides, texts
 
         texts.find_texts(text)
         maps = [
@@ -223,7 +223,9 @@ def evaluate(
         if json:
             print(report.to_json(found))  # noqa: T201
         else:
-            quality_tables.print_evaluation(found)
+            from xtok.report.quality import print_evaluation
+
+            print_evaluation(found)
         missed = found.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
         report.print_notes(missed)
     if missed:
@@ -259,7 +261,7 @@ def compare(
     if bool(text) != (student_model is not None):
         raise typer.BadParameter("--text and --student-model go together")
     with command(quiet):
-        from xtok import comparison, quality_tables, report, sides, texts
+        from xtok import comparison, report, sides, texts
 
         texts.find_texts(text or [])
         maps = [
@@ -280,4 +282,6 @@ def compare(
         if json:
             print(report.to_json(found))  # noqa: T201
         else:
-            quality_tables.print_comparison(found)
+            from xtok.report.quality import print_comparison
+
+            print_comparison(found)

@@ -39,7 +39,9 @@ def doctor(
         if json:
             print(report.to_json(found))  # noqa: T201
         else:
-            report.print_diagnosis(found)
+            from xtok.report.tokenizers import print_diagnosis
+
+            print_diagnosis(found)
     if found.failed:
         raise typer.Exit(3)
 
@@ -79,7 +81,9 @@ def overlap(
         elif csv:
             print(sharing.overlap_csv(found), end="")  # noqa: T201
         else:
-            report.print_overlap(found)
+            from xtok.report.tokenizers import print_overlap
+
+            print_overlap(found)
 
 
 def _load_all(

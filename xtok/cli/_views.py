@@ -63,7 +63,9 @@ def inspect(
         if json:
             print(report.to_json(description))  # noqa: T201
         else:
-            report.print_description(description, classes=classes)
+            from xtok.report.maps import print_description
+
+            print_description(description, classes=classes)
             if classes and description.coverage is None:
                 report.print_notes(["the map carries no tokens, so no classes"])
 
@@ -147,7 +149,7 @@ def align(
     data = read_text(text, file) if chat is None else b""
     conversation = {} if chat is None else read_chat(chat)
     with command(quiet):
-        from xtok import aligner, chats, display, report
+        from xtok import aligner, chats, report
 
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = load(student_model, student_revision, None, student_pattern, **safety)
@@ -168,4 +170,6 @@ def align(
         if json:
             print(report.to_json(alignment))  # noqa: T201
         else:
-            display.print_alignment(alignment)
+            from xtok.report.alignment import print_alignment
+
+            print_alignment(alignment)

@@ -26,7 +26,7 @@ from xtok.runtime import (
     sparse_pair,
     work_dtype,
 )
-from xtok.similarity import one_thread_each
+from xtok.threads import one_thread_each
 
 Result = TypeVar("Result")
 

@@ -26,8 +26,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from xtok.errors import XtokError
-from xtok.tracking import (
+from xtok.conversation._tracking import (
     Mark,
     Path,
     Run,
@@ -38,6 +37,7 @@ from xtok.tracking import (
     join_with,
     tracked,
 )
+from xtok.errors import XtokError
 
 Message = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else the template knows."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.chat_template import Message, Rendering, check_messages, render_template
+from xtok.conversation._tracking import Run
+from xtok.conversation.formats import FORMATS, PromptFormat
+from xtok.conversation.templates import Message, Rendering, check_messages, render_template
 from xtok.errors import XtokError
-from xtok.prompt_formats import FORMATS, PromptFormat
 from xtok.tokenizers import Tokenizer
-from xtok.tracking import Run
 
 _PROBE = ({"role": "user", "content": "x"},)
 

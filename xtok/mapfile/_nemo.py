@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xtok._version import __version__
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError, OutputError
-from xtok.packing import MALFORMED, pack_metadata, pack_tensors, require, unpack
+from xtok.mapfile._packing import MALFORMED, pack_metadata, pack_tensors, require, unpack
 from xtok.projection import (
     Edges,
     ProjectionMap,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xtok.conversation import find_template, render
+from xtok.conversation.formats import PromptFormat
 from xtok.errors import XtokError
-from xtok.prompt_formats import PromptFormat
 from xtok.tokenizers import Tokenizer
 
 Level = Literal["ok", "note", "warning", "failed"]

@@ -43,7 +43,7 @@ class PairCounts:
 
     def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64]) -> None:
         """Add amounts (of length 1: the same for all) to keys, `student_id << 32 | teacher_id`."""
-        from xtok.pair_kernels import add_counts
+        from xtok.cooccurrence_kernels import add_counts
 
         done = 0
         while done < len(keys):
@@ -55,7 +55,7 @@ class PairCounts:
                 self._grow()
 
     def _grow(self) -> None:
-        from xtok.pair_kernels import add_counts
+        from xtok.cooccurrence_kernels import add_counts
 
         used = self._keys >= 0
         keys, counts = self._keys[used], self._counts[used]
@@ -90,7 +90,7 @@ class Side(NamedTuple):
 
 
 class Starts(NamedTuple):
-    """Where tokens of both sides begin at one byte; see `pair_kernels.common_starts`."""
+    """Where tokens of both sides begin at one byte; see `cooccurrence_kernels.common_starts`."""
 
     s_starts: NDArray[np.int64]
     t_starts: NDArray[np.int64]
@@ -146,7 +146,7 @@ class PairEncoder:
 
     def starts(self, student: Side, teacher: Side) -> Starts:
         """Find the common starts of documents that `encode` returned."""
-        from xtok.pair_kernels import common_starts
+        from xtok.cooccurrence_kernels import common_starts
 
         (s_data, s_offsets), (t_data, t_offsets) = self._tables
         room = min(student.num_tokens, teacher.num_tokens)
@@ -216,7 +216,7 @@ def chunk_keys(
     Every token of a chunk goes with every token of its other side: a chunk of n and m tokens
     counts `UNIT`, shared by its n * m pairs.
     """
-    from xtok.pair_kernels import chunk_pairs
+    from xtok.cooccurrence_kernels import chunk_pairs
 
     def run(keys: NDArray[np.int64], amounts: NDArray[np.int64]) -> tuple[int, int]:
         count, skipped = chunk_pairs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,23 +22,6 @@ one thread, so that its bits depend neither on the chunk size nor on the number 
 CUDA_TILE = (4096, 16384)
 
 _GROUP = 128  # columns whose largest value stands for them, in the top-k on a GPU
-
-
-@contextmanager
-def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Give a pool of as many threads as PyTorch would use, each of which computes alone.
-
-    The calling thread computes alone as well, so that no result depends on the number of threads.
-    """
-    import torch
-
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count, "xtok", torch.set_num_threads, (1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(count)
 
 
 class Cosine:

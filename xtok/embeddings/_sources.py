@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.cache import Cache
-from xtok.checkpoint import find_layer
 from xtok.config import Dtype
+from xtok.embeddings._checkpoint import find_layer
+from xtok.embeddings.cache import Cache
+from xtok.embeddings.similarity import Vectors
 from xtok.errors import EmbeddingError
 from xtok.hub import find_file, find_folder
 from xtok.progress import Progress
-from xtok.similarity import Vectors, one_thread_each
+from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokens import TokenTable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xtok.chat_template import Message
+from xtok.conversation.templates import Message
 from xtok.errors import XtokError
 from xtok.tokens import TokenTable
 

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.cache import Cache, default_folder
 from xtok.canonical import match_bytes
 from xtok.config import POWER_OF_LARGEST, GenerateConfig
-from xtok.embedding_sources import (
+from xtok.embeddings._sources import (
     Source,
     open_source,
     own_embeddings,
     table_embeddings,
 )
+from xtok.embeddings.cache import Cache, default_folder
+from xtok.embeddings.similarity import Cosine, Vectors
 from xtok.errors import EmbeddingError, XtokError
 from xtok.progress import Progress, silent
 from xtok.projection import Edges, ProjectionMap, RowKind
 from xtok.sides import require_table
-from xtok.similarity import Cosine, Vectors, one_thread_each
 from xtok.stages import finished, history_with, stage_report, undecodable_tokens
+from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.tokens import TokenTable, TokenType
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError, OutputError
-from xtok.nemo import from_nemo, from_padded, from_trained, to_nemo
-from xtok.packing import MALFORMED, assemble, pack_metadata, pack_tensors, unpack
+from xtok.mapfile._nemo import from_nemo, from_padded, from_trained, to_nemo
+from xtok.mapfile._packing import MALFORMED, assemble, pack_metadata, pack_tensors, unpack
+from xtok.mapfile._tensorfile import file_parts, read_tensors
 from xtok.projection import ProjectionMap
 from xtok.projection import transpose as transposed
-from xtok.tensorfile import file_parts, read_tensors
 from xtok.tokens import Vocabulary
 
 SUFFIXES = (".safetensors", ".pt")

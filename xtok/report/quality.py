@@ -9,18 +9,18 @@ from rich.table import Table
 
 from xtok.comparison import Comparison
 from xtok.quality import Evaluation, Interval
-from xtok.report import _plain, _table, _text
+from xtok.report._tables import cell, header, new_console, new_table
 
 
 def print_evaluation(found: Evaluation, console: Console | None = None) -> None:
     """Print the maps side by side for each group of text, then classes and worst rows."""
-    console = console or Console(highlight=False)
+    console = console or new_console()
     names = list(dict.fromkeys(m.name for m in found.measures))
     numbers = {name: f"{n}" for n, name in enumerate(names, start=1)}
     with console.capture() as captured:
         console.print(_measures(found, numbers))
         for name, number in numbers.items():
-            console.print(_text(f"map {number}: {name}"))
+            console.print(cell(f"map {number}: {name}"))
         console.print(_classes(found, names, numbers))
         if found.worst_rows:
             console.print(_worst(found, numbers))
@@ -28,14 +28,14 @@ def print_evaluation(found: Evaluation, console: Console | None = None) -> None:
 
 
 def _measures(found: Evaluation, numbers: dict[str, str]) -> Table:
-    table = _table("text, map", "cross-entropy", "coverage", "top-1", "closed", "chunks")
+    table = new_table("text, map", "cross-entropy", "coverage", "top-1", "closed", "chunks")
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = True
     for group, grouped in groupby(found.measures, key=lambda m: m.group):
         measures = list(grouped)
         table.add_section()
-        table.add_row(_text(group))
+        table.add_row(cell(group))
         for label in ("recipe", "floor"):
             values = list(dict.fromkeys(f"{getattr(m, label):.3f}" for m in measures))
             table.add_row(f"  {label}", " / ".join(values))
@@ -73,7 +73,7 @@ def _classes(found: Evaluation, names: list[str], numbers: dict[str, str]) -> Ta
     """One row per class; a column per map, at most four of them."""
     shown = names[:4]
     heads = [f"map {numbers[name]}" if len(names) > 1 else "cross-entropy" for name in shown]
-    table = _table("student token", "starts", "floor", *heads)
+    table = new_table("student token", "starts", "floor", *heads)
     for column in table.columns[1:]:
         column.justify = "right"
     by_name = {(c.name, c.token_class): c for c in found.classes}
@@ -84,20 +84,20 @@ def _classes(found: Evaluation, names: list[str], numbers: dict[str, str]) -> Ta
 
 
 def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
-    table = _table("worst rows", "map", "excess", "wanted, its share, and the map's weight")
+    table = new_table("worst rows", "map", "excess", "wanted, its share, and the map's weight")
     for column in table.columns[1:3]:
         column.justify = "right"
     for row in found.worst_rows:
         wanted = "\n".join(f"'{t}' {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted)
-        token = _text(f"'{row.token}' #{row.student_id}")
-        table.add_row(token, numbers[row.name], f"{row.excess:.4f}", _text(wanted))
+        token = cell(f"'{row.token}' #{row.student_id}")
+        table.add_row(token, numbers[row.name], f"{row.excess:.4f}", cell(wanted))
     table.caption = "excess: what the row adds to the cross-entropy above the floor"
     return table
 
 
 def print_comparison(found: Comparison, console: Console | None = None) -> None:
     """Print how many rows differ, by class, and examples."""
-    console = console or Console(highlight=False)
+    console = console or new_console()
     with console.capture() as captured:
         console.print(_overview(found))
         if found.classes:
@@ -108,7 +108,7 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
 
 
 def _overview(found: Comparison) -> Table:
-    table = _table(_plain(f"{found.student} → {found.teacher}"), "")
+    table = new_table(header(f"{found.student} → {found.teacher}"), "")
     table.columns[1].justify = "right"
     table.add_row("rows", f"{found.rows:,}")
     total = max(1, found.rows)
@@ -123,7 +123,7 @@ def _overview(found: Comparison) -> Table:
 
 
 def _class_differences(found: Comparison) -> Table:
-    table = _table("student token", "rows", "that differ", "mean distance")
+    table = new_table("student token", "rows", "that differ", "mean distance")
     for column in table.columns[1:]:
         column.justify = "right"
     for c in found.classes:
@@ -135,15 +135,15 @@ def _class_differences(found: Comparison) -> Table:
 
 def _examples(found: Comparison) -> Table:
     share = ["share of text"] if found.weighted_by_text else []
-    table = _table("row", "distance", *share, "first map", "second map")
+    table = new_table("row", "distance", *share, "first map", "second map")
     table.columns[1].justify = "right"
     for row in found.examples:
         table.add_row(
-            _text(f"'{row.token}' #{row.student_id}"),
+            cell(f"'{row.token}' #{row.student_id}"),
             f"{row.distance:.3f}",
             *([f"{row.share:.3%}"] if share else []),
             *(
-                _text("\n".join(f"{w:.4f} '{t}'" for t, w in entries[:4]) or "(nothing)")
+                cell("\n".join(f"{w:.4f} '{t}'" for t, w in entries[:4]) or "(nothing)")
                 for entries in (row.first, row.second)
             ),
         )

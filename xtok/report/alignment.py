@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xtok.aligner import TextAlignment
+from xtok.report._tables import new_console
 
 _COLOURS = ("cyan", "green", "magenta", "blue")
 _BETWEEN = "¦"  # between the tokens of one chunk
@@ -46,7 +47,7 @@ class _Block:
 
 def print_alignment(alignment: TextAlignment, console: Console | None = None) -> None:
     """Print both rows of tokens, wrapped to the console, and the statistics."""
-    print(draw(alignment, console or Console(highlight=False)), end="")  # noqa: T201
+    print(draw(alignment, console or new_console()), end="")  # noqa: T201
 
 
 def draw(alignment: TextAlignment, console: Console) -> str:

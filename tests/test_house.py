@@ -1,0 +1,73 @@
+"""The picture of the house in CONTRIBUTING.md and the tree agree."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "xtok"
+OUTSIDE = {"__init__", "__main__"}  # they import anything, and nothing imports them
+EXCEPTIONS = {("projection", "mapfile")}  # ProjectionMap.save and .load
+
+
+def floors() -> dict[str, int]:
+    """Return the line of the table that each module or package stands on."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `xtok/")]
+    found: dict[str, int] = {}
+    for floor, row in enumerate(rows):
+        for path in re.findall(r"`xtok/([^`]+)`", row):
+            name = path.removesuffix(".py").removesuffix("/")
+            assert name not in found, f"{name} stands on two lines"
+            assert (PACKAGE / path).exists(), path
+            found[name] = floor
+    return found
+
+
+def test_the_table_has_every_module() -> None:
+    """Modules and packages of the tree, no more and no fewer."""
+    there = {p.stem for p in PACKAGE.glob("*.py")} | {p.parent.name for p in PACKAGE.glob("*/*.py")}
+    assert there - OUTSIDE == floors().keys()
+
+
+def test_imports_come_from_above() -> None:
+    """Those within functions too, and those for types only."""
+    floor = floors()
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        above = floor.get(name, len(floor))
+        wrong += [
+            f"{path.relative_to(ROOT)} imports {imported}"
+            for imported in imports(path)
+            if floor.get(imported, 0) > above and (name, imported) not in EXCEPTIONS
+        ]
+    assert not wrong
+
+
+def test_private_names_stay_in_their_folder() -> None:
+    """A module with an underscore is imported by its own package only."""
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("xtok."):
+                continue
+            parts = (node.module or "").split(".")
+            names = [*parts[2:], *(alias.name for alias in node.names)]
+            private = any(n.startswith("_") and not n.startswith("__") for n in names)
+            if private and path.relative_to(PACKAGE).parts[0] != parts[1]:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong
+
+
+def imports(path: Path) -> set[str]:
+    """Return what a file imports of the package's modules."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            first, *rest = node.module.split(".")
+            if first == "xtok":
+                found |= {rest[0]} if rest else {alias.name for alias in node.names}
+    return found

@@ -1,0 +1,85 @@
+"""What people see: lines on stderr, progress bars and JSON; the modules here have the tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from xtok.tokens import printable, quoted
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from xtok.describe import RowDescription
+    from xtok.projection import StageReport
+
+
+@contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Show a bar on stderr, on a terminal only."""
+    from tqdm import tqdm
+
+    with tqdm(
+        total=total, desc=label, unit="tok", unit_scale=True, disable=None, leave=False
+    ) as bar:
+        yield bar.update
+
+
+@contextmanager
+def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+    """Show a bar of the bytes of text with tokens per second on stderr, on a terminal only."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        done = 0
+
+        def advance(size: int, tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            elapsed = bar.format_dict["elapsed"]
+            if not bar.disable and elapsed:
+                bar.set_postfix_str(f"{done / elapsed:,.0f} student tok/s", refresh=False)
+            bar.update(size)
+
+        yield advance
+
+
+def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
+    """Return a dataclass as one JSON object, or several as a list; tokens are escaped."""
+    shown = [asdict(r) for r in result] if isinstance(result, Sequence) else asdict(result)
+    return json.dumps(shown, ensure_ascii=False, indent=2)
+
+
+def print_reports(reports: Iterable[StageReport]) -> None:
+    """Print what the stages did and left out on stderr, a line each."""
+    for report in reports:
+        counts = ", ".join(f"{_number(n)} {what}" for what, n in report.counts.items() if n)
+        print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
+        print_notes((*report.failures, *report.notes))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print what is to be known on stderr, a line each."""
+    for note in notes:
+        print(f"note: {printable(note)}", file=sys.stderr)  # noqa: T201
+
+
+def print_error(message: str, hint: str) -> None:
+    """Print what went wrong with one of several things on stderr, as the command line does."""
+    print(f"error: {printable(message)}\nhint: {printable(hint)}", file=sys.stderr)  # noqa: T201
+
+
+def print_examples(rows: Iterable[RowDescription]) -> None:
+    """Print rows of a map on stderr, a line each."""
+    for row in rows:
+        entries = "  ".join(f"{quoted(e.token, e.teacher_id)} {e.weight:.4f}" for e in row.entries)
+        token = quoted(row.token, row.student_id)
+        print(f"{row.kind:>8}  {token} → {entries or '(nothing)'}", file=sys.stderr)  # noqa: T201
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"

@@ -1,0 +1,202 @@
+"""What a map holds, why its rows are as they are, and whether its file is sound, in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xtok.coverage import Coverage
+from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
+from xtok.explanation import Explanation, SpelledPiece
+from xtok.report._tables import STYLES, cell, header, new_console, new_table
+from xtok.tokens import quoted
+from xtok.verification import Verification
+
+
+def print_description(
+    description: MapDescription, console: Console | None = None, *, classes: bool = False
+) -> None:
+    """Print a map's description as tables that fit 80 columns; by class of token on request."""
+    console = console or new_console()
+    with console.capture() as captured:  # Rich has an exit of its own for a closed pipe
+        for table in (
+            _overview(description),
+            _rows(description),
+            _columns(description),
+            *([_classes(description.coverage)] if classes and description.coverage else []),
+            *([_examples(description.examples)] if description.examples else []),
+        ):
+            console.print(table)
+        if classes and description.coverage:
+            console.print(cell(loss_note(description.coverage)))
+    print(captured.get(), end="")  # noqa: T201
+
+
+def _overview(d: MapDescription) -> Table:
+    table = new_table("map", "student (rows)", "teacher (columns)")
+    for label, show in _SIDE_ROWS.items():
+        table.add_row(label, cell(show(d.student)), cell(show(d.teacher)))
+    table.add_section()
+    for step in d.history:
+        options = ", ".join(f"{k}={v}" for k, v in sorted(step["options"].items()))
+        table.add_row("made by", cell(str(step["stage"])), cell(options))
+    table.add_row("entries", f"{d.nnz:,}", f"at most {d.top_k} per row")
+    return table
+
+
+_SIDE_ROWS: Mapping[str, Callable[[SideDescription], str]] = {
+    "model": lambda s: s.model_id + (f" @ {s.revision}" if s.revision else ""),
+    "read as": lambda s: s.backend or "unknown",
+    "width": lambda s: f"{s.vocab_size:,} (from the {s.width_source})",
+    "tokens": lambda s: (
+        ", ".join(f"{n:,} {kind}" for kind, n in s.token_types.items()) or "unknown"
+    ),
+}
+
+
+def _rows(d: MapDescription) -> Table:
+    total = sum(d.rows_by_kind.values())
+    table = new_table("rows by kind", "rows", "share", "rows by entries", "rows", "share")
+    for column in (1, 2, 4, 5):
+        table.columns[column].justify = "right"
+    kinds = [(kind, n) for kind, n in d.rows_by_kind.items()]
+    if d.enable_scale_trick:
+        kinds.append(("with a scale slot", d.rows_with_slot))
+    sizes = [(str(size), n) for size, n in d.rows_by_entries.items()]
+    if len(sizes) > 8:
+        tail = sum(n for _, n in sizes[7:])
+        sizes = [*sizes[:7], (f"{sizes[7][0]} or more", tail)]
+    for i in range(max(len(kinds), len(sizes))):
+        cells: list[str] = []
+        for part in (kinds, sizes):
+            label, n = part[i] if i < len(part) else ("", -1)
+            cells += [label, f"{n:,}", f"{n / total:.2%}"] if n >= 0 else ["", "", ""]
+        table.add_row(*cells)
+    return table
+
+
+def _classes(found: Coverage) -> Table:
+    table = new_table("class", "rows", "exact", "entries", "slot", "teacher", "unused")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for c in found.classes:
+        rows = [f"{c.rows:,}"] + ["-"] * 3
+        if c.rows:
+            of_rows = (f"{c.exact / c.rows:.1%}", f"{c.mean_entries:.2f}", f"{c.slot_share:.1%}")
+            rows[1:] = of_rows
+        unused = f"{c.teacher_unreached:,}" if c.teacher_ids else "-"
+        table.add_row(c.label, *rows, f"{c.teacher_ids:,}", unused)
+    table.caption = (
+        "entries: per row with any, without its slot; slot: weight on slots; unused: teacher "
+        "tokens that no row leads to"
+    )
+    return table
+
+
+def loss_note(found: Coverage) -> str:
+    """Return what a map's classes say of the choice of a loss, as a sentence."""
+    note = f"{found.loss} suits: {found.why}"
+    if found.numerals and "numerals" not in note:
+        note += f"; {found.numerals_exact:,} of {found.numerals:,} numerals have one"
+    return note
+
+
+def _columns(d: MapDescription) -> Table:
+    share = d.columns_used / d.teacher.vocab_size
+    table = new_table("largest columns", "id", "rows", "weight")
+    for column in (1, 2, 3):
+        table.columns[column].justify = "right"
+    for c in d.largest_columns:
+        table.add_row(
+            cell(quoted(c.token, c.teacher_id)),
+            str(c.teacher_id),
+            f"{c.rows:,}",
+            f"{c.weight:,.2f}",
+        )
+    table.caption = f"{d.columns_used:,} of {d.teacher.vocab_size:,} columns in use ({share:.1%})"
+    if d.enable_scale_trick:
+        table.caption += f"; {d.slot_share:.2%} of all weight is on scale slots"
+    return table
+
+
+def _examples(rows: Iterable[RowDescription]) -> Table:
+    table = new_table("student token", "id", "kind", "teacher tokens")
+    table.columns[1].justify = "right"
+    for row in rows:
+        table.add_row(
+            cell(quoted(row.token, row.student_id)),
+            str(row.student_id),
+            row.kind,
+            cell("\n".join(_entry(e) for e in row.entries) or "(nothing)"),
+        )
+    return table
+
+
+def _entry(e: EntryDescription) -> str:
+    slot = " (slot)" if e.is_slot else ""
+    return f"{e.weight:.4f} {quoted(e.token, e.teacher_id)}{slot}"
+
+
+def print_verification(found: Verification, console: Console | None = None) -> None:
+    """Print one line per check, and a last one that sums them up."""
+    console = console or new_console()
+    widest = max(len(check.name) for check in found.checks)
+    for check in found.checks:
+        line = Text()
+        line.append(check.level.ljust(8), style=STYLES.get(check.level, "dim"))
+        line.append(check.name.ljust(widest + 2))
+        line.append_text(cell(check.message))
+        console.print(line, soft_wrap=True)
+    failed = f"failed: {', '.join(found.failed)}" if found.failed else "every check holds"
+    console.print(cell(f"{found.path}: {failed}"), soft_wrap=True)
+
+
+def print_explanations(rows: Iterable[Explanation], console: Console | None = None) -> None:
+    """Print why rows are as they are, as tables that fit 80 columns."""
+    console = console or new_console()
+    with console.capture() as captured:
+        for row in rows:
+            console.print(_about(row))
+            if row.entries:
+                console.print(_explained(row))
+    print(captured.get(), end="")  # noqa: T201
+
+
+def _about(row: Explanation) -> Table:
+    table = new_table(f"student id {row.student_id}", header(f"'{_short(row.token)}'"))
+    table.add_row("bytes", _short(row.bytes) or "none")
+    is_text = [row.token_class] if row.bytes else []
+    table.add_row("type", "; ".join([row.type.replace("_", " "), *is_text]))
+    if row.roles:
+        table.add_row("roles", cell(", ".join(row.roles)))
+    table.add_row(row.kind, row.why)
+    if row.forward is not None:
+        table.add_row("forward", cell(_pieces(row.forward) or "the teacher cannot spell it"))
+    if row.reverse is not None:
+        more = f" and {row.reverse_count or 0:,} in all" if (row.reverse_count or 0) > 10 else ""
+        table.add_row("reverse", cell((_pieces(row.reverse) or "no teacher token") + more))
+    for stage in row.stages:
+        name, _, what = stage.partition(": ")
+        table.add_row(cell(name), cell(what))
+    return table
+
+
+def _pieces(pieces: Sequence[SpelledPiece]) -> str:
+    shown = [f"'{_short(p.token)}' {f'{p.weight:.4f}' if p.weight else '-'}" for p in pieces[:10]]
+    return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _explained(row: Explanation) -> Table:
+    table = new_table("weight", "id", "teacher token", "what it is to the student's")
+    table.columns[1].justify = "right"
+    for e in row.entries:
+        token = cell(f"'{_short(e.token)}'")
+        table.add_row(f"{e.weight:.4f}", str(e.teacher_id), token, e.relation)
+    return table

@@ -1,0 +1,74 @@
+"""What there is to know of tokenizers, alone and in pairs, in 80 columns."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+from xtok.report._tables import STYLES, cell, header, new_console, new_table
+from xtok.sharing import Overlap
+
+
+def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
+    """Print a page per tokenizer, and what a map between two will meet, in 80 columns."""
+    console = console or new_console()
+    for one in found.tokenizers:
+        console.print(_page(one))
+    if found.pair is not None:
+        console.print(_pair(found.pair))
+    if found.failed:
+        console.print(cell(f"failed: {'; '.join(found.failed)}"))
+
+
+def _page(one: TokenizerDiagnosis) -> Table:
+    table = new_table(header(one.model_id), "", "finding")
+    name = ""
+    for check in one.checks:
+        repeated = "" if check.name == name else check.name
+        name = check.name
+        level = Text(check.level, STYLES[check.level])
+        table.add_row(cell(repeated), level, cell(check.message))
+    return table
+
+
+def _pair(pair: PairDiagnosis) -> Table:
+    table = new_table("a map between them", header(pair.student), header(pair.teacher))
+    share = f"{pair.shared:,} by bytes, {pair.student_share:.1%} of the student's"
+    table.add_row("role in the map", "student (rows)", "teacher (columns)")
+    table.add_row("shared tokens", share, "")
+    table.add_row("digits in a token", f"at most {pair.digits[0]}", f"at most {pair.digits[1]}")
+    numerals = f"{pair.numerals:,} of several digits"
+    table.add_row("numerals", numerals, f"has {pair.numerals_shared:,} of these")
+    table.add_row("spaces in a token", f"at most {pair.spaces[0]}", f"at most {pair.spaces[1]}")
+    lonely = ", ".join(pair.roles_without_counterpart) or "none"
+    table.add_row("roles alone", lonely, "")
+    table.add_row("loss that suits", pair.loss, cell(pair.why))
+    return table
+
+
+def print_overlap(found: Overlap, console: Console | None = None) -> None:
+    """Print the matrix in blocks of columns that fit: shares above the diagonal, counts below."""
+    console = console or new_console()
+    places = range(len(found.model_ids))
+    for start in range(0, len(places), _COLUMNS):
+        block = places[start : start + _COLUMNS]
+        table = new_table("tokenizer", *(str(j + 1) for j in block))
+        for column in table.columns[1:]:
+            column.justify = "right"
+            column.no_wrap = True
+        for i in places:
+            cells = (
+                f"{found.shares[i][j]:.1%}" if j > i else f"{found.counts[i][j]:,}" for j in block
+            )
+            table.add_row(cell(f"{i + 1} {found.model_ids[i]}"), *cells)
+        if block[-1] == places[-1]:
+            table.caption = (
+                "on the diagonal: different byte strings; below it: those that both have; above "
+                "it: as a share of the smaller vocabulary"
+            )
+        console.print(table)
+
+
+_COLUMNS = 6

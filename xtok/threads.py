@@ -1,0 +1,24 @@
+"""Threads that compute with PyTorch, each alone, so that no result depends on their number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+
+@contextmanager
+def one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    """Give a pool of as many threads as PyTorch would use, each of which computes alone.
+
+    The calling thread computes alone as well, so that no result depends on the number of threads.
+    """
+    import torch
+
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count, "xtok", torch.set_num_threads, (1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(count)
