@@ -87,7 +87,9 @@ def measure(
 
         maps = {
             "build": build(student, teacher, BuildConfig(top_k=k)),
+            "recipe": build(student, teacher, BuildConfig(top_k=k, scale_trick=False)),
             "no corpus": sort_cut(base, SortCutConfig(top_k=k)),
+            "for p-kl": build(student, teacher, BuildConfig.for_loss("p-kl", top_k=k)),
             "counted": counted(list(trained.values())),
             "hindsight": counted(list(measured.values()), alpha=1e-3),
         }
@@ -110,6 +112,7 @@ def measure(
                 "recipe": m.recipe,
                 "floor": m.floor,
                 "cross_entropy": m.cross_entropy.value,
+                "chunk_cross_entropy": m.chunk_cross_entropy.value,
                 "closed": m.closed and m.closed.value,
                 "interval": m.closed and [m.closed.low, m.closed.high],
                 "coverage_of_floor": m.coverage_of_floor,
@@ -160,7 +163,10 @@ def print_pair(pair: str, rows: list[dict[str, Any]], languages: list[str]) -> N
 
 def print_means(rows: list[dict[str, Any]]) -> None:
     """Print means over all pairs and languages."""
-    print("\nall pairs: closed, mean and least; least coverage of the floor's")
+    print(
+        "\nall pairs: closed, mean and least; least coverage of the floor's; mean cross-entropy at "
+        "starts and over chunks"
+    )
     for k in CUTS:
         for name in dict.fromkeys(r["map"] for r in rows):
             own = [r for r in rows if r["map"] == name and r["k"] == k]
@@ -168,7 +174,14 @@ def print_means(rows: list[dict[str, Any]]) -> None:
             if closed:
                 least = min(r["coverage_of_floor"] for r in own)
                 mean = math.fsum(closed) / len(closed)
-                print(f"{name:12} k={k} {mean:6.3f} {min(closed):6.2f}   {least:.4f}")
+                starts, chunks = (
+                    math.fsum(r[key] for r in own) / len(own)
+                    for key in ("cross_entropy", "chunk_cross_entropy")
+                )
+                print(
+                    f"{name:12} k={k} {mean:6.3f} {min(closed):6.2f}   {least:.4f}"
+                    f"   {starts:.3f} {chunks:.3f}"
+                )
 
 
 if __name__ == "__main__":
