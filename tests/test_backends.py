@@ -13,6 +13,7 @@ import pytest
 from conftest import REAL
 from test_tokenizers import error_of, hf_folder_of_ranks, spelled, table_of
 
+from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokens import TokenType
 
@@ -214,6 +215,49 @@ def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: 
     assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        *["[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}'],
+        '{"5": {"content": "\\ud800"}}',
+    ],
+)
+def test_added_tokens_of_a_folder_that_are_none(small: Path, tmp_path: Path, tokens: str) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(f'{{"added_tokens_decoder": {tokens}}}')
+    assert error_of(tmp_path) == f"the added_tokens_decoder in {path} is not what its name says"
+
+
+def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text("[" * 100_000)
+    assert error_of(tmp_path) == f"{path} is not a JSON object"
+    path.write_text('{"bos_token": ["a"], "chat_template": [{"name": "a"}]}')
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match=r"the chat_template in .* is not what its name says"):
+        tokenizer.chat_templates()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja is not text in UTF-8"):
+        tokenizer.chat_templates()
+
+
+def test_a_folder_with_a_folder_that_is_named_like_a_tokenizer(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.tiktoken").mkdir()
+    (tmp_path / "b.tiktoken").symlink_to("b.tiktoken")
+    shutil.copy(small / "small.tiktoken", tmp_path / "c.tiktoken")
+    assert load_tokenizer(tmp_path, pattern=r"\w+|\W+").vocabulary.backend == "tiktoken"
+
+
+def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_path: Path) -> None:
+    for name in ("a.model", "b.model"):
+        shutil.copy(small / "small.model", tmp_path / name)
+    assert error_of(tmp_path) == f"{tmp_path} has several files *.model: a.model, b.model"
+    (tmp_path / "b.model").rename(tmp_path / "tokenizer.model")
+    assert load_tokenizer(tmp_path).vocabulary.backend == "sentencepiece"
+
+
 # WordPiece and Unigram
 
 
@@ -347,8 +391,6 @@ def test_null() -> None:
     assert tokenizer.encode("5 17  3").ids.tolist() == [5, 17, 3]
     assert "does not" not in error_of("null:x")
     assert load_tokenizer("null").vocabulary.vocab_size == 131_072
-    from xtok.errors import TokenizerError
-
     for text in ("5 100", "five"):
         with pytest.raises(TokenizerError, match="null takes ids below 100"):
             tokenizer.encode(text)
