@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -434,6 +435,23 @@ def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
     assert "is not a SentencePiece model, nor a tiktoken file" in error_of(path)
+
+
+@pytest.mark.parametrize("place", [b"\n\x05<unk>", b"\n\x04\xe2\x96\x81"])
+def test_a_sentencepiece_file_with_pieces_that_are_not_utf8(
+    small: Path, tmp_path: Path, place: bytes
+) -> None:
+    data = (small / "small.model").read_bytes()
+    assert place in data
+    path = tmp_path / "x.model"
+    path.write_bytes(data.replace(place, place[:2] + b"\xff" * len(place[2:]), 1))
+    assert re.search(r"x\.model is not a SentencePiece .*: piece \d+ is not UTF-8", error_of(path))
+
+
+def test_a_file_that_is_none_is_not_blamed_on_the_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "x.tiktoken"
+    path.write_bytes(b"hello")
+    assert "is not a SentencePiece model, nor a tiktoken file" in error_of(path, pattern="x")
 
 
 def test_a_changed_rank_file_is_read_anew(tmp_path: Path) -> None:
