@@ -282,6 +282,31 @@ def error_of(model: str | Path, **options: Any) -> str:
 def test_paths_that_do_not_exist(tmp_path: Path) -> None:
     for model in (tmp_path / "no.model", "./nothere", "a/b/c", "spm:none", "tiktoken:none", "~/no"):
         assert error_of(model).startswith("no such file or folder: ")
+    for name in ("a.gguf", "a.model", "a.tiktoken", "a.json"):
+        assert error_of(name) == f"no such file or folder: {name}"
+    loop = tmp_path / "loop.model"
+    loop.symlink_to(loop)
+    assert error_of(loop) == f"no such file or folder: {loop}"
+
+
+def test_paths_that_cannot_be(tmp_path: Path) -> None:
+    for prefix in ("", "hf:", "spm:"):
+        long = "a" * 5_000
+        assert error_of(prefix + long).endswith(
+            f"{'a' * 76} cannot be looked up: File name too long"
+        )
+        nobody = "~no-such-user/tokenizer.model"
+        assert error_of(prefix + nobody).startswith(f"{nobody} cannot be looked up: ")
+
+
+def test_pointers_of_git_lfs(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:12ab\nsize 2183982\n"
+    for name in ("tokenizer.model", "tokenizer.json"):
+        (tmp_path / name).write_text(pointer)
+        assert (
+            error_of(tmp_path) == f"{tmp_path / name} is a pointer of Git LFS, not the file itself"
+        )
+    assert "is a pointer of Git LFS" in error_of(tmp_path / "tokenizer.model")
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
@@ -292,6 +317,19 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+
+
+def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocab = document["model"]["vocab"]
+    vocab[list(vocab)[-1]] = 5
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    assert f"{folder} loses tokens when it is copied" in error_of(folder)
+    (folder / "config.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert "token id 5 stands twice in the vocabulary" in error_of(folder)
 
 
 def test_a_decoder_that_is_not_concatenation(small: Path, tmp_path: Path) -> None:
