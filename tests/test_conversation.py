@@ -335,12 +335,32 @@ def test_a_template_that_raises_names_its_error_and_the_message(byte_level: Toke
     assert 'at message 0, {"role": "user", "content": null}: ' in message
 
 
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 'a' * 10 ** 15 }}", "{{ cycler() }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"],
+)
+def test_a_template_that_wants_too_much(byte_level: Tokenizer, template: str) -> None:
+    message = error_of(lambda: render(byte_level, CHAT, template=template))
+    assert message.startswith("the chat template of small-byte-level raises: ")
+
+
+def test_half_of_a_surrogate_pair_is_no_text(byte_level: Tokenizer) -> None:
+    chat = [CHAT[0], {"role": "user", "content": "a\ud83d"}]
+    message = error_of(lambda: render(byte_level, chat, template="chatml"))
+    assert message == "message 1 has '\\ud83d', half of a surrogate pair, which is no text"
+    message = error_of(lambda: render(byte_level, CHAT, template="{{ '\udc00' }}"))
+    assert message.startswith("the chat template of small-byte-level has '\\udc00', half of a")
+
+
 def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
     assert "has no chat template" in error_of(lambda: render(byte_level, CHAT))
     missing = tmp_path / "no.jinja"
     assert "cannot be read" in error_of(lambda: render(byte_level, CHAT, template=missing))
     message = error_of(lambda: render(byte_level, CHAT, template="{% for %}"))
     assert "is not a Jinja template: line 1: " in message
+    deep = "{{ " + "(" * 5_000 + ")" * 5_000 + " }}"
+    message = error_of(lambda: render(byte_level, CHAT, template=deep))
+    assert "is not a Jinja template: maximum recursion depth exceeded" in message
     unsafe = "{{ messages.__class__.__mro__ }}"
     assert "is unsafe" in error_of(lambda: render(byte_level, CHAT, template=unsafe))
     assert "message 0 is no message" in error_of(
