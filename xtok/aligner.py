@@ -279,12 +279,13 @@ class TokenAligner:
         chunks = [np.full(len(ids), -1, np.int32) for ids in (s_ids, t_ids)]
         masks = [np.zeros(len(ids), np.bool_) for ids in (s_ids, t_ids, s_ids)]
         num_chunks = np.zeros(len(s_bounds) - 1, np.int64)
+        max_comb_len = min(self.max_comb_len, len(s_ids) + len(t_ids))  # fits into an int64
 
         def run(first: int, last: int) -> None:
             align_documents(
                 s_ids, s_bounds[first : last + 1], self.student.symbols, self.student.offsets,
                 t_ids, t_bounds[first : last + 1], self.teacher.symbols, self.teacher.offsets,
-                self._exact, self.max_comb_len, *chunks, *masks, num_chunks[first:last],
+                self._exact, max_comb_len, *chunks, *masks, num_chunks[first:last],
             )  # fmt: skip
 
         if num_threads == 1:
