@@ -412,6 +412,7 @@ class _Side:
 
     symbols: NDArray[np.uint16]
     offsets: NDArray[np.int64]
+    paired_controls: frozenset[int]  # control ids that have a counterpart on the other side
 
     def __init__(self, name: str, table: TokenTable) -> None:
         self.name = name
@@ -428,6 +429,7 @@ class _Side:
 
     def set_symbols(self, control: dict[int, int]) -> None:
         """Lay out the symbols of all ids, and of one more that stands for padding."""
+        self.paired_controls = frozenset(control)
         ids = np.array(sorted(control), np.int64)
         lengths = np.append(self.table.lengths, 0)
         lengths[ids] = 1
