@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from conftest import Cli
+
+from xtok.errors import TokenizerError
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 
@@ -231,6 +233,32 @@ def test_offline_takes_what_is_cached_and_asks_nothing(
     for more, offline in (({"HF_HUB_OFFLINE": "1"}, []), ({}, ["--offline"])):
         done = cli(*args, "--student-model", "org/model", *offline, env={**env, **more})
         assert done.returncode == 0, done.stderr
+
+
+def test_a_hub_that_gives_no_answer_is_not_a_repo_without_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    from xtok.tokenizers._files import ModelFiles
+
+    def fails(cause: Exception | None) -> Callable[..., str]:
+        def download(*_: object, **__: object) -> str:
+            raise LocalEntryNotFoundError("not in the cache") from cause
+
+        return download
+
+    files = ModelFiles("org/model")
+    for offline in (None, OfflineModeIsEnabled()):
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails(offline))
+        assert files.find("config.json") is None
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails(ConnectionError("503")))
+    with pytest.raises(TokenizerError, match="the hub cannot be reached") as caught:
+        files.find("config.json")
+    assert caught.value.hint.endswith(
+        "hf download org/model; to take what is in the cache: --offline"
+    )
 
 
 def test_the_token_comes_from_the_environment(

@@ -27,7 +27,8 @@ def find_file(
         name: the file's name in it.
         revision: branch, tag or commit of the repo.
         offline: take only what is in the local cache.
-        required: offline, a file that is not in the local cache is an error, not None.
+        required: offline, a file that is not in the local cache is an error, not None; it always is
+            where the hub was asked and gave no answer.
         error: what is raised where the repo cannot be had.
     """
     if isinstance(model, Path):
@@ -39,8 +40,8 @@ def find_file(
         try:
             found = hf_hub_download(model, name, revision=revision, local_files_only=offline)
             return Path(found)
-        except errors.LocalEntryNotFoundError:
-            if required:
+        except errors.LocalEntryNotFoundError as missing:
+            if required or _was_asked(missing):
                 raise
             return None  # offline, and what was cached came without this file
         except errors.EntryNotFoundError:
@@ -66,9 +67,10 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
     try:
         yield
     except errors.LocalEntryNotFoundError as cause:
+        use = "; to take what is in the cache: --offline" if _was_asked(cause) else ""
         raise error(
             f"{repo} is not in the local cache, and the hub cannot be reached",
-            hint=f"fetch it where there is a network: hf download {model}",
+            hint=f"fetch it where there is a network: hf download {model}{use}",
         ) from cause
     except errors.GatedRepoError as cause:
         raise error(
@@ -87,3 +89,10 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
             f"{repo} cannot be fetched: {cause}",
             hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
         ) from cause
+
+
+def _was_asked(missing: Exception) -> bool:
+    """Tell whether the hub was asked for what is not in the cache, and gave no answer."""
+    from huggingface_hub import errors
+
+    return not isinstance(missing.__cause__, (type(None), errors.OfflineModeIsEnabled))
