@@ -19,6 +19,7 @@ from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers._files import ModelFiles
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": " Be brief. "},
@@ -366,6 +367,18 @@ def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
     assert "message 0 is no message" in error_of(
         lambda: render(byte_level, [{"content": "x"}], template="chatml")
     )
+
+
+def test_a_tokenizers_files_are_read_once_for_many_conversations(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer = load_tokenizer(tmp_path)
+    first = render(tokenizer, CHAT)
+    monkeypatch.setattr(ModelFiles, "find", None)
+    again = render(tokenizer, CHAT)
+    assert again.text == first.text == "<s>" + CHAT[0]["content"]
 
 
 # Batches

@@ -317,6 +317,9 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+    plain = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # is loaded without AutoTokenizer
+    (tmp_path / "tokenizer_config.json").write_text(plain)
+    assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
 
 
 def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:
