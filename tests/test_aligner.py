@@ -567,6 +567,13 @@ def test_what_does_not_fit_is_named(
         aligner.align(np.array(s), np.array(t), **{k: np.array(v) for k, v in masks.items()})
 
 
+def test_a_number_of_threads_that_is_none(aligner: TokenAligner) -> None:
+    ids, bounds = np.array([300]), np.array([0, 1])
+    for num_threads in (0, -1):
+        with pytest.raises(ValueError, match=r"num_threads is .*, and must be at least 1"):
+            aligner.align_ids(ids, bounds, ids, bounds, num_threads=num_threads)
+
+
 def test_masked_positions_may_hold_anything(aligner: TokenAligner) -> None:
     s = np.array([[300, -100, 10**6]])
     found = aligner.align(s, np.array([[300]]), student_attention_mask=np.array([[1, 0, 0]]))

@@ -32,6 +32,7 @@ class Hub:
     downloads: Counter[str] = field(default_factory=Counter)
     token: str | None = None
     delay: float = 0.0
+    hangs_up: bool = False
 
     def add(self, repo: str, *folders: Path) -> None:
         commits = dict(zip((OLD, NEW), folders, strict=False))
@@ -65,6 +66,9 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protoco
                 code = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}
                 return self.answer(404, b"", **code)
             data = path.read_bytes()
+            if self.command == "GET" and hub.hangs_up:
+                self.close_connection = True
+                return None
             if self.command == "GET":
                 hub.downloads[name] += 1
                 time.sleep(hub.delay)
@@ -259,6 +263,15 @@ def test_a_hub_that_gives_no_answer_is_not_a_repo_without_the_file(
     assert caught.value.hint.endswith(
         "hf download org/model; to take what is in the cache: --offline"
     )
+
+
+def test_a_hub_that_hangs_up(hub: Hub, small: Path, tmp_path: Path, cli: Cli) -> None:
+    hub.add("org/model", small / "small-byte-level")
+    hub.hangs_up = True
+    done = cli("doctor", "org/model", env=environment(hub, tmp_path / "hf"))
+    assert done.returncode == 1
+    assert "error: org/model cannot be fetched: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_token_comes_from_the_environment(

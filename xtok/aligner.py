@@ -210,6 +210,8 @@ class TokenAligner:
         Raises:
             ValueError: as `align`, and for offsets that do not fit.
         """
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}, and must be at least 1")
         s_ids, s_bounds = self.student.flat(student_ids, student_offsets)
         t_ids, t_bounds = self.teacher.flat(teacher_ids, teacher_offsets)
         if len(s_bounds) != len(t_bounds):

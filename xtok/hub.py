@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from xtok.errors import XtokError
 
@@ -64,6 +65,9 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
     from huggingface_hub import errors
 
     repo = model + (f" at revision {revision}" if revision else "")
+    # The bases are the errors of the HTTP client that the hub's library uses, whichever that is.
+    of_client = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
+    others: tuple[type[Exception], ...] = (errors.HFValidationError, OSError, *of_client)
     try:
         yield
     except errors.LocalEntryNotFoundError as cause:
@@ -84,7 +88,7 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
         ) from cause
     except errors.EntryNotFoundError:
         raise
-    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as cause:
+    except others as cause:
         raise error(
             f"{repo} cannot be fetched: {cause}",
             hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
