@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from xtok.aligner import TextAlignment, TokenAligner, align, describe_alignment
 from xtok.report.alignment import draw
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
 def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False) -> list[str]:
@@ -69,6 +70,15 @@ def test_wide_and_right_to_left_scripts_keep_their_columns(
         assert max(ends[0]) < width or len(ends[0]) == 2  # one block may be wider than a line
         for line in (student, teacher):
             assert line.count("\u2068") == line.count("\u2069")
+
+
+def test_marks_do_not_join_what_stands_before_them() -> None:
+    bytewise = load_tokenizer("bytes")
+    marks = "\u0301 \u0e31 \u0941 \u0903 \ufe0f \u20dd \u1161"  # of every kind: Mn, Mc, Me, Lo
+    found = align(bytewise, bytewise, b"")
+    for mark in marks.split():
+        alone = replace(found, student_tokens=(mark,), teacher_tokens=())
+        assert lines_of(alone)[0] == f"student │◌{mark}│"
 
 
 def test_chunks_are_coloured_on_a_terminal(byte_level: Tokenizer, digits: Tokenizer) -> None:

@@ -281,6 +281,15 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
     assert ("2|0|1", "201", True) not in readable(made[2], s, t)
 
 
+def test_groups_of_any_length(tokenizers: dict[str, Tokenizer]) -> None:
+    s = spell(tokenizers, "byte_level", "x", "201 the text" * 3, "y")
+    t = spell(tokenizers, "digits", "z", "201 the text" * 3, "w")
+    sides = (tokenizers["byte_level"], tokenizers["digits"])
+    long = readable(TokenAligner(*sides, max_comb_len=len(s) + len(t)), s, t)
+    for max_comb_len in (2**16, 2**31, 10**30):
+        assert readable(TokenAligner(*sides, max_comb_len=max_comb_len), s, t) == long
+
+
 def test_texts_with_nothing_in_common(
     aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
 ) -> None:
@@ -556,6 +565,13 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         aligner.align(np.array(s), np.array(t), **{k: np.array(v) for k, v in masks.items()})
+
+
+def test_a_number_of_threads_that_is_none(aligner: TokenAligner) -> None:
+    ids, bounds = np.array([300]), np.array([0, 1])
+    for num_threads in (0, -1):
+        with pytest.raises(ValueError, match=r"num_threads is .*, and must be at least 1"):
+            aligner.align_ids(ids, bounds, ids, bounds, num_threads=num_threads)
 
 
 def test_masked_positions_may_hold_anything(aligner: TokenAligner) -> None:

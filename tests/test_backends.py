@@ -13,6 +13,7 @@ import pytest
 from conftest import REAL
 from test_tokenizers import error_of, hf_folder_of_ranks, spelled, table_of
 
+from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokens import TokenType
 
@@ -86,6 +87,67 @@ def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
     path.write_text("{}")
     assert "is not a tekken file" in error_of(f"tekken:{path}")
     assert "is JSON, and not a tekken file" in error_of(path)
+    path.write_text('{"config": {"pattern": ' + "[" * 100_000)
+    assert "is not a tekken file" in error_of(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("default_num_special_tokens", float("inf")),
+        ("default_num_special_tokens", -1),
+        ("default_num_special_tokens", 10**9),
+        ("default_vocab_size", 10),
+        ("default_vocab_size", 2_000),
+        ("pattern", ""),
+        ("pattern", "("),
+    ],
+)
+def test_a_tekken_config_that_does_not_fit(
+    small: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    path = tekken_file(tmp_path / "tekken.json", small)
+    document = json.loads(path.read_text())
+    document["config"][name] = value
+    path.write_text(json.dumps(document))
+    assert f"{path} is not a tekken file" in error_of(path)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *[{"rank": 0, "token_str": 5}, {"rank": 0, "token_str": "\ud800"}, {"rank": 30}],
+        *[{"rank": 30, "token_str": "x"}, {"rank": -1, "token_str": "x"}],
+        {"rank": 1, "token_str": "twice"},
+    ],
+)
+def test_special_tokens_of_a_tekken_file_that_are_none(
+    small: Path, tmp_path: Path, token: dict[str, Any]
+) -> None:
+    listed = [{"rank": 1, "token_str": "<s>"}, token]
+    path = tekken_file(tmp_path / "tekken.json", small, special_tokens=listed)
+    assert f"{path} is not a tekken file" in error_of(path)
+
+
+# Tiktoken
+
+
+def test_a_text_that_is_too_much_for_the_pattern_is_encoded_in_parts(
+    small: Path, tmp_path: Path
+) -> None:
+    """A regular expression that backtracks without end makes the library panic."""
+    many = "a" * 40 + "!"
+    pattern = r"(?:a|aa)+(?!.|\n)|."
+    tokenizer = load_tokenizer(small / "small.tiktoken", pattern=pattern)
+    assert b"".join(spelled(tokenizer, many.encode())) == many.encode()
+    [array] = tokenizer.library_arrays([many])
+    assert array.tolist() == tokenizer.library_ids([many])[0] == tokenizer.segment(many.encode())
+    assert tokenizer.encode(many).ids.tolist() == array.tolist()
+    listed = json.loads(tekken_file(tmp_path / "tekken.json", small).read_text())
+    listed["config"]["pattern"] = pattern
+    (tmp_path / "tekken.json").write_text(json.dumps(listed))
+    tekken = load_tokenizer(tmp_path / "tekken.json")
+    assert tekken.segment(many.encode()) == [i + 30 for i in array.tolist()]
 
 
 # GGUF
@@ -171,6 +233,28 @@ def test_gguf_files_that_cannot_be_used(small: Path, tmp_path: Path) -> None:
     assert "is not a whole .gguf file" in error_of(tmp_path / "cut.gguf")
 
 
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize(
+    ("types", "problem"),
+    [
+        ([1, 99, 1], "it has tokens of the type 99"),
+        ([1], "3 tokens, and 1 entries in tokenizer.ggml.token_type"),
+    ],
+)
+def test_damaged_columns_of_a_gguf_file(
+    tmp_path: Path, model: str, types: list[int], problem: str
+) -> None:
+    path = gguf_file(tmp_path / "m.gguf", model, ["<unk>", "a", "b"], types)
+    assert error_of(path) == f"{path} is not a whole .gguf file: {problem}"
+
+
+def test_a_damaged_sentencepiece_vocabulary_in_a_gguf_file(tmp_path: Path) -> None:
+    path = gguf_file(tmp_path / "m.gguf", "llama", ["<unk>", "a", "a"], [2, 1, 1])
+    message = error_of(path)
+    assert message.startswith(f"{path} is not a whole .gguf file: ")
+    assert message.endswith("a is already defined.")
+
+
 # Folders without a tokenizer.json
 
 
@@ -212,6 +296,49 @@ def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: 
     tokenizer = load_tokenizer(str(tmp_path), pattern=r"\w+|\W+")
     assert tokenizer.vocabulary.backend == "tiktoken"
     assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        *["[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}'],
+        '{"5": {"content": "\\ud800"}}',
+    ],
+)
+def test_added_tokens_of_a_folder_that_are_none(small: Path, tmp_path: Path, tokens: str) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(f'{{"added_tokens_decoder": {tokens}}}')
+    assert error_of(tmp_path) == f"the added_tokens_decoder in {path} is not what its name says"
+
+
+def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text("[" * 100_000)
+    assert error_of(tmp_path) == f"{path} is not a JSON object"
+    path.write_text('{"bos_token": ["a"], "chat_template": [{"name": "a"}]}')
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match=r"the chat_template in .* is not what its name says"):
+        tokenizer.chat_templates()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja is not text in UTF-8"):
+        tokenizer.chat_templates()
+
+
+def test_a_folder_with_a_folder_that_is_named_like_a_tokenizer(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.tiktoken").mkdir()
+    (tmp_path / "b.tiktoken").symlink_to("b.tiktoken")
+    shutil.copy(small / "small.tiktoken", tmp_path / "c.tiktoken")
+    assert load_tokenizer(tmp_path, pattern=r"\w+|\W+").vocabulary.backend == "tiktoken"
+
+
+def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_path: Path) -> None:
+    for name in ("a.model", "b.model"):
+        shutil.copy(small / "small.model", tmp_path / name)
+    assert error_of(tmp_path) == f"{tmp_path} has several files *.model: a.model, b.model"
+    (tmp_path / "b.model").rename(tmp_path / "tokenizer.model")
+    assert load_tokenizer(tmp_path).vocabulary.backend == "sentencepiece"
 
 
 # WordPiece and Unigram
@@ -345,11 +472,10 @@ def test_null() -> None:
     assert len(table_of(tokenizer).text_ids) == 0
     assert table_of(tokenizer).roles["eos"] == (99,)
     assert tokenizer.encode("5 17  3").ids.tolist() == [5, 17, 3]
-    assert "does not" not in error_of("null:x")
+    for size in ("x", "0", "-1", "99999999999", "9" * 5000):
+        assert error_of(f"null:{size}").endswith(f"{size} is not a number in 1..16777216")
     assert load_tokenizer("null").vocabulary.vocab_size == 131_072
-    from xtok.errors import TokenizerError
-
-    for text in ("5 100", "five"):
+    for text in ("5 100", "five", "9" * 5000):
         with pytest.raises(TokenizerError, match="null takes ids below 100"):
             tokenizer.encode(text)
 

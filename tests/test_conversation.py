@@ -19,6 +19,7 @@ from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers._files import ModelFiles
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": " Be brief. "},
@@ -335,17 +336,49 @@ def test_a_template_that_raises_names_its_error_and_the_message(byte_level: Toke
     assert 'at message 0, {"role": "user", "content": null}: ' in message
 
 
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 'a' * 10 ** 15 }}", "{{ cycler() }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"],
+)
+def test_a_template_that_wants_too_much(byte_level: Tokenizer, template: str) -> None:
+    message = error_of(lambda: render(byte_level, CHAT, template=template))
+    assert message.startswith("the chat template of small-byte-level raises: ")
+
+
+def test_half_of_a_surrogate_pair_is_no_text(byte_level: Tokenizer) -> None:
+    chat = [CHAT[0], {"role": "user", "content": "a\ud83d"}]
+    message = error_of(lambda: render(byte_level, chat, template="chatml"))
+    assert message == "message 1 has '\\ud83d', half of a surrogate pair, which is no text"
+    message = error_of(lambda: render(byte_level, CHAT, template="{{ '\udc00' }}"))
+    assert message.startswith("the chat template of small-byte-level has '\\udc00', half of a")
+
+
 def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
     assert "has no chat template" in error_of(lambda: render(byte_level, CHAT))
     missing = tmp_path / "no.jinja"
     assert "cannot be read" in error_of(lambda: render(byte_level, CHAT, template=missing))
     message = error_of(lambda: render(byte_level, CHAT, template="{% for %}"))
     assert "is not a Jinja template: line 1: " in message
+    deep = "{{ " + "(" * 5_000 + ")" * 5_000 + " }}"
+    message = error_of(lambda: render(byte_level, CHAT, template=deep))
+    assert "is not a Jinja template: maximum recursion depth exceeded" in message
     unsafe = "{{ messages.__class__.__mro__ }}"
     assert "is unsafe" in error_of(lambda: render(byte_level, CHAT, template=unsafe))
     assert "message 0 is no message" in error_of(
         lambda: render(byte_level, [{"content": "x"}], template="chatml")
     )
+
+
+def test_a_tokenizers_files_are_read_once_for_many_conversations(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer = load_tokenizer(tmp_path)
+    first = render(tokenizer, CHAT)
+    monkeypatch.setattr(ModelFiles, "find", None)
+    again = render(tokenizer, CHAT)
+    assert again.text == first.text == "<s>" + CHAT[0]["content"]
 
 
 # Batches

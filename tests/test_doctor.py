@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from test_tokenizers import hf_folder_of_ranks
 
 from xtok.conversation.checks import Check
 from xtok.diagnosis import PROBE, TokenizerDiagnosis, doctor
-from xtok.sharing import overlap, overlap_csv
+from xtok.sharing import overlap, overlap_csv, plot_overlap
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
 
@@ -251,6 +252,13 @@ def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert lines[0] == "model,other,size,other_size,shared,share_of_smaller"
     assert len(lines) == 17
     assert cli("overlap", "bytes", "--csv", "--json").returncode == 2
+
+
+def test_a_plot_of_any_names(byte_level: Tokenizer, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = replace(overlap([byte_level]), model_ids=("a$\\x$_b",))
+    plot_overlap(found, tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").stat().st_size > 1000
 
 
 def test_a_plot_that_cannot_be_written_is_known_at_once(cli: Cli) -> None:

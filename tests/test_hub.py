@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from conftest import Cli
+
+from xtok.errors import TokenizerError
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 
@@ -30,6 +32,7 @@ class Hub:
     downloads: Counter[str] = field(default_factory=Counter)
     token: str | None = None
     delay: float = 0.0
+    hangs_up: bool = False
 
     def add(self, repo: str, *folders: Path) -> None:
         commits = dict(zip((OLD, NEW), folders, strict=False))
@@ -63,6 +66,9 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protoco
                 code = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}
                 return self.answer(404, b"", **code)
             data = path.read_bytes()
+            if self.command == "GET" and hub.hangs_up:
+                self.close_connection = True
+                return None
             if self.command == "GET":
                 hub.downloads[name] += 1
                 time.sleep(hub.delay)
@@ -231,6 +237,41 @@ def test_offline_takes_what_is_cached_and_asks_nothing(
     for more, offline in (({"HF_HUB_OFFLINE": "1"}, []), ({}, ["--offline"])):
         done = cli(*args, "--student-model", "org/model", *offline, env={**env, **more})
         assert done.returncode == 0, done.stderr
+
+
+def test_a_hub_that_gives_no_answer_is_not_a_repo_without_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    from xtok.tokenizers._files import ModelFiles
+
+    def fails(cause: Exception | None) -> Callable[..., str]:
+        def download(*_: object, **__: object) -> str:
+            raise LocalEntryNotFoundError("not in the cache") from cause
+
+        return download
+
+    files = ModelFiles("org/model")
+    for offline in (None, OfflineModeIsEnabled()):
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails(offline))
+        assert files.find("config.json") is None
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails(ConnectionError("503")))
+    with pytest.raises(TokenizerError, match="the hub cannot be reached") as caught:
+        files.find("config.json")
+    assert caught.value.hint.endswith(
+        "hf download org/model; to take what is in the cache: --offline"
+    )
+
+
+def test_a_hub_that_hangs_up(hub: Hub, small: Path, tmp_path: Path, cli: Cli) -> None:
+    hub.add("org/model", small / "small-byte-level")
+    hub.hangs_up = True
+    done = cli("doctor", "org/model", env=environment(hub, tmp_path / "hf"))
+    assert done.returncode == 1
+    assert "error: org/model cannot be fetched: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_token_comes_from_the_environment(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,31 @@ def error_of(model: str | Path, **options: Any) -> str:
 def test_paths_that_do_not_exist(tmp_path: Path) -> None:
     for model in (tmp_path / "no.model", "./nothere", "a/b/c", "spm:none", "tiktoken:none", "~/no"):
         assert error_of(model).startswith("no such file or folder: ")
+    for name in ("a.gguf", "a.model", "a.tiktoken", "a.json"):
+        assert error_of(name) == f"no such file or folder: {name}"
+    loop = tmp_path / "loop.model"
+    loop.symlink_to(loop)
+    assert error_of(loop) == f"no such file or folder: {loop}"
+
+
+def test_paths_that_cannot_be(tmp_path: Path) -> None:
+    for prefix in ("", "hf:", "spm:"):
+        long = "a" * 5_000
+        assert error_of(prefix + long).endswith(
+            f"{'a' * 76} cannot be looked up: File name too long"
+        )
+        nobody = "~no-such-user/tokenizer.model"
+        assert error_of(prefix + nobody).startswith(f"{nobody} cannot be looked up: ")
+
+
+def test_pointers_of_git_lfs(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:12ab\nsize 2183982\n"
+    for name in ("tokenizer.model", "tokenizer.json"):
+        (tmp_path / name).write_text(pointer)
+        assert (
+            error_of(tmp_path) == f"{tmp_path / name} is a pointer of Git LFS, not the file itself"
+        )
+    assert "is a pointer of Git LFS" in error_of(tmp_path / "tokenizer.model")
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
@@ -291,6 +317,22 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+    plain = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # is loaded without AutoTokenizer
+    (tmp_path / "tokenizer_config.json").write_text(plain)
+    assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+
+
+def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(small / "small-byte-level", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocab = document["model"]["vocab"]
+    vocab[list(vocab)[-1]] = 5
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    assert f"{folder} loses tokens when it is copied" in error_of(folder)
+    (folder / "config.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    assert "token id 5 stands twice in the vocabulary" in error_of(folder)
 
 
 def test_a_decoder_that_is_not_concatenation(small: Path, tmp_path: Path) -> None:
@@ -319,10 +361,18 @@ def test_a_config_without_a_width(small: Path, tmp_path: Path) -> None:
     assert load_tokenizer(str(folder), vocab_size=1300).vocabulary.vocab_size == 1300
 
 
-def test_a_damaged_generation_config(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["[1]", '{"eos_token_id": 2.5}', '{"eos_token_id": [[1]]}', '{"eos_token_id": "</s>"}'],
+        "[" * 100_000,
+    ],
+    ids=["list", "float", "nested", "name", "deep"],
+)
+def test_a_damaged_generation_config(small: Path, tmp_path: Path, text: str) -> None:
     folder = tmp_path / "hf"
     shutil.copytree(small / "small-byte-level", folder)
-    (folder / "generation_config.json").write_text("[1]")
+    (folder / "generation_config.json").write_text(text)
     assert "is not a generation config" in error_of(folder)
 
 
@@ -426,6 +476,23 @@ def test_files_that_are_no_tokenizer(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
     assert "is not a SentencePiece model, nor a tiktoken file" in error_of(path)
+
+
+@pytest.mark.parametrize("place", [b"\n\x05<unk>", b"\n\x04\xe2\x96\x81"])
+def test_a_sentencepiece_file_with_pieces_that_are_not_utf8(
+    small: Path, tmp_path: Path, place: bytes
+) -> None:
+    data = (small / "small.model").read_bytes()
+    assert place in data
+    path = tmp_path / "x.model"
+    path.write_bytes(data.replace(place, place[:2] + b"\xff" * len(place[2:]), 1))
+    assert re.search(r"x\.model is not a SentencePiece .*: piece \d+ is not UTF-8", error_of(path))
+
+
+def test_a_file_that_is_none_is_not_blamed_on_the_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "x.tiktoken"
+    path.write_bytes(b"hello")
+    assert "is not a SentencePiece model, nor a tiktoken file" in error_of(path, pattern="x")
 
 
 def test_a_changed_rank_file_is_read_anew(tmp_path: Path) -> None:

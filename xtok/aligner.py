@@ -210,6 +210,8 @@ class TokenAligner:
         Raises:
             ValueError: as `align`, and for offsets that do not fit.
         """
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}, and must be at least 1")
         s_ids, s_bounds = self.student.flat(student_ids, student_offsets)
         t_ids, t_bounds = self.teacher.flat(teacher_ids, teacher_offsets)
         if len(s_bounds) != len(t_bounds):
@@ -279,12 +281,13 @@ class TokenAligner:
         chunks = [np.full(len(ids), -1, np.int32) for ids in (s_ids, t_ids)]
         masks = [np.zeros(len(ids), np.bool_) for ids in (s_ids, t_ids, s_ids)]
         num_chunks = np.zeros(len(s_bounds) - 1, np.int64)
+        max_comb_len = min(self.max_comb_len, len(s_ids) + len(t_ids))  # fits into an int64
 
         def run(first: int, last: int) -> None:
             align_documents(
                 s_ids, s_bounds[first : last + 1], self.student.symbols, self.student.offsets,
                 t_ids, t_bounds[first : last + 1], self.teacher.symbols, self.teacher.offsets,
-                self._exact, self.max_comb_len, *chunks, *masks, num_chunks[first:last],
+                self._exact, max_comb_len, *chunks, *masks, num_chunks[first:last],
             )  # fmt: skip
 
         if num_threads == 1:
@@ -411,6 +414,7 @@ class _Side:
 
     symbols: NDArray[np.uint16]
     offsets: NDArray[np.int64]
+    paired_controls: frozenset[int]  # control ids that have a counterpart on the other side
 
     def __init__(self, name: str, table: TokenTable) -> None:
         self.name = name
@@ -427,6 +431,7 @@ class _Side:
 
     def set_symbols(self, control: dict[int, int]) -> None:
         """Lay out the symbols of all ids, and of one more that stands for padding."""
+        self.paired_controls = frozenset(control)
         ids = np.array(sorted(control), np.int64)
         lengths = np.append(self.table.lengths, 0)
         lengths[ids] = 1

@@ -73,7 +73,7 @@ def align_chat(
         render(tokenizer, messages, tools=tools, template=template)
         for tokenizer, template in ((student, student_template), (teacher, teacher_template))
     ]
-    controls = [_controls(aligner.student), _controls(aligner.teacher)]
+    controls = [aligner.student.paired_controls, aligner.teacher.paired_controls]
     stretches = _in_common(*(_written(side) for side in sides))
     chunks = [np.full(len(side.ids), -1, np.int32) for side in sides]
     correct: list[bool] = []
@@ -101,12 +101,6 @@ def describe_chat(
     """Describe an aligned conversation as `align` describes a text."""
     ids = (chat.student.ids.tolist(), chat.teacher.ids.tolist())
     return describe_alignment(aligner, student, teacher, *ids, alignment=chat.alignment)
-
-
-def _controls(side: Any) -> set[int]:
-    """Return the control ids that have a counterpart on the other side."""
-    lengths = np.diff(side.offsets)[:-1]
-    return {i for i in side.table.control_names if lengths[i]}
 
 
 def _written(conversation: Conversation) -> list[_Stretch]:

@@ -340,7 +340,6 @@ def _difference(given: bytes, found: bytes) -> str:
 def _pair(student: Tokenizer, teacher: Tokenizer) -> PairDiagnosis:
     rows, columns = student.table, teacher.table
     shared = match_bytes(rows, columns)
-    shared = {s: t for s, t in shared.items() if rows[s]}
     with_bytes = max(1, len(rows.text_ids))
     numerals = [i for i, t in enumerate(rows.tokens()) if len(t.strip(b" ")) > 1 and _digits(t)]
     numerals_shared = sum(i in shared for i in numerals)
@@ -375,7 +374,7 @@ def _digits(token: bytes) -> bool:
 
 
 def _most_digits(table: TokenTable) -> int:
-    counts = Counter(len(t.strip(b" ")) for t in table.tokens() if t and _digits(t))
+    counts = Counter(len(t.strip(b" ")) for t in table.tokens() if _digits(t))
     return max((n for n, count in counts.items() if count >= 10 or n == 1), default=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from xtok.errors import XtokError
 
@@ -27,7 +28,8 @@ def find_file(
         name: the file's name in it.
         revision: branch, tag or commit of the repo.
         offline: take only what is in the local cache.
-        required: offline, a file that is not in the local cache is an error, not None.
+        required: offline, a file that is not in the local cache is an error, not None; it always is
+            where the hub was asked and gave no answer.
         error: what is raised where the repo cannot be had.
     """
     if isinstance(model, Path):
@@ -39,8 +41,8 @@ def find_file(
         try:
             found = hf_hub_download(model, name, revision=revision, local_files_only=offline)
             return Path(found)
-        except errors.LocalEntryNotFoundError:
-            if required:
+        except errors.LocalEntryNotFoundError as missing:
+            if required or _was_asked(missing):
                 raise
             return None  # offline, and what was cached came without this file
         except errors.EntryNotFoundError:
@@ -63,12 +65,16 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
     from huggingface_hub import errors
 
     repo = model + (f" at revision {revision}" if revision else "")
+    # The bases are the errors of the HTTP client that the hub's library uses, whichever that is.
+    of_client = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
+    others: tuple[type[Exception], ...] = (errors.HFValidationError, OSError, *of_client)
     try:
         yield
     except errors.LocalEntryNotFoundError as cause:
+        use = "; to take what is in the cache: --offline" if _was_asked(cause) else ""
         raise error(
             f"{repo} is not in the local cache, and the hub cannot be reached",
-            hint=f"fetch it where there is a network: hf download {model}",
+            hint=f"fetch it where there is a network: hf download {model}{use}",
         ) from cause
     except errors.GatedRepoError as cause:
         raise error(
@@ -82,8 +88,15 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
         ) from cause
     except errors.EntryNotFoundError:
         raise
-    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as cause:
+    except others as cause:
         raise error(
             f"{repo} cannot be fetched: {cause}",
             hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
         ) from cause
+
+
+def _was_asked(missing: Exception) -> bool:
+    """Tell whether the hub was asked for what is not in the cache, and gave no answer."""
+    from huggingface_hub import errors
+
+    return not isinstance(missing.__cause__, (type(None), errors.OfflineModeIsEnabled))

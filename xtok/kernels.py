@@ -301,6 +301,7 @@ def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # t
     n, m = len(s_tokens), len(t_tokens)
     if n == 0 or m == 0:
         return k
+    max_comb_len = min(max_comb_len, max(n, m))  # so that a step fits into its int32
     width = min(m, BAND + max_comb_len) + 1
     score = np.zeros((n + 1, width), np.int64)
     step = np.zeros((n + 1, width), np.int32)  # 0: from above, 1: from the left, else a group

@@ -98,8 +98,9 @@ def plot_overlap(found: Overlap, path: Path) -> None:
     figure = Figure(figsize=(side + 1.5, side), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(found.shares, vmin=0, vmax=1, cmap="viridis")
-    axes.set_xticks(range(n), found.model_ids, rotation=40, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(n), found.model_ids)
+    names = [name.replace("$", r"\$") for name in found.model_ids]  # no formulas
+    axes.set_xticks(range(n), names, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(n), names)
     for i in range(n):
         for j in range(n):
             share, count = found.shares[i][j], found.counts[i][j]

@@ -84,7 +84,8 @@ def render_template(
 
     Raises:
         XtokError: if a message has no role, or the template is no Jinja, or raises; then with its
-            own error, and the message that it raised at.
+            own error, and the message that it raised at. Also if the text has half of a surrogate
+            pair, which JSON can hold and UTF-8 cannot.
     """
     check_messages(messages)
     compiled = _compile(template, source)
@@ -111,9 +112,10 @@ def render_template(
     # Jinja's own errors, and what Python raises for a template that adds None to a string.
     except (
         *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError),
-        *(ArithmeticError, RecursionError),
+        *(ArithmeticError, RuntimeError, MemoryError),
     ) as error:
         raise _raised(source, error, messages, current[0] if current else None) from error
+    _require_utf8(rendered, source)
     return _rendering(rendered, len(messages), add_generation_prompt)
 
 
@@ -149,9 +151,23 @@ def _raised(
         shown = message if len(message) <= 120 else f"{message[:119]}…"
         where = f" at message {current}, {shown}"
     return XtokError(
-        f"{source} raises{where}: {error}",
+        f"{source} raises{where}: {str(error) or type(error).__name__}",
         hint="change the messages to what the template takes, or give another with --chat-template",
     )
+
+
+def _require_utf8(rendered: str, source: str) -> None:
+    try:
+        str.encode(rendered)
+    except UnicodeEncodeError as error:
+        runs = rendered._runs if isinstance(rendered, TrackedText) else ()
+        culprit = next(
+            (f"message {run.message}" for run in runs if run.start <= error.start < run.end), source
+        )
+        raise XtokError(
+            f"{culprit} has {rendered[error.start]!a}, half of a surrogate pair, which is no text",
+            hint="write the whole pair, or the character itself",
+        ) from error
 
 
 def _rendering(rendered: str, count: int, add_generation_prompt: bool) -> Rendering:
@@ -279,11 +295,17 @@ def _compile(template: str, source: str) -> jinja2.Template:
         tree.set_environment(environment)
         code: CodeType = environment.compile(tree)
     except jinja2.TemplateSyntaxError as error:
-        raise XtokError(
-            f"{source} is not a Jinja template: line {error.lineno}: {error.message}",
-            hint="mend it, or give another with --chat-template",
-        ) from error
+        raise _not_jinja(source, f"line {error.lineno}: {error.message}") from error
+    except RecursionError as error:
+        raise _not_jinja(source, error) from error
     return jinja2.Template.from_code(environment, code, environment.make_globals(None))
+
+
+def _not_jinja(source: str, problem: object) -> XtokError:
+    return XtokError(
+        f"{source} is not a Jinja template: {problem}",
+        hint="mend it, or give another with --chat-template",
+    )
 
 
 @functools.lru_cache(maxsize=1)

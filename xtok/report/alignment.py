@@ -125,7 +125,7 @@ def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
 def _shown(token: str) -> str:
     """Return an escaped token so that it stays in its cell, whatever script it is of."""
     token = token.replace(" ", "␣")
-    if unicodedata.combining(token[0]) or unicodedata.category(token[0]) == "Me":
+    if not cell_len(token[:1]):  # a mark, which would join what stands before it
         token = "◌" + token
     if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):
         return f"\u2068{token}\u2069"  # isolated, so that its neighbours keep their places

@@ -85,7 +85,7 @@ def load_tokenizer(
         return Tokenizer(
             _BUILT_IN[kind](location), model_id=model, revision=None, vocab_size=vocab_size
         )
-    path = Path(location).expanduser()
+    path = _path(location)
     local = path.exists()
     if local:
         _refuse_revision(revision, f"{location} is a local path, which")
@@ -122,7 +122,7 @@ def model_id(model: str | PathLike[str]) -> str:
     kind, location = _split_prefix(model)
     if kind in _BUILT_IN:
         return model
-    path = Path(location).expanduser()
+    path = _path(location)
     return _printable((path.resolve().name or location) if path.exists() else location)
 
 
@@ -150,8 +150,7 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
 def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
-    with path.open("rb") as file:
-        head = file.read(4096)
+    head = _head(path)
     if not head:
         raise TokenizerError(f"{path} is empty", hint="fetch the file again")
     if kind is None:
@@ -166,7 +165,9 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
     """Take tokenizer.json if there is one, else the file of another kind."""
-    if files.find("tokenizer.json", required=True) is not None:
+    path = files.find("tokenizer.json", required=True)
+    if path is not None:
+        _head(path)
         return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
     path = files.first(NAMES)
     if path is None:
@@ -179,13 +180,29 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     return FolderBackend(_from_file(path, kind, pattern), files)
 
 
+def _head(path: Path) -> bytes:
+    """Return the first 4 kB of a file.
+
+    Raises:
+        TokenizerError: if it only stands for a file that Git LFS has not fetched.
+    """
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head.startswith(b"version https://git-lfs"):
+        raise TokenizerError(
+            f"{path} is a pointer of Git LFS, not the file itself",
+            hint="git lfs pull, in the repository that it is in",
+        )
+    return head
+
+
 def _split_prefix(model: str) -> tuple[str | None, str]:
     kind, colon, location = model.partition(":")
-    if kind in _BUILT_IN and (colon or not Path(model).exists()):
+    if kind in _BUILT_IN and (colon or not _path(model).exists()):
         return kind, location
     if colon and (kind == "hf" or kind in _FILES):
         return kind, location
-    if colon and re.fullmatch(r"[A-Za-z][\w-]+", kind) and not Path(model).exists():
+    if colon and re.fullmatch(r"[A-Za-z][\w-]+", kind) and not _path(model).exists():
         known = ", ".join(f"{name}:" for name in ("hf", *_FILES, *_BUILT_IN))
         raise TokenizerError(
             f"{kind}: is no prefix of a tokenizer",
@@ -194,11 +211,28 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
     return None, model
 
 
+def _path(location: str) -> Path:
+    """Return a location as a path, whose `exists` gives an answer.
+
+    Raises:
+        TokenizerError: if it cannot be the path of anything: a name too long, or nobody's home.
+    """
+    try:
+        path = Path(location).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        raise TokenizerError(
+            f"{location[:80]} cannot be looked up: {getattr(error, 'strerror', None) or error}",
+            hint="check the path, and its permissions",
+        ) from error
+    return path
+
+
 def _is_repo_id(location: str) -> bool:
     """Tell a repo id (`name` or `owner/name`) from a path that does not exist."""
     parts = location.split("/")
     is_path = len(parts) > 2 or any(not p or p[0] in ".~" for p in parts)
-    return not is_path and not location.endswith((".model", ".tiktoken", ".json"))
+    return not is_path and not location.endswith((".model", ".tiktoken", ".json", ".gguf"))
 
 
 def _printable(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tokenizer import Loss
-from xtok.tokens import Entry, TokenType
+from xtok.tokens import MAX_WIDTH, Entry, TokenType
 
 _NULL_SIZE = 131_072
 
@@ -66,12 +66,12 @@ class NullBackend(BytesBackend):
     name = "null"
 
     def __init__(self, argument: str) -> None:
-        if argument and not (argument.isascii() and argument.isdigit() and int(argument) > 0):
+        self._size = _number(argument) if argument else _NULL_SIZE
+        if not 0 < self._size <= MAX_WIDTH:
             raise TokenizerError(
-                f"null:{argument} is no tokenizer: {argument} is not a number of ids",
+                f"null:{argument} is no tokenizer: {argument} is not a number in 1..{MAX_WIDTH}",
                 hint=f"give null:32000, say, or null alone for {_NULL_SIZE}",
             )
-        self._size = int(argument) if argument else _NULL_SIZE
 
     def entries(self) -> Iterable[Entry]:
         """All are CONTROL, named by their number."""
@@ -95,10 +95,15 @@ class NullBackend(BytesBackend):
         Raises:
             TokenizerError: if there is anything else in it.
         """
-        words = text.split()
-        if not all(w.isascii() and w.isdigit() and int(w) < self._size for w in words):
+        ids = list(map(_number, text.split()))
+        if not all(0 <= i < self._size for i in ids):
             raise TokenizerError(
                 f"null takes ids below {self._size}, not the text {text[:40]!r}",
                 hint="give numbers, as in '5 17 3'",
             )
-        return [int(word) for word in words]
+        return ids
+
+
+def _number(word: str) -> int:
+    """Return the number that a word of digits is; -1 for any other, and for one above all ids."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 10 else -1

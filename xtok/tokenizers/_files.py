@@ -48,10 +48,19 @@ class ModelFiles:
         return path
 
     def first(self, names: tuple[str, ...], *, required: bool = False) -> Path | None:
-        """Return the first of several files that is there; names may be patterns in a folder."""
+        """Return the first of several files that is there; names may be patterns in a folder.
+
+        Raises:
+            TokenizerError: as `find`, and if several files fit a pattern.
+        """
         for name in names:
             if isinstance(self.model, Path):
-                found = sorted(self.model.glob(name))
+                found = sorted(filter(Path.is_file, self.model.glob(name)))
+                if len(found) > 1:
+                    raise TokenizerError(
+                        f"{self} has several files {name}: {', '.join(f.name for f in found)}",
+                        hint=f"give the one that is meant, such as {found[0]}",
+                    )
                 if found:
                     return found[0]
             elif "*" not in name:
@@ -71,7 +80,7 @@ class ModelFiles:
             return {}
         try:
             found = json.loads(path.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _not_json(path) from error
         if not isinstance(found, dict):
             raise _not_json(path)
@@ -115,16 +124,23 @@ def eos_ids(files: ModelFiles) -> list[int]:
     """Return the ids that the generation config ends a text with.
 
     Raises:
-        TokenizerError: if it is no JSON object.
+        TokenizerError: if it is no JSON object, or these are no ids.
     """
     try:
         eos = files.json("generation_config.json").get("eos_token_id")
     except TokenizerError as error:
-        raise TokenizerError(
-            f"{files.find('generation_config.json')} is not a generation config",
-            hint="mend it, or remove it",
-        ) from error
-    return [eos] if isinstance(eos, int) else list(eos or [])
+        raise _not_generation_config(files) from error
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(isinstance(i, int) for i in ids):
+        raise _not_generation_config(files)
+    return ids
+
+
+def _not_generation_config(files: ModelFiles) -> TokenizerError:
+    return TokenizerError(
+        f"{files.find('generation_config.json')} is not a generation config",
+        hint="mend it, or remove it",
+    )
 
 
 def _not_json(path: Path) -> TokenizerError:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from xtok.errors import TokenizerError
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
 from xtok.tokenizers._tokenizer import Backend, Loss
 from xtok.tokens import Entry, TokenType
@@ -28,18 +29,19 @@ class FolderBackend:
         self.name = inner.name
         self._inner, self._files = inner, files
         self._config = files.json("tokenizer_config.json")
-        self._added: dict[int, tuple[str, bool]] = {
-            int(i): (str(token["content"]), bool(token.get("special")))
-            for i, token in (self._config.get("added_tokens_decoder") or {}).items()
+        try:
+            listed = self._config.get("added_tokens_decoder") or {}
+            self._added = {int(i): _entry(int(i), token) for i, token in listed.items()}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise _bad_config(files, "added_tokens_decoder") from error
+        own = {entry.id: entry.type for entry in inner.entries()}
+        self._text = {
+            added.content.decode(): i
+            for i, added in self._added.items()
+            if added.type == TokenType.USER_DEFINED
+            and own.get(i, TokenType.NORMAL) == TokenType.NORMAL
         }
-        own = {entry.id: entry for entry in inner.entries()}
-        text = {
-            name: i
-            for i, (name, special) in self._added.items()
-            if not special and (i not in own or own[i].type == TokenType.NORMAL)
-        }
-        self._text = text
-        names = sorted(map(re.escape, text), key=len, reverse=True)
+        names = sorted(map(re.escape, self._text), key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(names)})") if names else None
 
     def entries(self) -> Iterable[Entry]:
@@ -47,16 +49,14 @@ class FolderBackend:
         left = dict(self._added)
         for entry in self._inner.entries():
             added = left.pop(entry.id, None)
-            if added is None or entry.type in (TokenType.CONTROL, TokenType.UNKNOWN):
-                yield entry
-            else:
-                yield _entry(entry.id, *added)
-        yield from (_entry(i, *token) for i, token in left.items())
+            named = entry.type in (TokenType.CONTROL, TokenType.UNKNOWN)
+            yield entry if added is None or named else added
+        yield from left.values()
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return the roles of the config's tokens, the file's own, and the generation config's."""
         roles = {role: list(ids) for role, ids in self._inner.declared_roles().items()}
-        ids = {name: i for i, (name, _) in self._added.items()}
+        ids = {added.content.decode(): i for i, added in self._added.items()}
         ids |= {
             e.content.decode("utf-8", "replace"): e.id
             for e in self._inner.entries()
@@ -65,7 +65,7 @@ class FolderBackend:
         for role in ("bos", "eos", "pad", "unk", "mask", "sep", "cls"):
             token = self._config.get(f"{role}_token")
             name = token.get("content") if isinstance(token, dict) else token
-            if name in ids:
+            if isinstance(name, str) and name in ids:
                 roles[role] = [ids[name]]
         more = eos_ids(self._files)
         if more:
@@ -102,10 +102,18 @@ class FolderBackend:
         """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
         path = self._files.find("chat_template.jinja")
         if path is not None:
-            return {"default": path.read_text(encoding="utf-8")}
+            try:
+                return {"default": path.read_text(encoding="utf-8")}
+            except UnicodeDecodeError as error:
+                raise TokenizerError(
+                    f"{path} is not text in UTF-8: {error}", hint="mend it, or fetch it again"
+                ) from error
         found: Any = self._config.get("chat_template")
         if isinstance(found, list):
-            return {str(one["name"]): str(one["template"]) for one in found}
+            try:
+                return {str(one["name"]): str(one["template"]) for one in found}
+            except (LookupError, TypeError) as error:
+                raise _bad_config(self._files, "chat_template") from error
         return {"default": found} if isinstance(found, str) else {}
 
     def losses(self) -> Sequence[Loss]:
@@ -113,5 +121,13 @@ class FolderBackend:
         return self._inner.losses()
 
 
-def _entry(token_id: int, name: str, special: bool) -> Entry:
-    return Entry(token_id, TokenType.CONTROL if special else TokenType.USER_DEFINED, name.encode())
+def _entry(token_id: int, token: Mapping[str, Any]) -> Entry:
+    kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
+    return Entry(token_id, kind, str(token["content"]).encode())
+
+
+def _bad_config(files: ModelFiles, field: str) -> TokenizerError:
+    return TokenizerError(
+        f"the {field} in {files.find('tokenizer_config.json')} is not what its name says",
+        hint="mend it, or fetch it again",
+    )

@@ -78,8 +78,11 @@ class GgufBackend:
                 hint="give the .gguf file of the model itself: a projector or an adapter has none",
             )
         self._tokens: list[str] = tokens
-        kinds = self._fields.get(f"{_KEY}token_type") or [int(TokenType.NORMAL)] * len(tokens)
-        self._types = [TokenType(kind) for kind in kinds]
+        kinds = self._column("token_type", int(TokenType.NORMAL))
+        unknown = set(kinds).difference(TokenType)
+        if unknown:
+            raise _damaged(path, f"it has tokens of the type {min(unknown)}")
+        self._types = list(map(TokenType, kinds))
         self._inner: Backend | None = None
         self._rust: RustTokenizer | None = None
         if model in _SENTENCEPIECE:
@@ -98,11 +101,23 @@ class GgufBackend:
                 "give the model's Hugging Face folder",
             )
 
+    def _column(self, name: str, default: float) -> Sequence[Any]:
+        """Return a list with an entry for each token, all `default` if the file has no such list.
+
+        Raises:
+            TokenizerError: if the list is of another length.
+        """
+        found: Sequence[Any] = self._fields.get(_KEY + name) or [default] * len(self._tokens)
+        if len(found) != len(self._tokens):
+            problem = f"{len(self._tokens)} tokens, and {len(found)} entries in {_KEY}{name}"
+            raise _damaged(self._path, problem)
+        return found
+
     def _sentencepiece(self, kind: str) -> Backend:
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto()
-        scores = self._fields.get(f"{_KEY}scores") or [0.0] * len(self._tokens)
+        scores = self._column("scores", 0.0)
         for token, score, token_type in zip(self._tokens, scores, self._types, strict=True):
             proto.pieces.add(piece=token, score=score, type=int(token_type))
         spec = proto.trainer_spec
@@ -118,7 +133,10 @@ class GgufBackend:
         if charsmap:
             proto.normalizer_spec.name = "of the file"
             proto.normalizer_spec.precompiled_charsmap = bytes(b % 256 for b in charsmap)
-        return SentencePieceBackend.from_proto(proto, str(self._path))
+        try:
+            return SentencePieceBackend.from_proto(proto)
+        except (RuntimeError, ValueError) as error:
+            raise _damaged(self._path, error) from error
 
     def _byte_level(self, pattern: str | None) -> RustTokenizer:
         from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
@@ -219,7 +237,11 @@ def _read(path: Path) -> dict[str, Any]:
         reader = GGUFReader(path)
         return {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, OSError) as error:
-        raise TokenizerError(
-            f"{path} is not a whole .gguf file: {error}",
-            hint="the file is damaged or cut off: fetch it again",
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, problem: object) -> TokenizerError:
+    return TokenizerError(
+        f"{path} is not a whole .gguf file: {problem}",
+        hint="the file is damaged or cut off: fetch it again",
+    )

@@ -44,7 +44,7 @@ class HuggingFaceBackend:
         if plain is None:
             self._use_loaded(self._hf)
         else:
-            self._use(_without_context(plain.rust), plain.added)
+            self._use(plain.rust, plain.added)
             self._role_ids = plain.roles
 
     @classmethod
@@ -67,15 +67,14 @@ class HuggingFaceBackend:
         return self._load(self._trusted)
 
     def _use_loaded(self, tokenizer: Any) -> None:
-        from tokenizers import Tokenizer as RustTokenizer
-
-        rust = RustTokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy of our own
-        self._use(_without_context(rust), tokenizer.added_tokens_decoder)
+        rust = tokenizer.backend_tokenizer
+        own = _read_back(rust.to_str(), rust, str(self._files))  # what follows changes it
+        self._use(own, tokenizer.added_tokens_decoder)
         ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in SPECIAL_NAMES}
         self._role_ids = {role: i for role, i in ids.items() if i is not None}
 
     def _use(self, rust: RustTokenizer, added: Mapping[int, AddedToken]) -> None:
-        self._rust = rust
+        self._rust = _without_context(rust, str(self._files))
         self._special = {i: token.content for i, token in added.items() if token.special}
         self._added = {i: token.content for i, token in added.items()}
         components = list(_components(_spec(self._rust.decoder)))
@@ -193,9 +192,9 @@ class HuggingFaceBackend:
     def chat_templates(self) -> Mapping[str, str]:
         """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
         found = self._hf.chat_template
-        if not found:
-            return {}
-        return {"default": found} if isinstance(found, str) else dict(found)
+        if isinstance(found, str):
+            return {"default": found} if found else {}
+        return dict(found) if isinstance(found, Mapping) else {}
 
     def losses(self) -> Sequence[Loss]:
         """Return what the normalizer, and a decoder that joins words with spaces, change."""
@@ -228,16 +227,34 @@ def _components(spec: Spec) -> Iterator[Spec]:
         yield spec
 
 
-def _without_context(rust: RustTokenizer) -> RustTokenizer:
-    """Have it encode as in the middle of a text: no prefix, no padding, no dropout."""
+def _read_back(document: str, like: RustTokenizer, model: str) -> RustTokenizer:
+    """Make a tokenizer of the JSON of one that has the same tokens.
+
+    Raises:
+        TokenizerError: if it loses some of them, as one of two that have the same id.
+    """
     from tokenizers import Tokenizer as RustTokenizer
 
+    try:
+        rust = RustTokenizer.from_str(document)
+        if rust.get_vocab_size() != like.get_vocab_size():
+            raise ValueError("it has fewer")
+    except Exception as error:
+        raise TokenizerError(
+            f"{model} loses tokens when it is copied, as where two have the same id: {error}",
+            hint="its tokenizer.json is damaged: fetch it again",
+        ) from error
+    return rust
+
+
+def _without_context(rust: RustTokenizer, model: str) -> RustTokenizer:
+    """Have it encode as in the middle of a text: no prefix, no padding, no dropout."""
     components = [*_components(_spec(rust.normalizer)), *_components(_spec(rust.pre_tokenizer))]
     if any(map(_adds_prefix, components)):
         document = json.loads(rust.to_str())
         for key in ("normalizer", "pre_tokenizer"):
             document[key] = _drop_prefix(document[key])
-        rust = RustTokenizer.from_str(json.dumps(document))
+        rust = _read_back(json.dumps(document), rust, model)
     rust.encode_special_tokens = True
     rust.no_truncation()
     rust.no_padding()

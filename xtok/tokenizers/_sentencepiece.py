@@ -26,23 +26,32 @@ class SentencePieceBackend:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
 
+        proto = sentencepiece_model_pb2.ModelProto()
+        try:
+            proto.ParseFromString(path.read_bytes())
+            self._load(proto)
+        except (DecodeError, RuntimeError, ValueError) as error:
+            raise TokenizerError(
+                f"{path} is not a SentencePiece model, nor a tiktoken file: {error}",
+                hint="give a .model, .tiktoken, tekken.json or .gguf file, or the folder of a "
+                "Hugging Face tokenizer",
+            ) from error
         if pattern is not None:
             raise TokenizerError(
                 f"{path} is a SentencePiece model, which takes no pattern",
                 hint="leave out --student-pattern or --teacher-pattern",
             )
-        proto = sentencepiece_model_pb2.ModelProto()
-        try:
-            proto.ParseFromString(path.read_bytes())
-        except DecodeError as error:
-            raise _not_a_model(str(path), error) from error
-        self._load(proto, str(path))
 
     @classmethod
-    def from_proto(cls, proto: ModelProto, source: str) -> SentencePieceBackend:
-        """Make one of a ModelProto that `source` holds in another form."""
+    def from_proto(cls, proto: ModelProto) -> SentencePieceBackend:
+        """Make one of a ModelProto that was in another form.
+
+        Raises:
+            RuntimeError: if the library does not take it.
+            ValueError: if a piece is not UTF-8.
+        """
         backend = cls.__new__(cls)
-        backend._load(proto, source)
+        backend._load(proto)
         return backend
 
     def __getstate__(self) -> bytes:
@@ -52,20 +61,20 @@ class SentencePieceBackend:
     def __setstate__(self, state: bytes) -> None:
         from sentencepiece import sentencepiece_model_pb2
 
-        self._load(sentencepiece_model_pb2.ModelProto.FromString(state), "a pickled model")
+        self._load(sentencepiece_model_pb2.ModelProto.FromString(state))
 
-    def _load(self, proto: ModelProto, source: str) -> None:
+    def _load(self, proto: ModelProto) -> None:
         from sentencepiece import SentencePieceProcessor
 
+        for place, piece in enumerate(proto.pieces):
+            if not isinstance(piece.piece, str):  # protobuf gives bytes
+                raise ValueError(f"piece {place} is not UTF-8: {piece.piece!r}")
         self._proto = proto
         self._processor = SentencePieceProcessor()
-        try:
-            # In the middle of a text there is no dummy prefix, and every space counts.
-            proto.normalizer_spec.add_dummy_prefix = False
-            proto.normalizer_spec.remove_extra_whitespaces = False
-            self._processor.LoadFromSerializedProto(proto.SerializeToString())
-        except RuntimeError as error:
-            raise _not_a_model(source, error) from error
+        # In the middle of a text there is no dummy prefix, and every space counts.
+        proto.normalizer_spec.add_dummy_prefix = False
+        proto.normalizer_spec.remove_extra_whitespaces = False
+        self._processor.LoadFromSerializedProto(proto.SerializeToString())
 
     def entries(self) -> Entries:
         """Types are the file's own; a piece's bytes are its text with `▁` as a space."""
@@ -114,11 +123,3 @@ class SentencePieceBackend:
             return ()
         what = "characters that its table maps, compatibility characters as a rule (ﬁ → fi, ① → 1)"
         return (Loss(normalizer=spec.name or "charsmap", changes=what),)
-
-
-def _not_a_model(source: str, why: object) -> TokenizerError:
-    return TokenizerError(
-        f"{source} is not a SentencePiece model, nor a tiktoken file: {why}",
-        hint="give a .model, .tiktoken, tekken.json or .gguf file, or the folder of a Hugging Face "
-        "tokenizer",
-    )

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._tiktoken import require_single_bytes
+from xtok.tokenizers._tiktoken import encode_plain, make_encoding, require_single_bytes
 from xtok.tokenizers._tokenizer import Loss
-from xtok.tokens import Entry, TokenType
+from xtok.tokens import MAX_WIDTH, Entry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
 # tokens/tokenizers/tekken.py.
@@ -36,8 +36,6 @@ class TekkenBackend:
     name = "tekken"
 
     def __init__(self, path: Path, *, pattern: str | None = None) -> None:
-        import tiktoken
-
         if pattern is not None:
             raise TokenizerError(
                 f"{path} is a tekken file, which brings its own pattern",
@@ -48,38 +46,33 @@ class TekkenBackend:
             config = document["config"]
             reserved = int(config["default_num_special_tokens"])
             size = int(config["default_vocab_size"])
-            listed = [
-                (int(t["rank"]), t["token_str"], bool(t.get("is_control", True)))
-                for t in document.get("special_tokens") or _default_special_tokens()
-            ]
+            if not 0 <= reserved <= size <= MAX_WIDTH:
+                raise ValueError(f"{reserved} special tokens do not fit a width of {size}")
+            listed = document.get("special_tokens") or _default_special_tokens()
+            self._special = _special_tokens(listed, reserved)
             self._ranks = _ranks(document["vocab"][: size - reserved], path)
-            self._encoding = tiktoken.Encoding(
-                path.name,
-                pat_str=config["pattern"],
-                mergeable_ranks=self._ranks,
-                special_tokens={},
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            if len(self._ranks) < size - reserved:
+                raise ValueError(f"its vocab has {len(self._ranks)} entries of {size - reserved}")
+            self._encoding = make_encoding(path.name, config["pattern"], self._ranks, {})
+        except (
+            *(ValueError, LookupError, TypeError, AttributeError),
+            *(OverflowError, RecursionError),
+        ) as error:
             raise TokenizerError(
                 f"{path} is not a tekken file: {error!r}",
                 hint="the file is damaged or of another kind: fetch it again",
             ) from error
         self._reserved = reserved
-        self._special = {rank: (name, control) for rank, name, control in listed}
-        for i in range(reserved):
-            self._special.setdefault(i, (f"<SPECIAL_{i}>", True))
 
     def entries(self) -> Iterable[Entry]:
         """The special tokens come first, CONTROL or, where the file says so, USER_DEFINED."""
-        for i, (name, control) in sorted(self._special.items()):
-            kind = TokenType.CONTROL if control else TokenType.USER_DEFINED
-            yield Entry(i, TokenType.UNKNOWN if name == "<unk>" else kind, name.encode())
+        yield from self._special
         for token, rank in self._ranks.items():
             yield Entry(rank + self._reserved, TokenType.NORMAL, token)
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return the roles of the names that mistral-common knows."""
-        ids = {name: i for i, (name, _) in self._special.items()}
+        ids = {entry.content.decode(): entry.id for entry in self._special}
         return {role: [ids[name]] for role, name in _ROLES.items() if name in ids}
 
     def model_vocab_size(self) -> int | None:
@@ -87,9 +80,9 @@ class TekkenBackend:
         return None
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode one by one, as `TiktokenBackend` does; special tokens are text here."""
-        encode, shift = self._encoding.encode_ordinary, self._reserved
-        return [[i + shift for i in encode(text)] for text in texts]
+        """Encode as `TiktokenBackend` does; special tokens are text here."""
+        found, shift = encode_plain(self._encoding, texts), self._reserved
+        return [[i + shift for i in ids] for ids in found]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge the bytes by rank, as one piece."""
@@ -110,6 +103,20 @@ class TekkenBackend:
 
 def _default_special_tokens() -> list[dict[str, Any]]:
     return [{"rank": i, "token_str": name} for i, name in enumerate(_FIRST_SPECIAL_TOKENS.split())]
+
+
+def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[Entry]:
+    """Return the tokens that are listed, and those between, which are named by their numbers."""
+    found: dict[int, Entry] = {}
+    for token in listed:
+        i, name = int(token["rank"]), token["token_str"].encode()
+        if i in found or not 0 <= i < reserved:
+            raise ValueError(f"its special token {i} comes twice, or is not in 0..{reserved - 1}")
+        kind = TokenType.CONTROL if token.get("is_control", True) else TokenType.USER_DEFINED
+        found[i] = Entry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
+    for i in range(reserved):
+        found.setdefault(i, Entry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))
+    return sorted(found.values())
 
 
 def _ranks(vocab: Sequence[Mapping[str, Any]], path: Path) -> dict[bytes, int]:

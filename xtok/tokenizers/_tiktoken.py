@@ -7,9 +7,10 @@ import binascii
 import hashlib
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,11 @@ from numpy.typing import NDArray
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tokenizer import Loss
 from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
+
+if TYPE_CHECKING:
+    from tiktoken import Encoding
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,14 +259,70 @@ def _bad_file(message: str) -> TokenizerError:
     return TokenizerError(message, hint="the file is damaged or of another kind: fetch it again")
 
 
+def make_encoding(
+    name: str, pattern: str, ranks: dict[bytes, int], special: dict[str, int]
+) -> Encoding:
+    """Return an encoding of the `tiktoken` library that has been tried out.
+
+    Raises:
+        ValueError: if the pattern is not a regular expression that splits text.
+    """
+    from tiktoken import Encoding
+
+    encoding = Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    if _attempt(encoding.encode_ordinary, "a 1") is None:
+        raise ValueError("it matches nothing")
+    return encoding
+
+
+def encode_plain(encoding: Encoding, texts: Sequence[str]) -> list[list[int]]:
+    """Encode texts without special tokens.
+
+    One plain call per text: for a vocabulary of short ones, `encode_batch`, which hands each
+    text to a thread, takes thirty times as long.
+    """
+    # What `encode_ordinary` calls; for short texts its wrapper is a quarter of the time.
+    plain = encoding._core_bpe.encode_ordinary
+    found: list[list[int]] | None = _attempt(list, map(plain, texts))
+    return [_encode_in_parts(encoding, text) for text in texts] if found is None else found
+
+
+def _encode_in_parts(encoding: Encoding, text: str, special: Set[str] = frozenset()) -> list[int]:
+    """Encode a text; one at which the library gives up is encoded in halves, and these likewise.
+
+    Its regular expressions backtrack a million times at most, so that a million spaces in a row
+    are too many for most families. Tokens beside a cut may be others than in the whole text.
+    """
+    ids = _attempt(encoding.encode, text, allowed_special=special, disallowed_special=())
+    if ids is not None:
+        return ids
+    if len(text) < 2:
+        return encoding._encode_single_piece(text.encode())
+    middle = len(text) // 2
+    halves = (text[:middle], text[middle:])
+    return [i for half in halves for i in _encode_in_parts(encoding, half, special)]
+
+
+def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+    """Return what a function of the library gives, or None where it gives up on a text.
+
+    That is a `ValueError` of some functions, and a panic of others: the class of that is no
+    `Exception`, and cannot be imported.
+    """
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+            raise
+    return None
+
+
 class TiktokenBackend:
     """A rank file through the `tiktoken` library."""
 
     name = "tiktoken"
 
     def __init__(self, path: Path, *, pattern: str | None = None) -> None:
-        import tiktoken
-
         data = path.read_bytes()
         family = FAMILIES.get(hashlib.sha256(data).hexdigest())
         if pattern is not None:
@@ -276,17 +338,10 @@ class TiktokenBackend:
         self._added = re.compile(names) if names else None
         self._ranks = parse_ranks(data, str(path))
         try:
-            self._encoding = tiktoken.Encoding(
-                path.name,
-                pat_str=family.pattern,
-                mergeable_ranks=self._ranks,
-                special_tokens={**family.control, **family.text},
+            self._encoding = make_encoding(
+                path.name, family.pattern, self._ranks, {**family.control, **family.text}
             )
-            self._encoding.encode_ordinary("a 1")
-        except BaseException as error:
-            # A pattern that matches nothing makes the Rust code panic, which is no Exception.
-            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
-                raise
+        except ValueError as error:
             raise TokenizerError(
                 f"the pattern for {path} is not a regular expression that splits text: {error}",
                 hint="quote it in single quotes, as in --student-pattern '\\p{L}+|\\s+'",
@@ -314,37 +369,26 @@ class TiktokenBackend:
         return None
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode with added text tokens recognised, and control tokens as plain text.
-
-        One plain call per text: for a vocabulary of short ones, `encode_batch`, which hands each
-        text to a thread, takes thirty times as long.
-        """
-        # What `encode_ordinary` calls; for short texts its wrapper is a quarter of the time.
-        plain = self._encoding._core_bpe.encode_ordinary
-        try:
-            found = list(map(plain, texts))
-        except UnicodeEncodeError:  # a lone surrogate, which the library replaces
-            found = list(map(self._encoding.encode_ordinary, texts))
+        """Encode with added text tokens recognised, and control tokens as plain text."""
+        found = encode_plain(self._encoding, texts)
         if self._added is None:
             return found
         for row, text in enumerate(texts):
             if self._added.search(text):
-                found[row] = self._encoding.encode(
-                    text, allowed_special=set(self._family.text), disallowed_special=()
-                )
+                found[row] = _encode_in_parts(self._encoding, text, set(self._family.text))
         return found
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode as `encode_texts` does, without a Python object per token: a fifth faster."""
         encode, added = self._encoding.encode_to_numpy, self._family.text
-        return [
-            encode(
-                text,
-                allowed_special={name for name in added if name in text},
-                disallowed_special=(),
-            ).view(np.int32)
-            for text in texts
-        ]
+        found = []
+        for text in texts:
+            special = {name for name in added if name in text}
+            ids = _attempt(encode, text, allowed_special=special, disallowed_special=())
+            if ids is None:
+                ids = np.array(_encode_in_parts(self._encoding, text, special), np.uint32)
+            found.append(ids.view(np.int32))
+        return found
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge the bytes by rank, as one piece."""
@@ -352,7 +396,8 @@ class TiktokenBackend:
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode with all of the family's special tokens recognised."""
-        return self._encoding.encode(text, allowed_special="all", disallowed_special=())
+        encode = self._encoding.encode
+        return _attempt(encode, text, allowed_special="all", disallowed_special=())
 
     def chat_templates(self) -> Mapping[str, str]:
         """A rank file has no chat template."""

@@ -224,6 +224,16 @@ class Tokenizer:
 
     def special_token_names(self) -> dict[str, str]:
         """Return `bos_token` and the like, as chat templates know them, to the token's name."""
+        return dict(self._special_token_names)
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return the Jinja chat templates that the tokenizer brings, by name."""
+        return self._chat_templates
+
+    # Read once: a backend may read files, and ask the hub for those that are not there.
+
+    @functools.cached_property
+    def _special_token_names(self) -> dict[str, str]:
         names = {}
         for role, ids in self._backend.declared_roles().items():
             for i in list(ids)[:1]:
@@ -231,8 +241,8 @@ class Tokenizer:
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
         return names
 
-    def chat_templates(self) -> Mapping[str, str]:
-        """Return the Jinja chat templates that the tokenizer brings, by name."""
+    @functools.cached_property
+    def _chat_templates(self) -> Mapping[str, str]:
         return self._backend.chat_templates()
 
     @property
