@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from conftest import REAL
 from test_tokenizers import error_of, hf_folder_of_ranks, spelled, table_of
+from tokenizers import Tokenizer as Rust
+from tokenizers import decoders, models, pre_tokenizers
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -402,6 +404,18 @@ def unigram(folder: Path) -> Path:
     fast: Any = PreTrainedTokenizerFast
     fast(tokenizer_object=rust, unk_token="<unk>", eos_token="</s>").save_pretrained(str(folder))
     return folder
+
+
+def test_a_model_without_an_unknown_token_refuses_what_it_has_no_token_for(tmp_path: Path) -> None:
+    rust = Rust(models.WordLevel({"▁one": 0, "▁two": 1}, unk_token="[UNK]"))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    rust.decoder = decoders.Metaspace(prepend_scheme="never")
+    rust.save(str(tmp_path / "tokenizer.json"))
+    words = load_tokenizer(str(tmp_path))
+    assert words.segment_batch([b" one", b" six", b" two one"]) == [[0], None, [1, 0]]
+    assert words.library_ids([" one", " six"]) == [[0], []]
+    with pytest.raises(TokenizerError, match="cannot spell the bytes b' six'"):
+        words.segment(b" six")
 
 
 def test_a_unigram_folder(tmp_path: Path) -> None:

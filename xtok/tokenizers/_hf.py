@@ -175,9 +175,24 @@ class HuggingFaceBackend:
         return model_vocab_size(self._files)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode on all cores, special tokens as plain text."""
-        batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Encode on all cores, special tokens as plain text; no ids for what the model refuses."""
+        try:
+            batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:
+            # The library's own error: a text that the model has no token for, nor an unknown one.
+            if type(error) is not Exception:
+                raise
+            return [self._encode_text(text) for text in texts]
         return [encoding.ids for encoding in batch]
+
+    def _encode_text(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._rust.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            return []
+        return ids
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge bytes with a byte-level model, past its normalizer; others merge characters."""
