@@ -14,7 +14,7 @@ from xtok.exports import Subtokens, subtokens
 from xtok.losses._chunks import EPSILON, FLOOR, checked, find_chunks, no_chunks
 from xtok.losses._config import PartitionConfig
 from xtok.losses._p_kl import largest_columns
-from xtok.runtime import check_width, work_dtype
+from xtok.runtime import work_dtype
 from xtok.tokenizers import Tokenizer
 
 _Alternatives = dict[tuple[int, ...], tuple[list[int], list[int]]]
@@ -118,10 +118,10 @@ def partition_kl(
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
     config = config or PartitionConfig()
-    check_width("student", student_logits.shape[-1], events.widths[0])
-    check_width("teacher", teacher_logits.shape[-1], events.widths[1])
     with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask)
+        chunks = find_chunks(
+            student_logits, teacher_logits, alignment, config, sample_mask, events.widths
+        )
         if chunks.total == 0:
             return no_chunks(student_logits)
         student = _side(student_logits, student_labels, chunks.student, chunks.total, config)
