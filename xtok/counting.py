@@ -443,7 +443,8 @@ def estimate(
             vocabularies alone (`multitoken` with the weights `prior`) if None.
         checkpoint: a file where counts are saved every minute; if it is there, counting goes on
             from it. It is removed at the end.
-        count: counts a plan elsewhere, such as on a cluster; `count_text` if None.
+        count: counts a plan in another way, such as on a cluster, without `checkpoint` and
+            `text_progress`; `count_text` if None.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -456,8 +457,6 @@ def estimate(
     if base is not None:
         require_same_pair(base, student.vocabulary, teacher.vocabulary)
     plan = plan_counting(student, teacher, texts, config)
-    if checkpoint is not None and checkpoint.exists():
-        _load_checkpoint(checkpoint, plan)  # before anything costs time
     if count is None:
         counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
     else:
@@ -466,7 +465,7 @@ def estimate(
         options = MultitokenConfig(weights="prior", scale_trick=False)
         base = multitoken(student, teacher, options, progress=progress)
     result = map_of_counts(counts, base, plan, config)
-    if checkpoint is not None:
+    if checkpoint is not None and count is None:
         checkpoint.unlink(missing_ok=True)
     return result
 
