@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from math import log
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from conftest import Cli
 from naive import rows_of
+from pyarrow import parquet
 
 from xtok.comparison import compare, count_tokens
 from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, SortCutConfig
@@ -181,6 +184,24 @@ def test_maps_of_another_pair_and_empty_text_are_errors(
         evaluate([], [corpus], byte_level, digits)
 
 
+def test_progress_goes_through_every_byte_on_disk(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"  # which is not read byte after byte
+    parquet.write_table(pyarrow.table({"text": TEXTS}), path, row_group_size=2)
+    steps: list[tuple[int, int]] = []
+
+    @contextmanager
+    def watching(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        assert total == path.stat().st_size + corpus.stat().st_size
+        yield lambda size, tokens: steps.append((size, tokens))
+
+    evaluate([recipe], [path, corpus], byte_level, digits, text_progress=watching)
+    assert sum(size for size, _ in steps) == path.stat().st_size + corpus.stat().st_size
+    once = sum(len(ids) for ids in byte_level.library_ids(TEXTS))
+    assert sum(tokens for _, tokens in steps) == 4 * once
+
+
 def models(small: Path) -> list[str | Path]:
     return [
         "--student-model", small / "small-byte-level", "--teacher-model", small / "small-digits",
@@ -233,9 +254,11 @@ def test_compare_is_weighed_by_text(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
 ) -> None:
     other = sort_cut(recipe, SortCutConfig(top_k=1))
+    with corpus.open("a") as file:
+        file.write('{"text": ""}\n')
     counts = count_tokens([corpus], byte_level)
-    [ids] = byte_level.library_ids(["".join(TEXTS)])
-    assert counts.sum() == pytest.approx(3 * len(ids), rel=0.05)
+    ids = [i for text in TEXTS for i in byte_level.library_ids([text])[0]]
+    assert counts.tolist() == [3 * ids.count(i) for i in range(len(byte_level.table))]
     found = compare(recipe, other, token_counts=counts)
     unweighed = compare(recipe, other)
     assert found.mean_distance != unweighed.mean_distance

@@ -294,6 +294,7 @@ def _read(
                     differing += starts.num_differing
                     advance(reader.consumed - consumed, len(sides[0].ids))
                     consumed = reader.consumed
+                advance(shard.size - consumed, 0)
     empty = np.zeros(0, np.int64)
     documents, keys, counts = (
         np.concatenate([part[n] for part in parts]) if parts else empty for n in range(3)
