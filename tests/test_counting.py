@@ -530,6 +530,24 @@ def test_a_damaged_checkpoint_is_refused(
     assert error.value.hint == f"delete it to begin anew: rm {path}"
 
 
+@pytest.mark.parametrize(("field", "value"), [(8, b"\x01\x00"), (10, b"\x63\x00")])
+def test_a_checkpoint_that_is_another_kind_of_zip_is_refused(
+    byte_level: Tokenizer,
+    digits: Tokenizer,
+    checkpoint: tuple[CountingPlan, Path],
+    field: int,
+    value: bytes,
+) -> None:
+    """The flags say that it is encrypted, or the method one that Python does not know."""
+    plan, path = checkpoint
+    data = bytearray(path.read_bytes())
+    place = data.index(b"PK\x01\x02") + field  # of the first file in the directory
+    data[place : place + 2] = value
+    path.write_bytes(data)
+    with pytest.raises(XtokError, match=f"the checkpoint {path} cannot be read: "):
+        count_text(plan, byte_level, digits, checkpoint=path)
+
+
 # Two sides that spell differently, and nothing to count
 
 

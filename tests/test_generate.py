@@ -654,7 +654,11 @@ def test_top_k_and_anchors_that_are_not_there(
 ) -> None:
     with pytest.raises(XtokError, match="--top-k 300 is more than the 258 tokens of the teacher"):
         generate(student, student, "table", GenerateConfig(top_k=300), cache=Cache(tmp_path))
-    for options in ({"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0}, {"ridge": -1.0}):
+    wrong: list[dict[str, Any]] = [
+        {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0}, {"ridge": -1.0},
+        {"weighting": "sofmax"}, {"anchor_fit": "none"}, {"dtype": "int8"},
+    ]  # fmt: skip
+    for options in wrong:
         with pytest.raises(ValueError, match=next(iter(options))):
             GenerateConfig(**options)
 

@@ -331,6 +331,11 @@ def _save_checkpoint(
         )
 
 
+# What numpy, zipfile and json raise of a damaged file; a RuntimeError of one that says it is
+# encrypted, or compressed in a way of its own.
+_DAMAGE = (ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
+
+
 def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple[int, int]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
@@ -344,7 +349,7 @@ def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple
         number, done = about["place"]
         totals = TextTotals(**about["totals"])
         return CountedText(arrays[0], arrays[1], arrays[2], arrays[3], totals), (number, done)
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise XtokError(
             f"the checkpoint {path} cannot be read: {error}",
             hint=f"delete it to begin anew: rm {path}",

@@ -33,6 +33,7 @@ class ByteEvents:
         widths: `(V_student, V_teacher)`.
         common: int64 `[2, P]`, the student's and the teacher's ids of tokens that both have,
             rising by student id; a teacher id belongs to the lowest student id that it spells.
+        teacher_of: the same pairs, from the student's id to the teacher's.
         forward: teacher ids to (student ids, teacher ids): student tokens that the teacher spells
             as these ids and one more, and that one.
         reverse: student ids to (student ids, teacher ids): teacher tokens that the student spells
@@ -51,6 +52,7 @@ class ByteEvents:
         columns, first = np.unique(ours.subtoks[rows, 0], return_index=True)
         order = np.argsort(rows[first])
         self.common: NDArray[np.int64] = np.stack([rows[first], columns])[:, order]
+        self.teacher_of: dict[int, int] = dict(zip(*self.common.tolist(), strict=True))
         self.forward = _by_prefix(ours)
         self.reverse = {prefix: (last, ids) for prefix, (ids, last) in _by_prefix(theirs).items()}
 
@@ -193,11 +195,10 @@ def _pick(
     events: ByteEvents, student: Sequence[list[int]], teacher: Sequence[list[int]]
 ) -> _Picked:
     picked = _Picked([], [], [], [])
-    teacher_of = dict(zip(*events.common.tolist(), strict=True))
     for chunk, (ours, theirs) in enumerate(zip(student, teacher, strict=True)):
         alternatives: tuple[list[int], list[int]] = ([], [])
         if len(ours) == len(theirs) == 1:
-            if teacher_of.get(ours[0]) == theirs[0]:
+            if events.teacher_of.get(ours[0]) == theirs[0]:
                 picked.one_to_one.append(chunk)
                 continue
         elif len(ours) == 1:
