@@ -162,6 +162,17 @@ def test_groups_classes_and_worst_rows(
     assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
 
 
+def test_a_group_may_be_called_all(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    groups = ["all", "en", "en", "all", "en"]
+    lines = [json.dumps({"text": TEXTS[0], "lang": lang}) for lang in groups]
+    path.write_text("\n".join(lines) + "\n")
+    found = evaluate([recipe], [path], byte_level, digits, group_by="lang").measures
+    assert [(m.group, m.documents) for m in found] == [("all", 2), ("en", 3), ("all", 5)]
+
+
 def test_the_same_seed_gives_the_same_intervals(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
 ) -> None:
