@@ -353,9 +353,9 @@ def test_merging_does_not_depend_on_order_or_grouping(
 
 
 def test_no_thread_is_left_over(byte_level: Tokenizer, digits: Tokenizer, corpus: Path) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())  # some may end meanwhile
     count_text(plan_counting(byte_level, digits, [corpus]), byte_level, digits, num_threads=4)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 # Interrupted and gone on

@@ -71,6 +71,16 @@ def test_columns_are_computed_alone_in_the_order_given() -> None:
     assert projection(PROBS, torch.tensor([], dtype=torch.int64)).shape == (2, 0)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4)])
+def test_nothing_to_project(shape: tuple[int, ...]) -> None:
+    probs = torch.zeros(shape, requires_grad=True)
+    projected = Projection(SLOTTED, learnable=True)(probs)
+    assert projected.shape == (*shape[:-1], 6)
+    projected.sum().backward()
+    assert probs.grad is not None
+    assert probs.grad.shape == shape
+
+
 def test_the_plain_function_is_the_same() -> None:
     p = Projection(GOOD)
     found = project_token_likelihoods(PROBS, p.student_ids, p.offsets, p.weights)
