@@ -1,12 +1,14 @@
 """Measure maps on text: without a corpus, counted on one, and with a language left out.
 
     python scripts/benchmark_quality.py --corpus FOLDER [--reference FILE.npz] [--json FILE]
+                                        [--embedding-model MODEL] [--only PAIR]
 
 The folder holds `LANGUAGE.train.jsonl.gz` for counting and `LANGUAGE.valid.jsonl.gz` for
 measuring. `closed` is the share of the way from X-Token's recipe to the best map in hindsight; for
 `hindsight`, one map is counted on the measured text of all languages together: no single map can
 do better on all of them at once. The reference is NeMo-RL's map of the last pair, as arrays
-`indices` and `weights`.
+`indices` and `weights`. With an embedding model, its map is measured as well: alone, and with a
+tenth of the weight beside the recipe.
 """
 
 from __future__ import annotations
@@ -21,8 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from xtok import ProjectionMap, Tokenizer, load_tokenizer, mapfile
-from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, SortCutConfig
+from xtok import ProjectionMap, Tokenizer, generate, load_tokenizer, mapfile, merge
+from xtok.config import (
+    BuildConfig,
+    EstimateConfig,
+    GenerateConfig,
+    MergeConfig,
+    MultitokenConfig,
+    SortCutConfig,
+)
 from xtok.counting import CountedText, count_text, map_of_counts, merge_counts, plan_counting
 from xtok.pipeline import build
 from xtok.quality import evaluate
@@ -46,15 +55,19 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--tokenizers", type=Path, default=Path("data/tokenizers"))
     parser.add_argument("--reference", type=Path)
+    parser.add_argument("--embedding-model", help="as `generate` takes it")
+    parser.add_argument("--only", default="", help="the pairs whose names contain this")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     languages = sorted(p.name.partition(".")[0] for p in args.corpus.glob("*.valid.jsonl.gz"))
     results: list[dict[str, Any]] = []
     for student_name, teacher_name in PAIRS:
+        if args.only not in f"{student_name} → {teacher_name}":
+            continue
         student = load_tokenizer(str(args.tokenizers / student_name))
         teacher = load_tokenizer(str(args.tokenizers / teacher_name))
         reference = args.reference if student_name == "claude-2" else None
-        found = measure(student, teacher, args.corpus, languages, reference)
+        found = measure(student, teacher, args.corpus, languages, reference, args.embedding_model)
         for row in found:
             row["pair"] = f"{student_name} → {teacher_name}"
         results += found
@@ -70,12 +83,16 @@ def measure(
     corpus: Path,
     languages: list[str],
     reference: Path | None,
+    embedding_model: str | None,
 ) -> list[dict[str, Any]]:
     """Return a row for each map, cut and language."""
     options = MultitokenConfig(weights="prior", scale_trick=False)
     base = multitoken(student, teacher, options)
     trained = {lang: counts(student, teacher, corpus, f"{lang}.train") for lang in languages}
     measured = {lang: counts(student, teacher, corpus, f"{lang}.valid") for lang in languages}
+    meaning = None
+    if embedding_model is not None:
+        meaning = generate(student, teacher, embedding_model, GenerateConfig(top_k=max(CUTS)))
     rows: list[dict[str, Any]] = []
     for k in CUTS:
         config = EstimateConfig(top_k=k)
@@ -87,10 +104,16 @@ def measure(
 
         maps = {
             "build": build(student, teacher, BuildConfig(top_k=k)),
+            "recipe": build(student, teacher, BuildConfig(top_k=k, scale_trick=False)),
             "no corpus": sort_cut(base, SortCutConfig(top_k=k)),
+            "for p-kl": build(student, teacher, BuildConfig.for_loss("p-kl", top_k=k)),
             "counted": counted(list(trained.values())),
             "hindsight": counted(list(measured.values()), alpha=1e-3),
         }
+        if meaning is not None:
+            beside = MergeConfig(weights=(0.9, 0.1), fill=True, top_k=k)
+            maps["embeddings"] = sort_cut(meaning, SortCutConfig(top_k=k))
+            maps["with embeddings"] = merge([maps["recipe"], meaning], beside)
         if reference is not None and k == 4:
             maps["NeMo-RL"] = nemo(reference, base)
         without = {
@@ -110,6 +133,7 @@ def measure(
                 "recipe": m.recipe,
                 "floor": m.floor,
                 "cross_entropy": m.cross_entropy.value,
+                "chunk_cross_entropy": m.chunk_cross_entropy.value,
                 "closed": m.closed and m.closed.value,
                 "interval": m.closed and [m.closed.low, m.closed.high],
                 "coverage_of_floor": m.coverage_of_floor,
@@ -160,7 +184,10 @@ def print_pair(pair: str, rows: list[dict[str, Any]], languages: list[str]) -> N
 
 def print_means(rows: list[dict[str, Any]]) -> None:
     """Print means over all pairs and languages."""
-    print("\nall pairs: closed, mean and least; least coverage of the floor's")
+    print(
+        "\nall pairs: closed, mean and least; least coverage of the floor's; mean cross-entropy at "
+        "starts and over chunks"
+    )
     for k in CUTS:
         for name in dict.fromkeys(r["map"] for r in rows):
             own = [r for r in rows if r["map"] == name and r["k"] == k]
@@ -168,7 +195,14 @@ def print_means(rows: list[dict[str, Any]]) -> None:
             if closed:
                 least = min(r["coverage_of_floor"] for r in own)
                 mean = math.fsum(closed) / len(closed)
-                print(f"{name:12} k={k} {mean:6.3f} {min(closed):6.2f}   {least:.4f}")
+                starts, chunks = (
+                    math.fsum(r[key] for r in own) / len(own)
+                    for key in ("cross_entropy", "chunk_cross_entropy")
+                )
+                print(
+                    f"{name:12} k={k} {mean:6.3f} {min(closed):6.2f}   {least:.4f}"
+                    f"   {starts:.3f} {chunks:.3f}"
+                )
 
 
 if __name__ == "__main__":

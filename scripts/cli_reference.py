@@ -18,6 +18,9 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from xtok.cli import make_app
+
+app = make_app()  # Typer reads it from this file
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "guides" / "cli.md"
 HEADER = "<!-- scripts/cli_reference.py wrote this file, with typer {}. Do not edit it. -->\n\n"
@@ -30,7 +33,7 @@ def typer_version() -> str:
 
 def render() -> str:
     """Return the reference as Markdown: the same text on any terminal and in any locale."""
-    command = [sys.executable, "-m", "typer", "xtok.cli", "utils", "docs", "--name", "xtok"]
+    command = [sys.executable, "-m", "typer", __file__, "utils", "docs", "--name", "xtok"]
     plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
     done = subprocess.run(
         command,

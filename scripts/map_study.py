@@ -20,25 +20,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from xtok import (
+    BuildConfig,
     EstimateConfig,
-    MultitokenConfig,
     ProjectionMap,
-    SortCutConfig,
     build,
     estimate,
     evaluate,
     load_tokenizer,
-    merge,
-    multitoken,
-    reapply_exact,
-    sort_cut,
 )
-from xtok.config import SLOT_WEIGHT, BuildConfig
+from xtok.config import SLOT_WEIGHT, Target
 from xtok.projection import Edges, RowKind
 from xtok.stages import finished
 from xtok.tokenizers import Tokenizer
@@ -90,10 +85,10 @@ def main() -> None:
 
 def runs(seeds: int) -> list[Run]:
     """Return all trainings, those that matter most first."""
-    maps = ["recipe", "slot", "multitoken", "prior", "start", "chunk", "both", "learned"]
-    kinds = [("none", "ce"), *((m, "p-kl + ce") for m in maps)]
-    kinds += [(m, "p-kl") for m in ("recipe", "slot", "prior", "start", "chunk", "both")]
-    kinds += [("multitoken", "gold + ce"), ("multitoken", "h-kl + ce"), ("pinned", "h-kl + ce")]
+    maps = ["recipe", "slot", "prior-start", "prior-both", "start", "chunk", "both"]
+    kinds = [("none", "ce"), *((m, "p-kl") for m in maps), *((m, "p-kl + ce") for m in maps)]
+    kinds += [("learned", "p-kl + ce")]
+    kinds += [("recipe", "gold + ce"), ("recipe", "h-kl + ce"), ("pinned", "h-kl + ce")]
     kinds += [("none", "uld + ce")]
     return [Run(m, loss, seed) for seed in range(seeds) for m, loss in kinds]
 
@@ -176,19 +171,16 @@ def make_maps(work: Path) -> dict[str, dict[str, float]]:
     folder.mkdir(exist_ok=True)
     student, teacher = (load_tokenizer(str(work / side)) for side in ("student", "teacher"))
     texts = [work / "train.jsonl"]
-    prior = multitoken(student, teacher, MultitokenConfig(weights="prior", scale_trick=False))
-    plain = BuildConfig(top_k=8, scale_trick=False)
     maps = {
         "recipe": build(student, teacher, BuildConfig(top_k=4, scale_trick=False)),
         "slot": with_arbitrary_slots(student, teacher),
-        "multitoken": build(student, teacher, plain),
-        "prior": sort_cut(prior, SortCutConfig(top_k=8)),
-        "start": estimate(student, teacher, texts, base=prior),
-        "chunk": estimate(student, teacher, texts, EstimateConfig(target="chunk"), base=prior),
-        "pinned": sort_cut(reapply_exact(prior), SortCutConfig(top_k=8)),
+        "prior-start": build(student, teacher, BuildConfig.for_loss("p-kl", target="start")),
+        "prior-both": build(student, teacher, BuildConfig.for_loss("p-kl")),
+        "pinned": build(student, teacher, BuildConfig.for_loss("h-kl")),
     }
-    maps["both"] = merge([maps["start"], maps["chunk"]])
-    maps["learned"] = maps["prior"]  # where the learning begins
+    for target in get_args(Target):
+        maps[target] = estimate(student, teacher, texts, EstimateConfig(target=target))
+    maps["learned"] = maps["prior-both"]  # where the learning begins
     for name, projection in maps.items():
         projection.save(folder / f"{name}.safetensors")
     found = evaluate(

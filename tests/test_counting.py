@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from xtok import cooccurrence, cooccurrence_kernels, counting, mapfile, texts
-from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig
+from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, Target
 from xtok.cooccurrence import PairCounts, PairEncoder
 from xtok.counting import (
     CountedText,
@@ -235,6 +235,36 @@ def test_chunks_share_a_unit(byte_level: Tokenizer, digits: Tokenizer, tmp_path:
     assert dict(zip(counts.keys.tolist(), counts.counts.tolist(), strict=True)) == expected
 
 
+def test_both_adds_starts_and_chunks_up(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["20"])
+    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1, target="both"))
+    counts = count_text(plan, byte_level, digits)
+    two, zero, twenty = token(byte_level, b"2"), token(byte_level, b"0"), token(digits, b"20")
+    unit = cooccurrence.UNIT
+    expected = {two << 32 | twenty: unit + unit // 2, zero << 32 | twenty: unit // 2}
+    assert dict(zip(counts.keys.tolist(), counts.counts.tolist(), strict=True)) == expected
+    assert counts.totals.starts == 1
+
+
+@pytest.mark.parametrize("target", ["start", "chunk", "both"])
+def test_a_sighting_weighs_the_same_whatever_is_counted(
+    byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, tmp_path: Path, target: Target
+) -> None:
+    """Of a token that both sides have: once at its start, once as its chunk, or both."""
+    path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
+    config = EstimateConfig(alpha=2, target=target)
+    e_s, e_t = token(byte_level, b"e"), token(digits, b"e")
+    before = dict(naive.rows_of(base)[e_s]).get(e_t, 0.0)
+    found = estimate(byte_level, digits, [path], config, base=base)
+    seen = 6 if target == "both" else 3
+    expected = (seen + 2 * before) / (seen + 2)
+    kept = dict(naive.rows_of(found)[e_s])[e_t]
+    assert kept == pytest.approx(expected, rel=0.02)  # what is cut off is shared out
+    assert found.history[-1]["options"]["target"] == target
+
+
 def test_smoothing_is_the_posterior_mean() -> None:
     base = Edges(np.array([0, 0, 1]), np.array([5, 6, 7]), np.array([0.75, 0.25, 1.0]))
     counted = Edges(np.array([0, 0, 2]), np.array([6, 8, 9]), np.array([3, 1, 4]))
@@ -353,7 +383,7 @@ def test_merging_does_not_depend_on_order_or_grouping(
 
 
 def test_no_thread_is_left_over(byte_level: Tokenizer, digits: Tokenizer, corpus: Path) -> None:
-    before = set(threading.enumerate())  # some may end meanwhile
+    before = set(threading.enumerate())
     count_text(plan_counting(byte_level, digits, [corpus]), byte_level, digits, num_threads=4)
     assert set(threading.enumerate()) <= before
 
@@ -412,7 +442,7 @@ def test_counting_goes_on_from_a_checkpoint(
 KILLED = """
 import sys, time
 from pathlib import Path
-from xtok import counting, mapfile, cooccurrence, texts
+from xtok import cooccurrence, counting, mapfile, texts
 cooccurrence.batches.__defaults__ = (2000,)
 texts.SHARD_BYTES = 5000
 save = counting._save_checkpoint
@@ -643,6 +673,7 @@ def test_build_for_a_loss(
 ) -> None:
     config = BuildConfig.for_loss(loss)  # type: ignore[arg-type]
     assert (config.weights, config.top_k, config.scale_trick) == ("prior", 8, False)
+    assert config.target == ("both" if loss == "p-kl" else "start")
     found = build(byte_level, digits, config)
     two, e = token(byte_level, b"2"), token(byte_level, b"e")
     exact = [naive.rows_of(found)[i] for i in (two, e)]
@@ -658,7 +689,15 @@ def test_build_counts_on_text(
     config = BuildConfig.for_loss("p-kl")
     found = build(byte_level, digits, config, texts=[corpus])
     assert [step["stage"] for step in found.history] == ["multitoken", "estimate"]
-    assert saved(found, tmp_path) == saved(estimate(byte_level, digits, [corpus]), tmp_path)
+    alone = estimate(byte_level, digits, [corpus], EstimateConfig(target="both"))
+    assert saved(found, tmp_path) == saved(alone, tmp_path)
+
+
+def test_what_is_counted_goes_with_counting() -> None:
+    with pytest.raises(ValueError, match="target is 'both', which goes with the weights 'prior'"):
+        BuildConfig(target="both")
+    assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
+    assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
 
 
 def test_the_command_writes_what_it_read(

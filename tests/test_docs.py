@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from xtok import __version__
-from xtok.cli import app
+from xtok.cli import make_app
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 DOCUMENTS = [
@@ -34,7 +34,7 @@ DOCUMENTS = [
 ]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-_group = get_command(app)
+_group = get_command(make_app())
 assert isinstance(_group, TyperGroup)
 COMMANDS: dict[str, Any] = dict(_group.commands)
 

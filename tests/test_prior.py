@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import naive
 import numpy as np
 import pytest
 
-from xtok.config import MultitokenConfig
+from xtok.config import MultitokenConfig, Target
 from xtok.prior import Kind, kind_of, prior_edges
 from xtok.projection import Edges
 from xtok.stages import multitoken
@@ -77,6 +78,26 @@ def test_rows_of_the_stage_are_probabilities(
     best, weight = by_row[the][0]
     assert sentencepiece.table.tokens()[best] in (b" the", b" th", b" t")
     assert weight < 1
+
+
+def test_chunks_keep_all_the_pieces_of_a_token(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    """At starts, only what a token begins with counts; P-KL averages over all of a chunk."""
+    starts, chunks, both = (
+        rows(prior_edges(byte_level, sentencepiece, target, num_texts=2000).normalized())
+        for target in get_args(Target)
+    )
+    pieces = sentencepiece.segment_batch(byte_level.table.tokens())
+    several = [s for s, found in enumerate(pieces) if found and len(set(found)) > 1]
+    least = [
+        [min(found[s].get(t, 0.0) for t in pieces[s] or ()) for s in several]
+        for found in (starts, chunks, both)
+    ]
+    assert np.mean(least[0]) < 0.05 < 0.15 < np.mean(least[2]) < np.mean(least[1])
+    assert min(least[1]) > 0
+    [the] = byte_level.segment(b" the")
+    assert sum(both[the].values()) == pytest.approx(1)
 
 
 @pytest.mark.real

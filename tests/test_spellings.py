@@ -11,12 +11,12 @@ import typer
 from conftest import ROOT, Cli
 from typer.main import get_command
 
-from xtok.cli import app
+from xtok.cli import make_app
 from xtok.cli._spellings import REFUSED, SPELLINGS, rewritten
 from xtok.projection import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"
-COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = get_command(make_app()).commands  # type: ignore[attr-defined]
 
 
 def parsed(command: str, *args: str) -> dict[str, object]:

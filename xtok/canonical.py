@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -133,9 +134,10 @@ def _match_role(
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Return, for each student id whose bytes a teacher token has, that teacher id."""
-    teacher_ids = teacher.canonical_ids()
-    tokens = enumerate(student.tokens())
-    return {s: teacher_ids[token] for s, token in tokens if token in teacher_ids}
+    id_of = teacher.canonical_ids().get
+    found = np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
+    rows = np.flatnonzero(found >= 0)
+    return dict(zip(rows.tolist(), found[rows].tolist(), strict=True))
 
 
 # The forms of a line break, after a space or not.

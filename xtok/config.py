@@ -14,7 +14,7 @@ AnchorFit = Literal["ridge", "orthogonal"]
 Normalize = Literal["sum", "softmax"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["decay", "prior"]
-Target = Literal["start", "chunk"]
+Target = Literal["start", "chunk", "both"]
 Loss = Literal["p-kl", "gold", "h-kl"]
 ExportFormat = Literal["nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"]
 
@@ -51,6 +51,7 @@ class MultitokenConfig:
         ignore_teacher_ids: columns that are not used.
         weights: `decay` gives pieces falling weights; `prior` counts pairs on a text that is made
             up of the two vocabularies (`max_pieces` and `reverse_pass` then have no effect).
+        target: what `prior` counts, as in `EstimateConfig`.
     """
 
     top_k: int = 32
@@ -65,6 +66,7 @@ class MultitokenConfig:
     ignore_student_ids: tuple[int, ...] = ()
     ignore_teacher_ids: tuple[int, ...] = ()
     weights: Weights = "decay"
+    target: Target = "start"
 
     def __post_init__(self) -> None:
         _within(2 if self.scale_trick else 1, top_k=self.top_k)
@@ -74,6 +76,9 @@ class MultitokenConfig:
         check_choice(Canonicalization, canonicalization=self.canonicalization)
         check_choice(TokenForm, token_form=self.token_form)
         check_choice(Weights, weights=self.weights)
+        check_choice(Target, target=self.target)
+        if self.target != "start" and self.weights != "prior":
+            raise ValueError(f"target is {self.target!r}, which goes with the weights 'prior'")
         if not 0 < self.fuzzy_threshold <= 1:
             raise ValueError(f"fuzzy_threshold is {self.fuzzy_threshold}, and must be in (0, 1]")
         for name in ("ignore_student_ids", "ignore_teacher_ids"):
@@ -86,7 +91,7 @@ class MultitokenConfig:
         used = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         if self.special_tokens == "fuzzy":
             used += ["fuzzy_threshold", "fuzzy_top_k"]
-        rare = ("weights", "canonicalization", "token_form")
+        rare = ("weights", "target", "canonicalization", "token_form")
         for name in (*rare, "ignore_student_ids", "ignore_teacher_ids"):
             if getattr(self, name) != getattr(MultitokenConfig, name):
                 used.append(name)
@@ -120,12 +125,15 @@ class BuildConfig(MultitokenConfig):
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
         """Return the options that suit a loss; those that are given go before.
 
-        P-KL compares distributions: rows are probabilities, nothing is pinned, 8 entries. Gold and
-        H-KL need tokens that both sides have as pairs: these are pinned. None has a scale slot.
+        P-KL compares distributions averaged over chunks: rows are probabilities, counted at common
+        starts and within chunks, nothing is pinned, 8 entries. Gold and H-KL need tokens that both
+        sides have as pairs: these are pinned. None has a scale slot.
         """
         if loss not in get_args(Loss):
             raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
         suits: dict[str, Any] = {"weights": "prior", "scale_trick": False, "top_k": 8}
+        if loss == "p-kl" and options.get("weights", "prior") == "prior":
+            suits["target"] = "both"
         return cls(**{**suits, "exact_match": loss != "p-kl", **options})
 
     @property
@@ -193,7 +201,8 @@ class EstimateConfig:
     Attributes:
         top_k: entries per row; ≥ 1.
         target: `start` counts pairs of tokens that begin at one byte; `chunk` every pair of tokens
-            within a chunk, each student token's share of it being 1 divided by its tokens.
+            within a chunk, each student token's share of it being 1 divided by its tokens; `both`
+            adds the two up.
         alpha: how many sightings the base map's row counts for; > 0. None chooses one on documents
             that are held out.
         pin_exact: give tokens that both sides have the one entry 1.0, as gold losses need it.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.config import Target
 from xtok.projection import Edges
 from xtok.tokens import TokenTable
 
@@ -231,6 +232,28 @@ def chunk_keys(
     if count:
         run(keys, amounts)
     return keys, amounts, skipped
+
+
+def pair_keys(
+    student: Side, teacher: Side, starts: Starts, target: Target
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the pairs of a target, their amounts, and how many chunks were too long.
+
+    A sighting is `unit_of(target)`. Amounts of length 1 are the same for all pairs.
+    """
+    if target == "start":
+        return start_keys(student, teacher, starts), np.ones(1, np.int64), 0
+    keys, amounts, skipped = chunk_keys(student, teacher, starts)
+    if target == "both":
+        begun = start_keys(student, teacher, starts)
+        keys = np.concatenate([begun, keys])
+        amounts = np.concatenate([np.full(len(begun), UNIT), amounts])
+    return keys, amounts, skipped
+
+
+def unit_of(target: Target) -> int:
+    """Return what `pair_keys` counts a sighting as."""
+    return 1 if target == "start" else UNIT
 
 
 def pair_edges(keys: NDArray[np.int64], counts: NDArray[Any]) -> Edges:

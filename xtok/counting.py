@@ -20,15 +20,14 @@ from xtok import mapfile
 from xtok.config import EstimateConfig, MultitokenConfig, Target
 from xtok.cooccurrence import (
     LONGEST_CHUNK,
-    UNIT,
     PairCounts,
     PairEncoder,
     Side,
     batches,
-    chunk_keys,
     edge_keys,
     pair_edges,
-    start_keys,
+    pair_keys,
+    unit_of,
 )
 from xtok.errors import XtokError
 from xtok.progress import Progress, TextProgress, silent, silent_texts
@@ -73,7 +72,7 @@ class TextTotals:
         student_tokens: the student's tokens.
         teacher_tokens: the teacher's.
         starts: bytes at which a token begins on both sides.
-        skipped_chunks: chunks too long to count (with the target `chunk`).
+        skipped_chunks: chunks too long to count (where chunks are counted).
     """
 
     documents: int = 0
@@ -120,7 +119,7 @@ class TextCounter:
 
     Args:
         encoder: the two tokenizers.
-        target: what is counted: pairs at common starts, or within chunks.
+        target: what is counted, as in `EstimateConfig`.
         hold_out: count one document in sixteen, by its content, apart.
     """
 
@@ -141,12 +140,8 @@ class TextCounter:
     def _add(self, texts: Sequence[str], sides: Sequence[Side], counts: PairCounts) -> None:
         student, teacher = sides
         starts = self.encoder.starts(student, teacher)
-        skipped = 0
-        if self.target == "start":
-            counts.add(start_keys(student, teacher, starts), np.ones(1, np.int64))
-        else:
-            keys, amounts, skipped = chunk_keys(student, teacher, starts)
-            counts.add(keys, amounts)
+        keys, amounts, skipped = pair_keys(student, teacher, starts, self.target)
+        counts.add(keys, amounts)
         num_bytes, lost_bytes = starts.bytes_of(texts)
         self.totals.add(
             TextTotals(
@@ -445,7 +440,7 @@ def estimate(
         texts: paths and globs of plain text, JSON lines or Parquet, gzip and zstd included.
         config: the options; the defaults if None.
         base: a map of this pair that is smoothed towards, its slots left out; one of the
-            vocabularies alone (`multitoken` with the weights `prior`) if None.
+            vocabularies alone (`multitoken` with the weights `prior`, and this target) if None.
         checkpoint: a file where counts are saved every minute; if it is there, counting goes on
             from it. It is removed at the end.
         count: counts a plan in another way, such as on a cluster, without `checkpoint` and
@@ -467,7 +462,7 @@ def estimate(
     else:
         counts = count(plan)
     if base is None:
-        options = MultitokenConfig(weights="prior", scale_trick=False)
+        options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
         base = multitoken(student, teacher, options, progress=progress)
     result = map_of_counts(counts, base, plan, config)
     if checkpoint is not None and count is None:
@@ -490,7 +485,7 @@ def map_of_counts(
             f"{totals.num_bytes:,} bytes of text",
             hint="give text that both tokenizers can spell; xtok align shows how they differ",
         )
-    unit = 1 if plan.target == "start" else UNIT
+    unit = unit_of(plan.target)
     towards = base.edges.take(~base.is_slot).normalized()
     alpha = config.alpha
     if alpha is None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from xtok.coverage import Coverage, cover
 from xtok.errors import XtokError
 from xtok.projection import ProjectionMap, RowKind
 from xtok.tokens import TokenType, Vocabulary, unescape
+
+if TYPE_CHECKING:
+    from xtok.coverage import Coverage
 
 _LARGEST = 10
 
@@ -126,9 +129,7 @@ def inspect(
     entries = np.bincount(projection.entries_per_row).tolist()
     slots = projection.weights[projection.is_slot]
     total = float(projection.weights.sum(dtype=np.float64))
-    rows = np.bincount(projection.teacher_ids, minlength=projection.shape[1])
-    weight = np.bincount(projection.teacher_ids, projection.weights, projection.shape[1])
-    heaviest = np.argsort(-weight, kind="stable")[:_LARGEST]
+    rows, weight = _columns(projection)
     return MapDescription(
         student=_side(projection.student),
         teacher=_side(projection.teacher),
@@ -149,12 +150,42 @@ def inspect(
                 rows=int(rows[t]),
                 weight=float(weight[t]),
             )
-            for t in heaviest.tolist()
-            if rows[t]
+            for t in _largest(weight).tolist()
         ),
-        coverage=cover(projection) if classes else None,
+        coverage=_cover(projection) if classes else None,
         examples=tuple(describe_row(projection, s) for s in student_ids),
     )
+
+
+def _cover(projection: ProjectionMap) -> Coverage | None:
+    from xtok.coverage import cover  # classes of tokens, which most calls do without
+
+    return cover(projection)
+
+
+def _columns(projection: ProjectionMap) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return how many rows have each column, int64 `[V_teacher]`, and their weights' sum, float64.
+
+    By blocks that fit the processor's cache: of all entries at once NumPy makes copies of 8 bytes.
+    """
+    width = projection.shape[1]
+    rows, weight = np.zeros(width, np.int64), np.zeros(width)
+    for start in range(0, projection.nnz, _BLOCK):
+        ids = projection.teacher_ids[start : start + _BLOCK].astype(np.intp)
+        rows += np.bincount(ids, minlength=width)
+        weight += np.bincount(ids, projection.weights[start : start + _BLOCK], width)
+    return rows, weight
+
+
+_BLOCK = 1 << 19
+
+
+def _largest(weight: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the columns with the largest weights, ties by id; none without weight."""
+    count = min(_LARGEST, len(weight))
+    least = np.partition(weight, -count)[-count]
+    among = np.flatnonzero((weight >= least) & (weight > 0))
+    return among[np.argsort(-weight[among], kind="stable")][:count]
 
 
 def describe_row(projection: ProjectionMap, student_id: int) -> RowDescription:

@@ -57,7 +57,12 @@ def build(
             student,
             teacher,
             texts,
-            EstimateConfig(top_k=config.top_k, pin_exact=config.exact_match, field=field),
+            EstimateConfig(
+                top_k=config.top_k,
+                target=config.target,
+                pin_exact=config.exact_match,
+                field=field,
+            ),
             base=multitoken(student, teacher, first, progress=progress),
             checkpoint=checkpoint,
             text_progress=text_progress,

@@ -14,15 +14,16 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.cooccurrence import PairCounts, PairEncoder, batches, pair_edges, start_keys
+from xtok.config import Target
+from xtok.cooccurrence import PairCounts, PairEncoder, batches, pair_edges, pair_keys, unit_of
 from xtok.progress import Progress, silent
-from xtok.projection import Edges
+from xtok.projection import Edges, ranks
 from xtok.tokens import TokenTable, TokenType
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ MAX_TEXTS = 150_000
 """More texts cost seconds, and add little (scripts/benchmark_quality.py)."""
 
 FIRST_PIECE = 1.0
-"""How many sightings it counts for that a token is the first piece of another's bytes."""
+"""How many sightings it counts for that a token is the first piece of another's bytes, or, shared
+by all the pieces, that they spell it."""
 
 FALLBACK = 0.1
 """How many sightings it counts for that one token's bytes begin the other's."""
@@ -93,6 +95,7 @@ Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
 def prior_edges(
     student: Tokenizer,
     teacher: Tokenizer,
+    target: Target = "start",
     *,
     num_texts: int | None = None,
     seed: int = 0,
@@ -102,11 +105,13 @@ def prior_edges(
     """Count pairs of tokens on made-up text; how likely is teacher token t where s begins?
 
     Every text token of the student also gets a little weight on the first piece that the teacher
-    makes of it, and on all teacher tokens that its bytes begin with or that begin with its bytes.
+    makes of it, and on all teacher tokens that its bytes begin with or that begin with its bytes;
+    where chunks are counted, on all its pieces, and on the teacher tokens that it helps to spell.
 
     Args:
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
+        target: what is counted, as in `EstimateConfig`.
         num_texts: how many texts, of 24 tokens each; if None, two for each id of the two
             vocabularies, but no more than 150,000.
         seed: of the random numbers; the same seed gives the same edges.
@@ -121,28 +126,36 @@ def prior_edges(
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
     counts = PairCounts()
-    one = np.ones(1, np.int64)
     with PairEncoder(student, teacher) as encoder, progress("making up text", num_texts) as advance:
         for start in range(0, num_texts, 25_000):
             size = min(25_000, num_texts - start)
             for batch in batches(source.texts(size, rng)):
                 sides = encoder.encode(batch)
-                counts.add(start_keys(*sides, encoder.starts(*sides)), one)
+                keys, amounts, _ = pair_keys(*sides, encoder.starts(*sides), target)
+                counts.add(keys, amounts)
             advance(size)
     keys, found = counts.arrays()
-    counted = pair_edges(keys, found.astype(np.float64))
-    first = _first_pieces(student, teacher)
+    parts = [pair_edges(keys, found / unit_of(target))]
+    pieces = _pieces(student.table, teacher)
     if unspelled is not None:
-        unspelled += np.setdiff1d(student.table.text_ids, first.student_ids).tolist()
-    return Edges.concatenate([counted, first, _prefixes(student, teacher)])
+        unspelled += np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
+    if target in ("start", "both"):
+        first = pieces.take(ranks(pieces.student_ids) == 0)
+        parts.append(first._replace(weights=np.full(len(first.weights), FIRST_PIECE)))
+    if target in ("chunk", "both"):
+        t, s, weights = _pieces(teacher.table, student)
+        parts += [pieces, Edges(s, t, weights)]
+    return Edges.concatenate([*parts, _prefixes(student, teacher)])
 
 
-def _first_pieces(student: Tokenizer, teacher: Tokenizer) -> Edges:
-    ids = student.table.text_ids
-    pieces = teacher.segment_batch([token for token in student.table.tokens() if token])
-    first = np.array([found[0] if found else -1 for found in pieces], np.int64)
-    ids, first = ids[first >= 0], first[first >= 0]
-    return Edges(ids, first, np.full(len(ids), FIRST_PIECE))
+def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
+    """Return the pieces of each text token in order; those of one token weigh the same."""
+    ids = table.text_ids
+    pieces = tokenizer.segment_batch([token for token in table.tokens() if token])
+    counts = np.array([len(found or ()) for found in pieces], np.int64)
+    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int64, int(counts.sum()))
+    weights = np.repeat(FIRST_PIECE / np.maximum(counts, 1), counts)
+    return Edges(np.repeat(ids, counts), flat, weights)
 
 
 def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:

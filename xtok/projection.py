@@ -249,8 +249,7 @@ def _check_order(m: ProjectionMap) -> None:
     if place is not None:
         row = int(m.student_ids[place])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    most = int(_rows(m)[1].max(initial=0))
-    _require(not _has_duplicates(m.edges, most), "a row has the same teacher id twice")
+    _require(not _has_duplicates(m.edges, *_rows(m)), "a row has the same teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:
@@ -277,7 +276,7 @@ def _sums(weights: Weights, starts: NDArray[np.int64], most_entries: int) -> NDA
     """
     if not len(starts):
         return np.zeros(0)
-    if most_entries <= _MOST_SHIFTS:
+    if most_entries <= _SHORT:
         rough = np.add.reduceat(weights, starts)
         if (np.abs(rough - 1) < SUM_TOLERANCE / 2).all():
             return np.asarray(rough)
@@ -311,29 +310,37 @@ def first_out_of_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> i
 _BLOCK = 1 << 15
 """Entries that are looked at at once: what fits the processor's cache."""
 
-_MOST_SHIFTS = 64
+_SHORT = 64
 
 
-def _has_duplicates(edges: Edges, most_entries: int) -> bool:
-    """Tell whether a row has a teacher id twice, without a copy of the ids for short rows.
+def _has_duplicates(edges: Edges, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
+    """Tell whether a row has a teacher id twice; rows begin at `starts` and have `sizes` entries.
 
-    Two equal ids of a row are fewer than `most_entries` places apart, so all such distances are
-    looked at: for 4 million edges in rows of 32 a tenth of the time of a sort.
+    Rows are sorted side by side, short ones filled up, which for 4 million edges in rows of 32
+    takes a twentieth of the time of one sort of all pairs.
     """
     s, t, _ = edges
-    if most_entries > _MOST_SHIFTS:
+    most = int(sizes.max(initial=0))
+    if len(sizes) * most > _FILLED * len(t):  # a few long rows
         pairs = np.sort(s.astype(np.int64) << 32 | t)
         return bool((pairs[1:] == pairs[:-1]).any())
-    for start in range(0, len(t), _BLOCK):
-        block = t[start : start + _BLOCK + most_entries]
-        rows = s[start : start + _BLOCK + most_entries]
-        for shift in range(1, most_entries):
-            equal = block[shift:] == block[:-shift]
-            if equal.any():
-                place = np.flatnonzero(equal)
-                if (rows[place] == rows[place + shift]).any():
-                    return True
+    per_block = max(1, _BLOCK // max(1, most))
+    places = np.arange(most, dtype=np.int32)
+    for first in range(0, len(starts), per_block):
+        here = sizes[first : first + per_block]
+        ids = t[starts[first] : starts[first] + here.sum()]
+        if len(ids) < len(here) * most:
+            filled = np.repeat(-1 - places[None], len(here), axis=0)  # no ids, none of them twice
+            filled[places < here[:, None]] = ids
+            ids = filled
+        rows = np.sort(ids.reshape(len(here), most), axis=1)
+        if (rows[:, 1:] == rows[:, :-1]).any():
+            return True
     return False
+
+
+_FILLED = 4
+"""How many times the entries may become with short rows filled up to the longest one."""
 
 
 INVARIANTS: Mapping[str, tuple[Callable[[ProjectionMap], None], str]] = {

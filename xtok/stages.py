@@ -93,7 +93,9 @@ def multitoken(
         unspelled: list[int] = []
         from xtok.prior import prior_edges
 
-        parts = [prior_edges(student, teacher, unspelled=unspelled, progress=progress)]
+        parts = [
+            prior_edges(student, teacher, config.target, unspelled=unspelled, progress=progress)
+        ]
         failures += _unspelled(teacher, set(unspelled) - set(ignored[0]), rows)
     else:
         wanted = rows.text_ids[open_rows[rows.text_ids]]

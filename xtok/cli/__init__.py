@@ -1,28 +1,60 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
+import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from xtok._version import __version__
-from xtok.cli import _checks, _embeddings, _exports, _maps, _texts, _tokenizers, _views
 from xtok.cli._run import leave, run
 from xtok.cli._spellings import Command
 
-app = typer.Typer(
-    name="xtok",
-    help="Build cross-tokenizer projection maps: for each token of a student model, the tokens of "
-    "a teacher model that it corresponds to, right byte for byte.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
+COMMANDS = {
+    "build": "_maps",
+    "multitoken": "_maps",
+    "reapply-exact": "_maps",
+    "sort-cut": "_maps",
+    "estimate": "_texts",
+    "evaluate": "_texts",
+    "compare": "_texts",
+    "generate": "_embeddings",
+    "merge": "_embeddings",
+    "inspect": "_views",
+    "explain": "_checks",
+    "verify": "_checks",
+    "convert": "_views",
+    "export": "_exports",
+    "align": "_views",
+    "doctor": "_tokenizers",
+    "overlap": "_tokenizers",
+}
+"""Each command, in the order of the help, and the module that has the function of its name."""
+
+
+def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with these commands."""
+    app = typer.Typer(
+        name="xtok",
+        help="Build cross-tokenizer projection maps: for each token of a student model, the tokens "
+        "of a teacher model that it corresponds to, right byte for byte.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+        callback=_root,
+    )
+    for name in names:
+        module = import_module(f"xtok.cli.{COMMANDS[name]}")
+        app.command(cls=Command)(getattr(module, name.replace("-", "_")))
+    return app
 
 
 def main() -> None:
     """Run the command line."""
-    run(app)
+    # A command's own options take Typer a millisecond, those of all commands together thirty.
+    run(make_app([name for name in sys.argv[1:2] if name in COMMANDS] or COMMANDS))
 
 
 def program() -> None:
@@ -39,32 +71,9 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     pass
-
-
-for _command in (
-    _maps.build,
-    _maps.multitoken,
-    _maps.reapply_exact,
-    _maps.sort_cut,
-    _texts.estimate,
-    _texts.evaluate,
-    _texts.compare,
-    _embeddings.generate,
-    _embeddings.merge,
-    _views.inspect,
-    _checks.explain,
-    _checks.verify,
-    _views.convert,
-    _exports.export,
-    _views.align,
-    _tokenizers.doctor,
-    _tokenizers.overlap,
-):
-    app.command(cls=Command)(_command)

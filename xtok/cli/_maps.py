@@ -2,7 +2,6 @@
 
 # No postponed annotations: Typer would compile the 150 of them one by one, at each start.
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ def build(
     ignore_student_ids: opt.IgnoreStudentIds = None,
     ignore_teacher_ids: opt.IgnoreTeacherIds = None,
     weights: opt.WeightsChoice = BuildConfig.weights,
+    target: opt.TargetChoice = BuildConfig.target,
     strict: opt.Strict = False,
     for_loss: opt.ForLoss = None,
     text: opt.OptionalTexts = None,
@@ -77,7 +77,10 @@ def build(
         "ignore_student_ids": _ids(ignore_student_ids, "--ignore-student-ids"),
         "ignore_teacher_ids": _ids(ignore_teacher_ids, "--ignore-teacher-ids"),
         "weights": weights,
+        "target": target,
     }
+    if text:  # as `pipeline.build` has it
+        given |= {"weights": "prior", "scale_trick": False}
     if for_loss is not None:
         chosen = {name: value for name, value in given.items() if is_given(context, name)}
         options = config(partial(BuildConfig.for_loss, for_loss), **chosen)
@@ -104,8 +107,6 @@ def build(
         raise typer.BadParameter("give --student-model and --teacher-model, or --pairs")
     if output_dir is not None:
         raise typer.BadParameter("--output-dir goes with --pairs; give --output")
-    if text:  # as `pipeline.build` has it
-        options = replace(options, weights="prior", scale_trick=False)
     with command(quiet):
         check_output(output)
         from xtok import pipeline, report, texts
@@ -157,6 +158,7 @@ def multitoken(
     ignore_student_ids: opt.IgnoreStudentIds = None,
     ignore_teacher_ids: opt.IgnoreTeacherIds = None,
     weights: opt.WeightsChoice = MultitokenConfig.weights,
+    target: opt.TargetChoice = MultitokenConfig.target,
     strict: opt.Strict = False,
     student_vocab_size: opt.StudentVocabSize = None,
     teacher_vocab_size: opt.TeacherVocabSize = None,
@@ -184,6 +186,7 @@ def multitoken(
         ignore_student_ids=_ids(ignore_student_ids, "--ignore-student-ids"),
         ignore_teacher_ids=_ids(ignore_teacher_ids, "--ignore-teacher-ids"),
         weights=weights,
+        target=target,
     )
     with command(quiet):
         check_output(output)

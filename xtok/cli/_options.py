@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from xtok.config import Canonicalization, Loss, SpecialTokens, TokenForm, Weights
+from xtok.config import Canonicalization, Loss, SpecialTokens, Target, TokenForm, Weights
 
 _MODELS, _MAKING, _OUTPUT = "Models", "Making the map", "Output"
 
@@ -203,6 +203,14 @@ WeightsChoice = Annotated[
     typer.Option(
         help="Weights of a row: falling by tenths from piece to piece, or counted on a text that "
         "is made up of the two vocabularies.",
+        rich_help_panel=_MAKING,
+    ),
+]
+TargetChoice = Annotated[
+    Target,
+    typer.Option(
+        help="What is counted, on made-up or given text: pairs of tokens that begin at one byte, "
+        "all pairs within a chunk, or both.",
         rich_help_panel=_MAKING,
     ),
 ]

@@ -14,7 +14,7 @@ import typer
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
 from xtok.cli._run import check_output, command, config, named, write
-from xtok.config import EstimateConfig, Target
+from xtok.config import EstimateConfig
 from xtok.errors import XtokError
 
 _CLUSTER = "Cluster"
@@ -37,12 +37,7 @@ def estimate(
         ),
     ] = None,
     field: opt.Field = EstimateConfig.field,
-    target: Annotated[
-        Target,
-        typer.Option(
-            help="Count pairs of tokens that begin at one byte, or all pairs within a chunk."
-        ),
-    ] = EstimateConfig.target,
+    target: opt.TargetChoice = EstimateConfig.target,
     top_k: opt.TopK = EstimateConfig.top_k,
     alpha: Annotated[
         float | None,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xtok.coverage import Coverage
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
-from xtok.explanation import Explanation, SpelledPiece
 from xtok.report._tables import STYLES, cell, header, new_console, new_table
 from xtok.tokens import quoted
-from xtok.verification import Verification
+
+if TYPE_CHECKING:
+    from xtok.coverage import Coverage
+    from xtok.explanation import Explanation, SpelledPiece
+    from xtok.verification import Verification
 
 
 def print_description(

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tokenizer import Loss
-from xtok.tokens import Entry, TokenType
+from xtok.tokens import Entries, TokenType
 
 if TYPE_CHECKING:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 _SPACE = "▁"
+_NAMED = (TokenType.CONTROL, TokenType.UNKNOWN)
 
 
 class SentencePieceBackend:
@@ -66,17 +67,18 @@ class SentencePieceBackend:
         except RuntimeError as error:
             raise _not_a_model(source, error) from error
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Entries:
         """Types are the file's own; a piece's bytes are its text with `▁` as a space."""
-        for i, piece in enumerate(self._proto.pieces):
-            token_type = TokenType(piece.type)
+        pieces = self._proto.pieces
+        displays = [piece.piece for piece in pieces]
+        types = [piece.type for piece in pieces]
+        contents = [display.replace(_SPACE, " ").encode() for display in displays]
+        for i, token_type in enumerate(types):
             if token_type == TokenType.BYTE:
-                content = bytes([int(piece.piece[1:-1], 16)])
-            elif token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
-                content = piece.piece.encode()
-            else:
-                content = piece.piece.replace(_SPACE, " ").encode()
-            yield Entry(i, token_type, content, piece.piece.encode())
+                contents[i] = bytes([int(displays[i][1:-1], 16)])
+            elif token_type in _NAMED:
+                contents[i] = displays[i].encode()
+        return Entries(range(len(types)), types, contents, lambda: [d.encode() for d in displays])
 
     def declared_roles(self) -> Mapping[str, Iterable[int]]:
         """Return the ids that the trainer spec names; -1 means that there is none."""

@@ -184,9 +184,12 @@ class Tokenizer:
         for row, ids, is_exact in zip(rows, encoded, exact, strict=True):
             if is_exact:
                 result[row] = ids
-        for row, piece in enumerate(pieces):
-            if result[row] is None:
-                result[row] = self._segment_bytes(piece)
+        rest = [row for row, ids in enumerate(result) if ids is None]
+        for way in (self._by_merges, self._with_byte_tokens, self._longest_matches):
+            for row, found in zip(rest, way([pieces[row] for row in rest]), strict=True):
+                if found is not None and self._spells(found, pieces[row]):
+                    result[row] = found
+            rest = [row for row in rest if result[row] is None]
         return result
 
     def encode(self, text: str) -> Encoding:
@@ -324,22 +327,25 @@ class Tokenizer:
         found: list[bool] = exact.tolist()
         return found
 
-    def _segment_bytes(self, data: bytes) -> list[int] | None:
-        ways = (self._backend.encode_bytes, self._with_byte_tokens, self._longest_match)
-        for way in ways:
-            ids = way(data)
-            if ids is not None and self._spells(ids, data):
-                return ids
-        return None
+    def _by_merges(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
+        """Encode bytes by the model's own merges, where it has any on bytes."""
+        return [self._backend.encode_bytes(piece) for piece in pieces]
 
-    def _with_byte_tokens(self, data: bytes) -> list[int] | None:
+    def _with_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode the runs of valid UTF-8 as text, and spell the bytes between as BYTE tokens."""
-        runs = _INVALID.split(data.decode("utf-8", "surrogateescape"))
+        runs = [_INVALID.split(piece.decode("utf-8", "surrogateescape")) for piece in pieces]
+        texts = sorted({text for parts in runs for text in parts[::2] if text})
+        ids_of = dict(zip(texts, self._backend.encode_texts(texts), strict=True)) if texts else {}
+        return [self._spelled(parts, ids_of) for parts in runs]
+
+    def _spelled(self, runs: Sequence[str], ids_of: Mapping[str, list[int]]) -> list[int] | None:
+        """Join the ids of text and, at odd places, of other bytes; None without byte tokens."""
         ids: list[int] = []
-        for text, invalid in zip(runs[::2], [*runs[1::2], ""], strict=True):
-            if text:
-                ids += self._backend.encode_texts([text])[0]
-            for byte in invalid.encode("utf-8", "surrogateescape"):
+        for place, run in enumerate(runs):
+            if place % 2 == 0:
+                ids += ids_of.get(run, ())
+                continue
+            for byte in run.encode("utf-8", "surrogateescape"):
                 if bytes([byte]) not in self._byte_ids:
                     return None
                 ids.append(self._byte_ids[bytes([byte])])
@@ -350,8 +356,11 @@ class Tokenizer:
         lengths: list[int] = np.unique(self._table.lengths[self._table.text_ids]).tolist()
         return lengths[::-1]
 
-    def _longest_match(self, data: bytes) -> list[int] | None:
+    def _longest_matches(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Take the longest token at each place; linear for the few token lengths that occur."""
+        return [self._longest_match(piece) for piece in pieces]
+
+    def _longest_match(self, data: bytes) -> list[int] | None:
         known = self._table.canonical_ids()
         ids: list[int] = []
         start = 0
