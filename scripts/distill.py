@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -89,7 +88,7 @@ def read_texts(paths: Sequence[Path]) -> list[Any]:
     for path in paths:
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            samples += [json.loads(line) for line in content.splitlines() if line.strip()]
+            samples += [json.loads(line) for line in content.split("\n") if line.strip()]
         else:
             samples += [text for text in content.split("\n\n") if text.strip()]
     if paths and not samples:
@@ -101,9 +100,8 @@ def batches(count: int, options: argparse.Namespace, first: int) -> Iterator[lis
     """Go through the samples in an order that hangs on the seed and the step alone."""
     epoch, order = -1, []
     for step in range(first, options.steps):
-        wanted = range(step * options.batch_size, (step + 1) * options.batch_size)
         batch = []
-        for place in wanted:
+        for place in range(step * options.batch_size, (step + 1) * options.batch_size):
             if place // count != epoch:
                 epoch = place // count
                 generator = torch.Generator().manual_seed(options.seed * 1_000_003 + epoch)
@@ -195,11 +193,11 @@ def train(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(options.student_tokenizer or options.student)
     theirs = [load_tokenizer(name) for name in options.teacher_tokenizer or options.teacher]
+    if options.teachers == "averaged-logits" and len({t.table.sha256() for t in theirs}) > 1:
+        raise XtokError("averaged logits need one tokenizer", hint="give --teachers sum")
     collate = DistillationCollator(tokenizer, theirs, max_length=options.max_length)
     samples, held_out = read_texts(options.texts), read_texts(options.held_out)
-    student = load_model(options.student, tokenizer, from_scratch=options.from_scratch).to(
-        options.device
-    )
+    student = load_model(options.student, tokenizer, from_scratch=options.from_scratch)
     pairs = zip(options.teacher, theirs, strict=True)
     teachers = [load_model(*pair).to(options.device).eval() for pair in pairs]
     maps: list[Any] = [Projection(path, learnable=options.learn_map) for path in options.map]
@@ -236,8 +234,8 @@ def train(options: argparse.Namespace) -> None:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, options)
         batch = prepare(raw, options.device)
-        autocast = torch.autocast(torch.device(options.device).type, torch.bfloat16)
-        with autocast if options.autocast else nullcontext():
+        kind = torch.device(options.device).type
+        with torch.autocast(kind, torch.bfloat16, enabled=options.autocast):
             logits = logits_of(student, batch)
             own = own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum().clamp(min=1)
             kd = torch.zeros((), device=own.device)
@@ -278,9 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--teachers", choices=("sum", "averaged-logits", "selected"), default="sum")
     add("--map", action="append", type=Path, default=[], help="one per teacher")
     add("--learn-map", action="store_true", help="train the maps as well, and save them")
-    add(
-        "--loss", action="append", choices=get_args(losses.LossName), help="one, or one per teacher"
-    )
+    add("--loss", action="append", choices=get_args(losses.LossName), help="one, or one a teacher")
     add("--texts", action="append", type=Path, required=True, help="repeatable")
     add("--held-out", action="append", type=Path, default=[], help="for bits per byte")
     add("--output", type=Path, required=True, help="folder of checkpoint, log and model")
@@ -290,6 +286,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         add(f"--{name}", action="store_true")
     add("--device", default="cpu")
     options = parser.parse_args(argv)
+    for name in ("teacher-tokenizer", "teacher-weight", "map", "loss"):
+        given = len(getattr(options, name.replace("-", "_")) or options.teacher)
+        if given != len(options.teacher) and (name, given) != ("loss", 1):
+            parser.error(f"{given} of --{name} for {len(options.teacher)} of --teacher")
     train(options)
     if options.plot:
         print(plot(options.output / "log.jsonl"))

@@ -130,6 +130,16 @@ def test_the_command_counts_on_a_cluster(
     assert written[0] == written[1]
 
 
+def test_an_error_without_words_is_named() -> None:
+    class Ray:
+        @staticmethod
+        def init(**options: object) -> None:
+            raise ConnectionError
+
+    with pytest.raises(XtokError, match=r"^there is no Ray cluster at here: ConnectionError"):
+        cluster._connect(Ray, "here")
+
+
 def test_no_cluster_is_one_line(cli: Cli, small: Path, corpus: Path) -> None:
     done = cli(
         "estimate", "--student-model", small / "small-byte-level", "--teacher-model",

@@ -193,6 +193,9 @@ def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> N
         collator([3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="a sample is dict: neither"):
         collator([{"prompt": "x"}])
+    for text in (None, 3, ["x"]):
+        with pytest.raises(ValueError, match=f"a text is {type(text).__name__}, and must be a str"):
+            collator([{"text": text}])
     with pytest.raises(ValueError, match="1 teachers, 2 templates"):
         DistillationCollator(byte_level, byte_level, teacher_templates=["chatml", None])
     words = xtok.load_tokenizer("null:5")

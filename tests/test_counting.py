@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -559,6 +560,24 @@ def test_a_damaged_checkpoint_is_refused(
     assert error.value.hint == f"delete it to begin anew: rm {path}"
 
 
+@pytest.mark.parametrize(("field", "value"), [(8, b"\x01\x00"), (10, b"\x63\x00")])
+def test_a_checkpoint_that_is_another_kind_of_zip_is_refused(
+    byte_level: Tokenizer,
+    digits: Tokenizer,
+    checkpoint: tuple[CountingPlan, Path],
+    field: int,
+    value: bytes,
+) -> None:
+    """The flags say that it is encrypted, or the method one that Python does not know."""
+    plan, path = checkpoint
+    data = bytearray(path.read_bytes())
+    place = data.index(b"PK\x01\x02") + field  # of the first file in the directory
+    data[place : place + 2] = value
+    path.write_bytes(data)
+    with pytest.raises(XtokError, match=f"the checkpoint {path} cannot be read: "):
+        count_text(plan, byte_level, digits, checkpoint=path)
+
+
 # Two sides that spell differently, and nothing to count
 
 
@@ -710,6 +729,32 @@ def test_the_command_writes_what_it_read(
     assert str(corpus.parent) not in json.dumps(projection.history)
 
 
+def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
+    small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
+) -> None:
+    base.save(tmp_path / "base.safetensors")
+    models = [str(small / "small-byte-level"), str(small / "small-digits")]
+    student, teacher = map(load_tokenizer, models)
+    saved = tmp_path / "map.safetensors.checkpoint"
+    plan = plan_counting(student, teacher, [corpus])
+    count_text(plan, student, teacher, checkpoint=saved, checkpoint_seconds=-1)
+    command = [
+        sys.executable, "-m", "xtok", "estimate", "--student-model", models[0],
+        "--teacher-model", models[1], "--text", str(corpus), "--output", "map.safetensors",
+        "--initial-projection-path", "base.safetensors",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: map.safetensors cannot be written: File too large\n" in done.stderr
+    assert saved.exists()
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (again.returncode, again.stdout) == (0, "map.safetensors\n"), again.stderr
+    assert not saved.exists()
+
+
 def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) -> None:
     pair = ("--student-model", small / "small-byte-level", "--teacher-model", small / "small.model")
     done = cli("estimate", *pair, "--text", "none-*.txt")
@@ -720,3 +765,7 @@ def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) 
     assert done.returncode == 1
     assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3\n" in done.stderr
     assert cli("estimate", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2
+    done = cli("estimate", *pair, "--text", "a.txt", "--checkpoint", "none/saved")
+    assert (done.returncode, done.stderr) == (
+        1, "error: --checkpoint: there is no folder none\nhint: mkdir -p none\n"
+    )  # fmt: skip

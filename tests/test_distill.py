@@ -187,6 +187,34 @@ def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path) -> None:
         run(mistaken, tmp_path / "f", steps=1)
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    texts = ["one\u2028two", "three\x85four"]  # which are line ends to Python's splitlines
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    path.write_text("\r\n".join(lines) + "\n\n", encoding="utf-8", newline="")
+    assert distill.read_texts([path]) == [{"text": text} for text in texts]
+
+
+def test_options_that_do_not_fit_the_teachers(
+    setting: list[str], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = [o for o in setting if o.startswith(("--teacher=", "--map="))]
+    for more, message in (
+        (one[:1], "1 of --teacher-tokenizer for 2 of --teacher"),
+        (one[1:], "2 of --map for 1 of --teacher"),
+        (["--teacher-weight=1"] * 3, "3 of --teacher-weight for 1 of --teacher"),
+        (["--loss=gold"] * 2, "2 of --loss for 1 of --teacher"),
+    ):
+        with pytest.raises(SystemExit):
+            run([*setting, *more], tmp_path / "run")
+        assert capsys.readouterr().err.endswith(f"error: {message}\n")
+    student = next(o for o in setting if o.startswith("--student=")).removeprefix("--student=")
+    other = [f"--teacher={student}", f"--teacher-tokenizer={small / 'small-digits'}"]
+    other += [o for o in setting if o.startswith("--map=")]
+    with pytest.raises(XtokError, match="averaged logits need one tokenizer"):
+        run([*setting, *other], tmp_path / "run", "--teachers=averaged-logits")
+
+
 def test_the_order_hangs_on_seed_and_step() -> None:
     options = argparse.Namespace(steps=7, batch_size=3, seed=5)
     whole = list(distill.batches(5, options, 0))

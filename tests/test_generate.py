@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -410,6 +411,27 @@ def test_embeddings_are_cached_by_content(
     assert source.calls == 7
 
 
+def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
+    """The system's own limit on a file's size stands for the disk."""
+    code = (
+        "import sys, resource, numpy as np\n"
+        "from pathlib import Path\n"
+        "from xtok.embeddings.cache import Cache\n"
+        "from xtok.errors import EmbeddingError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
+        "try:\n"
+        "    Cache(Path(sys.argv[1])).put({}, np.zeros((1000, 10), np.float32))\n"
+        "except EmbeddingError as error:\n"
+        "    print(error.message)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith(f"embeddings cannot be cached in {tmp_path}: "), done.stderr
+    assert "File too large" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "xtok"
@@ -506,6 +528,30 @@ def test_the_history_says_what_made_it(
     assert set(kinds) == {"empty", "embedding", "exact", "role"}
 
 
+def test_strict_refuses_tokens_without_bytes(
+    cli: Cli, args: list[str], models: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "student"
+    shutil.copytree(models / "student", folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    empty = vocabulary[""] = max(vocabulary.values()) + 1
+    for token in content["added_tokens"]:
+        token["id"] += 1
+    file.write_text(json.dumps(content))
+    embedding = ["--embedding-model", f"input:{models / 'teacher'}"]
+    whole = cli(*args, *embedding, "--strict", "--output", "whole.safetensors")
+    assert (whole.returncode, whole.stdout) == (0, "whole.safetensors\n"), whole.stderr
+    args[2] = str(folder)
+    done = cli(*args, *embedding, "--strict", "--output", "strict.safetensors")
+    fails(done, f"student student: no bytes behind 1 id: {empty} ", "leave out --strict")
+    assert not (tmp_path / "strict.safetensors").exists()
+    lax = cli(*args, *embedding, "--output", "lax.safetensors")
+    assert (lax.returncode, lax.stdout) == (0, "lax.safetensors\n"), lax.stderr
+    assert ProjectionMap.load(tmp_path / "lax.safetensors").row_kind[empty] == RowKind.EMPTY
+
+
 def test_bad_input_is_one_line(
     cli: Cli, args: list[str], small: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -524,6 +570,8 @@ def test_bad_input_is_one_line(
         (["--embedding-model", "input:no/body"], "no/body is not in the local cache", "hf down"),
         (["--embedding-model", good, "--embedding-revision", "v1"], "has no revision v1", ""),
         (["--embedding-model", good, "--device", "tpu"], "no device tpu", "cuda:0"),
+        (["--embedding-model", good, "--device", "cpu:"], "no device cpu:", "cuda:0"),
+        (["--embedding-model", good, "--device", "cuda:\u0663"], "no device cuda:", "cuda:0"),
         (["--embedding-model", good, "--top-k", "4000"], "--top-k 4000 is more than", ""),
         (["--embedding-model", good, "--cache-dir", "file/x"], "file/x cannot be used", "--cache"),
         (["--embedding-model", good, "--output", "none/a.pt"], "output folder none does not", ""),
@@ -576,7 +624,7 @@ def test_a_tokenizer_that_the_checkpoint_does_not_hold(
         generate(str(folder), str(models / "teacher"), "own")
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "shape", "dtype", "index", "shard"])
+@pytest.mark.parametrize("damage", ["cut", "header", "list", "shape", "dtype", "index", "shard"])
 def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"wte.weight": torch.randn(40, 8)}, path)
@@ -586,6 +634,8 @@ def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
         path.write_bytes(data[:-100])
     elif damage == "header":
         path.write_bytes(data[:40])
+    elif damage == "list":
+        path.write_bytes((3).to_bytes(8, "little") + b"[1]")
     elif damage == "shape":
         save_file({"wte.weight": torch.randn(40)}, path)
     elif damage == "dtype":
@@ -604,7 +654,11 @@ def test_top_k_and_anchors_that_are_not_there(
 ) -> None:
     with pytest.raises(XtokError, match="--top-k 300 is more than the 258 tokens of the teacher"):
         generate(student, student, "table", GenerateConfig(top_k=300), cache=Cache(tmp_path))
-    for options in ({"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0}, {"ridge": -1.0}):
+    wrong: list[dict[str, Any]] = [
+        {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0}, {"ridge": -1.0},
+        {"weighting": "sofmax"}, {"anchor_fit": "none"}, {"dtype": "int8"},
+    ]  # fmt: skip
+    for options in wrong:
         with pytest.raises(ValueError, match=next(iter(options))):
             GenerateConfig(**options)
 

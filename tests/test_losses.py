@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -302,6 +303,58 @@ def test_bfloat16_logits_under_autocast_are_computed_in_float32(name: str) -> No
     torch.testing.assert_close(student.grad, expected[1].bfloat16())
 
 
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld", "same"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_two_sides_may_be_of_different_types(name: str, dtype: torch.dtype) -> None:
+    student, teacher = logits()
+    low, other = student.detach().to(dtype).requires_grad_(), teacher.to(dtype)
+    for ours, theirs in ((low, teacher), (student, other)):
+        exact = ours.detach().double().requires_grad_()
+        expected = value_and_gradient(some_loss(name, exact, theirs.double()), exact)
+        found = value_and_gradient(some_loss(name, ours, theirs), ours)
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found[1], expected[1].to(ours.dtype), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gold", "uld", "same"])
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    student, teacher = logits(seed=3)
+    assert torch.autograd.gradcheck(lambda s: some_loss(name, s, teacher), student)
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld", "same"])
+@pytest.mark.parametrize("scale", [1e3, 1e30])
+def test_extreme_logits_give_finite_gradients(name: str, scale: float) -> None:
+    student, teacher = logits(dtype=torch.float32)
+    extreme = (student.detach() * scale).requires_grad_()
+    value, gradient = value_and_gradient(some_loss(name, extreme, teacher * scale), extreme)
+    assert bool(torch.isfinite(value))
+    assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("name", ["p_kl", "gold", "uld", "same"])
+@pytest.mark.parametrize("sizes", [(0, 7, 5), (2, 0, 5), (2, 7, 0)])
+def test_empty_batches_are_zero(name: str, sizes: tuple[int, int, int]) -> None:
+    rows, ours, theirs = sizes
+    student = torch.randn(rows, ours, 10, requires_grad=True)
+    teacher = torch.randn(rows, theirs, 13)
+    aligned = replace(
+        ALIGNED,
+        pair_valid=torch.ones(rows, 4).bool(),
+        pair_is_correct=torch.ones(rows, 4).bool(),
+        student_chunk_id=torch.zeros(rows, ours).long(),
+        teacher_chunk_id=torch.zeros(rows, theirs).long(),
+    )
+    if name == "same":
+        mask = torch.full((rows, ours), theirs > 0)
+        loss = same_tokenizer_kl(student, student.detach(), mask)
+    else:
+        loss = some_loss(name, student, teacher, aligned)
+    value, gradient = value_and_gradient(loss, student)
+    assert float(value) == 0.0
+    assert gradient.shape == student.shape
+
+
 def some_loss(
     name: str, student: Tensor, teacher: Tensor, aligned: AlignmentBatch = ALIGNED
 ) -> Tensor:
@@ -431,6 +484,14 @@ def test_bad_chunk_ids(student_ids: Any, teacher_ids: Any, message: str) -> None
         p_kl(torch.zeros(1, 3, 4), torch.zeros(1, 2, 6), Projection(GOOD), aligned)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (2, 7)])
+def test_a_sample_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    student, teacher = logits()
+    message = re.escape(f"sample_mask is {list(shape)}, and must be [2]")
+    with pytest.raises(ValueError, match=message):
+        uld(student, teacher, ALIGNED, sample_mask=torch.ones(shape))
+
+
 # Exact pairs
 
 
@@ -494,6 +555,9 @@ def test_several_teachers() -> None:
     a, b = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 8.0, 0.0]]])
     assert averaged_logits([a, b]).tolist() == [[[2.0, 5.0]]]
     assert averaged_logits([a, b], [3, 1]).tolist() == [[[1.5, 3.5]]]
+    masked = torch.tensor([[[-torch.inf, 4.0]]])
+    assert averaged_logits([a, masked], [1, 0]).tolist() == [[[1.0, 2.0]]]
+    assert averaged_logits([a, masked]).tolist() == [[[-torch.inf, 3.0]]]
     losses = [torch.tensor(2.0, requires_grad=True), torch.tensor(5.0)]
     assert float(sum_teachers(losses).detach()) == 7.0
     assert float(sum_teachers(losses, [0.5, 0.2]).detach()) == 2.0

@@ -11,6 +11,7 @@ import torch
 from test_losses import alignment
 from torch import Tensor
 
+from xtok.errors import XtokError
 from xtok.exports import Subtokens, subtokens
 from xtok.losses import ByteEvents, PartitionConfig, partition_kl
 from xtok.tokenizers import Tokenizer
@@ -139,6 +140,26 @@ def test_gradients() -> None:
     assert bool(torch.isfinite(masked.grad).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_computed_in_float32_under_autocast(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    student = torch.randn(1, 4, 5, generator=generator).to(dtype).requires_grad_()
+    teacher = torch.randn(1, 5, 6, generator=generator).to(dtype)
+    exact = student.detach().float().requires_grad_()
+    labels = torch.tensor([[0, 3, 1, 1]]), torch.tensor([[0, 4, 2, 5, 0]])
+    aligned = alignment([[0, 1, 2, 2]], [[0, 1, 1, 2, -1]])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = partition_kl(student, teacher, EVENTS, *labels, aligned)
+        loss.backward()
+    expected = partition_kl(exact, teacher.float(), EVENTS, *labels, aligned)
+    expected.backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.detach(), expected.detach())
+    assert student.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(student.grad, exact.grad.to(dtype))
+
+
 def test_bad_input() -> None:
     student, teacher = torch.zeros(1, 1, 5), torch.zeros(1, 1, 6)
     aligned = alignment([[0]], [[0]])
@@ -147,6 +168,10 @@ def test_bad_input() -> None:
         partition_kl(student, teacher, EVENTS, torch.tensor([[-100]]), one, aligned)
     with pytest.raises(ValueError, match=r"labels \[1, 2\] do not fit"):
         partition_kl(student, teacher, EVENTS, torch.tensor([[0, 1]]), one, aligned)
+    with pytest.raises(XtokError, match="the student's logits are 4 wide, the map's student 5"):
+        partition_kl(student[..., :4], teacher, EVENTS, one, one, aligned)
+    with pytest.raises(XtokError, match="the teacher's logits are 5 wide, the map's teacher 6"):
+        partition_kl(student, teacher[..., :5], EVENTS, one, one, aligned)
     nothing = alignment([[-1]], [[-1]], np.zeros((1, 1), bool))
     broken = torch.full_like(student, torch.nan).requires_grad_()
     loss = partition_kl(broken, teacher, EVENTS, one, one, nothing)

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from math import log
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from conftest import Cli
 from naive import rows_of
+from pyarrow import parquet
 
 from xtok.comparison import compare, count_tokens
 from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, SortCutConfig
@@ -159,6 +162,17 @@ def test_groups_classes_and_worst_rows(
     assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
 
 
+def test_a_group_may_be_called_all(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    groups = ["all", "en", "en", "all", "en"]
+    lines = [json.dumps({"text": TEXTS[0], "lang": lang}) for lang in groups]
+    path.write_text("\n".join(lines) + "\n")
+    found = evaluate([recipe], [path], byte_level, digits, group_by="lang").measures
+    assert [(m.group, m.documents) for m in found] == [("all", 2), ("en", 3), ("all", 5)]
+
+
 def test_the_same_seed_gives_the_same_intervals(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
 ) -> None:
@@ -179,6 +193,24 @@ def test_maps_of_another_pair_and_empty_text_are_errors(
         evaluate([recipe], [tmp_path / "empty.txt"], byte_level, digits)
     with pytest.raises(ValueError, match="0 maps"):
         evaluate([], [corpus], byte_level, digits)
+
+
+def test_progress_goes_through_every_byte_on_disk(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"  # which is not read byte after byte
+    parquet.write_table(pyarrow.table({"text": TEXTS}), path, row_group_size=2)
+    steps: list[tuple[int, int]] = []
+
+    @contextmanager
+    def watching(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        assert total == path.stat().st_size + corpus.stat().st_size
+        yield lambda size, tokens: steps.append((size, tokens))
+
+    evaluate([recipe], [path, corpus], byte_level, digits, text_progress=watching)
+    assert sum(size for size, _ in steps) == path.stat().st_size + corpus.stat().st_size
+    once = sum(len(ids) for ids in byte_level.library_ids(TEXTS))
+    assert sum(tokens for _, tokens in steps) == 4 * once
 
 
 def models(small: Path) -> list[str | Path]:
@@ -233,9 +265,11 @@ def test_compare_is_weighed_by_text(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
 ) -> None:
     other = sort_cut(recipe, SortCutConfig(top_k=1))
+    with corpus.open("a") as file:
+        file.write('{"text": ""}\n')
     counts = count_tokens([corpus], byte_level)
-    [ids] = byte_level.library_ids(["".join(TEXTS)])
-    assert counts.sum() == pytest.approx(3 * len(ids), rel=0.05)
+    ids = [i for text in TEXTS for i in byte_level.library_ids([text])[0]]
+    assert counts.tolist() == [3 * ids.count(i) for i in range(len(byte_level.table))]
     found = compare(recipe, other, token_counts=counts)
     unweighed = compare(recipe, other)
     assert found.mean_distance != unweighed.mean_distance

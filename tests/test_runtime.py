@@ -71,6 +71,16 @@ def test_columns_are_computed_alone_in_the_order_given() -> None:
     assert projection(PROBS, torch.tensor([], dtype=torch.int64)).shape == (2, 0)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4)])
+def test_nothing_to_project(shape: tuple[int, ...]) -> None:
+    probs = torch.zeros(shape, requires_grad=True)
+    projected = Projection(SLOTTED, learnable=True)(probs)
+    assert projected.shape == (*shape[:-1], 6)
+    projected.sum().backward()
+    assert probs.grad is not None
+    assert probs.grad.shape == shape
+
+
 def test_the_plain_function_is_the_same() -> None:
     p = Projection(GOOD)
     found = project_token_likelihoods(PROBS, p.student_ids, p.offsets, p.weights)
@@ -165,6 +175,23 @@ def test_the_slot_is_free_and_rows_sum_to_one() -> None:
     expected = W.clone()
     expected[0] = torch.tensor([0, 0.5, 0, 0.5, 0, 0])
     torch.testing.assert_close(dense, expected)  # row 3: one entry beside its slot
+
+
+def test_a_slot_without_others_is_the_whole_row() -> None:
+    lone = replace(GOOD, scale_slot=np.array([1, 0, 1, 0], np.uint8))  # row 2 has one entry
+    learned = Projection(lone, learnable=True)
+    assert learned.logits is not None
+    with torch.no_grad():
+        learned.logits.sub_(30)
+    weights = learned.entry_weights()
+    sums = torch.zeros(4).index_add(0, learned.student_ids, weights)
+    torch.testing.assert_close(sums, torch.tensor([1.0, 0, 1, 1]))
+    weights.sum().backward()
+    torch.testing.assert_close(learned.logits.grad, torch.zeros(5), atol=1e-6, rtol=0)
+    found = learned.to_map()
+    found.check()
+    assert found.scale_slot is not None
+    assert found.scale_slot.tolist() == [1, 0, 1, 0]
 
 
 def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -76,6 +77,15 @@ def test_what_is_compressed_is_told_from_the_contents(tmp_path: Path) -> None:
     assert read(path) == ["one two"]
     path.write_bytes(COMPRESSIONS[".zst"](b"one") + COMPRESSIONS[".zst"](b" two"))
     assert read(path) == ["one two"]
+
+
+def test_frames_to_skip_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    whole = COMPRESSIONS[".zst"](b"one")
+    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00" + len(whole).to_bytes(4, "little")
+    for data in (skipped + whole, whole + skipped, (skipped + whole) * 2):  # the last: pzstd
+        path.write_bytes(data)
+        assert read(path) == ["one" * data.count(whole)]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +178,14 @@ def test_a_long_line_is_cut_between_characters(
     assert read(path) == ["水水", "水x", "\nyz"]
 
 
+def test_bytes_that_go_on_with_no_character_do_not_lengthen_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\x80" * 20)
+    [shard] = shards(path)
+    with path.open("rb") as raw:
+        assert [len(line) for _, line in texts._lines(shard, raw, 4)] == [7, 7, 6]
+
+
 def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n\n')
@@ -198,6 +216,14 @@ def test_globs_name_files_once_in_order(tmp_path: Path) -> None:
     (tmp_path / "folder.txt").mkdir()
     b, a, odd = tmp_path / "b.txt", tmp_path / "a.txt", tmp_path / "odd[1].txt"
     assert find_texts([b, f"{tmp_path}/*.txt", odd]) == [b, a, odd]
+
+
+def test_two_stars_are_folders_of_any_depth(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.txt", "b/c.txt", "b/d/e.txt")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert find_texts([f"{tmp_path}/**/*.txt"]) == paths
 
 
 @pytest.mark.parametrize("what", ["missing.txt", "*.jsonl", "folder"])
@@ -285,7 +311,12 @@ def test_parquet_without_the_column_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"id": [1], "body": ["x"]})
     error = refused(path)
     assert error.message == f"{path} has no column 'text', but: id, body"
+    assert error.hint == "name one of its columns with --field"
     assert refused(path, "id").message == f"{path}: the column 'id' holds no text"
+    [shard] = shards(path, "body")
+    with pytest.raises(XtokError, match="has no column 'lang', but: id, body") as raised:
+        list(ShardReader(replace(shard, group_by="lang")))
+    assert raised.value.hint == "name one of its columns with --group-by"
 
 
 def test_parquet_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
@@ -298,6 +329,24 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"one two three four")
     assert refused(path).message.startswith(f"the text {path} is no Parquet file: ")
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_damaged_parquet_is_refused(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": ["a", "b", "a", "c"] * 4})
+    pyarrow.parquet.write_table(table, path, compression=compression)
+    whole = path.read_bytes()
+    outcomes: set[int | str] = set()
+    for place in range(len(whole)):
+        for change in (0x01, 0x80, 0xFF):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :])
+            try:
+                outcomes.add(len(read(path)))
+            except XtokError as error:
+                outcomes.add("named" if str(path) in error.message else error.message)
+    assert 16 in outcomes
+    assert {outcome for outcome in outcomes if isinstance(outcome, str)} == {"named"}
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,12 @@ class TokenizerSource:
     trust_remote_code: bool = False
 
     def load(self) -> Tokenizer:
-        """Load it; local paths are made absolute, for a worker runs in another folder."""
+        """Load it."""
         options = {name: value for name, value in vars(self).items() if name != "model"}
         return load_tokenizer(self.model, **options)
 
     def absolute(self) -> TokenizerSource:
-        """Return it with an absolute path, if it is one that is there."""
+        """Return it with an absolute path if it is one that is there: workers run elsewhere."""
         prefix, colon, rest = self.model.rpartition(":")
         for head, path in (("", self.model), (prefix + colon, rest)):
             if os.path.exists(os.path.expanduser(path)):
@@ -130,7 +130,7 @@ def _connect(ray: Any, address: str | None) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise XtokError(
-            f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}",
+            f"there is no Ray cluster at {address}: {_first_line(error)}",
             hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
             "or count on this machine with --engine local",
         ) from error
@@ -190,9 +190,13 @@ def _result(ray: Any, reference: Any) -> Any:
         raise  # a bug: what a user can fix comes back as a value
     except ray.exceptions.RayError as error:
         raise XtokError(
-            f"the cluster has lost a part of the work: {str(error).splitlines()[0]}",
+            f"the cluster has lost a part of the work: {_first_line(error)}",
             hint="start the command again; ray status shows which nodes are there",
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 def _tokens(found: int | tuple[str, str]) -> int:

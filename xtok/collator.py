@@ -232,7 +232,10 @@ def _messages(sample: Sample) -> Mapping[str, Any] | None:
 
 
 def _text(sample: Sample) -> str:
-    return sample if isinstance(sample, str) else str(sample["text"])  # type: ignore[call-overload]
+    text = sample["text"] if isinstance(sample, Mapping) else sample
+    if not isinstance(text, str):
+        raise ValueError(f"a text is {type(text).__name__}, and must be a str")
+    return text
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:

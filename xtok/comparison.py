@@ -49,7 +49,7 @@ class Comparison:
     Attributes:
         student: model id of the rows.
         teacher: model id of the columns.
-        rows: rows that are not empty in both maps.
+        rows: rows that are not empty in at least one of the maps.
         rows_that_differ: rows whose weights differ by more than float32 rounding.
         rows_of_other_top: rows whose heaviest entry is another.
         mean_distance: mean total variation distance of the rows, from 0 to 1; with text, weighted
@@ -138,8 +138,8 @@ def count_tokens(
     for path in find_texts(texts):
         for shard in shards(path, field):
             for batch in batches(ShardReader(shard)):
-                for ids in tokenizer.library_ids(batch):
-                    counts += np.bincount(ids, minlength=len(counts))
+                ids = np.concatenate(tokenizer.library_arrays(batch))
+                counts += np.bincount(ids, minlength=len(counts))
     return counts
 
 

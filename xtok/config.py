@@ -187,6 +187,9 @@ class GenerateConfig:
         _within(1, top_k=self.top_k)
         _positive(chunk_size=self.chunk_size)
         _positive(temperature=self.temperature, ridge=self.ridge)
+        check_choice(Weighting, weighting=self.weighting)
+        check_choice(AnchorFit, anchor_fit=self.anchor_fit)
+        check_choice(Dtype, dtype=self.dtype)
         if not 0 <= self.weight_threshold < 1:
             raise ValueError(f"weight_threshold is {self.weight_threshold}, and must be in [0, 1)")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 UNIT = 720_720
-"""A student token's share of a chunk, in counts: divisible by every number up to 16."""
+"""What a chunk counts for, shared by its pairs: divisible by every number up to 16."""
 
 LONGEST_CHUNK = 64
 """Chunks with more tokens than this on a side are passed over, and reported."""

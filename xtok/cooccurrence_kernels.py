@@ -98,7 +98,6 @@ def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[n
         amounts: int64, beside them; of length 1 if all are the same.
         table_keys: int64 `[2**n]`, −1 where free.
         table_counts: int64 `[2**n]`.
-
         room: how many new keys may be added.
 
     Returns:
@@ -128,7 +127,7 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete, unit, longest,
     keys, amounts,
 ):  # fmt: skip
-    """List the pairs of tokens within chunks; each student token of a chunk shares `unit` equally.
+    """List the pairs of tokens within chunks; the pairs of a chunk share `unit` equally.
 
     A chunk lies between two starts that follow each other; the last one of a document counts only
     if the two sides agree to the end. Called with empty `keys`, it only counts.

@@ -326,6 +326,11 @@ def _save_checkpoint(
         )
 
 
+# What numpy, zipfile and json raise of a damaged file; a RuntimeError of one that says it is
+# encrypted, or compressed in a way of its own.
+_DAMAGE = (ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
+
+
 def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple[int, int]]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
@@ -339,7 +344,7 @@ def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple
         number, done = about["place"]
         totals = TextTotals(**about["totals"])
         return CountedText(arrays[0], arrays[1], arrays[2], arrays[3], totals), (number, done)
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise XtokError(
             f"the checkpoint {path} cannot be read: {error}",
             hint=f"delete it to begin anew: rm {path}",
@@ -438,7 +443,8 @@ def estimate(
             vocabularies alone (`multitoken` with the weights `prior`, and this target) if None.
         checkpoint: a file where counts are saved every minute; if it is there, counting goes on
             from it. It is removed at the end.
-        count: counts a plan elsewhere, such as on a cluster; `count_text` if None.
+        count: counts a plan in another way, such as on a cluster, without `checkpoint` and
+            `text_progress`; `count_text` if None.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -451,8 +457,6 @@ def estimate(
     if base is not None:
         require_same_pair(base, student.vocabulary, teacher.vocabulary)
     plan = plan_counting(student, teacher, texts, config)
-    if checkpoint is not None and checkpoint.exists():
-        _load_checkpoint(checkpoint, plan)  # before anything costs time
     if count is None:
         counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
     else:
@@ -461,7 +465,7 @@ def estimate(
         options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
         base = multitoken(student, teacher, options, progress=progress)
     result = map_of_counts(counts, base, plan, config)
-    if checkpoint is not None:
+    if checkpoint is not None and count is None:
         checkpoint.unlink(missing_ok=True)
     return result
 

@@ -231,10 +231,15 @@ def evaluate(
             hint="give text that both tokenizers can spell; xtok align shows how they differ",
         )
     measured = [_Measured(m, recipes[m.top_k], seen) for m in maps]
-    groups = list(dict.fromkeys(seen.groups))
+    groups = [
+        (group, np.array([g == group for g in seen.groups], np.bool_))
+        for group in dict.fromkeys(seen.groups)
+    ]
+    if len(groups) > 1:
+        groups.append(("all", np.ones(len(seen.groups), np.bool_)))
     measures = [
-        one.measures(name, number, group, seed)  # the same documents for every map
-        for group in [*groups, *(["all"] if len(groups) > 1 else [])]
+        one.measures(name, number, group, chosen, seed)  # the same documents for every map
+        for group, chosen in groups
         for number, (name, one) in enumerate(zip(names, measured, strict=True))
     ]
     return Evaluation(
@@ -294,6 +299,7 @@ def _read(
                     differing += starts.num_differing
                     advance(reader.consumed - consumed, len(sides[0].ids))
                     consumed = reader.consumed
+                advance(shard.size - consumed, 0)
     empty = np.zeros(0, np.int64)
     documents, keys, counts = (
         np.concatenate([part[n] for part in parts]) if parts else empty for n in range(3)
@@ -382,11 +388,11 @@ class _Measured:
         edges = heaviest(pair_edges(self.seen.keys[used], counts[used]), self.projection.top_k)
         return weights_at(edges, self.seen.keys)
 
-    def measures(self, name: str, number: int, group: str, seed: int) -> MapMeasures:
-        """Measure one group of text; `all` is every document."""
+    def measures(
+        self, name: str, number: int, group: str, chosen: NDArray[np.bool_], seed: int
+    ) -> MapMeasures:
+        """Measure one group of text: the documents chosen, bool `[documents]`."""
         seen = self.seen
-        everything = group == "all" and group not in seen.groups
-        chosen = np.array([everything or g == group for g in seen.groups], np.bool_)
         use = chosen[seen.documents]
         documents, places = seen.documents[use], seen.places[use]
         amounts = seen.counts[use].astype(np.float64)

@@ -39,7 +39,7 @@ class Projection(nn.Module):
         student_ids: int64 `[nnz]`, entries sorted by teacher id, then by student id.
         teacher_ids: int64 `[nnz]`.
         offsets: int64 `[V_teacher + 1]`; column t is entries `offsets[t]` to `offsets[t + 1]`.
-        is_slot: bool `[nnz]`, which entries are scale slots.
+        is_slot: bool `[nnz]`, which entries are scale slots beside others of their row.
         weights: float32 `[nnz]`; of a learnable projection those of the map it was made from.
         logits: float32 `[nnz]`, the parameter of a learnable projection, else None.
     """
@@ -59,6 +59,7 @@ class Projection(nn.Module):
             projection = ProjectionMap.load(projection)
         self.map = projection
         order = np.lexsort((projection.student_ids, projection.teacher_ids))
+        has_others = projection.entries_per_row[projection.student_ids] > 1
         num_columns = projection.shape[1]
         offsets = np.zeros(num_columns + 1, np.int64)
         np.cumsum(np.bincount(projection.teacher_ids, minlength=num_columns), out=offsets[1:])
@@ -66,7 +67,7 @@ class Projection(nn.Module):
             ("student_ids", projection.student_ids[order].astype(np.int64)),
             ("teacher_ids", projection.teacher_ids[order].astype(np.int64)),
             ("offsets", offsets),
-            ("is_slot", projection.is_slot[order]),
+            ("is_slot", (projection.is_slot & has_others)[order]),
             ("weights", projection.weights[order]),
         ):
             self.register_buffer(name, torch.from_numpy(np.array(array)))
@@ -95,12 +96,10 @@ class Projection(nn.Module):
             masked = logits.detach().masked_fill(self.is_slot, -torch.inf)
             largest = torch.full((num_rows,), -torch.inf, device=logits.device)
             largest = largest.scatter_reduce(0, self.student_ids, masked, "amax")
-            # Where a row has nothing but its slot, there is no largest to subtract.
-            largest = torch.where(torch.isneginf(largest), 0.0, largest)
             powers = (logits - largest[self.student_ids]).exp()
             powers = torch.where(self.is_slot, 0.0, powers)
             sums = torch.zeros_like(row_slot).index_add(0, self.student_ids, powers)
-            shares = powers / sums.clamp(min=1e-30)[self.student_ids]
+            shares = powers / sums[self.student_ids]
             return torch.where(self.is_slot, slot, shares * left[self.student_ids])
 
     def forward(self, student_probs: Tensor, columns: Tensor | None = None) -> Tensor:

@@ -34,6 +34,9 @@ _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
 }
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f; pzstd writes one before each frame
+_DAMAGE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
+_MOST_CONTINUED = 3  # bytes of a character after its first one
 _HASH_AT_ONCE = 1 << 22
 _BLOCK = 1 << 17
 
@@ -87,7 +90,9 @@ def find_texts(patterns: Sequence[str | Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
-        paths = [path] if path.exists() else sorted(map(Path, glob.glob(str(pattern))))
+        paths = [path]
+        if not path.exists():
+            paths = sorted(map(Path, glob.glob(str(pattern), recursive=True)))
         files = [p for p in paths if not p.is_dir()]
         if not files:
             folder = f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}"
@@ -198,8 +203,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_zstd = type(error).__name__ == "ZstdError"  # no package is loaded to name its errors
-        if not (is_zstd or isinstance(error, OSError | EOFError | zlib.error)):
+        package = type(error).__module__.partition(".")[0]  # none is loaded to name its errors
+        if package not in ("pyarrow", "zstandard") and not isinstance(error, _DAMAGE):
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise XtokError(
@@ -213,7 +218,8 @@ def _compression(raw: BinaryIO) -> Literal["gzip", "zstd"] | None:
     raw.seek(0)
     if head.startswith(_GZIP):
         return "gzip"
-    return "zstd" if head.startswith(_ZSTD) else None
+    is_skipped = head[1:] == _ZSTD_SKIPPED and head[0] >> 4 == 5
+    return "zstd" if head == _ZSTD or is_skipped else None
 
 
 def _decompressed(raw: BinaryIO, path: Path) -> Any:
@@ -293,8 +299,8 @@ def _lines(shard: TextShard, raw: BinaryIO, limit: int | None) -> Iterator[tuple
         line = file.readline(-1 if limit is None else limit)
         if not line:
             return
-        while limit is not None and not line.endswith(b"\n") and _continues(file.peek(1)):
-            line += file.read(1)
+        for _ in range(0 if limit is None or line.endswith(b"\n") else _MOST_CONTINUED):
+            line += file.read(1) if _continues(file.peek(1)) else b""
         within = not line.endswith(b"\n")
         yield place, line
         place += len(line)
@@ -389,9 +395,10 @@ def _parquet_documents(shard: TextShard, groups: list[str]) -> Iterator[str]:
     columns = [shard.field, *([shard.group_by] if shard.group_by else [])]
     for column in columns:
         if column not in names:
+            option = "--field" if column == shard.field else "--group-by"
             raise XtokError(
                 f"{shard.path} has no column {column!r}, but: {', '.join(names[:8])}",
-                hint="name the column that holds the text with --field",
+                hint=f"name one of its columns with {option}",
             )
     total = file.metadata.num_row_groups
     row_groups = list(range(shard.start, total if shard.stop is None else shard.stop))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
 from xtok.cli._run import check_output, command, config, named, write
 from xtok.config import EstimateConfig
+from xtok.errors import XtokError
 
 _CLUSTER = "Cluster"
 
@@ -93,6 +95,11 @@ def estimate(
         from xtok import counting, mapfile, report, texts
 
         texts.find_texts(text)
+        if checkpoint is not None and not checkpoint.parent.is_dir():
+            raise XtokError(
+                f"--checkpoint: there is no folder {checkpoint.parent}",
+                hint=f"mkdir -p {checkpoint.parent}",
+            )
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         base = None
         if initial_projection_path is not None:
@@ -105,8 +112,19 @@ def estimate(
             (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern),
         )
         student, teacher = (load(*side, **safety) for side in sides)
-        count = None
-        if engine == "ray":
+        ids = student.vocabulary.model_id, teacher.vocabulary.model_id
+        path = named(output, mapfile.default_name(*ids, "estimate", f"top{top_k}"))
+        saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
+        count: Callable[[counting.CountingPlan], counting.CountedText]
+        if engine == "local":
+            count = partial(
+                counting.count_text,
+                student=student,
+                teacher=teacher,
+                checkpoint=saved,
+                progress=report.text_progress_bar,
+            )
+        else:
             from xtok import cluster
 
             sources = [
@@ -122,9 +140,6 @@ def estimate(
                 address=address,
                 progress=report.text_progress_bar,
             )
-        ids = student.vocabulary.model_id, teacher.vocabulary.model_id
-        path = named(output, mapfile.default_name(*ids, "estimate", f"top{top_k}"))
-        saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
         with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
             projection = counting.estimate(
                 student,
@@ -132,12 +147,12 @@ def estimate(
                 text,
                 options,
                 base=base,
-                checkpoint=None if count else saved,
                 count=count,
                 progress=report.progress_bar,
-                text_progress=report.text_progress_bar,
             )
         write(projection, path, num_examples=num_examples)
+        if engine == "local":
+            saved.unlink(missing_ok=True)  # not before the map is there
 
 
 def evaluate(

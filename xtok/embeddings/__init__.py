@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from os import PathLike
@@ -135,11 +136,11 @@ def check_source(
     """
     import torch
 
-    kind, _, number = config.device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+    if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", config.device):
         raise EmbeddingError(
             f"there is no device {config.device}", hint="give --device cpu, cuda or cuda:0"
         )
+    kind, _, number = config.device.partition(":")
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and available <= int(number or 0):
         raise EmbeddingError(

@@ -139,7 +139,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             if length > path.stat().st_size:
                 raise ValueError("its header is cut off")
             header = dict(json.loads(_read(file, length, path)))
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise EmbeddingError(
             f"{path} is not a whole safetensors file: {error}", hint=_FETCH
         ) from error

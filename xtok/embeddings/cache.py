@@ -87,14 +87,16 @@ class Cache:
         Raises:
             EmbeddingError: if that fails.
         """
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         try:
             with replacing(self.path(key)) as temporary:
                 save_file({"embeddings": embeddings}, temporary, {"xtok": _text(key)})
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             raise EmbeddingError(
-                f"embeddings cannot be cached in {self.folder}: {error.strerror or error}",
+                f"embeddings cannot be cached in {self.folder}: {reason}",
                 hint="free some space, or give another folder with --cache-dir",
             ) from error
 

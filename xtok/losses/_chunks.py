@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from xtok.losses._config import ChunkLossConfig, ULDConfig
-from xtok.runtime import work_dtype
+from xtok.runtime import check_width, work_dtype
 
 EPSILON = 1e-10
 """NeMo-RL adds it to a chunk's size and to what a logarithm is taken of; so its values are met."""
@@ -41,10 +41,12 @@ def find_chunks(
     alignment: Any,
     config: ChunkLossConfig | ULDConfig,
     sample_mask: Tensor | None,
+    widths: tuple[int, int] = (0, 0),
 ) -> Chunks:
     """Number the chunks that count: valid, with a predicting position on both sides.
 
     Raises:
+        XtokError: if logits are narrower than their side of `widths`.
         ValueError: for shapes that do not fit, or chunk ids that fall within a row.
     """
     device = student_logits.device
@@ -52,9 +54,17 @@ def find_chunks(
     if config.exact_token_match_only:
         valid = valid & torch.as_tensor(alignment.pair_is_correct, device=device)
     if sample_mask is not None:
-        valid = valid & (torch.as_tensor(sample_mask, device=device) != 0)[:, None]
+        mask = torch.as_tensor(sample_mask, device=device)
+        if mask.shape != valid.shape[:1]:
+            raise ValueError(
+                f"sample_mask is {list(mask.shape)}, and must be {list(valid.shape[:1])}"
+            )
+        valid = valid & (mask != 0)[:, None]
     sides = []
-    for side, logits in (("student", student_logits), ("teacher", teacher_logits)):
+    for side, logits, width in zip(
+        ("student", "teacher"), (student_logits, teacher_logits), widths, strict=True
+    ):
+        check_width(side, logits.shape[-1], width)
         ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"), device=device)
         if logits.ndim != 3 or ids.shape != logits.shape[:2] or len(ids) != len(valid):
             raise ValueError(

@@ -84,7 +84,8 @@ def averaged_logits(
     width = min(logits.shape[-1] for logits in teacher_logits)
     mean = torch.zeros((), device=teacher_logits[0].device)
     for logits, weight in zip(teacher_logits, shares, strict=True):
-        mean = mean + logits[..., :width].to(work_dtype(logits)) * (weight / sum(shares))
+        if weight > 0:  # 0 · −∞ is no number
+            mean = mean + logits[..., :width].to(work_dtype(logits)) * (weight / sum(shares))
     return mean
 
 

@@ -18,7 +18,7 @@ from xtok.losses._chunks import (
 )
 from xtok.losses._config import GoldConfig, ULDConfig
 from xtok.losses._pairs import ExactPairs
-from xtok.runtime import check_width, work_dtype
+from xtok.runtime import work_dtype
 
 
 def gold(
@@ -62,11 +62,9 @@ def gold(
     """
     config = config or GoldConfig()
     with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask)
-        for side, logits, width in zip(
-            ("student", "teacher"), (student_logits, teacher_logits), pairs.widths, strict=True
-        ):
-            check_width(side, logits.shape[-1], width)
+        chunks = find_chunks(
+            student_logits, teacher_logits, alignment, config, sample_mask, pairs.widths
+        )
         if chunks.total == 0:
             return no_chunks(student_logits)
         both = (student_logits, teacher_logits.detach())

@@ -19,7 +19,6 @@ from xtok.runtime import (
     Projection,
     Restricted,
     block_length,
-    check_width,
     entry_gradient,
     multiply,
     restrict,
@@ -70,9 +69,9 @@ def p_kl(
     """
     config = config or PKLConfig()
     num_rows, num_columns = projection.shape
-    check_width("student", student_logits.shape[-1], num_rows)
-    check_width("teacher", teacher_logits.shape[-1], num_columns)
-    chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask)
+    chunks = find_chunks(
+        student_logits, teacher_logits, alignment, config, sample_mask, projection.shape
+    )
     if chunks.total == 0:
         return no_chunks(student_logits)
     teacher_logits = teacher_logits.detach()[..., :num_columns]
@@ -107,7 +106,7 @@ class _PKL(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, weights: Tensor, job: _Job) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
-            dtype = work_dtype(logits)
+            dtype = work_dtype(logits, job.teacher_logits)
             matrices = sparse_pair(job.found, weights.detach().to(dtype))
             projected = _projected_chunks(logits, matrices[0], job)
             target = _teacher_chunks(job, dtype)

@@ -14,7 +14,7 @@ from xtok.exports import Subtokens, subtokens
 from xtok.losses._chunks import EPSILON, FLOOR, checked, find_chunks, no_chunks
 from xtok.losses._config import PartitionConfig
 from xtok.losses._p_kl import largest_columns
-from xtok.runtime import check_width, work_dtype
+from xtok.runtime import work_dtype
 from xtok.tokenizers import Tokenizer
 
 _Alternatives = dict[tuple[int, ...], tuple[list[int], list[int]]]
@@ -33,6 +33,7 @@ class ByteEvents:
         widths: `(V_student, V_teacher)`.
         common: int64 `[2, P]`, the student's and the teacher's ids of tokens that both have,
             rising by student id; a teacher id belongs to the lowest student id that it spells.
+        teacher_of: the same pairs, from the student's id to the teacher's.
         forward: teacher ids to (student ids, teacher ids): student tokens that the teacher spells
             as these ids and one more, and that one.
         reverse: student ids to (student ids, teacher ids): teacher tokens that the student spells
@@ -51,6 +52,7 @@ class ByteEvents:
         columns, first = np.unique(ours.subtoks[rows, 0], return_index=True)
         order = np.argsort(rows[first])
         self.common: NDArray[np.int64] = np.stack([rows[first], columns])[:, order]
+        self.teacher_of: dict[int, int] = dict(zip(*self.common.tolist(), strict=True))
         self.forward = _by_prefix(ours)
         self.reverse = {prefix: (last, ids) for prefix, (ids, last) in _by_prefix(theirs).items()}
 
@@ -118,10 +120,10 @@ def partition_kl(
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
     config = config or PartitionConfig()
-    check_width("student", student_logits.shape[-1], events.widths[0])
-    check_width("teacher", teacher_logits.shape[-1], events.widths[1])
     with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask)
+        chunks = find_chunks(
+            student_logits, teacher_logits, alignment, config, sample_mask, events.widths
+        )
         if chunks.total == 0:
             return no_chunks(student_logits)
         student = _side(student_logits, student_labels, chunks.student, chunks.total, config)
@@ -193,11 +195,10 @@ def _pick(
     events: ByteEvents, student: Sequence[list[int]], teacher: Sequence[list[int]]
 ) -> _Picked:
     picked = _Picked([], [], [], [])
-    teacher_of = dict(zip(*events.common.tolist(), strict=True))
     for chunk, (ours, theirs) in enumerate(zip(student, teacher, strict=True)):
         alternatives: tuple[list[int], list[int]] = ([], [])
         if len(ours) == len(theirs) == 1:
-            if teacher_of.get(ours[0]) == theirs[0]:
+            if events.teacher_of.get(ours[0]) == theirs[0]:
                 picked.one_to_one.append(chunk)
                 continue
         elif len(ours) == 1:
