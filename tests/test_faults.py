@@ -105,6 +105,17 @@ def test_stale_temporary_files_are_removed_by_the_next_write(tmp_path: Path) -> 
     assert named.exists()
 
 
+def test_a_folder_that_cannot_be_listed_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(folder: Path) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    TINY.save(tmp_path / "map.safetensors")
+    assert (tmp_path / "map.safetensors").read_bytes() == TINY_FILE
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, suffix: str) -> None:
     """The system's own limit on a file's size stands for the disk: the write ends half-way."""

@@ -72,11 +72,13 @@ STALE_AFTER = 3600.0
 def _remove_stale(target: Path) -> None:
     """Remove what killed writers of this very target left behind."""
     pattern = re.compile(rf"\.{re.escape(target.name[:200])}\.[0-9a-f]{{12}}\.tmp")
-    for path in target.parent.iterdir():
-        if pattern.fullmatch(path.name):
-            with suppress(OSError):  # another process was quicker, or it is not ours to remove
-                if time.time() - path.stat().st_mtime > STALE_AFTER:
-                    path.unlink()
+    found: list[Path] = []
+    with suppress(OSError):  # a folder may be writable, and yet not be listed
+        found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    for path in found:
+        with suppress(OSError):  # another process was quicker, or it is not ours to remove
+            if time.time() - path.stat().st_mtime > STALE_AFTER:
+                path.unlink()
 
 
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
