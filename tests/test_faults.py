@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -102,6 +103,17 @@ def test_stale_temporary_files_are_removed_by_the_next_write(tmp_path: Path) -> 
     assert fresh.exists()  # a process that is still writing
     assert other.exists()
     assert named.exists()
+
+
+def test_a_folder_that_cannot_be_listed_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(folder: Path) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    TINY.save(tmp_path / "map.safetensors")
+    assert (tmp_path / "map.safetensors").read_bytes() == TINY_FILE
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -412,12 +424,45 @@ def test_reading_and_writing_take_less_than_twice_the_file(tmp_path: Path) -> No
     assert reading < 2 * size
 
 
-def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
-    def saved(loaded: Any) -> bytes:
+def saved(loaded: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(loaded, buffer)
+    return buffer.getvalue()
+
+
+def hostile_pickles() -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Archives without a tensor."""
+
+    def pickled(content: bytes) -> bytes:
+        """An archive of one pickle, of protocol 2."""
         buffer = io.BytesIO()
-        torch.save(loaded, buffer)
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("archive/data.pkl", b"\x80\x02" + content + b".")
+            archive.writestr("archive/version", "3\n")
         return buffer.getvalue()
 
+    def members() -> bytes:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for number in range(100_000):
+                archive.writestr(f"{number:x}", b"")
+        return buffer.getvalue()
+
+    def shared() -> bytes:
+        """A dict of dicts of dicts, each of which stands in the next one twice: 2^60 paths."""
+        a, b = b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b"
+        inner = (b"}q%c(%sh%c%sh%cu" % (i, a, i - 1, b, i - 1) for i in range(1, 61))
+        return pickled(b"}q\x00" + b"".join(inner))
+
+    huge = b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R"
+    yield "a call that makes 2 GB", lambda: pickled(huge)
+    yield "lists", lambda: pickled(b"](" + b"]" * 5_000_000 + b"e")
+    yield "fewer lists", lambda: pickled(b"](" + b"]" * 5000 + b"e")
+    yield "many members", members
+    yield "dicts without end", shared
+
+
+def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     def bomb() -> bytes:
         """A member of 200 MB of zeros, compressed to 200 kB."""
         buffer = io.BytesIO()
@@ -435,30 +480,53 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         shape = (1_000_000, 1000)
         return saved({"indices": one.expand(shape), "likelihoods": weight.expand(shape)})
 
+    def metadata() -> bytes:
+        loaded = torch.load(io.BytesIO(TINY_PT), weights_only=True)
+        return saved({**loaded, "xtok": {**loaded["xtok"], "metadata": "[" + "[]," * 2**21 + "0]"}})
+
+    def outside() -> bytes:
+        """A compressed sparse matrix whose rows begin far outside of it."""
+        rows = torch.tensor([0, 10**9, 10**10, 3])
+        with torch.sparse.check_sparse_tensor_invariants(enable=False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = torch.sparse_csr_tensor(
+                rows, torch.tensor([1, -5, 10**9]), torch.ones(3), (3, 9)
+            )
+            return saved(values)
+
+    yield "metadata of lists", metadata
+    yield "a matrix that points outside", outside
     yield "a compressed archive", bomb
     yield "tensors without strides", expanded
     yield "a dense matrix without strides", lambda: saved(torch.ones(1, 1).expand(100_000, 10_000))
     yield "no zip archive", lambda: b"\x80\x02" + TINY_PT
 
 
-READ_ALL = """
-import resource, sys
+# What a process had at most, in kilobytes; resource.getrusage counts what its parent had, too.
+PEAK = r"""
+import re, sys
+from pathlib import Path
 import torch
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+READ_ALL = f"""{PEAK}
 from xtok.errors import XtokError
 from xtok.projection import ProjectionMap
 for path in sys.argv[1:]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     try:
         ProjectionMap.load(path)
         sys.exit("it was read")
     except XtokError as error:
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        print(peak() - before)
 """
 
 
 def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
     paths = []
-    for what, make in hostile_pt():
+    for what, make in (*hostile_pickles(), *hostile_pt()):
         paths.append(tmp_path / f"{what}.pt")
         paths[-1].write_bytes(make())
     done = subprocess.run(
@@ -466,9 +534,56 @@ def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     more = [int(line) << 10 for line in done.stdout.split()]
-    assert len(more) == 4
+    assert len(more) == 11
     for path, peak in zip(paths, more, strict=True):
         assert peak <= 2 * path.stat().st_size + OVERHEAD, path.name
+
+
+def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Large files of every layout, of about 20 MB."""
+    rows, top_k = 40_000, 40
+    ids = torch.arange(top_k).repeat(rows, 1)
+    weights = torch.arange(top_k, 0, -1).repeat(rows, 1) / (top_k * (top_k + 1) / 2)
+
+    def coordinates() -> torch.Tensor:
+        return torch.stack(
+            [torch.arange(rows).repeat_interleave(25), torch.arange(25).repeat(rows)]
+        )
+
+    yield "padded", lambda: {"indices": ids, "likelihoods": weights}
+    yield "reversed", lambda: {"indices": ids.flip(1), "likelihoods": weights.flip(1).bfloat16()}
+    yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 1_000_000)}
+    yield (
+        "sparse",
+        lambda: torch.sparse_coo_tensor(
+            coordinates(), torch.ones(rows * 25), (rows, 25), check_invariants=True
+        ).coalesce(),
+    )
+
+
+READ_VALID = f"""{PEAK}
+from xtok import mapfile
+path = sys.argv[1]
+before = peak()
+widths = dict() if "sparse" in path else dict(student_vocab_size=40_000, teacher_vocab_size=40)
+mapfile.load(path, **widths)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(("what", "make"), [pytest.param(*v, id=v[0]) for v in valid_pt()])
+def test_reading_a_valid_pt_takes_the_file_and_the_map(
+    tmp_path: Path, what: str, make: Callable[[], Any]
+) -> None:
+    path = tmp_path / f"{what}.pt"
+    torch.save(make(), path)
+    size = path.stat().st_size
+    assert size > 15e6
+    done = subprocess.run(
+        [sys.executable, "-c", READ_VALID, path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) << 10 <= 2 * size + OVERHEAD // 2
 
 
 def test_a_header_that_could_not_be_read_is_not_written() -> None:

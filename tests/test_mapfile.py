@@ -4,6 +4,8 @@ import hashlib
 import io
 import json
 import os
+import threading
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -464,6 +466,119 @@ def test_counts_and_matrices_are_read(tmp_path: Path, value: Any) -> None:
     path = save_pt(tmp_path / "counts.pt", value)
     found = mapfile.load(path, student_vocab_size=3, teacher_vocab_size=3)
     assert found.to_torch().to_dense().tolist() == [[0, 0.75, 0.25], [0, 0, 0], [1, 0, 0]]
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    counts=st.dictionaries(
+        st.tuples(st.integers(0, 2**18), st.integers(0, 2**18)),
+        st.integers(1, 2**60) | st.floats(2**-10, 2**40),
+        min_size=1,
+        max_size=20,
+    ),
+    kind=st.sampled_from([dict, Counter]),
+)
+def test_any_counts_are_read(
+    tmp_path: Path, counts: dict[tuple[int, int], float], kind: type[dict[Any, Any]]
+) -> None:
+    width = 2**18 + 1
+    path = save_pt(tmp_path / "counts.pt", kind(counts))
+    found = mapfile.load(path, student_vocab_size=width, teacher_vocab_size=width)
+    totals: Counter[int] = Counter()
+    for (s, _), count in counts.items():
+        totals[s] += count  # type: ignore[assignment]
+    edges = zip(*(array.tolist() for array in found.edges), strict=True)
+    weights = {(s, t): weight for s, t, weight in edges}
+    assert weights == pytest.approx({(s, t): n / totals[s] for (s, t), n in counts.items()})
+
+
+def test_counts_in_many_batches_are_read(tmp_path: Path) -> None:
+    """Python writes dicts in batches of 1000, and numbers of three sizes."""
+    counts = {(i % 70_000, i % 3): i for i in range(1, 140_001)}
+    path = save_pt(tmp_path / "counts.pt", counts)
+    found = mapfile.load(path, student_vocab_size=70_000, teacher_vocab_size=3)
+    assert found.nnz == 140_000
+    assert found.row(1)[0].tolist() == [2, 1]
+    assert found.row(1)[1].tolist() == pytest.approx([70_001 / 70_002, 1 / 70_002])
+
+
+@pytest.mark.parametrize("layout", ["dense", "sparse", "counts", "padded"])
+def test_ties_that_normalizing_makes_are_ordered_by_id(tmp_path: Path, layout: str) -> None:
+    """Two weights, neighbours in float32, that are one once they are divided by the row's sum."""
+    a, b = 1.75, 1.75 + 2**-23
+    assert np.float32(a / (a + b + 3.5)) == np.float32(b / (a + b + 3.5))
+    matrix = torch.tensor([[a, b, 3.5]])
+    value: Any = {
+        "dense": matrix,
+        "sparse": matrix.to_sparse(),
+        "counts": {(0, 0): a, (0, 1): b, (0, 2): 3.5},
+        "padded": {"indices": torch.tensor([[0, 1, 2]]), "likelihoods": matrix},
+    }[layout]
+    path = save_pt(tmp_path / "x.pt", value)
+    found = mapfile.load(path, student_vocab_size=1, teacher_vocab_size=3)
+    assert found.teacher_ids.tolist() == [2, 0, 1]
+
+
+def test_logits_too_low_for_float32_are_dropped(tmp_path: Path) -> None:
+    value = {"indices": torch.tensor([[1, 2]]), "likelihoods": torch.tensor([[0.0, -120.0]])}
+    path = save_pt(tmp_path / "x.pt", value)
+    found = mapfile.load(path, teacher_vocab_size=3, normalize="softmax")
+    assert (found.teacher_ids.tolist(), found.weights.tolist()) == ([1], [1])
+    assert found.reports[0].counts["zero weights dropped"] == 1
+
+
+def test_rows_in_several_blocks_are_one_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {(0, t): 1.0 for t in range(9)} | {(2, 0): 2.0, (2, 1): 1.0, (5, 3): 1.0}
+    values = (
+        FOREIGN | {"enable_scale_trick": True},
+        dict(reversed(counts.items())),
+        torch.arange(20.0).reshape(5, 4).to_sparse(),
+        torch.arange(20.0).reshape(5, 4),
+    )
+    for value in values:
+        path = save_pt(tmp_path / "x.pt", value)
+        whole = mapfile.load(
+            path,
+            student_vocab_size=6 if value is values[1] else 5,
+            teacher_vocab_size=9 if value is values[1] else 4,
+        )
+        for block in (1, 2, 3, 5):
+            with monkeypatch.context() as patch:
+                patch.setattr("xtok.mapfile._nemo._BLOCK", block)
+                parts = mapfile.load(
+                    path, student_vocab_size=whole.shape[0], teacher_vocab_size=whole.shape[1]
+                )
+            assert same(parts, whole)
+            assert parts.reports == whole.reports
+
+
+def test_a_row_longer_than_any_vocabulary_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xtok.mapfile._nemo._MAX_ROW", 3)
+    monkeypatch.setattr("xtok.mapfile._nemo._BLOCK", 2)
+    values = (
+        {(0, t): 1 for t in range(4)},
+        {"indices": torch.ones(1, 4).int(), "likelihoods": torch.ones(1, 4)},
+    )
+    for value in values:
+        path = save_pt(tmp_path / "x.pt", value)
+        with pytest.raises(MapFileError, match="row"):
+            mapfile.load(path, student_vocab_size=1, teacher_vocab_size=4)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_map_is_read_from_a_pipe(tmp_path: Path, suffix: str) -> None:
+    TINY.save(tmp_path / f"map{suffix}")
+    os.mkfifo(tmp_path / "pipe")
+    data = (tmp_path / f"map{suffix}").read_bytes()
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(data,))
+    writer.start()
+    found = mapfile.load(tmp_path / "pipe")
+    writer.join()
+    assert same(found, TINY)
 
 
 class Evil:

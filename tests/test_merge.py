@@ -75,6 +75,19 @@ def test_a_weighted_sum_of_rows(first: ProjectionMap, second: ProjectionMap) -> 
     assert merge([first, second]).row(1)[1].tolist() == [0.5, 0.5]
 
 
+def test_pins_to_different_tokens_are_no_pin() -> None:
+    one, other = (
+        a_map({1: {1: 1.0}, 2: {2: 1.0}}, [E, X, X, E, E]),
+        a_map({1: {1: 1.0}, 2: {3: 1.0}}, [E, X, X, E, E]),
+    )
+    found = merge([one, other])
+    assert rows(found) == {1: [(1, 1.0)], 2: [(2, 0.5), (3, 0.5)]}
+    assert found.row_kind.tolist() == [E, X, RowKind.MIXED, E, E]
+    filled = merge([one, other], MergeConfig(fill=True))
+    assert rows(filled) == {1: [(1, 1.0)], 2: [(2, 1.0)]}
+    assert filled.row_kind.tolist() == [E, X, X, E, E]
+
+
 def test_fill_leaves_exact_rows_alone(first: ProjectionMap, second: ProjectionMap) -> None:
     found = merge([first, second], MergeConfig(fill=True, top_k=2))
     assert rows(found) == {

@@ -251,6 +251,7 @@ def test_options_that_change_nothing_are_not_in_the_history() -> None:
         ({"fuzzy_threshold": 0.0}, "fuzzy_threshold is 0.0, and must be in (0, 1]"),
         ({"fuzzy_threshold": 1.5}, "fuzzy_threshold is 1.5, and must be in (0, 1]"),
         ({"fuzzy_top_k": 0}, "fuzzy_top_k is 0, and must be at least 1, at most 4096"),
+        ({"fuzzy_top_k": 2.5}, "fuzzy_top_k is 2.5, and must be an integer"),
         ({"token_form": "x"}, "token_form is 'x', and must be one of ('bytes', 'text', 'raw')"),
         ({"ignore_student_ids": (-1,)}, "ignore_student_ids has an id below 0"),
     ],

@@ -81,6 +81,28 @@ def test_each_tokenizer_is_loaded_once_and_let_go(small: Path, tmp_path: Path) -
         assert one.output.read_bytes() == (tmp_path / "alone.safetensors").read_bytes()
 
 
+def test_a_list_of_an_editor_that_marks_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "pairs.txt").write_bytes(b"\xef\xbb\xbfa b\n")
+    [pair] = read_pairs(tmp_path / "pairs.txt", tmp_path, BuildConfig())
+    assert (pair.student, pair.teacher) == ("a", "b")
+
+
+def test_a_map_that_another_process_writes_meanwhile_is_not_left_out(
+    small: Path, tmp_path: Path
+) -> None:
+    model = str(small / "small.model")
+    pairs = [
+        Pair(line=i, student=model, teacher=model, output=tmp_path / f"{i}.safetensors")
+        for i in (1, 2)
+    ]
+    pairs[0].output.touch()
+    found = []
+    for result in build_pairs(pairs, skip_existing=True):
+        found.append(result.pair.line)
+        pairs[1].output.touch()
+    assert found == [1, 2]
+
+
 def test_a_failed_pair_does_not_end_the_list(
     cli: Cli, small: Path, listed: Path, tmp_path: Path
 ) -> None:

@@ -160,6 +160,14 @@ def test_a_pt(pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("form", [[], {}, None])
+def test_a_history_of_anything(path: Path, form: Any) -> None:
+    def edit(tensors: Any, fields: Any) -> None:
+        fields["history"][0]["options"]["token_form"] = form
+
+    assert not edited(path, edit).failed
+
+
 def test_equal_by_token_form(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "\ufffd")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")

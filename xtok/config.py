@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import isfinite
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 SpecialTokens = Literal["roles", "fuzzy", "off"]
@@ -250,6 +251,8 @@ def _positive(**value: float) -> None:
 
 def _within(minimum: int, **value: int) -> None:
     for name, number in value.items():
+        if not isinstance(number, Integral):
+            raise ValueError(f"{name} is {number!r}, and must be an integer")
         if not minimum <= number <= MAX_ENTRIES:
             raise ValueError(
                 f"{name} is {number}, and must be at least {minimum}, at most {MAX_ENTRIES}"

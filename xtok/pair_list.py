@@ -77,7 +77,7 @@ def read_pairs(path: Path, output_dir: Path, config: BuildConfig) -> list[Pair]:
         XtokError: if it cannot be read, a line is none, or two lines have one output.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise XtokError(
             f"the list of pairs {path} cannot be read: {error}",
@@ -181,8 +181,9 @@ def build_pairs(
         progress: called for each pass over a vocabulary.
     """
     if skip_existing:
-        yield from (PairResult(pair=pair) for pair in pairs if pair.output.exists())
-        pairs = [pair for pair in pairs if not pair.output.exists()]
+        there = {pair.output for pair in pairs if pair.output.exists()}
+        yield from (PairResult(pair=pair) for pair in pairs if pair.output in there)
+        pairs = [pair for pair in pairs if pair.output not in there]
     left = Counter(model for pair in pairs for model in (pair.student, pair.teacher))
     loaded: dict[str, Tokenizer] = {}
 

@@ -365,16 +365,23 @@ def _require_in(values: NDArray[Any], bound: int, name: str) -> None:
         raise ValueError(f"{name} are not all in 0..{bound - 1}")
 
 
-def sum_duplicates(edges: Edges) -> Edges:
-    """Add up the weights of equal pairs, in the order given; sorted by student, then teacher id."""
+def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the edges' order by student, then teacher id, and where each pair begins in it."""
     s, t = edges.student_ids.astype(np.int64), edges.teacher_ids.astype(np.int64)
-    order = np.argsort(s << 32 | t, kind="stable")
-    s, t = s[order], t[order]
-    first = np.ones(len(order), np.bool_)
-    first[1:] = (s[1:] != s[:-1]) | (t[1:] != t[:-1])
-    starts = np.flatnonzero(first)
+    pairs = s << 32 | t
+    order = np.argsort(pairs, kind="stable")
+    return order, row_starts(pairs[order])
+
+
+def sum_duplicates(edges: Edges) -> Edges:
+    """Add up the weights of equal pairs, in the order given; sorted by student, then teacher id.
+
+    Ids are int64, weights float64.
+    """
+    order, starts = pair_order(edges)
+    s, t = (ids[order[starts]].astype(np.int64) for ids in edges[:2])
     weights = edges.weights[order].astype(np.float64)
-    return Edges(s[starts], t[starts], np.add.reduceat(weights, starts) if len(s) else weights)
+    return Edges(s, t, np.add.reduceat(weights, starts) if len(starts) else weights)
 
 
 def row_sums(edges: Edges) -> NDArray[np.float64]:

@@ -266,7 +266,8 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
 def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> ProjectionMap:
     """Add up the rows of several maps of one pair, each map by its weight.
 
-    A row that some maps leave empty is the sum of the others'. With `fill`, the exact and role rows
+    A row that some maps leave empty is the sum of the others'. What they pin to different tokens is
+    no pin. With `fill`, the exact and role rows
     of the first map stay as they are. Slots are left out of the sum; the result has new ones if
     the first map has any.
 
@@ -303,6 +304,8 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
     notes: list[str] = []
     top_k = config.top_k or max(projection.top_k for projection in maps)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
+    several = np.bincount(edges.student_ids, minlength=len(kind)) > 1
+    kind = np.where(several & (kind == RowKind.EXACT), np.uint8(RowKind.MIXED), kind)
     slot = None
     if first.enable_scale_trick:
         if first.teacher.table is None or top_k < 2:

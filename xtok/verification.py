@@ -168,8 +168,7 @@ def _pins(m: ProjectionMap) -> Iterator[MapCheck]:
     ours, theirs = rows.tokens(), columns.tokens()
     partner = dict(zip(m.student_ids.tolist(), m.teacher_ids.tolist(), strict=True))
     wrong = [s for s in exact.tolist() if ours[s] != theirs[partner[s]]]
-    forms = {step["options"].get("token_form", "bytes") for step in m.history}
-    if wrong and forms <= {"bytes"}:
+    if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
         yield _failed("exact rows", f"other bytes in the rows of {_some(wrong, rows)}")
     else:
         only = f", but for {len(wrong):,} that are equal by --token-form" if wrong else ""

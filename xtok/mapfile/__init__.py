@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
@@ -71,11 +72,13 @@ STALE_AFTER = 3600.0
 def _remove_stale(target: Path) -> None:
     """Remove what killed writers of this very target left behind."""
     pattern = re.compile(rf"\.{re.escape(target.name[:200])}\.[0-9a-f]{{12}}\.tmp")
-    for path in target.parent.iterdir():
-        if pattern.fullmatch(path.name):
-            with suppress(OSError):  # another process was quicker, or it is not ours to remove
-                if time.time() - path.stat().st_mtime > STALE_AFTER:
-                    path.unlink()
+    found: list[Path] = []
+    with suppress(OSError):  # a folder may be writable, and yet not be listed
+        found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    for path in found:
+        with suppress(OSError):  # another process was quicker, or it is not ours to remove
+            if time.time() - path.stat().st_mtime > STALE_AFTER:
+                path.unlink()
 
 
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
@@ -146,12 +149,13 @@ def load(
         MapFileError: if the file is not a map, is damaged, or lacks what the arguments could tell.
     """
     source = Path(path)
-    data = _read(source)
     widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
-    if data[:2] == b"PK" or source.suffix == ".pt":
-        projection = from_nemo(data, source, widths, preserve_last, normalize)
-    else:
-        projection = _from_safetensors(data, source, widths, preserve_last, normalize)
+    with _opened(source) as (file, is_pt):
+        if is_pt:
+            projection = from_nemo(file, source, widths, preserve_last, normalize)
+        else:
+            data = file.read()
+            projection = _from_safetensors(data, source, widths, preserve_last, normalize)
     for side, width in widths.items():
         vocabulary: Vocabulary = getattr(projection, side)
         if width is not None and width != vocabulary.vocab_size:
@@ -162,9 +166,15 @@ def load(
     return projection
 
 
-def _read(source: Path) -> bytes:
+@contextmanager
+def _opened(source: Path) -> Iterator[tuple[BinaryIO, bool]]:
+    """Give a map's file, which can seek (a pipe is read whole), and whether it is a `.pt`."""
     try:
-        return source.read_bytes()
+        with source.open("rb", buffering=0) as raw:
+            file: BinaryIO = raw if raw.seekable() else io.BytesIO(raw.read())
+            is_zip = file.read(2) == b"PK"
+            file.seek(0)
+            yield file, is_zip or source.suffix == ".pt"
     except OSError as error:
         raise MapFileError(
             f"the map {source} cannot be read: {error.strerror or error}",
@@ -193,8 +203,9 @@ def load_unchecked(
         InvalidMapError: if it is a map by xtok, whose parts do not fit.
     """
     source = Path(path)
-    data = _read(source)
-    if data[:2] != b"PK" and source.suffix != ".pt":
+    with _opened(source) as (file, is_pt):
+        data = b"" if is_pt else file.read()
+    if not is_pt:
         tensors, header = _tensors(data, source)
         if "xtok" in header:
             try:

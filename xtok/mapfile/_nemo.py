@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import pickletools
+import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from struct import unpack as unpack_bytes
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +23,16 @@ from xtok._version import __version__
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.mapfile._packing import MALFORMED, pack_metadata, pack_tensors, require, unpack
+from xtok.mapfile._tensorfile import MAX_HEADER, check_json
 from xtok.projection import (
     Edges,
     ProjectionMap,
     RowKind,
     StageReport,
     map_order,
+    pair_order,
     ranks,
+    row_starts,
     row_sums,
     sum_duplicates,
 )
@@ -59,7 +68,8 @@ def to_nemo(projection: ProjectionMap) -> bytes:
     indices[unpinned, 1] = np.where(indices[unpinned, 0] == 0, min(1, projection.shape[1] - 1), 0)
     if indices[-1].max() < 0:
         indices[-1, 0] = 0
-    own = pack_tensors(projection)
+    own, metadata = pack_tensors(projection), pack_metadata(projection)
+    check_json(metadata)
     for name in ("student_ids", "teacher_ids", "weights"):
         del own[name]
     buffer = io.BytesIO()  # torch.save writes a file's name into it
@@ -72,7 +82,7 @@ def to_nemo(projection: ProjectionMap) -> bytes:
             "enable_scale_trick": projection.enable_scale_trick,
             "xtok": {
                 "tensors": {name: _to_torch(tensor) for name, tensor in own.items()},
-                "metadata": pack_metadata(projection),
+                "metadata": metadata,
             },
         },
         buffer,
@@ -92,21 +102,50 @@ _ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
 
 
-@dataclass(frozen=True)
-class _Entries:
-    """The entries of a `.pt` file as they stand in it, row by row, and what it says of them."""
+class _Block(NamedTuple):
+    """Whole rows of a file, as they stand in it; student ids count the block's rows, from 0."""
 
+    rows: NDArray[np.integer[Any]]
     edges: Edges
     columns: NDArray[np.int64]
+
+
+_BLOCK = 1 << 16
+"""Entries of a file that are put in order at once: what this takes does not grow with the file."""
+
+_MAX_ROW = 1 << 20
+"""Entries of the longest row that is read; no vocabulary has so many tokens."""
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The entries of a file as they stand in it, and what it says of them.
+
+    Attributes:
+        blocks: gives all rows that have entries, in order.
+        nnz: how many entries there are at most.
+        num_rows: the height of the matrix, or None if the file does not tell it.
+        num_columns: its width, likewise.
+        top_k: the number of columns of a padded layout, the last of which slots are in.
+        least_ids: the lowest student and teacher id.
+        most_ids: the highest ones.
+        says: the names of the models, and whether there are slots.
+        without_id: how many weights have no teacher id.
+    """
+
+    blocks: Callable[[], Iterator[_Block]]
+    nnz: int
     num_rows: int | None
     num_columns: int | None
     top_k: int | None
+    least_ids: tuple[int, int]
+    most_ids: tuple[int, int]
     says: Mapping[str, Any]
     without_id: int = 0
 
 
 def from_nemo(
-    data: bytes,
+    file: BinaryIO,
     source: Path,
     widths: Mapping[str, int | None],
     preserve_last: bool | None,
@@ -114,8 +153,10 @@ def from_nemo(
 ) -> ProjectionMap:
     """Read a `.pt` map: one that xtok wrote, without loss, or any that NeMo-RL's tools write.
 
+    It takes the memory of the file, and of the map.
+
     Args:
-        data: the file's bytes.
+        file: the file, open, which can seek.
         source: its path, for messages.
         widths: the `student` and `teacher` vocabulary sizes, where the file does not tell them.
         preserve_last: whether the last column holds scale slots, where the file does not say.
@@ -124,13 +165,17 @@ def from_nemo(
     Raises:
         MapFileError: if it would run code, lacks a width, or is damaged or something else.
     """
-    loaded = _torch_load(data, source)
     try:
-        entries = _read_entries(loaded)
+        size = file.seek(0, io.SEEK_END)
+        entries = _read_entries(_torch_load(file, source), size)
         if isinstance(own := entries.says.get("xtok"), dict):
-            tensors = {name: tensor.numpy() for name, tensor in own["tensors"].items()}
+            check_json(own["metadata"])
+            tensors = {name: _strided(t, size).numpy() for name, t in own["tensors"].items()}
             return _from_own(entries, tensors, own["metadata"], normalize)
-        return _from_foreign(entries, source, widths, preserve_last, normalize)
+        projection = _from_foreign(entries, source, widths, preserve_last, normalize)
+        del entries, own  # what is left of the file, before the check needs memory
+        projection.check()
+        return projection
     except (*MALFORMED, RuntimeError) as error:
         raise MapFileError(f"{source} is not a projection map: {error}", hint=MAP_HINT) from error
 
@@ -152,8 +197,10 @@ def from_padded(
     told: dict[str, Any] = dict(says)
     if "enable_scale_trick" in told:
         told["enable_scale_trick"] = told["enable_scale_trick"].lower() == "true"
-    entries = _padded(tensors["indices"], tensors["likelihoods"].astype(np.float64), told)
-    return _from_foreign(entries, source, widths, preserve_last, normalize)
+    entries = _padded(tensors["indices"], tensors["likelihoods"], told)
+    projection = _from_foreign(entries, source, widths, preserve_last, normalize)
+    projection.check()
+    return projection
 
 
 def from_trained(
@@ -166,94 +213,269 @@ def from_trained(
             damaged JSON may raise any of `MALFORMED`.
     """
     s = tensors["student_ids"]
-    edges = Edges(s, tensors["teacher_ids"], tensors["weights"].astype(np.float64))
+    edges = Edges(s, tensors["teacher_ids"], tensors["weights"])
+    require(s.ndim == 1 and all(a.shape == s.shape for a in edges), "the shape of the entries")
+    require((s[1:] >= s[:-1]).all(), "the order of student_ids")
     top_k = int(json.loads(metadata)["top_k"])
-    columns = ranks(s)
-    if "scale_slot" in tensors:
-        last = np.append(s[1:] != s[:-1], True)[: len(s)]
-        columns[last & (tensors["scale_slot"][s] == 1)] = top_k - 1
-    entries = _Entries(edges, columns, None, None, top_k, {})
+    slot = tensors.get("scale_slot")
+
+    def blocks() -> Iterator[_Block]:
+        for block in _blocks(edges):
+            if slot is not None:
+                ends = np.searchsorted(block.edges.student_ids, np.arange(len(block.rows)), "right")
+                block.columns[ends[slot[block.rows] == 1] - 1] = top_k - 1
+            yield block
+
+    entries = _Entries(blocks, len(s), None, None, top_k, *_extremes(edges), {})
     return _from_own(entries, tensors, metadata, normalize)
 
 
-def _torch_load(data: bytes, source: Path) -> Any:
+def _torch_load(file: BinaryIO, source: Path) -> Any:
+    """Return what a `.pt` file holds: `Edges` for counts of pairs, else what PyTorch makes of it.
+
+    No memory is taken for what a file claims and does not hold, or for Python objects without end.
+    """
     import torch
 
     try:
-        _require_stored(data)
-        loaded = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-        for tensor in _tensors_in(loaded):
-            if tensor.layout == torch.strided and tensor.nbytes > len(data):
-                raise ValueError(
-                    f"it holds {len(data)} bytes, and claims a tensor of {tensor.nbytes}"
-                )
-        return loaded
+        counts = _checked(file)
+        if counts is not None:
+            return counts
+        file.seek(0)
+        with torch.sparse.check_sparse_tensor_invariants():
+            return torch.load(file, weights_only=True, map_location="cpu")
+    except _NotPlainError as error:
+        raise MapFileError(
+            f"{source} is damaged, or holds more than tensors, which could run code: {error}",
+            hint="save only tensors, numbers and strings in it, or a dict of counts "
+            "{(student_id, teacher_id): number}, or make it again",
+        ) from error
     except Exception as error:
-        if "weights_only" in str(error) or "Weights only" in str(error):
-            raise MapFileError(
-                f"{source} is damaged, or holds more than tensors, which could run code",
-                hint="save only tensors, numbers and strings in it, or make it again",
-            ) from error
         raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
 
 
-def _require_stored(data: bytes) -> None:
-    """Check that the archive holds what it says, as `torch.save` writes it, and not a bomb."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+class _NotPlainError(Exception):
+    """A pickle that holds other objects than a map has, or more of them."""
+
+
+_MAX_MEMBERS = 4096
+_MAX_OBJECTS = 4096
+"""Members of an archive and operations of its pickle; a map has dozens, and some hundreds. Each
+takes up to a kilobyte, and operations can copy what others made."""
+
+_GLOBALS = re.compile(
+    r"torch \w+Storage|torch Size|torch\._utils _rebuild_(tensor_v2|parameter|sparse_tensor)"
+    r"|torch\.serialization _get_layout|collections OrderedDict"
+)
+"""What a pickle of tensors, numbers and strings calls."""
+
+
+def _checked(file: BinaryIO) -> Edges | None:
+    """Check that an archive is as `torch.save` writes it, and not a bomb; return counts of pairs.
+
+    Raises:
+        _NotPlainError: if there are other objects in it.
+        ValueError: if it is damaged, or holds less than it claims.
+    """
+    if _count(file, b"PK\x01\x02") > _MAX_MEMBERS:  # before zipfile makes an object of each
+        raise ValueError(f"it has more than {_MAX_MEMBERS} members")
+    size = file.tell()
+    with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-    if any(m.compress_type != zipfile.ZIP_STORED for m in members):
-        raise ValueError("it is compressed, which torch.save does not do")
-    if sum(m.file_size for m in members) > len(data):
-        raise ValueError("it claims to hold more than it has bytes")
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+            raise ValueError("it is compressed, which torch.save does not do")
+        if sum(m.file_size for m in members) > size:
+            raise ValueError("it claims to hold more than it has bytes")
+        for member in members:
+            if member.filename.lower().endswith("data.pkl"):
+                pickled = archive.read(member)
+                counts = _read_counts(pickled)
+                if counts is not None:
+                    return counts
+                _require_plain(pickled)
+    return None
 
 
-def _tensors_in(loaded: Any) -> Iterator[torch.Tensor]:
-    """Give the tensors of a map: the thing itself, or those in a dict or in a dict in it."""
+def _count(file: BinaryIO, signature: bytes) -> int:
+    """Count a signature in a file, which is read to its end in pieces."""
+    file.seek(0)
+    found, before = 0, b""
+    while piece := file.read(1 << 20):
+        found += (before + piece).count(signature)
+        before = piece[1 - len(signature) :]
+    return found
+
+
+def _require_plain(pickled: bytes) -> None:
+    if len(pickled) > MAX_HEADER + _MAX_OBJECTS * 16:
+        raise _NotPlainError(f"its pickle has {len(pickled)} bytes")
+    for number, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
+        if number >= _MAX_OBJECTS:
+            raise _NotPlainError(f"its pickle has more than {_MAX_OBJECTS} operations")
+        if operation.name == "GLOBAL" and not _GLOBALS.fullmatch(str(argument)):
+            raise _NotPlainError(f"it calls {argument!r}")
+
+
+# A dict (or Counter) of pairs as Python pickles it by protocol 2, which torch.save takes: integers
+# of 1, 2, 4 and more bytes, floats of 8; each pair is memoized; batches of up to 1000 items, the
+# last of which may have none, between `(` and `u`. As a dict it would take twenty times the file.
+_INTEGER = rb"(K.|M..|J.{4})"
+_COUNT = rb"(K.|M..|J.{4}|G.{8}|\x8a\x05.{5}|\x8a\x06.{6}|\x8a\x07.{7}|\x8a\x08.{8})"
+_MEMO = rb"(?:q.|r.{4})"
+_HEAD = re.compile(rb"\x80\x02(?:ccollections\nCounter\n" + _MEMO + rb")?}" + _MEMO + rb"\(?", re.S)
+_ITEM = re.compile(rb"(?:u\()?" + _INTEGER + _INTEGER + rb"\x86" + _MEMO + _COUNT, re.S)
+_TAIL = re.compile(rb"(?:u\(u|[us])(?:\x85" + _MEMO + rb"R" + _MEMO + rb")?\.", re.S)
+
+
+def _read_counts(pickled: bytes) -> Edges | None:
+    """Return what a pickled `{(student_id, teacher_id): count}` holds; None if it is none."""
+    head = _HEAD.match(pickled)
+    place = head.end() if head else len(pickled)
+    s, t, w = array("i"), array("i"), array("d")
+    for item in _ITEM.finditer(pickled, place):
+        if item.start() != place:
+            return None
+        place = item.end()
+        student_id, teacher_id, count = item.groups()
+        s.append(_integer(student_id))
+        t.append(_integer(teacher_id))
+        w.append(_integer(count) if count[:1] in b"KMJ" else _long_or_float(count))
+    if not (s and _TAIL.fullmatch(pickled, place)):
+        return None
+    return Edges(np.frombuffer(s, np.int32), np.frombuffer(t, np.int32), np.frombuffer(w))
+
+
+def _integer(pickled: bytes) -> int:
+    return int.from_bytes(pickled[1:], "little", signed=len(pickled) == 5)
+
+
+def _long_or_float(pickled: bytes) -> float:
+    if pickled[:1] == b"G":
+        return float(unpack_bytes(">d", pickled[1:])[0])
+    return int.from_bytes(pickled[2:], "little", signed=True)
+
+
+def _strided(tensor: Any, size: int) -> torch.Tensor:
+    """Return a dense tensor without its gradient; `ValueError` if it is more than its file."""
     import torch
 
-    if isinstance(loaded, torch.Tensor):
-        yield loaded
-    elif isinstance(loaded, dict) and not any(isinstance(key, tuple) for key in loaded):
-        for value in loaded.values():
-            yield from _tensors_in(value)
+    require(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
+    require(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
+    if tensor.nbytes > size:
+        raise ValueError(f"it holds {size} bytes, and claims a tensor of {tensor.nbytes}")
+    plain: torch.Tensor = tensor.detach()
+    return plain.float() if plain.dtype == torch.bfloat16 else plain
 
 
-def _read_entries(loaded: Any) -> _Entries:
-    """Read any of the layouts that NeMo-RL's tools write; `ValueError` for anything else."""
+def _read_entries(loaded: Any, size: int) -> _Entries:
+    """Read any of the layouts that NeMo-RL's tools write, from a file of `size` bytes.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
     import torch
 
+    if isinstance(loaded, Edges):
+        return _coo(loaded)
     if isinstance(loaded, dict) and {"indices", "likelihoods"} <= loaded.keys():
-        return _padded(
-            loaded["indices"].detach().numpy(),
-            loaded["likelihoods"].detach().double().numpy(),
-            loaded,
-        )
-    if isinstance(loaded, dict) and loaded and all(isinstance(key, tuple) for key in loaded):
-        pairs = np.array([[*map(int, key)] for key in loaded], np.int64).reshape(len(loaded), 2)
-        counts = np.array([float(value) for value in loaded.values()])
-        return _coo(Edges(pairs[:, 0], pairs[:, 1], counts), (None, None))
+        indices, likelihoods = (_strided(loaded[n], size) for n in ("indices", "likelihoods"))
+        return _padded(indices.numpy(), likelihoods.numpy(), loaded)
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
-        sparse = loaded.detach().to_sparse().coalesce()
-        s, t = sparse.indices().numpy()
-        edges = Edges(s, t, sparse.values().double().numpy())
-        return _coo(edges, (loaded.shape[0], loaded.shape[1]))
+        if loaded.layout == torch.strided:
+            return _dense(_strided(loaded, size).numpy())
+        sparse = loaded.detach()
+        sparse = sparse if sparse.layout == torch.sparse_coo else sparse.to_sparse()
+        ids, values = _strided(sparse._indices(), size), _strided(sparse._values(), size)
+        require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
+        num_rows, num_columns = loaded.shape
+        s, t = ids.numpy()
+        found = _coo(Edges(s, t, values.numpy()))
+        return replace(found, num_rows=num_rows, num_columns=num_columns)
     raise ValueError("it has neither indices and likelihoods, nor counts of pairs, nor a matrix")
 
 
-def _coo(edges: Edges, shape: tuple[int | None, int | None]) -> _Entries:
-    edges = edges.take(map_order(edges))
-    return _Entries(edges, ranks(edges.student_ids), *shape, None, {})
+def _extremes(edges: Edges) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the lowest and the highest ids of both sides; 0 where there are none."""
+    (s, t), n = edges[:2], len(edges.weights)
+    if not n:
+        return (0, 0), (0, 0)
+    return (int(s.min()), int(t.min())), (int(s.max()), int(t.max()))
 
 
-def _padded(
-    indices: NDArray[Any], weights: NDArray[np.float64], says: Mapping[str, Any]
-) -> _Entries:
-    require(indices.ndim == 2 and indices.shape == weights.shape, "the shape of indices")
+def _coo(edges: Edges) -> _Entries:
+    """Take entries in any order."""
+    s, order = edges.student_ids, None
+    if (s[1:] < s[:-1]).any():
+        order = np.argsort(s, kind="stable")
+
+    def blocks() -> Iterator[_Block]:
+        for block in _blocks(edges, order):
+            yield block._replace(edges=block.edges.take(map_order(block.edges)))
+
+    return _Entries(blocks, len(s), None, None, None, *_extremes(edges), {})
+
+
+def _blocks(edges: Edges, order: NDArray[np.int64] | None = None) -> Iterator[_Block]:
+    """Give entries in blocks of whole rows; sorted by student id, or so in the order given."""
+    n, end = len(edges.weights), 0
+
+    def row_at(place: int) -> int:
+        return int(edges.student_ids[place if order is None else order[place]])
+
+    while end < n:
+        start, end = end, min(end + _BLOCK, n)
+        if end < n and row_at(end - 1) == row_at(end):  # back to the row's start, or to its end
+            row, places = row_at(end), range(n)
+            begin = bisect_left(places, row, key=row_at)
+            end = begin if begin > start else bisect_right(places, row, key=row_at)
+            require(end - start <= _MAX_ROW, f"row {row}, which has {end - start} entries,")
+        here = slice(start, end) if order is None else order[start:end]
+        s, t, w = edges.student_ids[here], edges.teacher_ids[here], edges.weights[here]
+        starts = row_starts(s)
+        counted = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(s)))
+        weights = w.astype(np.float64)
+        yield _Block(s[starts], Edges(counted, t.astype(np.int64), weights), ranks(s))
+
+
+def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> _Entries:
+    """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`."""
+    require(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require(indices.dtype.kind == "i", "the type of indices")
-    rows, columns = np.nonzero(indices >= 0)
-    edges = Edges(rows, indices[rows, columns].astype(np.int64), weights[rows, columns])
-    without_id = int(np.count_nonzero(weights[indices < 0]))
-    return _Entries(edges, columns, len(indices), None, indices.shape[1], says, without_id)
+    num_rows, top_k = indices.shape
+    require(top_k <= _MAX_ROW, f"a row of {top_k} columns")
+    step = max(1, _BLOCK // max(1, top_k))
+
+    def blocks() -> Iterator[_Block]:
+        for start in range(0, num_rows, step):
+            ids = indices[start : start + step]
+            rows, columns = np.nonzero(ids >= 0)
+            weights = likelihoods[start : start + step][rows, columns].astype(np.float64)
+            edges = Edges(rows, ids[rows, columns].astype(np.int64), weights)
+            yield _Block(np.arange(start, start + len(ids)), edges, columns)
+
+    without_id = sum(
+        int(np.count_nonzero(likelihoods[i : i + step][indices[i : i + step] < 0]))
+        for i in range(0, num_rows, step)
+    )
+    most = max(0, num_rows - 1), int(indices.max(initial=0))
+    return _Entries(blocks, indices.size, num_rows, None, top_k, (0, 0), most, says, without_id)
+
+
+def _dense(matrix: NDArray[Any]) -> _Entries:
+    """Take a matrix `[num_rows, num_columns]` of weights."""
+    num_rows, num_columns = matrix.shape
+    step = max(1, _BLOCK // max(1, num_columns))
+
+    def blocks() -> Iterator[_Block]:
+        for start in range(0, num_rows, step):
+            here = matrix[start : start + step]
+            rows, columns = np.nonzero(here)
+            edges = Edges(rows, columns, here[rows, columns].astype(np.float64))
+            edges = edges.take(map_order(edges))
+            yield _Block(np.arange(start, start + len(here)), edges, ranks(edges.student_ids))
+
+    nnz = sum(int(np.count_nonzero(matrix[i : i + step])) for i in range(0, num_rows, step))
+    return _Entries(blocks, nnz, num_rows, num_columns, None, (0, 0), (0, 0), {})
 
 
 def _softmax(edges: Edges) -> Edges:
@@ -274,11 +496,16 @@ def _from_own(
     """Read back a map that xtok wrote; what was edited since is put in order and reported."""
     kind = tensors["row_kind"]
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
-    if normalize == "softmax":  # fillers of rows without entries have no logit
-        real = kind[entries.edges.student_ids] != RowKind.EMPTY
-        edges = _softmax(entries.edges.take(real))
-        entries = replace(entries, edges=edges, columns=entries.columns[real])
-    edges, _, counts = _in_order(entries, slot == 1, fillers_count=False)
+
+    def blocks() -> Iterator[tuple[_Block, NDArray[np.bool_]]]:
+        for block in entries.blocks():
+            rows, edges, columns = block
+            if normalize == "softmax":  # fillers of rows without entries have no logit
+                real = kind[rows][edges.student_ids] != RowKind.EMPTY
+                block = _Block(rows, _softmax(edges.take(real)), columns[real])
+            yield block, slot[rows] == 1
+
+    edges, _, counts = _in_order(blocks(), entries, fillers_count=False)
     projection = unpack({**tensors, **edges._asdict()}, metadata)
     if normalize or any(counts.values()):
         projection = _imported(projection, counts, normalize)
@@ -292,39 +519,49 @@ def _from_foreign(
     preserve_last: bool | None,
     normalize: Normalize | None,
 ) -> ProjectionMap:
+    """Make a map of what other programs wrote, whose invariants are not yet checked."""
     sizes = []
-    for side, told, ids in (
-        ("student", entries.num_rows, entries.edges.student_ids),
-        ("teacher", entries.num_columns, entries.edges.teacher_ids),
+    for side, told, lowest, highest in zip(
+        ("student", "teacher"),
+        (entries.num_rows, entries.num_columns),
+        entries.least_ids,
+        entries.most_ids,
+        strict=True,
     ):
         size = widths[side] or told
         if size is None:
             raise MapFileError(
                 f"{source} does not tell the {side}'s vocabulary size",
-                hint=f"give it with --{side}-vocab-size (at least {int(ids.max(initial=0)) + 1})",
+                hint=f"give it with --{side}-vocab-size (at least {highest + 1})",
             )
         require(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
-        require(ids.max(initial=0) < size, f"the {side} id {ids.max(initial=0)} of {size}")
+        require(lowest >= 0, f"the {side} id {lowest}")
+        require(highest < size, f"the {side} id {highest} of {size}")
         sizes.append(size)
     says = entries.says
     scale_trick = bool(says.get("enable_scale_trick", preserve_last or False))
-    given = entries.edges
-    per_row = np.bincount(given.student_ids, minlength=sizes[0])
-    strict = (per_row == 1) & (np.bincount(given.student_ids, given.weights, sizes[0]) == 1)
-    slots = np.zeros(sizes[0], np.bool_)
-    if scale_trick and entries.top_k is not None:
-        slots[given.student_ids[entries.columns == entries.top_k - 1]] = True
-    if normalize == "softmax":
-        strict[:] = False
-        entries = replace(entries, edges=_softmax(given))
-    edges, last, counts = _in_order(entries, slots & ~strict)
+    kind, scale_slot = np.zeros((2, sizes[0]), np.uint8)
+
+    def blocks() -> Iterator[tuple[_Block, NDArray[np.bool_]]]:
+        for block in entries.blocks():
+            rows, edges, columns = block
+            per_row = np.bincount(edges.student_ids, minlength=len(rows))
+            sums = np.bincount(edges.student_ids, edges.weights, len(rows))
+            strict = (per_row == 1) & (sums == 1)
+            slots = np.zeros(len(rows), np.bool_)
+            if scale_trick and entries.top_k is not None:
+                slots[edges.student_ids[columns == entries.top_k - 1]] = True
+            if normalize == "softmax":
+                strict[:] = False
+                edges = _softmax(edges)
+            kind[rows[edges.student_ids[edges.weights > 0]]] = RowKind.MIXED
+            kind[rows[strict]] = RowKind.EXACT
+            yield _Block(rows, edges, columns), slots & ~strict
+
+    edges, slotted, counts = _in_order(blocks(), entries)
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
-    kind = np.zeros(sizes[0], np.uint8)
-    kind[edges.student_ids] = RowKind.MIXED
-    kind[strict & (kind != RowKind.EMPTY)] = RowKind.EXACT
-    scale_slot = np.zeros(sizes[0], np.uint8)
-    scale_slot[edges.student_ids[last]] = 1
+    scale_slot[slotted] = 1
     student, teacher = (
         Vocabulary(
             model_id=str(says.get(f"{side}_model_id") or says.get(f"{old}_id") or "unknown"),
@@ -339,18 +576,21 @@ def _from_foreign(
             ("student", "teacher"), ("model_A", "model_B"), sizes, strict=True
         )
     )
+    top_k = entries.top_k
+    if top_k is None:
+        entries_per_row = np.diff(row_starts(edges.student_ids), append=len(edges.weights))
+        top_k = int(entries_per_row.max(initial=0))
     projection = ProjectionMap(
         student=student,
         teacher=teacher,
-        student_ids=edges.student_ids.astype(np.int32),
-        teacher_ids=edges.teacher_ids.astype(np.int32),
-        weights=edges.weights.astype(np.float32),
+        student_ids=edges.student_ids,
+        teacher_ids=edges.teacher_ids,
+        weights=edges.weights,
         row_kind=kind,
         scale_slot=scale_slot if scale_trick else None,
         method="imported",
-        top_k=entries.top_k or int(np.bincount(edges.student_ids, minlength=1).max()),
+        top_k=top_k,
     )
-    projection.check()
     return _imported(projection, counts, normalize)
 
 
@@ -367,40 +607,87 @@ def _imported(
 
 
 def _in_order(
-    entries: _Entries, has_slot: NDArray[np.bool_], *, fillers_count: bool = True
+    blocks: Iterable[tuple[_Block, NDArray[np.bool_]]],
+    entries: _Entries,
+    *,
+    fillers_count: bool = True,
+) -> tuple[Edges, NDArray[np.integer[Any]], dict[str, int]]:
+    """Put the entries of a file in a map's order, block by block; count what had to be done.
+
+    Args:
+        blocks: the rows of `entries`, and which of each block's have a slot.
+        entries: how many there are.
+        fillers_count: whether entries of weight 0 are worth a count.
+
+    Returns:
+        the edges with a map's dtypes and order, the rows whose last entry is a slot, the counts.
+    """
+    n = 0
+    s, t = np.empty((2, entries.nnz), np.int32)
+    w = np.empty(entries.nnz, np.float32)
+    slotted: list[NDArray[np.integer[Any]]] = [np.zeros(0, np.int64)]
+    total: Counter[str] = Counter()
+    for block, has_slot in blocks:
+        edges, is_last, counts = _rows_in_order(block, has_slot, (entries.top_k or 0) - 1)
+        here = slice(n, n := n + len(edges.weights))
+        s[here], t[here], w[here] = block.rows[edges.student_ids], edges.teacher_ids, edges.weights
+        slotted.append(block.rows[edges.student_ids[is_last]])
+        total.update(counts)
+    if not fillers_count:
+        del total[_COUNTED[0]]
+    found = {name: total[name] for name in _COUNTED if name in total}
+    return Edges(s[:n], t[:n], w[:n]), np.concatenate(slotted), found
+
+
+_COUNTED = (
+    "zero weights dropped",
+    "rows reordered",
+    "slots added to an entry of the same id",
+    "duplicate entries added up",
+    "rows normalized",
+)
+
+
+def _rows_in_order(
+    block: _Block, has_slot: NDArray[np.bool_], slot_column: int
 ) -> tuple[Edges, NDArray[np.bool_], dict[str, int]]:
     """Add up duplicates, drop zero weights, normalize and sort; count what had to be done.
 
-    A row's slot is its entry in the last column. Rows that are in order keep their bits.
+    A row's slot is its entry in the slots' column. Rows that are in order keep their bits.
 
     Returns:
-        the edges with a map's dtypes and order, which of them are slots, and the counts.
+        the edges, with float32 weights, which of them are slots, and the counts.
     """
-    edges = entries.edges
+    edges = block.edges
     valid = np.isfinite(edges.weights) & (edges.weights >= 0)
     require(
         valid.all(),
         "a weight that is negative or not finite (logits are read with convert --normalize "
         "softmax)",
     )
-    last = has_slot[edges.student_ids] & (entries.columns == (entries.top_k or 0) - 1)
+    last = has_slot[edges.student_ids] & (block.columns == slot_column)
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]
     moved = map_order(edges, last) != np.arange(len(last))
-    counts = {"zero weights dropped": int((~keep).sum())} if fillers_count else {}
-    counts["rows reordered"] = len(np.unique(edges.student_ids[moved]))
-    is_last = sum_duplicates(edges._replace(weights=last.astype(np.float32))).weights > 0
+    order, starts = pair_order(edges)
     summed = sum_duplicates(edges)
+    per_pair = np.diff(starts, append=len(order))
+    is_last = np.logical_or.reduceat(last[order], starts) if len(starts) else last
+    counts = {
+        "zero weights dropped": int((~keep).sum()),
+        "rows reordered": len(np.unique(edges.student_ids[moved])),
+        "duplicate entries added up": len(order) - len(starts),
+    }
     if last.any():
-        per_pair = sum_duplicates(edges._replace(weights=np.ones(len(last), np.float32))).weights
-        counts["slots added to an entry of the same id"] = int((is_last & (per_pair > 1)).sum())
-    is_last &= np.bincount(summed.student_ids, minlength=1)[summed.student_ids] > 1
-    counts["duplicate entries added up"] = len(edges.weights) - len(summed.weights)
+        added = int((is_last & (per_pair > 1)).sum())
+        counts["slots added to an entry of the same id"] = added
     off = np.abs(row_sums(summed) - 1) > _ROUNDING
     counts["rows normalized"] = len(np.unique(summed.student_ids[off]))
     weights = np.where(off, summed.normalized().weights, summed.weights).astype(np.float32)
-    order = map_order(summed, is_last)
-    result = Edges(
-        summed.student_ids.astype(np.int32), summed.teacher_ids.astype(np.int32), weights
-    )
+    result = summed._replace(weights=weights)
+    seen = weights > 0  # in float32
+    counts["zero weights dropped"] += int((~seen).sum())
+    result, is_last = result.take(seen), is_last[seen]
+    is_last &= np.bincount(result.student_ids, minlength=1)[result.student_ids] > 1
+    order = map_order(result, is_last)
     return result.take(order), is_last[order], counts

@@ -52,11 +52,8 @@ def read_tensors(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("its header is cut off")
-    if length > MAX_HEADER:
-        raise ValueError(f"its header of {length} bytes is longer than {MAX_HEADER}")
     text = data[8 : 8 + length]
-    if text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
-        raise ValueError(f"its header has more than {MAX_BRACKETS} brackets")
+    check_json(text)
     header = json.loads(text, object_pairs_hook=_without_repeats)
     metadata = dict(header.pop("__metadata__", None) or {})
     if not all(isinstance(value, str) for value in metadata.values()):
@@ -66,6 +63,19 @@ def read_tensors(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     if [0, *(end for _, end in places)] != [*(start for start, _ in places), len(content)]:
         raise ValueError("its tensors overlap, or do not fill it")
     return {name: _view(name, content, entry) for name, entry in header.items()}, metadata
+
+
+def check_json(text: bytes | str) -> None:
+    """Check that JSON in a map file takes a bounded amount of memory.
+
+    Raises:
+        ValueError: if it is longer than `MAX_HEADER`, or has more than `MAX_BRACKETS`.
+    """
+    text = text if isinstance(text, bytes) else text.encode()
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"its metadata take {len(text)} bytes, and may take {MAX_HEADER}")
+    if text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
+        raise ValueError(f"its metadata have more than {MAX_BRACKETS} brackets")
 
 
 def _view(name: str, content: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
@@ -112,10 +122,7 @@ def file_parts(
         place += array.nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER or text.count(b"[") + text.count(b"{") > MAX_BRACKETS:
-        raise ValueError(
-            f"the map's metadata take {len(text)} bytes, or more brackets than a reader takes"
-        )
+    check_json(text)
     yield len(text).to_bytes(8, "little") + text
     for name in names:
         if tensors[name].size:
