@@ -197,10 +197,15 @@ def test_evaluate_on_the_command_line(cli: Cli, small: Path, corpus: Path, tmp_p
     measures = json.loads(told.stdout)["measures"]
     assert measures[0]["group"] == "corpus.jsonl"
     gate = ["--min-coverage", "0.9999", "--max-cross-entropy", "0.0001"]
-    missed = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, *gate)
+    missed = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, *gate, "--quiet")
     assert missed.returncode == 3
-    assert "coverage 0." in missed.stderr
-    assert "is above 0.0001" in missed.stderr
+    coverage, cross_entropy = missed.stderr.splitlines()
+    assert coverage.startswith("failed: a.safetensors on corpus.jsonl: coverage 0.")
+    assert cross_entropy.endswith("is above 0.0001")
+    narrow = cli(
+        "evaluate", "a.safetensors", *models(small), "--text", corpus, env={"COLUMNS": "60"}
+    )
+    assert "│   map 1" in narrow.stdout
     fits = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, "--min-coverage", "0")
     assert fits.returncode == 0
     lost = cli("evaluate", "a.safetensors", *models(small), "--text", "nowhere*.txt")
@@ -255,6 +260,15 @@ def test_compare_on_the_command_line(cli: Cli, small: Path, corpus: Path) -> Non
     assert cli("compare", "a.safetensors", "b.safetensors", "--text", corpus).returncode == 2
     told = cli("compare", "a.safetensors", "b.safetensors", "--json")
     assert json.loads(told.stdout)["rows_that_differ"] > 0
+    same = ["--student-model", "bytes", "--teacher-model", "bytes"]
+    assert cli("build", *same, "--output", "c.safetensors").returncode == 0
+    other = cli("compare", "a.safetensors", "c.safetensors")
+    assert other.returncode == 1
+    assert other.stderr == (
+        "error: the map's student is bytes, whose tokens are not those of small-byte-level\n"
+        "hint: give the --student-model, or the maps, of one pair, not swapped; "
+        "xtok inspect shows the pair of a map\n"
+    )
 
 
 @pytest.mark.real

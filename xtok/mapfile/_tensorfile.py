@@ -51,7 +51,7 @@ def read_tensors(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
-        raise ValueError("its header is cut off")
+        raise ValueError("it is cut off, or of another format")
     if length > MAX_HEADER:
         raise ValueError(f"its header of {length} bytes is longer than {MAX_HEADER}")
     text = data[8 : 8 + length]

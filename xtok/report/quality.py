@@ -18,7 +18,7 @@ def print_evaluation(found: Evaluation, console: Console | None = None) -> None:
     names = list(dict.fromkeys(m.name for m in found.measures))
     numbers = {name: f"{n}" for n, name in enumerate(names, start=1)}
     with console.capture() as captured:
-        console.print(_measures(found, numbers))
+        console.print(_measures(found, numbers, wraps=console.width < 78))
         for name, number in numbers.items():
             console.print(cell(f"map {number}: {name}"))
         console.print(_classes(found, names, numbers))
@@ -27,11 +27,12 @@ def print_evaluation(found: Evaluation, console: Console | None = None) -> None:
     print(captured.get(), end="")  # noqa: T201
 
 
-def _measures(found: Evaluation, numbers: dict[str, str]) -> Table:
+def _measures(found: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Table:
     table = new_table("text, map", "cross-entropy", "coverage", "top-1", "closed", "chunks")
+    table.columns[0].min_width = 8
     for column in table.columns[1:]:
         column.justify = "right"
-        column.no_wrap = True
+        column.no_wrap = not wraps
     for group, grouped in groupby(found.measures, key=lambda m: m.group):
         measures = list(grouped)
         table.add_section()
