@@ -212,7 +212,7 @@ def test_doctor_exits_with_3_and_prints_json(cli: Cli, small: Path) -> None:
 def test_doctor_with_a_bad_template(cli: Cli, small: Path) -> None:
     done = cli("doctor", small / "small.model", "--chat-template", "no.jinja")
     assert done.returncode == 1
-    assert "error: the chat template no.jinja cannot be read" in done.stderr
+    assert "error: the chat template no.jinja cannot be read: No such file or dir" in done.stderr
 
 
 # overlap

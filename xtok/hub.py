@@ -67,8 +67,9 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
         yield
     except errors.LocalEntryNotFoundError as cause:
         raise error(
-            f"{repo} is not in the local cache, and the hub cannot be reached",
-            hint=f"fetch it where there is a network: hf download {model}",
+            f"{repo} is not in the local cache, and the hub cannot be reached; nor is there a file "
+            "or folder of this name",
+            hint=f"check the spelling; fetch a repo where there is a network: hf download {model}",
         ) from cause
     except errors.GatedRepoError as cause:
         raise error(

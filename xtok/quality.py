@@ -228,7 +228,8 @@ def evaluate(
         raise XtokError(
             f"nothing can be measured: {len(seen.groups):,} documents, {seen.num_bytes:,} bytes "
             "of text",
-            hint="give text that both tokenizers can spell; xtok align shows how they differ",
+            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
+            "differ",
         )
     measured = [_Measured(m, recipes[m.top_k], seen) for m in maps]
     groups = list(dict.fromkeys(seen.groups))

@@ -104,6 +104,9 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self.types)
 
+    def __repr__(self) -> str:
+        return f"TokenTable({len(self)} ids, {len(self.data)} bytes)"
+
     def __getitem__(self, token_id: int) -> bytes:
         """Return the bytes of one id (0 ≤ id < V), empty for an id without bytes."""
         if not 0 <= token_id < len(self):
