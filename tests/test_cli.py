@@ -267,6 +267,12 @@ def test_a_closed_pipe_is_no_error(maps: Path, option: str) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("model", "code"), [("small.model", 0), ("small-digits", 3)])
+def test_a_closed_pipe_opens_no_gate(maps: Path, small: Path, model: str, code: int) -> None:
+    done = shell(f"xtok verify map.safetensors --teacher-model {small / model} | true", maps)
+    assert (done.returncode, done.stdout) == (code, "")
+
+
 @pytest.mark.parametrize("nobody", ["2> >(true)", "2>&-", "2>&- --quiet"])
 def test_a_map_is_written_though_nobody_reads_the_report(
     small: Path, tmp_path: Path, nobody: str

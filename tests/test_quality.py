@@ -169,6 +169,17 @@ def test_the_same_seed_gives_the_same_intervals(
     assert run(0).measures[0].cross_entropy != run(1).measures[0].cross_entropy
 
 
+def test_files_of_one_name_are_groups_of_their_own(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("en/a.txt", "de/a.txt", "b.txt")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("the text\n")
+    found = evaluate([recipe], paths, byte_level, digits)
+    assert [m.group for m in found.measures] == [*map(str, paths[:2]), "b.txt", "all"]
+
+
 def test_maps_of_another_pair_and_empty_text_are_errors(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ begin, a good row W[s] gives t a high weight.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,7 +62,8 @@ class MapMeasures:
 
     Attributes:
         name: of the map.
-        group: of text: a file's name, or a field's value; `all` for everything.
+        group: of text: a file's name (its path, where several have this name), or a field's value;
+            `all` for everything.
         documents: in the group.
         starts: bytes at which a token begins on both sides.
         cross_entropy: at common starts, in nats.
@@ -277,13 +279,15 @@ def _read(
     chunks: list[NDArray[np.int64]] = []
     num_bytes = lost = differing = 0
     total = sum(path.stat().st_size for path in paths)
+    files = Counter(path.name for path in paths)
     with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
         for path in paths:
+            name = path.name if files[path.name] == 1 else str(path)
             for shard in shards(path, field):
                 consumed = 0
                 reader = ShardReader(replace(shard, group_by=group_by))
                 for batch in batches(reader):
-                    groups += reader.take_groups() if group_by else [path.name] * len(batch)
+                    groups += reader.take_groups() if group_by else [name] * len(batch)
                     sides = encoder.encode(batch)
                     starts = encoder.starts(*sides)
                     parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))

@@ -79,7 +79,7 @@ def _line(text: str) -> str:
 def command(quiet: bool) -> Iterator[TextIO]:
     """Enter what every command does: silence where asked for, and one line for what goes wrong.
 
-    A reader of stdout that has seen enough (head, less) ends the command with exit code 0; any
+    A reader of stdout that has seen enough (head, less) ends the block as if all were printed; any
     other failure of the operating system becomes an `XtokError`.
 
     Yields:
@@ -89,9 +89,8 @@ def command(quiet: bool) -> Iterator[TextIO]:
         with _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr:
             yield stderr
         sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # what follows may be a gate, which stays shut
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise typer.Exit from None
     except OSError as error:
         raise XtokError(
             f"{error.filename or 'the output'}: {error.strerror or error}",

@@ -216,14 +216,14 @@ def evaluate(
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
         )
+        missed = found.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
+        report.print_failed(missed, stderr)
         if json:
             print(report.to_json(found))  # noqa: T201
         else:
             from xtok.report.quality import print_evaluation
 
             print_evaluation(found)
-        missed = found.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
-        report.print_failed(missed, stderr)
     if missed:
         raise typer.Exit(3)
 

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from rich.console import Console
 from rich.table import Table
 
 from xtok.comparison import Comparison
 from xtok.quality import Evaluation, Interval
-from xtok.report._tables import cell, header, new_console, new_table
+from xtok.report._tables import cell, header, new_table, printing
 
 
-def print_evaluation(found: Evaluation, console: Console | None = None) -> None:
+def print_evaluation(found: Evaluation) -> None:
     """Print the maps side by side for each group of text, then classes and worst rows."""
-    console = console or new_console()
     names = list(dict.fromkeys(m.name for m in found.measures))
     numbers = {name: f"{n}" for n, name in enumerate(names, start=1)}
-    with console.capture() as captured:
+    with printing() as console:
         console.print(_measures(found, numbers, wraps=console.width < 78))
         for name, number in numbers.items():
             console.print(cell(f"map {number}: {name}"))
         console.print(_classes(found, names, numbers))
         if found.worst_rows:
             console.print(_worst(found, numbers))
-    print(captured.get(), end="")  # noqa: T201
 
 
 def _measures(found: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Table:
@@ -96,16 +93,14 @@ def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
     return table
 
 
-def print_comparison(found: Comparison, console: Console | None = None) -> None:
+def print_comparison(found: Comparison) -> None:
     """Print how many rows differ, by class, and examples."""
-    console = console or new_console()
-    with console.capture() as captured:
+    with printing() as console:
         console.print(_overview(found))
         if found.classes:
             console.print(_class_differences(found))
         if found.examples:
             console.print(_examples(found))
-    print(captured.get(), end="")  # noqa: T201
 
 
 def _overview(found: Comparison) -> Table:
