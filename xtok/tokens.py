@@ -338,6 +338,9 @@ def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
     )
 
 
+# How tokens are shown. `escape` is whole and can be undone, for JSON and --token; `quoted` is for
+# tables and lines, `TokenTable.shown` for messages, both cut; `printable` is for any other text.
+
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
