@@ -51,8 +51,9 @@ def print_overlap(found: Overlap) -> None:
     """Print the matrix in blocks of columns that fit: shares above the diagonal, counts below."""
     with printing() as console:
         places = range(len(found.model_ids))
-        for start in range(0, len(places), _COLUMNS):
-            block = places[start : start + _COLUMNS]
+        fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
+        for start in range(0, len(places), fit):
+            block = places[start : start + fit]
             table = new_table("tokenizer", *(str(j + 1) for j in block))
             for column in table.columns[1:]:
                 column.justify = "right"
@@ -71,4 +72,5 @@ def print_overlap(found: Overlap) -> None:
             console.print(table)
 
 
-_COLUMNS = 6
+_NAME_WIDTH, _COUNT_WIDTH = 22, 10
+"""Characters of a row's name that are shown on one line, and of a column, borders included."""
