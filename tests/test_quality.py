@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -19,8 +20,10 @@ from xtok.errors import XtokError
 from xtok.pipeline import build
 from xtok.projection import ProjectionMap
 from xtok.quality import Evaluation, evaluate
+from xtok.report.quality import print_comparison
 from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer
+from xtok.tokens import Entry, TokenType, decode_vocabulary
 
 TEXTS = [
     "the cat sat on the mat, and the dog sat on the log.\n",
@@ -243,6 +246,22 @@ def test_compare_tells_how_far_rows_are_apart(
     same = compare(recipe, recipe)
     assert same.rows_that_differ == same.mean_distance == 0
     assert same.examples == ()
+
+
+def test_long_tokens_are_whole_in_what_is_found_and_cut_where_they_are_shown(
+    recipe: ProjectionMap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    width = recipe.student.vocab_size
+    entries = [Entry(i, TokenType.NORMAL, b"%04d" % i + b"\n" * 100) for i in range(width)]
+    table, _ = decode_vocabulary(entries, width=width)
+    long = replace(recipe, student=replace(recipe.student, table=table))
+    found = compare(long, sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
+    [row] = found.examples
+    assert row.token == f"{row.student_id:04d}" + r"\n" * 100
+    print_comparison(found)
+    lines = capsys.readouterr().out.splitlines()
+    shown = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
+    assert f"'{row.token[:80]}…(204inall)'#{row.student_id}" in shown.replace(" ", "")
 
 
 def test_compare_is_weighed_by_text(

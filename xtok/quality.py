@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.classes import TokenClass, token_classes
-from xtok.comparison import LONGEST_EXAMPLE
 from xtok.config import MultitokenConfig, SortCutConfig
 from xtok.cooccurrence import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.counting import EPSILON, losses, weights_at
@@ -478,13 +477,13 @@ class _Measured:
         teacher = require_table(self.projection.teacher)
         wanted = tuple(
             (
-                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF))[:LONGEST_EXAMPLE],
+                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF)),
                 float(counts[p] / total),
                 float(self.weights[p]),
             )
             for p in places[:3]
         )
-        token = require_table(self.projection.student).name(row)[:LONGEST_EXAMPLE]
+        token = require_table(self.projection.student).name(row)
         return WorstRow(
             name=name, student_id=row, token=token, starts=int(total), excess=excess, wanted=wanted
         )

@@ -9,6 +9,7 @@ from rich.table import Table
 from xtok.comparison import Comparison
 from xtok.quality import Evaluation, Interval
 from xtok.report._tables import cell, header, new_table, printing
+from xtok.tokens import shortened
 
 
 def print_evaluation(found: Evaluation) -> None:
@@ -86,8 +87,10 @@ def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
     for column in table.columns[1:3]:
         column.justify = "right"
     for row in found.worst_rows:
-        wanted = "\n".join(f"'{t}' {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted)
-        token = cell(f"'{row.token}' #{row.student_id}")
+        wanted = "\n".join(
+            f"'{shortened(t)}' {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted
+        )
+        token = cell(f"'{shortened(row.token)}' #{row.student_id}")
         table.add_row(token, numbers[row.name], f"{row.excess:.4f}", cell(wanted))
     table.caption = "excess: what the row adds to the cross-entropy above the floor"
     return table
@@ -135,11 +138,11 @@ def _examples(found: Comparison) -> Table:
     table.columns[1].justify = "right"
     for row in found.examples:
         table.add_row(
-            cell(f"'{row.token}' #{row.student_id}"),
+            cell(f"'{shortened(row.token)}' #{row.student_id}"),
             f"{row.distance:.3f}",
             *([f"{row.share:.3%}"] if share else []),
             *(
-                cell("\n".join(f"{w:.4f} '{t}'" for t, w in entries[:4]) or "(nothing)")
+                cell("\n".join(f"{w:.4f} '{shortened(t)}'" for t, w in entries[:4]) or "(nothing)")
                 for entries in (row.first, row.second)
             ),
         )
