@@ -236,7 +236,7 @@ def find_token(projection: ProjectionMap, text: str) -> list[int]:
     if not found:
         raise XtokError(
             f"the student has no token {text!r}",
-            hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'",
+            hint="a space is part of a token, as in --token ' the'; bytes are written like '\\xe4'",
         )
     return found
 
