@@ -189,6 +189,7 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     done = cli(*args)
     assert done.returncode == 1
     assert "small.model has no chat template" in done.stderr
+    assert "--student-chat-template or --teacher-chat-template: a Jinja file" in done.stderr
     (tmp_path / "plain.jinja").write_text(PLAIN)
     args += ["--student-chat-template", "plain.jinja", "--teacher-chat-template", PLAIN + " "]
     found = json.loads(cli(*args, "--json").stdout)

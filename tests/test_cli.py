@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from conftest import Cli
+from typer.testing import CliRunner
 
 from xtok import __version__
+from xtok.cli import COMMANDS, make_app
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +267,12 @@ def test_a_closed_pipe_is_no_error(maps: Path, option: str) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("model", "code"), [("small.model", 0), ("small-digits", 3)])
+def test_a_closed_pipe_opens_no_gate(maps: Path, small: Path, model: str, code: int) -> None:
+    done = shell(f"xtok verify map.safetensors --teacher-model {small / model} | true", maps)
+    assert (done.returncode, done.stdout) == (code, "")
+
+
 @pytest.mark.parametrize("nobody", ["2> >(true)", "2>&-", "2>&- --quiet"])
 def test_a_map_is_written_though_nobody_reads_the_report(
     small: Path, tmp_path: Path, nobody: str
@@ -278,6 +287,14 @@ def test_a_full_disk_under_stdout_is_an_error(maps: Path) -> None:
     done = shell("xtok inspect map.safetensors > /dev/full", maps)
     assert done.returncode == 1
     assert done.stderr.startswith("error: the output: No space left on device\nhint: ")
+
+
+def test_a_closed_stdin_is_an_error(small: Path, tmp_path: Path) -> None:
+    done = shell(f"xtok align {' '.join(two_files(small))} - <&-", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: stdin is closed\nhint: pipe the text in, or give a file with --file\n"
+    )
 
 
 def test_a_terminal_that_cannot_show_a_character(maps: Path) -> None:
@@ -297,12 +314,21 @@ def test_inspect_as_json_shows_exact_rows(cli: Cli, maps: Path) -> None:
 # Quiet, debug, versions
 
 
-def test_quiet_silences_everything_but_errors(cli: Cli, small: Path) -> None:
+def test_quiet_silences_everything_but_errors(cli: Cli, small: Path, tmp_path: Path) -> None:
     done = cli("build", *pair(small), "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(".safetensors\n")
     done = cli("build", "--student-model", "x/y/z", "--teacher-model", "x", "--quiet")
     assert done.stderr.startswith("error: no such file or folder: x/y/z\nhint: ")
+    (tmp_path / "pairs.txt").write_text(f"{small / 'small.model'} bytes\nx/y/z bytes\n")
+    done = cli("build", "--pairs", "pairs.txt", "--quiet")
+    assert done.stdout == "small_to_bytes_top4.safetensors\n"
+    assert done.stderr == (
+        "error: line 2: no such file or folder: x/y/z\n"
+        "hint: give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B\n"
+        "error: 1 of 2 pairs of pairs.txt failed: line 2\n"
+        "hint: mend these lines, and go through the list again with --skip-existing\n"
+    )
 
 
 def test_debug_shows_the_traceback(cli: Cli) -> None:
@@ -317,6 +343,16 @@ def test_version_and_help(cli: Cli) -> None:
     for command in ("build", "multitoken", "reapply-exact", "sort-cut", "inspect", "convert"):
         assert f" {command} " in done.stdout
         assert cli(command, "--help").returncode == 0
+
+
+def test_help_names_every_option_in_full_at_80_columns() -> None:
+    for name in COMMANDS:
+        app = make_app([name])
+        done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"})
+        shown = done.stdout.replace(",", " ").split()
+        [command] = typer.main.get_group(app).commands.values()
+        options = [o for p in command.params for o in (*p.opts, *p.secondary_opts)]
+        assert [o for o in options if o.startswith("--") and o not in shown] == []
 
 
 HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"]
@@ -464,11 +500,13 @@ def test_maps_that_are_damaged_or_would_run_code(cli: Cli, maps: Path, tmp_path:
     data = (maps / "map.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(data[: len(data) // 2])
     (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "text.md").write_text("# A title\n")
     torch.save({"x": Path("x")}, tmp_path / "evil.pt")
     before = sorted(os.listdir(tmp_path))
     for name, message in (
         ("cut.safetensors", "cut.safetensors is not a whole safetensors file"),
         ("text.pt", "text.pt is not a whole .pt file"),
+        ("text.md", "text.md is not a whole safetensors file: it is cut off, or of another format"),
         ("evil.pt", "evil.pt is damaged, or holds more than tensors"),
     ):
         fails(cli("sort-cut", "--initial-projection-path", name), message, "make")

@@ -644,6 +644,7 @@ def test_text_without_tokens_is_refused(
     assert error.value.message == (
         f"nothing can be counted: {len(documents)} documents, 0 bytes of text"
     )
+    assert error.value.hint.startswith("give text, not empty, ")
 
 
 def test_empty_documents_count_as_documents(

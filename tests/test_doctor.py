@@ -213,7 +213,7 @@ def test_doctor_exits_with_3_and_prints_json(cli: Cli, small: Path) -> None:
 def test_doctor_with_a_bad_template(cli: Cli, small: Path) -> None:
     done = cli("doctor", small / "small.model", "--chat-template", "no.jinja")
     assert done.returncode == 1
-    assert "error: the chat template no.jinja cannot be read" in done.stderr
+    assert "error: the chat template no.jinja cannot be read: No such file or dir" in done.stderr
 
 
 # overlap
@@ -245,6 +245,8 @@ def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert "100.0%" in done.stdout
     data = (tmp_path / "overlap.png").read_bytes()
     assert data.startswith(b"\x89PNG")
+    narrow = cli("overlap", *models, env={"COLUMNS": "40"}).stdout
+    assert narrow.count("│ 1 small") == len(models)  # a table for each column
     as_json = json.loads(cli("overlap", *models, "--json").stdout)
     assert as_json["sizes"][-1] == 256
     assert np.array(as_json["counts"]).shape == (4, 4)

@@ -202,6 +202,8 @@ def test_options_that_do_not_go_together(cli: Cli, small: Path, listed: Path) ->
         [*two_files(small), "--output-dir", "."],
     ):
         assert cli("build", *arguments).returncode == 2
+    wrong = cli("build", "--pairs", str(listed), "--teacher-revision", "v2")
+    assert "--teacher-revision is of one pair" in wrong.stderr
 
 
 # The job script

@@ -54,6 +54,7 @@ def test_rows_shape_and_counts() -> None:
     GOOD.check()
     assert GOOD.shape == (4, 6)
     assert GOOD.nnz == 5
+    assert repr(GOOD) == "ProjectionMap(m → m, 4 × 6, nnz=5)"
     assert GOOD.entries_per_row.tolist() == [2, 0, 1, 2]
     ids, weights = GOOD.row(0)
     assert (ids.tolist(), weights.tolist()) == ([3, 1], [0.75, 0.25])

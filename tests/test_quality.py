@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -22,8 +23,10 @@ from xtok.errors import XtokError
 from xtok.pipeline import build
 from xtok.projection import ProjectionMap
 from xtok.quality import Evaluation, evaluate
+from xtok.report.quality import print_comparison
 from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer
+from xtok.tokens import Entry, TokenType, decode_vocabulary
 
 TEXTS = [
     "the cat sat on the mat, and the dog sat on the log.\n",
@@ -183,6 +186,17 @@ def test_the_same_seed_gives_the_same_intervals(
     assert run(0).measures[0].cross_entropy != run(1).measures[0].cross_entropy
 
 
+def test_files_of_one_name_are_groups_of_their_own(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("en/a.txt", "de/a.txt", "b.txt")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("the text\n")
+    found = evaluate([recipe], paths, byte_level, digits)
+    assert [m.group for m in found.measures] == [*map(str, paths[:2]), "b.txt", "all"]
+
+
 def test_maps_of_another_pair_and_empty_text_are_errors(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
 ) -> None:
@@ -229,10 +243,15 @@ def test_evaluate_on_the_command_line(cli: Cli, small: Path, corpus: Path, tmp_p
     measures = json.loads(told.stdout)["measures"]
     assert measures[0]["group"] == "corpus.jsonl"
     gate = ["--min-coverage", "0.9999", "--max-cross-entropy", "0.0001"]
-    missed = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, *gate)
+    missed = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, *gate, "--quiet")
     assert missed.returncode == 3
-    assert "coverage 0." in missed.stderr
-    assert "is above 0.0001" in missed.stderr
+    coverage, cross_entropy = missed.stderr.splitlines()
+    assert coverage.startswith("failed: a.safetensors on corpus.jsonl: coverage 0.")
+    assert cross_entropy.endswith("is above 0.0001")
+    narrow = cli(
+        "evaluate", "a.safetensors", *models(small), "--text", corpus, env={"COLUMNS": "60"}
+    )
+    assert "│   map 1" in narrow.stdout
     fits = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, "--min-coverage", "0")
     assert fits.returncode == 0
     lost = cli("evaluate", "a.safetensors", *models(small), "--text", "nowhere*.txt")
@@ -259,6 +278,22 @@ def test_compare_tells_how_far_rows_are_apart(
     same = compare(recipe, recipe)
     assert same.rows_that_differ == same.mean_distance == 0
     assert same.examples == ()
+
+
+def test_long_tokens_are_whole_in_what_is_found_and_cut_where_they_are_shown(
+    recipe: ProjectionMap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    width = recipe.student.vocab_size
+    entries = [Entry(i, TokenType.NORMAL, b"%04d" % i + b"\n" * 100) for i in range(width)]
+    table, _ = decode_vocabulary(entries, width=width)
+    long = replace(recipe, student=replace(recipe.student, table=table))
+    found = compare(long, sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
+    [row] = found.examples
+    assert row.token == f"{row.student_id:04d}" + r"\n" * 100
+    print_comparison(found)
+    lines = capsys.readouterr().out.splitlines()
+    shown = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
+    assert f"'{row.token[:80]}…(204inall)'#{row.student_id}" in shown.replace(" ", "")
 
 
 def test_compare_is_weighed_by_text(
@@ -289,6 +324,15 @@ def test_compare_on_the_command_line(cli: Cli, small: Path, corpus: Path) -> Non
     assert cli("compare", "a.safetensors", "b.safetensors", "--text", corpus).returncode == 2
     told = cli("compare", "a.safetensors", "b.safetensors", "--json")
     assert json.loads(told.stdout)["rows_that_differ"] > 0
+    same = ["--student-model", "bytes", "--teacher-model", "bytes"]
+    assert cli("build", *same, "--output", "c.safetensors").returncode == 0
+    other = cli("compare", "a.safetensors", "c.safetensors")
+    assert other.returncode == 1
+    assert other.stderr == (
+        "error: the map's student is bytes, whose tokens are not those of small-byte-level\n"
+        "hint: give the --student-model, or the maps, of one pair, not swapped; "
+        "xtok inspect shows the pair of a map\n"
+    )
 
 
 @pytest.mark.real

@@ -245,7 +245,7 @@ def test_another_encoding_is_named_with_its_place(tmp_path: Path, suffix: str) -
     path.write_bytes(COMPRESSIONS[suffix]("Es war schön\n".encode("latin1")))
     error = refused(path)
     assert error.message == f"the text {path} is not UTF-8: byte 0xf6 at offset 10"
-    assert "iconv -f latin1" in error.hint
+    assert error.hint == "convert the text, if it is latin1, with: iconv -f latin1 -t UTF-8"
 
 
 def test_the_place_is_that_in_the_file_not_in_the_document(

@@ -32,6 +32,7 @@ def test_table_holds_the_bytes_of_every_id() -> None:
     assert table.text_ids.tolist() == [2, 3, 4, 5, 6]
     assert (report.num_text, report.num_control, report.num_unused) == (5, 2, 2)
     assert report.undecodable == ()
+    assert repr(table) == "TokenTable(9 ids, 15 bytes)"
     with pytest.raises(IndexError, match=r"token id -1 is not in 0\.\.8"):
         table[-1]
 

@@ -41,8 +41,8 @@ class DistillationCollator:
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
     Labels are those of the tokens themselves (-100 where they are no target), as Hugging Face
-    models take them, and so are chunk ids: **shift the alignment** with
-    `xtok.shift_to_predictions` before a loss. In conversations, chunks that are no target on both
+    models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
+    `xtok.shift_to_predictions`. In conversations, chunks that are no target on both
     sides are not valid.
 
     Args:

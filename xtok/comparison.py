@@ -16,9 +16,6 @@ from xtok.sides import require_same_pair
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer
 
-LONGEST_EXAMPLE = 60
-"""Characters of a token that are shown."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RowDifference:
@@ -179,12 +176,12 @@ def _class_differences(
 
 def _name(projection: ProjectionMap, row: int) -> str:
     table = projection.student.table
-    return f"#{row}" if table is None else table.name(row)[:LONGEST_EXAMPLE]
+    return f"#{row}" if table is None else table.name(row)
 
 
 def _entries(projection: ProjectionMap, row: int) -> tuple[tuple[str, float], ...]:
     table = projection.teacher.table
     return tuple(
-        (f"#{t}" if table is None else table.name(t)[:LONGEST_EXAMPLE], w)
+        (f"#{t}" if table is None else table.name(t), w)
         for t, w in zip(*(array.tolist() for array in projection.row(row)), strict=True)
     )

@@ -483,7 +483,8 @@ def map_of_counts(
         raise XtokError(
             f"nothing can be counted: {totals.documents:,} documents, "
             f"{totals.num_bytes:,} bytes of text",
-            hint="give text that both tokenizers can spell; xtok align shows how they differ",
+            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
+            "differ",
         )
     unit = unit_of(plan.target)
     towards = base.edges.take(~base.is_slot).normalized()

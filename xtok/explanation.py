@@ -30,7 +30,9 @@ class ExplainedEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SpelledPiece:
-    """A teacher token that an unmerged row would have, and with which weight.
+    """A teacher token of one pass of `multitoken`, and the weight that this pass gives it.
+
+    That is before both passes are added up, the row is cut, and what both sides have is pinned.
 
     Attributes:
         teacher_id: forward, a piece of the student's token; in reverse, a token of the teacher's

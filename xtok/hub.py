@@ -73,8 +73,10 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
     except errors.LocalEntryNotFoundError as cause:
         use = "; to take what is in the cache: --offline" if _was_asked(cause) else ""
         raise error(
-            f"{repo} is not in the local cache, and the hub cannot be reached",
-            hint=f"fetch it where there is a network: hf download {model}{use}",
+            f"{repo} is not in the local cache, and the hub cannot be reached; nor is there a file "
+            "or folder of this name",
+            hint="check the spelling; fetch a repo where there is a network: hf download "
+            f"{model}{use}",
         ) from cause
     except errors.GatedRepoError as cause:
         raise error(

@@ -79,8 +79,9 @@ def read_pairs(path: Path, output_dir: Path, config: BuildConfig) -> list[Pair]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise XtokError(
-            f"the list of pairs {path} cannot be read: {error}",
+            f"the list of pairs {path} cannot be read: {reason}",
             hint="give a text file with a student and a teacher on each line",
         ) from error
     pairs: dict[Path, Pair] = {}

@@ -91,7 +91,7 @@ class ProjectionMap:
         row_kind: uint8 `[V_student]`, a `RowKind` each.
         scale_slot: uint8 `[V_student]`, 1 where the row's last entry is the scale slot; None for a
             map without the scale trick.
-        method: how the edges were found: `multitoken`, or `imported`.
+        method: how the edges were found: `multitoken`, `estimate`, `generate`, or `imported`.
         top_k: how many entries a row may have.
         history: one object per stage: its name, its options, the version that ran it.
         reports: what the stages of this process have to say; not saved.
@@ -108,6 +108,11 @@ class ProjectionMap:
     top_k: int
     history: tuple[Mapping[str, Any], ...] = ()
     reports: tuple[StageReport, ...] = ()
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        pair = f"{self.student.model_id} → {self.teacher.model_id}"
+        return f"ProjectionMap({pair}, {rows} × {columns}, nnz={self.nnz})"
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ begin, a good row W[s] gives t a high weight.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.classes import TokenClass, token_classes
-from xtok.comparison import LONGEST_EXAMPLE
 from xtok.config import MultitokenConfig, SortCutConfig
 from xtok.cooccurrence import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.counting import EPSILON, losses, weights_at
@@ -61,7 +61,8 @@ class MapMeasures:
 
     Attributes:
         name: of the map.
-        group: of text: a file's name, or a field's value; `all` for everything.
+        group: of text: a file's name (its path, where several have this name), or a field's value;
+            `all` for everything.
         documents: in the group.
         starts: bytes at which a token begins on both sides.
         cross_entropy: at common starts, in nats.
@@ -228,7 +229,8 @@ def evaluate(
         raise XtokError(
             f"nothing can be measured: {len(seen.groups):,} documents, {seen.num_bytes:,} bytes "
             "of text",
-            hint="give text that both tokenizers can spell; xtok align shows how they differ",
+            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
+            "differ",
         )
     measured = [_Measured(m, recipes[m.top_k], seen) for m in maps]
     groups = [
@@ -281,13 +283,15 @@ def _read(
     chunks: list[NDArray[np.int64]] = []
     num_bytes = lost = differing = 0
     total = sum(path.stat().st_size for path in paths)
+    files = Counter(path.name for path in paths)
     with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
         for path in paths:
+            name = path.name if files[path.name] == 1 else str(path)
             for shard in shards(path, field):
                 consumed = 0
                 reader = ShardReader(replace(shard, group_by=group_by))
                 for batch in batches(reader):
-                    groups += reader.take_groups() if group_by else [path.name] * len(batch)
+                    groups += reader.take_groups() if group_by else [name] * len(batch)
                     sides = encoder.encode(batch)
                     starts = encoder.starts(*sides)
                     parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
@@ -479,13 +483,13 @@ class _Measured:
         teacher = require_table(self.projection.teacher)
         wanted = tuple(
             (
-                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF))[:LONGEST_EXAMPLE],
+                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF)),
                 float(counts[p] / total),
                 float(self.weights[p]),
             )
             for p in places[:3]
         )
-        token = require_table(self.projection.student).name(row)[:LONGEST_EXAMPLE]
+        token = require_table(self.projection.student).name(row)
         return WorstRow(
             name=name, student_id=row, token=token, starts=int(total), excess=excess, wanted=wanted
         )

@@ -51,7 +51,8 @@ def _require_same(side: str, ours: Vocabulary, given: Vocabulary, *, width: bool
     if both and require_table(ours).sha256() != require_table(given).sha256():
         raise XtokError(
             f"the map's {side} is {ours.model_id}, whose tokens are not those of {given.model_id}",
-            hint=f"give the --{side}-model that the map was made with; xtok inspect tells it",
+            hint=f"give the --{side}-model, or the maps, of one pair, not swapped; xtok inspect "
+            "shows the pair of a map",
         )
     if width and ours.vocab_size != given.vocab_size:
         raise XtokError(

@@ -397,7 +397,7 @@ def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
 
 
 def _read(side: str, tokenizer: Tokenizer) -> list[str]:
-    """Return notes on what was read: the width and where it comes from, what changes text."""
+    """Return the notes of a side: its width and where that comes from, and what changes text."""
     vocabulary = tokenizer.vocabulary
     notes = [
         f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "

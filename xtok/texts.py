@@ -342,8 +342,7 @@ def _decode(shard: TextShard, place: int, data: bytes) -> str:
 def _not_utf8(shard: TextShard, where: str, encoding: str) -> XtokError:
     return XtokError(
         f"the text {shard.path} is not UTF-8: {where}",
-        hint=f"convert it, if it is {encoding}: iconv -f {encoding} -t UTF-8 "
-        f"{shard.path.name} > utf8-{shard.path.name}",
+        hint=f"convert the text, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
     )
 
 

@@ -104,6 +104,9 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self.types)
 
+    def __repr__(self) -> str:
+        return f"TokenTable({len(self)} ids, {len(self.data)} bytes)"
+
     def __getitem__(self, token_id: int) -> bytes:
         """Return the bytes of one id (0 ≤ id < V), empty for an id without bytes."""
         if not 0 <= token_id < len(self):
@@ -334,6 +337,9 @@ def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
         hint="the tokenizer's files are damaged: fetch them again",
     )
 
+
+# How tokens are shown. `escape` is whole and can be undone, for JSON and --token; `quoted` is for
+# tables and lines, `TokenTable.shown` for messages, both cut; `printable` is for any other text.
 
 _SHORT_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 

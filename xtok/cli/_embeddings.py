@@ -81,6 +81,7 @@ def generate(
         typer.Option(
             help="Student tokens at once: bounds the memory, changes nothing else.",
             min=1,
+            metavar="N",
             rich_help_panel="Computing",
         ),
     ] = GenerateConfig.chunk_size,
@@ -170,6 +171,7 @@ def merge(
         typer.Option(
             help="Entries per row, a slot included. By default those of the widest map.",
             min=1,
+            metavar="N",
             rich_help_panel="Making the map",
         ),
     ] = None,

@@ -19,6 +19,12 @@ from xtok.config import (
     SortCutConfig,
 )
 
+_OF_ONE_PAIR = (
+    *("student_model", "teacher_model", "output", "student_vocab_size", "teacher_vocab_size"),
+    *("student_revision", "teacher_revision", "student_pattern", "teacher_pattern"),
+    *("text", "field", "num_examples"),
+)
+
 
 def build(
     context: typer.Context,
@@ -30,6 +36,7 @@ def build(
     output_dir: opt.OutputDir = None,
     skip_existing: opt.SkipExisting = False,
     dry_run: opt.DryRun = False,
+    for_loss: opt.ForLoss = None,
     top_k: opt.TopK = BuildConfig.top_k,
     max_pieces: opt.MaxPieces = BuildConfig.max_pieces,
     scale_trick: opt.ScaleTrick = BuildConfig.scale_trick,
@@ -45,7 +52,6 @@ def build(
     weights: opt.WeightsChoice = BuildConfig.weights,
     target: opt.TargetChoice = BuildConfig.target,
     strict: opt.Strict = False,
-    for_loss: opt.ForLoss = None,
     text: opt.OptionalTexts = None,
     field: opt.Field = EstimateConfig.field,
     student_vocab_size: opt.StudentVocabSize = None,
@@ -88,11 +94,11 @@ def build(
         options = config(BuildConfig, **given)
     safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
     if pairs is not None:
-        one = (student_model, teacher_model, output, student_vocab_size, teacher_vocab_size)
-        more = (student_revision, teacher_revision, student_pattern, teacher_pattern, text)
-        if any(given is not None for given in (*one, *more)) or num_examples:
-            raise typer.BadParameter("--pairs goes with options that hold for all pairs only")
-        with command(quiet):
+        for name in _OF_ONE_PAIR:
+            if is_given(context, name):
+                option = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter(f"{option} is of one pair, and does not go with --pairs")
+        with command(quiet) as stderr:
             build_listed(
                 pairs,
                 output_dir or Path(),
@@ -101,6 +107,7 @@ def build(
                 dry_run=dry_run,
                 strict=strict,
                 safety=safety,
+                stderr=stderr,
             )
         return
     if student_model is None or teacher_model is None:

@@ -10,6 +10,8 @@ import typer
 from xtok.config import Canonicalization, Loss, SpecialTokens, Target, TokenForm, Weights
 
 _MODELS, _MAKING, _OUTPUT = "Models", "Making the map", "Output"
+_MATCHING = "Which tokens are paired"
+_FOREIGN = "A .pt by another program"
 
 StudentModel = Annotated[
     str,
@@ -77,20 +79,33 @@ StudentVocabSize = Annotated[
     typer.Option(
         help="Width of the student's logits. Else from its config, else its largest token id + 1.",
         min=1,
+        metavar="N",
         rich_help_panel=_MODELS,
     ),
 ]
 TeacherVocabSize = Annotated[
     int | None,
-    typer.Option(help="Width of the teacher's logits, likewise.", min=1, rich_help_panel=_MODELS),
+    typer.Option(
+        help="Width of the teacher's logits, likewise.", min=1, metavar="N", rich_help_panel=_MODELS
+    ),
 ]
 MapStudentVocabSize = Annotated[
     int | None,
-    typer.Option(help="Number of rows, for a .pt that does not tell it.", min=1),
+    typer.Option(
+        help="Number of rows, for a .pt that does not tell it.",
+        min=1,
+        metavar="N",
+        rich_help_panel=_FOREIGN,
+    ),
 ]
 MapTeacherVocabSize = Annotated[
     int | None,
-    typer.Option(help="Number of columns, for a .pt that does not tell it.", min=1),
+    typer.Option(
+        help="Number of columns, for a .pt that does not tell it.",
+        min=1,
+        metavar="N",
+        rich_help_panel=_FOREIGN,
+    ),
 ]
 StudentPattern = Annotated[
     str | None,
@@ -159,7 +174,7 @@ ChatTemplate = Annotated[
 ]
 VocabSize = Annotated[
     int | None,
-    typer.Option(help="Width of the models' logits.", min=1, rich_help_panel=_MODELS),
+    typer.Option(help="Width of the models' logits.", min=1, metavar="N", rich_help_panel=_MODELS),
 ]
 Revision = Annotated[
     str | None,
@@ -184,17 +199,23 @@ InitialProjectionPath = Annotated[
 ]
 ExtendedProjectionPath = Annotated[
     Path | None,
-    typer.Option(help="A map of the same pair to extend.", metavar="MAP", rich_help_panel=_MAKING),
+    typer.Option(help="A map of the same pair to extend.", metavar="MAP", rich_help_panel=_MODELS),
 ]
 TopK = Annotated[
     int,
-    typer.Option(help="Entries per row, the scale slot included.", min=1, rich_help_panel=_MAKING),
+    typer.Option(
+        help="Entries per row, the scale slot included.",
+        min=1,
+        metavar="N",
+        rich_help_panel=_MAKING,
+    ),
 ]
 MaxPieces = Annotated[
     int,
     typer.Option(
         help="How many of a token's pieces on the other side count.",
         min=1,
+        metavar="N",
         rich_help_panel=_MAKING,
     ),
 ]
@@ -218,8 +239,8 @@ ForLoss = Annotated[
     Loss | None,
     typer.Option(
         "--for",
-        help="Choose weights, pins, slot and --top-k for this loss; options that are given go "
-        "before.",
+        help="Choose weights, pins, slot and --top-k for this loss; any of these options that is "
+        "given as well wins.",
         rich_help_panel=_MAKING,
     ),
 ]
@@ -251,17 +272,20 @@ SpecialTokensChoice = Annotated[
     SpecialTokens,
     typer.Option(
         help="Pair special tokens by role, or by similar names, or leave their rows empty.",
-        rich_help_panel=_MAKING,
+        rich_help_panel=_MATCHING,
     ),
 ]
 FuzzyThreshold = Annotated[
     float,
-    typer.Option(help="With fuzzy: the least similarity that counts.", rich_help_panel=_MAKING),
+    typer.Option(help="With fuzzy: the least similarity that counts.", rich_help_panel=_MATCHING),
 ]
 FuzzyTopK = Annotated[
     int,
     typer.Option(
-        help="With fuzzy: teacher tokens per special token.", min=1, rich_help_panel=_MAKING
+        help="With fuzzy: teacher tokens per special token.",
+        min=1,
+        metavar="N",
+        rich_help_panel=_MATCHING,
     ),
 ]
 CanonicalizationChoice = Annotated[
@@ -269,13 +293,13 @@ CanonicalizationChoice = Annotated[
     typer.Option(
         help="Pair tokens of equal bytes, or also ' ,' and ',' and forms of a line break, where "
         "there are no equal bytes.",
-        rich_help_panel=_MAKING,
+        rich_help_panel=_MATCHING,
     ),
 ]
 CanonicalizationOfMap = Annotated[
     Canonicalization | None,
     typer.Option(
-        help="As in multitoken; by default what the map was made with.", rich_help_panel=_MAKING
+        help="As in multitoken; by default what the map was made with.", rich_help_panel=_MATCHING
     ),
 ]
 TokenFormChoice = Annotated[
@@ -283,23 +307,23 @@ TokenFormChoice = Annotated[
     typer.Option(
         help="What a token is taken for: its bytes, the text that they decode to, or the "
         "vocabulary's display string.",
-        rich_help_panel=_MAKING,
+        rich_help_panel=_MATCHING,
     ),
 ]
 IgnoreStudentIds = Annotated[
     str | None,
     typer.Option(
-        help="Leave the rows of these ids empty.", metavar="ID,ID…", rich_help_panel=_MAKING
+        help="Leave the rows of these ids empty.", metavar="ID,ID…", rich_help_panel=_MATCHING
     ),
 ]
 IgnoreTeacherIds = Annotated[
     str | None,
-    typer.Option(help="Do not use these columns.", metavar="ID,ID…", rich_help_panel=_MAKING),
+    typer.Option(help="Do not use these columns.", metavar="ID,ID…", rich_help_panel=_MATCHING),
 ]
 SpecialTokensOfMap = Annotated[
     SpecialTokens | None,
     typer.Option(
-        help="As in multitoken; by default what the map was made with.", rich_help_panel=_MAKING
+        help="As in multitoken; by default what the map was made with.", rich_help_panel=_MATCHING
     ),
 ]
 PreserveLast = Annotated[
@@ -307,7 +331,7 @@ PreserveLast = Annotated[
     typer.Option(
         "--preserve-last/--no-preserve-last",
         help="Whether the last column holds scale slots, for a .pt that does not say.",
-        rich_help_panel=_MAKING,
+        rich_help_panel=_FOREIGN,
     ),
 ]
 Output = Annotated[
@@ -389,7 +413,9 @@ DryRun = Annotated[
 ]
 NumExamples = Annotated[
     int,
-    typer.Option(help="Show this many rows of the result.", min=0, rich_help_panel=_OUTPUT),
+    typer.Option(
+        help="Show this many rows of the result.", min=0, metavar="N", rich_help_panel=_OUTPUT
+    ),
 ]
 Quiet = Annotated[
     bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from xtok.cli._load import load_tokenizer
 from xtok.cli._run import named
@@ -22,8 +22,11 @@ def build_listed(
     dry_run: bool,
     strict: bool,
     safety: dict[str, Any],
+    stderr: TextIO,
 ) -> None:
     """Build the pairs of a list, or say what would be built; print the path of each map.
+
+    What goes wrong with a pair is told on `stderr` at once.
 
     Raises:
         XtokError: at the end, if a pair failed.
@@ -35,7 +38,7 @@ def build_listed(
     if dry_run:
         kept: dict[str, Any] = {}
         for pair in listed:
-            with _reported(pair.line, failed):
+            with _reported(pair.line, failed, stderr):
                 for model in (pair.student, pair.teacher):
                     if model not in kept:
                         kept[model] = load_tokenizer(model, **safety)
@@ -53,7 +56,7 @@ def build_listed(
     ):
         pair = result.pair
         if result.error is not None:
-            with _reported(pair.line, failed):
+            with _reported(pair.line, failed, stderr):
                 raise result.error
         elif result.projection is None:
             report.print_notes([f"line {pair.line}: {pair.output} is there, and is kept"])
@@ -64,7 +67,7 @@ def build_listed(
 
 
 @contextmanager
-def _reported(line: int, failed: list[int]) -> Iterator[None]:
+def _reported(line: int, failed: list[int], stderr: TextIO) -> Iterator[None]:
     """Print an error with the number of its line, note the line, and go on."""
     from xtok import report
 
@@ -72,14 +75,15 @@ def _reported(line: int, failed: list[int]) -> Iterator[None]:
         yield
     except XtokError as error:
         failed.append(line)
-        report.print_error(f"line {line}: {error.message}", error.hint)
+        report.print_error(f"line {line}: {error.message}", error.hint, stderr)
 
 
 def _raise_failed(path: Path, failed: list[int], total: int) -> None:
     if failed:
         lines = ", ".join(map(str, failed[:20])) + (", …" if len(failed) > 20 else "")
         raise XtokError(
-            f"{len(failed)} of {total} pairs of {path} failed: line {lines}",
+            f"{len(failed)} of {total} pairs of {path} failed: "
+            f"line{'s' if len(failed) > 1 else ''} {lines}",
             hint="mend these lines, and go through the list again with --skip-existing",
         )
 

@@ -76,19 +76,21 @@ def _line(text: str) -> str:
 
 
 @contextmanager
-def command(quiet: bool) -> Iterator[None]:
+def command(quiet: bool) -> Iterator[TextIO]:
     """Enter what every command does: silence where asked for, and one line for what goes wrong.
 
-    A reader of stdout that has seen enough (head, less) ends the command with exit code 0; any
+    A reader of stdout that has seen enough (head, less) ends the block as if all were printed; any
     other failure of the operating system becomes an `XtokError`.
+
+    Yields:
+        The stderr of errors, which is never silenced.
     """
     try:
-        with _quiet_stderr() if quiet else nullcontext():
-            yield
+        with _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr:
+            yield stderr
         sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # what follows may be a gate, which stays shut
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise typer.Exit from None
     except OSError as error:
         raise XtokError(
             f"{error.filename or 'the output'}: {error.strerror or error}",
@@ -97,19 +99,19 @@ def command(quiet: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Silence stderr, that of other libraries' C and Rust code included."""
+def _quiet_stderr() -> Iterator[TextIO]:
+    """Silence stderr, that of other libraries' C and Rust code included; yield it as it was."""
     sys.stderr.flush()
-    saved = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
+    with open(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace") as saved:
+        os.dup2(null, 2)
+        try:
+            yield saved
+        finally:
+            sys.stderr.flush()
+            saved.flush()
+            os.dup2(saved.fileno(), 2)
+            os.close(null)
 
 
 def config(make: Callable[..., Config], **options: Any) -> Config:
@@ -152,7 +154,11 @@ def read_text(text: str | None, file: Path | None) -> bytes:
         return _read(file, "text", "--file")
     if text is None:
         raise typer.BadParameter("give a text (or - for stdin), --file or --chat")
-    return sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
+    if text != "-":
+        return text.encode("utf-8", "surrogateescape")
+    if sys.stdin is None:
+        raise XtokError("stdin is closed", hint="pipe the text in, or give a file with --file")
+    return sys.stdin.buffer.read()
 
 
 def read_chat(file: Path) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def estimate(
         typer.Option(
             help="Smooth towards this map of the pair; towards one of the vocabularies alone "
             "(--weights prior) if none is given.",
-            metavar="FILE",
+            metavar="MAP",
+            rich_help_panel="Models",
         ),
     ] = None,
     field: opt.Field = EstimateConfig.field,
@@ -181,7 +182,7 @@ def evaluate(
         typer.Option(help="Exit with 3 if a map's cross-entropy is above this on any group."),
     ] = None,
     num_worst: Annotated[
-        int, typer.Option(help="Show this many of each map's most costly rows.", min=0)
+        int, typer.Option(help="Show this many of each map's most costly rows.", min=0, metavar="N")
     ] = 5,
     json: opt.Json = False,
     preserve_last: opt.PreserveLast = None,
@@ -196,7 +197,7 @@ def evaluate(
     quiet: opt.Quiet = False,
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
-    with command(quiet):
+    with command(quiet) as stderr:
         from xtok import quality, report, sides, texts
 
         texts.find_texts(text)
@@ -230,14 +231,14 @@ def evaluate(
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
         )
+        missed = found.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
+        report.print_failed(missed, stderr)
         if json:
             print(report.to_json(found))  # noqa: T201
         else:
             from xtok.report.quality import print_evaluation
 
             print_evaluation(found)
-        missed = found.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
-        report.print_notes(missed)
     if missed:
         raise typer.Exit(3)
 
@@ -256,7 +257,9 @@ def compare(
         ),
     ] = None,
     field: opt.Field = EstimateConfig.field,
-    num_examples: Annotated[int, typer.Option(help="Show this many rows that differ.", min=0)] = 10,
+    num_examples: Annotated[
+        int, typer.Option(help="Show this many rows that differ.", min=0, metavar="N")
+    ] = 10,
     json: opt.Json = False,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.MapStudentVocabSize = None,

@@ -29,7 +29,9 @@ def inspect(
     ] = None,
     num_examples: Annotated[
         int | None,
-        typer.Option(help="Show this many rows, evenly spread; 5 if none are asked for.", min=0),
+        typer.Option(
+            help="Show this many rows, evenly spread; 5 if none are asked for.", min=0, metavar="N"
+        ),
     ] = None,
     classes: Annotated[
         bool,
@@ -132,7 +134,9 @@ def align(
     teacher_chat_template: opt.TeacherChatTemplate = None,
     max_comb_len: Annotated[
         int,
-        typer.Option(help="Tokens that may match as one where the two sides differ.", min=1),
+        typer.Option(
+            help="Tokens that may match as one where the two sides differ.", min=1, metavar="N"
+        ),
     ] = 4,
     json: opt.Json = False,
     student_revision: opt.StudentRevision = None,

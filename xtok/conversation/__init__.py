@@ -244,7 +244,8 @@ def find_template(
             return own["default"]
         raise XtokError(
             f"{model} has no chat template",
-            hint=f"give one with --chat-template: a Jinja file, or one of {', '.join(FORMATS)}",
+            hint="give one with --chat-template, in align --student-chat-template or "
+            f"--teacher-chat-template: a Jinja file, or one of {', '.join(FORMATS)}",
         )
     if isinstance(template, str):
         if template in FORMATS:
@@ -254,8 +255,9 @@ def find_template(
     try:
         return Path(template).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise XtokError(
-            f"the chat template {template} cannot be read: {error}",
+            f"the chat template {template} cannot be read: {reason}",
             hint=f"give a Jinja file, or one of the formats {', '.join(FORMATS)}",
         ) from error
 

@@ -51,7 +51,7 @@ def read_tensors(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
-        raise ValueError("its header is cut off")
+        raise ValueError("it is cut off, or of another format")
     text = data[8 : 8 + length]
     check_json(text)
     header = json.loads(text, object_pairs_hook=_without_repeats)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.tokens import printable, quoted
 
@@ -68,9 +68,16 @@ def print_notes(notes: Iterable[str]) -> None:
         print(f"note: {printable(note)}", file=sys.stderr)  # noqa: T201
 
 
-def print_error(message: str, hint: str) -> None:
-    """Print what went wrong with one of several things on stderr, as the command line does."""
-    print(f"error: {printable(message)}\nhint: {printable(hint)}", file=sys.stderr)  # noqa: T201
+def print_error(message: str, hint: str, stderr: TextIO) -> None:
+    """Print what went wrong with one of several things, as the command line does."""
+    lines = f"error: {printable(message)}\nhint: {printable(hint)}"
+    print(lines, file=stderr, flush=True)
+
+
+def print_failed(what: Iterable[str], stderr: TextIO) -> None:
+    """Print what keeps a gate shut, a line each."""
+    for one in what:
+        print(f"failed: {printable(one)}", file=stderr)
 
 
 def print_examples(rows: Iterable[RowDescription]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +16,18 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold re
 
 def new_console() -> Console:
     return Console(highlight=False)
+
+
+@contextmanager
+def printing() -> Iterator[Console]:
+    """Give a console whose text goes to stdout at the end.
+
+    Not at once, since Rich has an exit of its own, with 1, for a closed pipe.
+    """
+    console = new_console()
+    with console.capture() as captured:
+        yield console
+    print(captured.get(), end="")  # noqa: T201
 
 
 def new_table(*headers: str) -> Table:

@@ -45,9 +45,9 @@ class _Block:
         return max(map(cell_len, self.lines))
 
 
-def print_alignment(alignment: TextAlignment, console: Console | None = None) -> None:
+def print_alignment(alignment: TextAlignment) -> None:
     """Print both rows of tokens, wrapped to the console, and the statistics."""
-    print(draw(alignment, console or new_console()), end="")  # noqa: T201
+    print(draw(alignment, new_console()), end="")  # noqa: T201
 
 
 def draw(alignment: TextAlignment, console: Console) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
-from xtok.report._tables import STYLES, cell, header, new_console, new_table
+from xtok.report._tables import STYLES, cell, header, new_table, printing
 from xtok.tokens import quoted
 
 if TYPE_CHECKING:
@@ -19,12 +18,9 @@ if TYPE_CHECKING:
     from xtok.verification import Verification
 
 
-def print_description(
-    description: MapDescription, console: Console | None = None, *, classes: bool = False
-) -> None:
+def print_description(description: MapDescription, *, classes: bool = False) -> None:
     """Print a map's description as tables that fit 80 columns; by class of token on request."""
-    console = console or new_console()
-    with console.capture() as captured:  # Rich has an exit of its own for a closed pipe
+    with printing() as console:
         for table in (
             _overview(description),
             _rows(description),
@@ -35,7 +31,6 @@ def print_description(
             console.print(table)
         if classes and description.coverage:
             console.print(cell(loss_note(description.coverage)))
-    print(captured.get(), end="")  # noqa: T201
 
 
 def _overview(d: MapDescription) -> Table:
@@ -143,29 +138,27 @@ def _entry(e: EntryDescription) -> str:
     return f"{e.weight:.4f} {quoted(e.token, e.teacher_id)}{slot}"
 
 
-def print_verification(found: Verification, console: Console | None = None) -> None:
+def print_verification(found: Verification) -> None:
     """Print one line per check, and a last one that sums them up."""
-    console = console or new_console()
     widest = max(len(check.name) for check in found.checks)
-    for check in found.checks:
-        line = Text()
-        line.append(check.level.ljust(8), style=STYLES.get(check.level, "dim"))
-        line.append(check.name.ljust(widest + 2))
-        line.append_text(cell(check.message))
-        console.print(line, soft_wrap=True)
-    failed = f"failed: {', '.join(found.failed)}" if found.failed else "every check holds"
-    console.print(cell(f"{found.path}: {failed}"), soft_wrap=True)
+    with printing() as console:
+        for check in found.checks:
+            line = Text()
+            line.append(check.level.ljust(8), style=STYLES.get(check.level, "dim"))
+            line.append(check.name.ljust(widest + 2))
+            line.append_text(cell(check.message))
+            console.print(line, soft_wrap=True)
+        failed = f"failed: {', '.join(found.failed)}" if found.failed else "every check holds"
+        console.print(cell(f"{found.path}: {failed}"), soft_wrap=True)
 
 
-def print_explanations(rows: Iterable[Explanation], console: Console | None = None) -> None:
+def print_explanations(rows: Iterable[Explanation]) -> None:
     """Print why rows are as they are, as tables that fit 80 columns."""
-    console = console or new_console()
-    with console.capture() as captured:
+    with printing() as console:
         for row in rows:
             console.print(_about(row))
             if row.entries:
                 console.print(_explained(row))
-    print(captured.get(), end="")  # noqa: T201
 
 
 def _about(row: Explanation) -> Table:

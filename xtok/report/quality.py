@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from rich.console import Console
 from rich.table import Table
 
 from xtok.comparison import Comparison
 from xtok.quality import Evaluation, Interval
-from xtok.report._tables import cell, header, new_console, new_table
+from xtok.report._tables import cell, header, new_table, printing
+from xtok.tokens import shortened
 
 
-def print_evaluation(found: Evaluation, console: Console | None = None) -> None:
+def print_evaluation(found: Evaluation) -> None:
     """Print the maps side by side for each group of text, then classes and worst rows."""
-    console = console or new_console()
     names = list(dict.fromkeys(m.name for m in found.measures))
     numbers = {name: f"{n}" for n, name in enumerate(names, start=1)}
-    with console.capture() as captured:
-        console.print(_measures(found, numbers))
+    with printing() as console:
+        console.print(_measures(found, numbers, wraps=console.width < 78))
         for name, number in numbers.items():
             console.print(cell(f"map {number}: {name}"))
         console.print(_classes(found, names, numbers))
         if found.worst_rows:
             console.print(_worst(found, numbers))
-    print(captured.get(), end="")  # noqa: T201
 
 
-def _measures(found: Evaluation, numbers: dict[str, str]) -> Table:
+def _measures(found: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Table:
     table = new_table("text, map", "cross-entropy", "coverage", "top-1", "closed", "chunks")
+    table.columns[0].min_width = 8
     for column in table.columns[1:]:
         column.justify = "right"
-        column.no_wrap = True
+        column.no_wrap = not wraps
     for group, grouped in groupby(found.measures, key=lambda m: m.group):
         measures = list(grouped)
         table.add_section()
@@ -88,23 +87,23 @@ def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
     for column in table.columns[1:3]:
         column.justify = "right"
     for row in found.worst_rows:
-        wanted = "\n".join(f"'{t}' {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted)
-        token = cell(f"'{row.token}' #{row.student_id}")
+        wanted = "\n".join(
+            f"'{shortened(t)}' {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted
+        )
+        token = cell(f"'{shortened(row.token)}' #{row.student_id}")
         table.add_row(token, numbers[row.name], f"{row.excess:.4f}", cell(wanted))
     table.caption = "excess: what the row adds to the cross-entropy above the floor"
     return table
 
 
-def print_comparison(found: Comparison, console: Console | None = None) -> None:
+def print_comparison(found: Comparison) -> None:
     """Print how many rows differ, by class, and examples."""
-    console = console or new_console()
-    with console.capture() as captured:
+    with printing() as console:
         console.print(_overview(found))
         if found.classes:
             console.print(_class_differences(found))
         if found.examples:
             console.print(_examples(found))
-    print(captured.get(), end="")  # noqa: T201
 
 
 def _overview(found: Comparison) -> Table:
@@ -139,11 +138,11 @@ def _examples(found: Comparison) -> Table:
     table.columns[1].justify = "right"
     for row in found.examples:
         table.add_row(
-            cell(f"'{row.token}' #{row.student_id}"),
+            cell(f"'{shortened(row.token)}' #{row.student_id}"),
             f"{row.distance:.3f}",
             *([f"{row.share:.3%}"] if share else []),
             *(
-                cell("\n".join(f"{w:.4f} '{t}'" for t, w in entries[:4]) or "(nothing)")
+                cell("\n".join(f"{w:.4f} '{shortened(t)}'" for t, w in entries[:4]) or "(nothing)")
                 for entries in (row.first, row.second)
             ),
         )

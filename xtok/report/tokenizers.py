@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
-from xtok.report._tables import STYLES, cell, header, new_console, new_table
+from xtok.report._tables import STYLES, cell, header, new_table, printing
 from xtok.sharing import Overlap
 
 
-def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
+def print_diagnosis(found: Diagnosis) -> None:
     """Print a page per tokenizer, and what a map between two will meet, in 80 columns."""
-    console = console or new_console()
-    for one in found.tokenizers:
-        console.print(_page(one))
-    if found.pair is not None:
-        console.print(_pair(found.pair))
-    if found.failed:
-        console.print(cell(f"failed: {'; '.join(found.failed)}"))
+    with printing() as console:
+        for one in found.tokenizers:
+            console.print(_page(one))
+        if found.pair is not None:
+            console.print(_pair(found.pair))
+        if found.failed:
+            console.print(cell(f"failed: {'; '.join(found.failed)}"))
 
 
 def _page(one: TokenizerDiagnosis) -> Table:
@@ -48,27 +47,30 @@ def _pair(pair: PairDiagnosis) -> Table:
     return table
 
 
-def print_overlap(found: Overlap, console: Console | None = None) -> None:
+def print_overlap(found: Overlap) -> None:
     """Print the matrix in blocks of columns that fit: shares above the diagonal, counts below."""
-    console = console or new_console()
-    places = range(len(found.model_ids))
-    for start in range(0, len(places), _COLUMNS):
-        block = places[start : start + _COLUMNS]
-        table = new_table("tokenizer", *(str(j + 1) for j in block))
-        for column in table.columns[1:]:
-            column.justify = "right"
-            column.no_wrap = True
-        for i in places:
-            cells = (
-                f"{found.shares[i][j]:.1%}" if j > i else f"{found.counts[i][j]:,}" for j in block
-            )
-            table.add_row(cell(f"{i + 1} {found.model_ids[i]}"), *cells)
-        if block[-1] == places[-1]:
-            table.caption = (
-                "on the diagonal: different byte strings; below it: those that both have; above "
-                "it: as a share of the smaller vocabulary"
-            )
-        console.print(table)
+    with printing() as console:
+        places = range(len(found.model_ids))
+        fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
+        for start in range(0, len(places), fit):
+            block = places[start : start + fit]
+            table = new_table("tokenizer", *(str(j + 1) for j in block))
+            for column in table.columns[1:]:
+                column.justify = "right"
+                column.no_wrap = True
+            for i in places:
+                cells = (
+                    f"{found.shares[i][j]:.1%}" if j > i else f"{found.counts[i][j]:,}"
+                    for j in block
+                )
+                table.add_row(cell(f"{i + 1} {found.model_ids[i]}"), *cells)
+            if block[-1] == places[-1]:
+                table.caption = (
+                    "on the diagonal: different byte strings; below it: those that both have; "
+                    "above it: as a share of the smaller vocabulary"
+                )
+            console.print(table)
 
 
-_COLUMNS = 6
+_NAME_WIDTH, _COUNT_WIDTH = 22, 10
+"""Characters of a row's name that are shown on one line, and of a column, borders included."""

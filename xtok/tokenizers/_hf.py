@@ -55,7 +55,7 @@ class HuggingFaceBackend:
         if not getattr(tokenizer, "is_fast", False):
             raise TokenizerError(
                 f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
-                hint="load it with AutoTokenizer.from_pretrained(..., use_fast=True)",
+                hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
             )
         backend._hf = tokenizer
         backend._use_loaded(tokenizer)

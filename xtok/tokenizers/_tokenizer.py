@@ -31,7 +31,7 @@ from xtok.tokens import (
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What a tokenizer changes about a text before it becomes tokens.
+    """What a tokenizer changes about a text before it becomes tokens; no loss of a training.
 
     Attributes:
         normalizer: the component of the tokenizer that does it.
