@@ -26,7 +26,7 @@ SAMPLES = [
 
 
 def changes(tokenizer: Tokenizer) -> dict[str, str]:
-    return {loss.normalizer: loss.changes for loss in tokenizer.losses}
+    return {c.normalizer: c.changes for c in tokenizer.text_changes}
 
 
 # Tekken
@@ -445,7 +445,7 @@ def test_a_sentencepiece_file_with_a_charsmap_says_so(small: Path, tmp_path: Pat
     path.write_bytes(model.getvalue())
     tokenizer = load_tokenizer(str(path))
     assert list(changes(tokenizer)) == ["nmt_nfkc"]
-    assert not load_tokenizer(str(small / "small.model")).losses
+    assert not load_tokenizer(str(small / "small.model")).text_changes
     for sample in SAMPLES:
         assert b"".join(spelled(tokenizer, sample)) == sample
 
@@ -457,7 +457,7 @@ def test_a_byte_level_folder_loses_what_its_normalizer_says(small: Path, tmp_pat
     nfc = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "nfc", "NFC")
     assert list(changes(load_tokenizer(str(nfc)))) == ["NFC"]
     none = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "none", None)
-    assert not load_tokenizer(str(none)).losses
+    assert not load_tokenizer(str(none)).text_changes
 
 
 def test_losses_are_told_when_a_map_is_built(tmp_path: Path, sentencepiece: Tokenizer) -> None:

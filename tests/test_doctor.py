@@ -127,7 +127,7 @@ def test_what_normalizers_change_is_found(small: Path, tmp_path: Path) -> None:
     ranks = small / "small.tiktoken"
     folder = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "nfkc", "NFKC")
     found = diagnose(load_tokenizer(str(folder)))
-    assert found.losses.keys() == {"NFKC"}
+    assert found.text_changes.keys() == {"NFKC"}
     probe = check(found, "probe text")
     assert probe.level == "failed"
     assert "Chinese and Japanese: '，" in probe.message

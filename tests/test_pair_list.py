@@ -43,6 +43,13 @@ def test_a_list_is_read(small: Path, listed: Path, tmp_path: Path) -> None:
     assert names[0] == "small_to_small_top4_no-scale-trick.safetensors"
 
 
+def test_a_line_ends_at_a_line_end_only(tmp_path: Path) -> None:
+    listed = tmp_path / "pairs.tsv"
+    listed.write_text("a\tb\tto \u2028 c.pt\r\nb\ta\tx.pt", encoding="utf-8", newline="")
+    found = read_pairs(listed, tmp_path, BuildConfig())
+    assert [(p.line, p.output.name) for p in found] == [(1, "to \u2028 c.pt"), (2, "x.pt")]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -50,6 +57,7 @@ def test_a_list_is_read(small: Path, listed: Path, tmp_path: Path) -> None:
         ("a b\none\n", "line 2 of .* has 1 columns"),
         ("a b c d\n", "line 1 of .* has 4 columns"),
         ("a b x.pt\n\nc d x.pt\n", r"line 3 of .* has the output of line 1, x\.pt"),
+        ("a b x.pt\nc d y/../x.pt\n", r"line 2 of .* has the output of line 1, y/\.\./x\.pt"),
         ("nope:a b\n", "nope: is no prefix"),
         ("\udcff", "cannot be read"),
     ],

@@ -46,7 +46,7 @@ class TokenizerDiagnosis:
     Attributes:
         model_id: repo id as given, or the last component of a path.
         backend: the reader of the tokenizer.
-        losses: normalizer to what it changes.
+        text_changes: normalizer to what it changes.
         vocab_size: the width of the model's logits.
         width_source: where that comes from.
         tokenizer_vocab_size: largest id + 1.
@@ -61,7 +61,7 @@ class TokenizerDiagnosis:
 
     model_id: str
     backend: str
-    losses: Mapping[str, str]
+    text_changes: Mapping[str, str]
     vocab_size: int
     width_source: str
     tokenizer_vocab_size: int
@@ -154,7 +154,7 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
     return TokenizerDiagnosis(
         model_id=vocabulary.model_id,
         backend=vocabulary.backend or "unknown",
-        losses={loss.normalizer: loss.changes for loss in tokenizer.losses},
+        text_changes={change.normalizer: change.changes for change in tokenizer.text_changes},
         vocab_size=vocabulary.vocab_size,
         width_source=vocabulary.width_source,
         tokenizer_vocab_size=vocabulary.tokenizer_vocab_size or vocabulary.vocab_size,
@@ -178,10 +178,10 @@ def _backend_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     yield Check(name="backend", level="ok", message=f"{backend}, as its files call for")
     for note in tokenizer.notes:
         yield Check(name="backend", level="warning", message=note)
-    if not tokenizer.losses:
+    if not tokenizer.text_changes:
         yield Check(name="normalizer", level="ok", message="none: text is its tokens' bytes")
-    for loss in tokenizer.losses:
-        message = f"{loss.normalizer}: {loss.changes}"
+    for change in tokenizer.text_changes:
+        message = f"{change.normalizer}: {change.changes}"
         yield Check(name="normalizer", level="warning", message=message)
 
 
@@ -311,7 +311,7 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         kinds = ", ".join(PROBE)
         yield Check(name="probe text", level="ok", message=f"{size} bytes come back: {kinds}")
     if back[-1] != _VARIANTS.encode():
-        level: Level = "warning" if tokenizer.losses else "failed"
+        level: Level = "warning" if tokenizer.text_changes else "failed"
         message = f"do not come back: {_difference(_VARIANTS.encode(), back[-1])}"
         yield Check(name="Unicode variants", level=level, message=message)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def read_pairs(path: Path, output_dir: Path, config: BuildConfig) -> list[Pair]:
         XtokError: if it cannot be read, a line is none, or two lines have one output.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise XtokError(
@@ -100,12 +101,13 @@ def read_pairs(path: Path, output_dir: Path, config: BuildConfig) -> list[Pair]:
         ids = model_id(student), model_id(teacher)
         name = named[0] if named else name_of_map(*ids, config)
         pair = Pair(line=number, student=student, teacher=teacher, output=output_dir / name)
-        if pair.output in pairs:
+        output = Path(os.path.abspath(pair.output))  # without `..`
+        if output in pairs:
             raise XtokError(
-                f"line {number} of {path} has the output of line {pairs[pair.output].line}, {name}",
+                f"line {number} of {path} has the output of line {pairs[output].line}, {name}",
                 hint="name another one in a third column",
             )
-        pairs[pair.output] = pair
+        pairs[output] = pair
     if not pairs:
         raise XtokError(
             f"the list of pairs {path} has none",

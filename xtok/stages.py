@@ -404,8 +404,8 @@ def _read(side: str, tokenizer: Tokenizer) -> list[str]:
         f"(from the {vocabulary.width_source})"
     ]
     notes += [
-        f"{vocabulary.model_id} changes text: {loss.normalizer}: {loss.changes}"
-        for loss in tokenizer.losses
+        f"{vocabulary.model_id} changes text: {change.normalizer}: {change.changes}"
+        for change in tokenizer.text_changes
     ]
     return notes
 

@@ -18,12 +18,12 @@ from xtok.tokenizers._hf import HuggingFaceBackend
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
-from xtok.tokenizers._tokenizer import Backend, Encoding, Loss, Tokenizer
+from xtok.tokenizers._tokenizer import Backend, Encoding, TextChange, Tokenizer
 
 __all__ = [
     "Backend",
     "Encoding",
-    "Loss",
+    "TextChange",
     "Tokenizer",
     "from_transformers",
     "load_tokenizer",

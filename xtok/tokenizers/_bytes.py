@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._tokenizer import Loss
+from xtok.tokenizers._tokenizer import TextChange
 from xtok.tokens import MAX_WIDTH, Entry, TokenType
 
 _NULL_SIZE = 131_072
@@ -52,7 +52,7 @@ class BytesBackend:
         """There are none."""
         return {}
 
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """There are none."""
         return ()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
-from xtok.tokenizers._tokenizer import Backend, Loss
+from xtok.tokenizers._tokenizer import Backend, TextChange
 from xtok.tokens import Entry, TokenType
 
 NAMES = (
@@ -116,9 +116,9 @@ class FolderBackend:
                 raise _bad_config(self._files, "chat_template") from error
         return {"default": found} if isinstance(found, str) else {}
 
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """Return those of the file."""
-        return self._inner.losses()
+        return self._inner.text_changes()
 
 
 def _entry(token_id: int, token: Mapping[str, Any]) -> Entry:

@@ -10,7 +10,7 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
-from xtok.tokenizers._tokenizer import Backend, Loss
+from xtok.tokenizers._tokenizer import Backend, TextChange
 from xtok.tokens import Entry, TokenType
 
 if TYPE_CHECKING:
@@ -213,9 +213,9 @@ class GgufBackend:
         }
         return {name: str(text) for name, text in found.items()}
 
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """Byte-level ones have none; the format has no normalizer for them."""
-        return () if self._inner is None else self._inner.losses()
+        return () if self._inner is None else self._inner.text_changes()
 
     @property
     def _bpe(self) -> RustTokenizer:

@@ -15,7 +15,7 @@ import numpy as np
 from xtok.errors import TokenizerError
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
 from xtok.tokenizers._plain import SPECIAL_NAMES, load_plain
-from xtok.tokenizers._tokenizer import Loss
+from xtok.tokenizers._tokenizer import TextChange
 from xtok.tokens import Entries, Entry, TokenType
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class HuggingFaceBackend:
         self._decode = _decoder(components, str(self._files))
         self._byte_level = any(c["type"] == "ByteLevel" for c in components)
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in components)
-        self._losses = tuple(_losses(self._rust, components))
+        self._text_changes = tuple(_text_changes(self._rust, components))
 
     def _load(self, trust_remote_code: bool) -> Any:  # its module costs seconds to import
         from transformers import AutoTokenizer
@@ -211,9 +211,9 @@ class HuggingFaceBackend:
             return {"default": found} if found else {}
         return dict(found) if isinstance(found, Mapping) else {}
 
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """Return what the normalizer, and a decoder that joins words with spaces, change."""
-        return self._losses
+        return self._text_changes
 
 
 def merge_bytes(rust: RustTokenizer, data: bytes) -> list[int]:
@@ -360,7 +360,7 @@ _CHANGES = {
 }
 
 
-def _losses(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[Loss]:
+def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
     """Name the components that change a text; what the decoder turns back is no change."""
     undone = {
         (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
@@ -368,25 +368,25 @@ def _losses(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[Loss]:
     for component in _components(_spec(rust.normalizer)):
         kind = component["type"]
         if kind in _CHANGES:
-            yield Loss(normalizer=kind, changes=_CHANGES[kind])
+            yield TextChange(normalizer=kind, changes=_CHANGES[kind])
         elif kind == "BertNormalizer":
-            yield from _bert_losses(component)
+            yield from _bert_text_changes(component)
         elif kind == "Replace":
             old = component["pattern"].get("String")
             new = component["content"]
             if (old, new) not in undone:
                 what = repr(old or component["pattern"].get("Regex"))
-                yield Loss(normalizer="Replace", changes=f"{what} becomes {new!r}")
+                yield TextChange(normalizer="Replace", changes=f"{what} becomes {new!r}")
         elif kind not in ("Prepend", "ByteLevel"):
-            yield Loss(normalizer=kind, changes="not known here")
+            yield TextChange(normalizer=kind, changes="not known here")
     if any(c["type"] == "WordPiece" for c in decoder):
-        yield Loss(
+        yield TextChange(
             normalizer="WordPiece",
             changes="whitespace is not kept: one space before each word, none before . , ? !",
         )
 
 
-def _bert_losses(spec: Spec) -> Iterator[Loss]:
+def _bert_text_changes(spec: Spec) -> Iterator[TextChange]:
     lowercase = bool(spec.get("lowercase"))
     accents = spec.get("strip_accents")
     parts = {
@@ -396,7 +396,7 @@ def _bert_losses(spec: Spec) -> Iterator[Loss]:
     }
     changes = "; ".join(what for what, does in parts.items() if does)
     if changes:
-        yield Loss(normalizer="BertNormalizer", changes=changes)
+        yield TextChange(normalizer="BertNormalizer", changes=changes)
 
 
 def _is_byte_token(display: str) -> bool:

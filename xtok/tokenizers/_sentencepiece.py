@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._tokenizer import Loss
+from xtok.tokenizers._tokenizer import TextChange
 from xtok.tokens import Entries, TokenType
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ class SentencePieceBackend:
         """A `.model` file has no chat template."""
         return {}
 
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """Return what the model's own normalizer changes."""
         spec = self._proto.normalizer_spec
         if not spec.precompiled_charsmap:
             return ()
         what = "characters that its table maps, compatibility characters as a rule (ﬁ → fi, ① → 1)"
-        return (Loss(normalizer=spec.name or "charsmap", changes=what),)
+        return (TextChange(normalizer=spec.name or "charsmap", changes=what),)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._tokenizer import Loss
+from xtok.tokenizers._tokenizer import TextChange
 from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
 
 if TYPE_CHECKING:
@@ -403,6 +403,6 @@ class TiktokenBackend:
         """A rank file has no chat template."""
         return {}
 
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """There are none: no normalizer."""
         return ()

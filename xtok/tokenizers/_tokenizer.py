@@ -30,8 +30,8 @@ from xtok.tokens import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """What a tokenizer changes about a text before it becomes tokens; no loss of a training.
+class TextChange:
+    """What a tokenizer changes about a text before it becomes tokens.
 
     Attributes:
         normalizer: the component of the tokenizer that does it.
@@ -68,7 +68,7 @@ class Backend(Protocol):
     def chat_templates(self) -> Mapping[str, str]:
         """Return the Jinja chat templates by name; `default` is the usual one."""
 
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """Return what keeps a text from being the concatenation of its tokens' bytes."""
 
 
@@ -246,9 +246,9 @@ class Tokenizer:
         return self._backend.chat_templates()
 
     @property
-    def losses(self) -> Sequence[Loss]:
+    def text_changes(self) -> Sequence[TextChange]:
         """What keeps a text from being the concatenation of its tokens' bytes; mostly nothing."""
-        return self._backend.losses()
+        return self._backend.text_changes()
 
     @functools.cached_property
     def _control_ids(self) -> dict[str, int]:
