@@ -446,6 +446,19 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         TINY.save(tmp_path / "pipe.pt")
 
 
+@pytest.mark.parametrize(("added", "width", "largest"), [(0, 2, 3), (10, 4, 13)])
+def test_a_width_that_is_too_small_is_told_with_the_least_that_fits(
+    tmp_path: Path, added: int, width: int, largest: int
+) -> None:
+    other = {**FOREIGN, "indices": FOREIGN["indices"] + added}  # type: ignore[operator]
+    path = save_pt(tmp_path / "f.pt", other)
+    with pytest.raises(MapFileError) as caught:
+        mapfile.load(path, teacher_vocab_size=width)
+    problem = f"f.pt has the teacher id {largest}, and is not {width} wide"
+    assert caught.value.message.endswith(problem)
+    assert f"with --teacher-vocab-size, at least {largest + 1}" in caught.value.hint
+
+
 def test_a_width_that_the_file_does_not_tell_is_asked_for(tmp_path: Path) -> None:
     path = save_pt(tmp_path / "foreign.pt", FOREIGN)
     with pytest.raises(MapFileError) as caught:
@@ -607,7 +620,6 @@ def test_a_pt_that_would_run_code_is_not_loaded(
         {**FOREIGN, "likelihoods": torch.ones(5, 2)},
         {**FOREIGN, "likelihoods": -FOREIGN["likelihoods"]},  # type: ignore[operator]
         {**FOREIGN, "likelihoods": FOREIGN["likelihoods"] * float("nan")},  # type: ignore[operator]
-        {**FOREIGN, "indices": FOREIGN["indices"] + 10},  # type: ignore[operator]
         {(0, 1, 2): 3},
         {(0, 1): "x"},
         {(0, -1): 1},

@@ -407,6 +407,12 @@ def _from_foreign(
             )
         require(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
         require(lowest >= 0, f"the {side} id {lowest}")
+        if widths[side] is not None and highest >= size:
+            raise MapFileError(
+                f"{source} has the {side} id {highest}, and is not {size} wide",
+                hint=f"give the width of its logits with --{side}-vocab-size, at least "
+                f"{highest + 1}",
+            )
         require(highest < size, f"the {side} id {highest} of {size}")
         sizes.append(size)
     says = entries.says
