@@ -295,6 +295,10 @@ def report(
         )
     correlations = {}
     for loss in COMPARED:
+        bits_of = {r["map"]: r["bits"] for r in rows if r["loss"] == loss}
+        for name, other in (("prior-both", "prior-start"), ("both", "start")):
+            gains = [b - a for a, b in zip(bits_of[name], bits_of[other], strict=True)]
+            print(f"{loss}: {name} over {other} {mean(gains):.3f} ± {half_interval(gains):.3f}")
         chosen = [r for r in rows if r["loss"] == loss and r["map"] != "learned"]
         for key in MEASURES:
             correlations[f"{loss}, {key}"] = rank_correlation(
@@ -314,6 +318,10 @@ def report(
 
 COMPARED = ("p-kl", "p-kl + ce")
 MEASURES = ("cross_entropy", "chunk_cross_entropy")
+MARKERS = {
+    "recipe": "o", "slot": "X", "prior-start": "<", "prior-both": "D", "start": ">", "chunk": "s",
+    "both": "P",
+}  # fmt: skip
 
 
 def half_interval(values: Sequence[float]) -> float:
@@ -342,20 +350,23 @@ def draw(work: Path, rows: Sequence[dict[str, Any]]) -> None:
     )
     axes.set_xlabel("held-out bits per byte (lower is better), 95 % interval over seeds")
     figure.savefig(work / "bits-per-byte.png", metadata={"Software": None}, dpi=110)
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, key in zip(figure.subplots(1, 2), MEASURES, strict=True):
-        for loss in COMPARED:
-            own = [r for r in rows if r["loss"] == loss and key in r and r["map"] != "learned"]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, key in zip(panels, MEASURES, strict=True):
+        for row in rows:
+            if row["loss"] not in COMPARED or row["map"] not in MARKERS:
+                continue
             axes.errorbar(
-                [r[key] for r in own], [r["gain"] for r in own],
-                yerr=[r["gain_interval"] for r in own], fmt="o", label=loss,
+                [row[key]], [row["gain"]], yerr=[row["gain_interval"]],
+                fmt=MARKERS[row["map"]], color=f"C{COMPARED.index(row['loss'])}", alpha=0.8,
             )  # fmt: skip
-            if loss == "p-kl + ce":
-                for r in own:
-                    axes.annotate(r["map"], (r[key], r["gain"]), fontsize=8)
         axes.set_xlabel(f"map's {key.replace('_', ' ')} on held-out text, nats")
-        axes.set_ylabel("gain over cross-entropy alone, bits/byte")
-        axes.legend(loc="center right")
+    panels[0].set_ylabel("gain over cross-entropy alone, bits/byte")
+    for number, loss in enumerate(COMPARED):
+        panels[1].plot([], [], "-", color=f"C{number}", label=loss)
+    for name, marker in MARKERS.items():
+        panels[1].plot([], [], marker, color="gray", label=name)
+    figure.legend(loc="outside right center")
     figure.savefig(work / "gain-by-measure.png", metadata={"Software": None}, dpi=110)
 
 
