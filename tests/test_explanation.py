@@ -87,6 +87,22 @@ def test_soft_rows_name_longer_tokens(pair: Pair) -> None:
     ]
 
 
+def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
+    counted = xtok.build(*pair, BuildConfig.for_loss("p-kl"))
+    [row] = explain(counted, [258], student=pair[0], teacher=pair[1])
+    assert (row.kind, row.why) == (
+        "pieces",
+        "counted on a text made up of the two vocabularies, and not pinned",
+    )
+    assert row.forward is not None
+    assert [(p.token, p.weight) for p in row.forward] == [("ab", 0)]
+    assert row.reverse is None
+    assert row.stages == (
+        "multitoken: counted on made-up text, --target both; at most 32 entries",
+        "sort-cut: at most 8 entries",
+    )
+
+
 def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     projection = xtok.build(byte_level, sentencepiece)
     bos = byte_level.table.roles["bos"][0]

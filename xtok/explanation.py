@@ -39,7 +39,7 @@ class SpelledPiece:
             that has the student's as a piece.
         token: escaped.
         place: which piece it is, from 0.
-        weight: 0 where it is beyond `max_pieces`.
+        weight: 0 where it is beyond `max_pieces`, or the weights were counted (`prior`).
     """
 
     teacher_id: int
@@ -130,7 +130,7 @@ def _explain(
     forward = reverse = None
     if teacher is not None and token:
         forward = tuple(_forward(token, teacher, columns, decay))
-    if student is not None and token:
+    if student is not None and token and decay:
         reverse = sorted(
             _reverse(student_id, student, columns, token, decay),
             key=lambda piece: (-piece.weight, piece.teacher_id),
@@ -143,7 +143,7 @@ def _explain(
         token_class=_class_of(rows, student_id).label,
         roles=_roles(rows, student_id),
         kind=row.kind,
-        why=_why(kind, rows, columns, student_id, same),
+        why=_why(kind, rows, columns, student_id, same, by_pieces=bool(decay)),
         entries=tuple(
             ExplainedEntry(
                 teacher_id=e.teacher_id,
@@ -175,12 +175,20 @@ def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:
 
 
 def _why(
-    kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int, same: int | None
+    kind: RowKind,
+    rows: TokenTable,
+    columns: TokenTable,
+    student_id: int,
+    same: int | None,
+    *,
+    by_pieces: bool,
 ) -> str:
     if kind == RowKind.EMPTY:
         return _why_empty(rows, student_id)
     if kind == RowKind.EXACT and same is None:
         return "pinned, but no teacher token has these bytes: equal by --token-form, or foreign"
+    if kind == RowKind.PIECES and not by_pieces:
+        return "counted on a text made up of the two vocabularies, and not pinned"
     counterpart = "" if same is None else f"teacher id {same} has the same bytes"
     sentences = {
         RowKind.EXACT: f"pinned: {counterpart}",
@@ -229,8 +237,10 @@ def _relation(
 
 
 def _decay(projection: ProjectionMap) -> list[float]:
-    """Return the weights of a token's first pieces before they are normalized."""
+    """Return the weights of a token's first pieces before they are normalized; none if counted."""
     steps = [s["options"] for s in projection.history if s["stage"] == "multitoken"]
+    if steps and steps[-1].get("weights") == "prior":
+        return []
     pieces = steps[-1].get("max_pieces") if steps else None
     if not (isinstance(pieces, int) and 1 <= pieces <= MAX_ENTRIES):
         pieces = MultitokenConfig.max_pieces
@@ -286,13 +296,15 @@ def _did(
 ) -> str:
     if stage == "multitoken" and kind == RowKind.ROLE:
         return "special tokens are not spelled"
+    most = f"at most {options.get('top_k')} entries"
+    if stage == "multitoken" and options.get("weights") == "prior":
+        return f"counted on made-up text, --target {options.get('target', 'start')}; {most}"
     if stage == "multitoken":
         spelled = [] if forward is None else [f"pieces forward: {len(forward)}"]
         if reverse is not None and options.get("reverse_pass", True):
             spelled.append(f"teacher tokens in reverse: {len(reverse):,}")
         slot = ", the slot included" if options.get("scale_trick") else ""
-        most = f"at most {options.get('top_k')} entries{slot}"
-        return "; ".join([*spelled, most])
+        return "; ".join([*spelled, most + slot])
     if stage == "reapply-exact":
         return {
             RowKind.EXACT: "pinned to the token of equal bytes",
