@@ -31,6 +31,7 @@ from xtok.config import (
     MergeConfig,
     MultitokenConfig,
     SortCutConfig,
+    Target,
 )
 from xtok.counting import CountedText, count_text, map_of_counts, merge_counts, plan_counting
 from xtok.pipeline import build
@@ -88,7 +89,9 @@ def measure(
     """Return a row for each map, cut and language."""
     options = MultitokenConfig(weights="prior", scale_trick=False)
     base = multitoken(student, teacher, options)
+    base_both = multitoken(student, teacher, replace(options, target="both"))
     trained = {lang: counts(student, teacher, corpus, f"{lang}.train") for lang in languages}
+    both = [counts(student, teacher, corpus, f"{lang}.train", "both") for lang in languages]
     measured = {lang: counts(student, teacher, corpus, f"{lang}.valid") for lang in languages}
     meaning = None
     if embedding_model is not None:
@@ -96,11 +99,15 @@ def measure(
     rows: list[dict[str, Any]] = []
     for k in CUTS:
         config = EstimateConfig(top_k=k)
-        plan = plan_counting(student, teacher, [corpus / f"{languages[0]}.valid.jsonl.gz"], config)
 
-        def counted(parts: list[CountedText], alpha: float | None = None) -> ProjectionMap:
-            chosen = replace(config, alpha=alpha)  # noqa: B023
-            return map_of_counts(merge_counts(parts), base, plan, chosen)  # noqa: B023
+        def counted(
+            parts: list[CountedText], alpha: float | None = None, target: Target = "start"
+        ) -> ProjectionMap:
+            chosen = replace(config, alpha=alpha, target=target)  # noqa: B023
+            text = corpus / f"{languages[0]}.valid.jsonl.gz"
+            plan = plan_counting(student, teacher, [text], chosen)
+            initial = base if target == "start" else base_both
+            return map_of_counts(merge_counts(parts), initial, plan, chosen)
 
         maps = {
             "build": build(student, teacher, BuildConfig(top_k=k)),
@@ -108,6 +115,7 @@ def measure(
             "no corpus": sort_cut(base, SortCutConfig(top_k=k)),
             "for p-kl": build(student, teacher, BuildConfig.for_loss("p-kl", top_k=k)),
             "counted": counted(list(trained.values())),
+            "counted both": counted(both, target="both"),
             "hindsight": counted(list(measured.values()), alpha=1e-3),
         }
         if meaning is not None:
@@ -145,9 +153,12 @@ def measure(
     return rows
 
 
-def counts(student: Tokenizer, teacher: Tokenizer, corpus: Path, name: str) -> CountedText:
+def counts(
+    student: Tokenizer, teacher: Tokenizer, corpus: Path, name: str, target: Target = "start"
+) -> CountedText:
     """Count one file."""
-    plan = plan_counting(student, teacher, [corpus / f"{name}.jsonl.gz"])
+    config = EstimateConfig(target=target)
+    plan = plan_counting(student, teacher, [corpus / f"{name}.jsonl.gz"], config)
     return count_text(plan, student, teacher)
 
 
@@ -172,14 +183,14 @@ def nemo(path: Path, like: ProjectionMap) -> ProjectionMap:
 def print_pair(pair: str, rows: list[dict[str, Any]], languages: list[str]) -> None:
     """Print `closed` by language, and the least coverage relative to the floor's."""
     print(f"\n{pair}: closed (– where recipe and floor are closer than 0.02 nats)")
-    print(f"{'map':12} {'k':>2}", *(f"{lang:>7}" for lang in languages), " coverage/floor's")
+    print(f"{'map':16} {'k':>2}", *(f"{lang:>7}" for lang in languages), " coverage/floor's")
     for k in CUTS:
         for name in dict.fromkeys(r["map"] for r in rows):
             own = [r for r in rows if r["map"] == name and r["k"] == k]
             if own:
                 cells = ["–" if r["closed"] is None else f"{r['closed']:.2f}" for r in own]
                 least = min(r["coverage_of_floor"] for r in own)
-                print(f"{name:12} {k:2}", *(f"{c:>7}" for c in cells), f" ≥ {least:.4f}")
+                print(f"{name:16} {k:2}", *(f"{c:>7}" for c in cells), f" ≥ {least:.4f}")
 
 
 def print_means(rows: list[dict[str, Any]]) -> None:
@@ -200,7 +211,7 @@ def print_means(rows: list[dict[str, Any]]) -> None:
                     for key in ("cross_entropy", "chunk_cross_entropy")
                 )
                 print(
-                    f"{name:12} k={k} {mean:6.3f} {min(closed):6.2f}   {least:.4f}"
+                    f"{name:16} k={k} {mean:6.3f} {min(closed):6.2f}   {least:.4f}"
                     f"   {starts:.3f} {chunks:.3f}"
                 )
 
