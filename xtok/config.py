@@ -79,7 +79,9 @@ class MultitokenConfig:
         check_choice(Weights, weights=self.weights)
         check_choice(Target, target=self.target)
         if self.target != "start" and self.weights != "prior":
-            raise ValueError(f"target is {self.target!r}, which goes with the weights 'prior'")
+            raise ValueError(
+                f"target is {self.target!r}, which goes with the weights 'prior' (--weights prior)"
+            )
         if not 0 < self.fuzzy_threshold <= 1:
             raise ValueError(f"fuzzy_threshold is {self.fuzzy_threshold}, and must be in (0, 1]")
         for name in ("ignore_student_ids", "ignore_teacher_ids"):
