@@ -164,7 +164,8 @@ class ProjectionMap:
         """Return the teacher ids (int32) and weights (float32) of one row, heaviest first."""
         if not 0 <= student_id < self.shape[0]:
             raise IndexError(f"student id {student_id} is not in 0..{self.shape[0] - 1}")
-        start, end = np.searchsorted(self.student_ids, [student_id, student_id + 1])
+        ends = np.array([student_id, student_id + 1], self.student_ids.dtype)  # else ids are copied
+        start, end = np.searchsorted(self.student_ids, ends)
         return self.teacher_ids[start:end], self.weights[start:end]
 
     def check(self) -> None:
