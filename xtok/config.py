@@ -16,7 +16,7 @@ Normalize = Literal["sum", "softmax"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["decay", "prior"]
 Target = Literal["start", "chunk", "both"]
-Loss = Literal["p-kl", "gold", "h-kl"]  # of a training; a tokenizer's `Loss` is what it changes
+Loss = Literal["p-kl", "gold", "h-kl"]
 ExportFormat = Literal["nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"]
 
 MAX_ENTRIES = 4096

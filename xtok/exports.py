@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xtok.canonical import match_bytes, match_roles
 from xtok.config import ExportFormat
 from xtok.errors import OutputError, XtokError
-from xtok.mapfile import replacing
+from xtok.mapfile import write
 from xtok.projection import ProjectionMap
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
@@ -142,7 +142,7 @@ def export(
     else:
         files = {target: _WRITERS[kind](projection)}
     for file, data in files.items():
-        _write(file, data)
+        write(file, [data])
     return list(files)
 
 
@@ -178,17 +178,6 @@ def check_export(path: str | PathLike[str], kind: ExportFormat) -> Path:
     if kind == "parquet":
         _pyarrow()
     return target
-
-
-def _write(target: Path, data: bytes) -> None:
-    try:
-        with replacing(target) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
-        raise OutputError(
-            f"{target} cannot be written: {error.strerror or error}",
-            hint="check the free space and the permissions of its folder, or give another --output",
-        ) from error
 
 
 def _subtokens_file(spelled: Subtokens) -> bytes:

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -41,6 +41,15 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     target = check_output(path)
     projection.check()
     parts = _parts(projection) if target.suffix == ".safetensors" else [to_nemo(projection)]
+    write(target, parts)
+
+
+def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file of these parts whole, or leave what was there.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
     try:
         with replacing(target) as temporary, temporary.open("wb") as file:
             file.writelines(parts)
