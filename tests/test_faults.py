@@ -693,9 +693,7 @@ def test_strict_takes_what_is_whole(cli: Cli, small: Path, tmp_path: Path) -> No
 def test_strict_refuses_tokens_that_cannot_be_decoded() -> None:
     from xtok.stages import require_complete, stage_report
 
-    report = stage_report(
-        "multitoken", np.zeros(1, np.uint8), [], ["student a: no bytes behind 1 id"]
-    )
+    report = stage_report("multitoken", TINY, [], ["student a: no bytes behind 1 id"])
     with pytest.raises(XtokError, match="no bytes behind 1 id"):
         require_complete(dataclasses_replace(TINY, reports=(report,)))
     require_complete(TINY)

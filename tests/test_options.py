@@ -78,14 +78,16 @@ def test_build_is_its_stages_byte_for_byte(
     assert len(path.read_bytes()) <= planned.max_bytes
 
 
-def test_spared_rows_are_empty_whatever_makes_the_weights(tmp_path: Path) -> None:
+def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
     for options in ({}, {"weights": "prior"}, {"canonicalization": "relaxed"}):
         config = MultitokenConfig(**options)  # type: ignore[arg-type]
-        spared = multitoken(student, teacher, config, spared=(97, 257))
-        spared.check()
-        assert np.flatnonzero(spared.row_kind == RowKind.EMPTY).tolist() == [97, 257]
+        only = np.ones(len(student.table), np.bool_)
+        only[[97, 257]] = False
+        projection = multitoken(student, teacher, config, only=only)
+        projection.check()
+        assert np.flatnonzero(projection.row_kind == RowKind.EMPTY).tolist() == [97, 257]
 
 
 @pytest.mark.parametrize("weights", ["decay", "prior"])

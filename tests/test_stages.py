@@ -355,10 +355,25 @@ def test_build_is_the_three_stages(byte_level: Tokenizer, sentencepiece: Tokeniz
     built = xtok.build(byte_level, sentencepiece, BuildConfig(top_k=3))
     staged = sort_cut(reapply_exact(multitoken(byte_level, sentencepiece)), SortCutConfig(top_k=3))
     assert sha256_of(built) == sha256_of(staged)
-    assert [r.stage for r in built.reports] == ["multitoken", "reapply-exact", "sort-cut"]
+    assert built.history == staged.history
     loose = xtok.build(byte_level, sentencepiece, BuildConfig(exact_match=False))
     assert RowKind.EXACT not in loose.row_kind
     assert [step["stage"] for step in loose.history] == ["multitoken", "sort-cut"]
+
+
+def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> None:
+    """One report, of the finished map: its rows, its slots; no stage on the way is counted."""
+    built = xtok.build(student, teacher)
+    [report] = built.reports
+    assert report.stage == "build"
+    kinds = {kind.name: int((built.row_kind == kind).sum()) for kind in RowKind}
+    assert report.counts["rows exact"] == kinds["EXACT"] > 200
+    assert report.counts["rows from pieces"] == kinds["PIECES"] < 10
+    slots = [note for note in report.notes if "slot" in note]
+    on_slots = set(built.teacher_ids[built.is_slot].tolist())
+    assert len(slots) == 1
+    assert all(f" {i} '" in slots[0] for i in on_slots)
+    assert f"scale slots on {len(on_slots)} teacher id" in slots[0]
 
 
 def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tokenizer) -> None:

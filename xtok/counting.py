@@ -38,6 +38,7 @@ from xtok.stages import (
     history_with,
     multitoken,
     reapply_exact,
+    reported,
     stage_report,
 )
 from xtok.texts import ShardReader, TextShard, TextSource, describe_text, find_texts, shards
@@ -513,13 +514,14 @@ def map_of_counts(
         method="estimate",
         top_k=config.top_k,
         history=history_with(base, step),
-        reports=(*base.reports, _report(totals, kind, alpha, config)),
+        reports=base.reports,
     )
+    result = reported(result, _report(result, totals, alpha, config))
     return reapply_exact(result) if config.pin_exact else result
 
 
 def _report(
-    totals: TextTotals, kind: NDArray[np.uint8], alpha: float, config: EstimateConfig
+    projection: ProjectionMap, totals: TextTotals, alpha: float, config: EstimateConfig
 ) -> StageReport:
     notes = [
         f"{totals.documents:,} documents, {totals.student_tokens:,} student and "
@@ -539,4 +541,4 @@ def _report(
         notes.append(
             f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"
         )
-    return stage_report("estimate", kind, notes)
+    return stage_report("estimate", projection, notes)

@@ -73,7 +73,7 @@ def special_edges(rows: TokenTable, columns: TokenTable, config: MultitokenConfi
         )
         s, t, w = (np.array([pair[i] for pair in pairs]) for i in range(3))
         return Edges(s.astype(np.int32), t.astype(np.int32), w.astype(np.float64)).normalized()
-    return pins(match_roles(rows, columns) if config.special_tokens == "roles" else {})
+    return single_edges(match_roles(rows, columns) if config.special_tokens == "roles" else {})
 
 
 def without(edges: Edges, student_ids: Sequence[int], teacher_ids: Sequence[int]) -> Edges:
@@ -92,7 +92,7 @@ def beside_slots(edges: Edges, slots: Edges) -> NDArray[np.float64]:
     return left
 
 
-def pins(pairs: Mapping[int, int]) -> Edges:
+def single_edges(pairs: Mapping[int, int]) -> Edges:
     """Return an edge of weight 1 for each student id to teacher id."""
     s, t = (np.fromiter(ids, np.int32, len(pairs)) for ids in (pairs, pairs.values()))
     return Edges(s, t, np.ones(len(pairs), np.float32))

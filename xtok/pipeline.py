@@ -7,11 +7,18 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from xtok.canonical import match_bytes
 from xtok.config import BuildConfig, EstimateConfig
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.projection import ProjectionMap
-from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.projection import ProjectionMap, StageReport
+from xtok.stages import (
+    exact_matches,
+    map_notes,
+    multitoken,
+    sort_cut,
+    stage_report,
+    tokenizer_notes,
+    with_exact,
+)
 from xtok.tokenizers import Tokenizer, as_tokenizer
 
 
@@ -67,24 +74,22 @@ def build(
             checkpoint=checkpoint,
             text_progress=text_progress,
         )
-    same = match_bytes(student.table, teacher.table) if _pins_same_bytes(config) else None
-    projection = multitoken(
-        student, teacher, config.multitoken, spared=same or (), progress=progress
-    )
+    matches = open_rows = None
     if config.exact_match:
-        projection = reapply_exact(projection, student=student, teacher=teacher, same_bytes=same)
-    return sort_cut(projection, config.sort_cut)
+        rows = student.table_as(config.token_form, ignore=config.ignore_student_ids)
+        columns = teacher.table_as(config.token_form, ignore=config.ignore_teacher_ids)
+        matches = exact_matches(rows, columns, config)
+        open_rows = ~matches.is_exact
+    projection = multitoken(student, teacher, config.multitoken, only=open_rows, progress=progress)
+    if matches is not None:
+        projection = with_exact(projection, matches, config)
+    projection = sort_cut(projection, config.sort_cut)
+    return replace(projection, reports=(_report(projection, student, teacher),))
 
 
-def _pins_same_bytes(config: BuildConfig) -> bool:
-    """Tell whether every row of a token whose bytes the teacher has is sure to be pinned.
-
-    Such rows, most of those of related vocabularies, need not be spelled.
-    """
-    return (
-        config.exact_match
-        and config.weights == "decay"
-        and config.canonicalization == "exact"
-        and config.token_form == "bytes"
-        and not (config.ignore_student_ids or config.ignore_teacher_ids)
-    )
+def _report(projection: ProjectionMap, student: Tokenizer, teacher: Tokenizer) -> StageReport:
+    """Return one report of what was made, which notes of a stage on its own may not be true of."""
+    first, last = projection.reports[0], projection.reports[-1]
+    notes = [*tokenizer_notes(student, teacher), *map_notes(projection)]
+    report = stage_report("build", projection, notes, first.failures)
+    return replace(report, counts={**report.counts, **last.counts})

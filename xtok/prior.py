@@ -99,9 +99,8 @@ def prior_edges(
     *,
     num_texts: int | None = None,
     seed: int = 0,
-    unspelled: list[int] | None = None,
     progress: Progress = silent,
-) -> Edges:
+) -> tuple[Edges, list[int]]:
     """Count pairs of tokens on made-up text; how likely is teacher token t where s begins?
 
     Every text token of the student also gets a little weight on the first piece that the teacher
@@ -115,11 +114,11 @@ def prior_edges(
         num_texts: how many texts, of 24 tokens each; if None, two for each id of the two
             vocabularies, but no more than 150,000.
         seed: of the random numbers; the same seed gives the same edges.
-        unspelled: takes the student ids whose bytes the teacher cannot spell.
         progress: called with the number of texts.
 
     Returns:
-        Edges whose weights, float64, sum to 1 for each student id; a pair may come twice.
+        Edges with float64 weights, in which a pair may come twice; and the student ids whose bytes
+        the teacher cannot spell.
     """
     if num_texts is None:
         num_texts = min(MAX_TEXTS, 2 * (len(student.table) + len(teacher.table)))
@@ -137,15 +136,14 @@ def prior_edges(
     keys, found = counts.arrays()
     parts = [pair_edges(keys, found / unit_of(target))]
     pieces = _pieces(student.table, teacher)
-    if unspelled is not None:
-        unspelled += np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
+    unspelled: list[int] = np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
     if target in ("start", "both"):
         first = pieces.take(ranks(pieces.student_ids) == 0)
         parts.append(first._replace(weights=np.full(len(first.weights), FIRST_PIECE)))
     if target in ("chunk", "both"):
         t, s, weights = _pieces(teacher.table, student)
         parts += [pieces, Edges(s, t, weights)]
-    return Edges.concatenate([*parts, _prefixes(student, teacher)])
+    return Edges.concatenate([*parts, _prefixes(student, teacher)]), unspelled
 
 
 def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:

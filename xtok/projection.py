@@ -58,6 +58,10 @@ class RowKind(IntEnum):
     RELAXED = 7
 
 
+REORDERED = "rows reordered"
+"""What a report counts rows under whose entries were not in a map's order."""
+
+
 @dataclass(frozen=True)
 class StageReport:
     """What a stage did, for a person: how many of what, and what deserves a look.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,17 @@ from xtok.config import (
     SpecialTokens,
 )
 from xtok.errors import XtokError
-from xtok.matching import beside_slots, in_form, pins, special_edges, used_options, without
+from xtok.matching import (
+    beside_slots,
+    in_form,
+    single_edges,
+    special_edges,
+    used_options,
+    without,
+)
 from xtok.progress import Progress, silent
 from xtok.projection import (
+    REORDERED,
     Edges,
     ProjectionMap,
     RowKind,
@@ -42,7 +50,7 @@ from xtok.projection import (
     sum_duplicates,
 )
 from xtok.sides import require_same_pair, require_table, with_vocabularies
-from xtok.tokens import TokenTable, Vocabulary
+from xtok.tokens import TokenTable
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -56,7 +64,7 @@ def multitoken(
     config: MultitokenConfig | None = None,
     *,
     initial: ProjectionMap | None = None,
-    spared: Collection[int] = (),
+    only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
     """Map each student token to the teacher tokens that spell it, and the other way round.
@@ -71,8 +79,7 @@ def multitoken(
         teacher: the tokenizer of the columns.
         config: the options; the defaults if None.
         initial: a map of the same pair whose weights (but for slots) are added in.
-        spared: student ids with bytes whose rows are left empty, for `reapply_exact` to fill: most
-            tokens of related vocabularies, which need not be spelled then.
+        only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
         progress: called for each pass over a vocabulary.
 
     Raises:
@@ -84,35 +91,15 @@ def multitoken(
     _check_ignored("teacher", teacher, ignored[1])
     rows = student.table_as(config.token_form, ignore=ignored[0])
     columns = teacher.table_as(config.token_form, ignore=ignored[1])
-    notes = [*_read("student", student), *_read("teacher", teacher)]
-    failures = undecodable_tokens(student, teacher, ignored)
+    if only is None:
+        only = np.ones(len(rows), np.bool_)
+    spelled, failures = _spelled_edges(student, teacher, rows, columns, config, only, progress)
+    special = special_edges(rows, columns, config)
+    special = special.take(only[special.student_ids])
     kind = np.zeros(len(rows), np.uint8)
-    kind[list(spared)] = RowKind.PIECES
-    open_rows = kind == RowKind.EMPTY
-    if config.weights == "prior":
-        unspelled: list[int] = []
-        from xtok.prior import prior_edges
-
-        parts = [
-            prior_edges(student, teacher, config.target, unspelled=unspelled, progress=progress)
-        ]
-        failures += _unspelled(teacher, set(unspelled) - set(ignored[0]), rows)
-    else:
-        wanted = rows.text_ids[open_rows[rows.text_ids]]
-        parts = [_spell(rows, wanted, teacher, config.max_pieces, progress, failures)]
-        if config.reverse_pass:
-            others = columns.text_ids
-            t, s, w = _spell(columns, others, student, config.max_pieces, progress, failures)
-            parts.append(Edges(s, t, w))
-    if config.canonicalization == "relaxed":
-        parts.append(pins(match_relaxed(rows, columns)))
-    parts = [without(part, *ignored) for part in parts]
-    if spared:
-        parts = [part.take(open_rows[part.student_ids]) for part in parts]
-    for part in parts:
-        kind[part.student_ids] = RowKind.PIECES
-    parts.append(special_edges(rows, columns, config))
-    kind[parts[-1].student_ids] = RowKind.ROLE
+    kind[spelled.student_ids] = RowKind.PIECES
+    kind[special.student_ids] = RowKind.ROLE
+    parts = [spelled, special]
     step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
     if initial is not None:
         require_same_pair(initial, student.vocabulary, teacher.vocabulary)
@@ -123,14 +110,12 @@ def multitoken(
         step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
-    kind[~filled & open_rows] = RowKind.EMPTY
     edges = heaviest(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
         candidates = [i for i in slot_candidates(teacher.table) if i not in ignored[1]]
-        edges, slot = _add_slots(edges, candidates, teacher.table, len(rows), notes)
-    notes += empty_row_notes(student.vocabulary, kind)
-    return finished(
+        edges, slot = _add_slots(edges, candidates, len(rows))
+    projection = finished(
         edges,
         student=student.vocabulary,
         teacher=teacher.vocabulary,
@@ -139,8 +124,42 @@ def multitoken(
         method="multitoken",
         top_k=config.top_k,
         history=history_with(initial, step),
-        reports=(stage_report("multitoken", kind, notes, failures),),
     )
+    failures = [*undecodable_tokens(student, teacher, ignored), *failures]
+    notes = [*tokenizer_notes(student, teacher), *map_notes(projection)]
+    return reported(projection, stage_report("multitoken", projection, notes, failures))
+
+
+def _spelled_edges(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    rows: TokenTable,
+    columns: TokenTable,
+    config: MultitokenConfig,
+    only: NDArray[np.bool_],
+    progress: Progress,
+) -> tuple[Edges, list[str]]:
+    """Return the edges that text tokens of the wanted rows have, and what cannot be spelled."""
+    if config.weights == "prior":
+        from xtok.prior import prior_edges
+
+        edges, unspelled = prior_edges(student, teacher, config.target, progress=progress)
+        wanted = set(unspelled) - set(config.ignore_student_ids)
+        parts, failures = [edges], _unspelled(teacher, wanted, rows)
+    else:
+        open_ids = rows.text_ids[only[rows.text_ids]]
+        forward, failures = _spell(rows, open_ids, teacher, config.max_pieces, progress)
+        parts = [forward]
+        if config.reverse_pass:
+            all_ids = columns.text_ids
+            reverse, more = _spell(columns, all_ids, student, config.max_pieces, progress)
+            parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
+            failures += more
+    if config.canonicalization == "relaxed":
+        parts.append(single_edges(match_relaxed(rows, columns)))
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    edges = without(Edges.concatenate(parts), *ignored)
+    return edges.take(only[edges.student_ids]), failures
 
 
 def reapply_exact(
@@ -150,7 +169,6 @@ def reapply_exact(
     canonicalization: Canonicalization | None = None,
     student: Tokenizer | None = None,
     teacher: Tokenizer | None = None,
-    same_bytes: Mapping[int, int] | None = None,
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
 
@@ -164,7 +182,6 @@ def reapply_exact(
         canonicalization: likewise.
         student: the tokenizer of the rows, for display strings, which a map does not carry.
         teacher: the tokenizer of the columns, likewise.
-        same_bytes: what `canonical.match_bytes` finds, where it is known already.
 
     Raises:
         XtokError: if the map carries no token tables, or was made with display strings and the
@@ -177,37 +194,75 @@ def reapply_exact(
         special_tokens=special_tokens or options.special_tokens,
         canonicalization=canonicalization or options.canonicalization,
     )
-    ignored = options.ignore_student_ids, options.ignore_teacher_ids
-    rows = in_form(rows, student, options.token_form, ignored[0])
-    columns = in_form(columns, teacher, options.token_form, ignored[1])
-    exact = pins(match_bytes(rows, columns) if same_bytes is None else same_bytes)
-    special = heaviest(special_edges(rows, columns, options), projection.top_k)
-    relaxed = pins(match_relaxed(rows, columns) if options.canonicalization == "relaxed" else {})
+    rows = in_form(rows, student, options.token_form, options.ignore_student_ids)
+    columns = in_form(columns, teacher, options.token_form, options.ignore_teacher_ids)
+    return with_exact(projection, exact_matches(rows, columns, options), options)
+
+
+@dataclass(frozen=True)
+class ExactMatches:
+    """The rows that need no spelling, and those that one near-equivalent settles.
+
+    Attributes:
+        equal: tokens of equal bytes, weight 1 each.
+        special: special tokens; each row sums to 1.
+        relaxed: near-equivalents of tokens without an exact counterpart, weight 1 each; these rows
+            keep their slot.
+        is_exact: bool `[V_student]`, the rows of `equal` and `special`.
+    """
+
+    equal: Edges
+    special: Edges
+    relaxed: Edges
+    is_exact: NDArray[np.bool_]
+
+
+def exact_matches(rows: TokenTable, columns: TokenTable, config: MultitokenConfig) -> ExactMatches:
+    """Match the tokens of two tables, which are in the form that they are compared in."""
+    equal = single_edges(match_bytes(rows, columns))
+    special = special_edges(rows, columns, config)
+    relaxed = match_relaxed(rows, columns) if config.canonicalization == "relaxed" else {}
+    is_exact = np.zeros(len(rows), np.bool_)
+    is_exact[equal.student_ids] = is_exact[special.student_ids] = True
+    return ExactMatches(equal, special, single_edges(relaxed), is_exact)
+
+
+def with_exact(
+    projection: ProjectionMap, matches: ExactMatches, config: MultitokenConfig
+) -> ProjectionMap:
+    """Put matches in the place of a map's own rows.
+
+    Args:
+        projection: the map.
+        matches: of its two vocabularies.
+        config: the options that the matches were made with.
+    """
+    special = heaviest(matches.special, projection.top_k)
     kind = projection.row_kind.copy()
-    kind[exact.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
-    kind[relaxed.student_ids] = RowKind.RELAXED
-    pinned, beside = np.zeros((2, len(rows)), np.bool_)
-    pinned[exact.student_ids] = pinned[special.student_ids] = True
-    beside[relaxed.student_ids] = True
+    kind[matches.equal.student_ids], kind[special.student_ids] = RowKind.EXACT, RowKind.ROLE
+    kind[matches.relaxed.student_ids] = RowKind.RELAXED
+    replaced = np.zeros(len(kind), np.bool_)
+    replaced[matches.relaxed.student_ids] = True
     of_row = projection.student_ids
-    others = projection.edges.take(~pinned[of_row] & (~beside[of_row] | projection.is_slot))
+    kept = ~matches.is_exact[of_row] & (~replaced[of_row] | projection.is_slot)
+    others = projection.edges.take(kept)
+    relaxed = matches.relaxed._replace(weights=beside_slots(matches.relaxed, others))
     slot = projection.scale_slot
-    slotted = relaxed._replace(weights=beside_slots(relaxed, others))
-    used: dict[str, str] = {"special_tokens": options.special_tokens}
-    if options.canonicalization == "relaxed":
+    used: dict[str, str] = {"special_tokens": config.special_tokens}
+    if config.canonicalization == "relaxed":
         used["canonicalization"] = "relaxed"
-    step = {"stage": "reapply-exact", "options": used}
-    return finished(
-        Edges.concatenate([slotted, others, exact, special]),
+    result = finished(
+        Edges.concatenate([relaxed, others, matches.equal, special]),
         student=projection.student,
         teacher=projection.teacher,
         row_kind=kind,
-        scale_slot=None if slot is None else np.where(pinned, np.uint8(0), slot),
+        scale_slot=None if slot is None else np.where(matches.is_exact, np.uint8(0), slot),
         method=projection.method,
         top_k=projection.top_k,
-        history=history_with(projection, step),
-        reports=(*projection.reports, stage_report("reapply-exact", kind, [])),
+        history=history_with(projection, {"stage": "reapply-exact", "options": used}),
+        reports=projection.reports,
     )
+    return reported(result, stage_report("reapply-exact", result))
 
 
 def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> ProjectionMap:
@@ -246,7 +301,7 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
             "entries cut": projection.nnz - len(places),
             "mean mass cut per row": mass / max(1, int(np.count_nonzero(projection.row_kind))),
             "rows whose order changed": sum(
-                report.counts.get("rows reordered", 0) for report in projection.reports
+                report.counts.get(REORDERED, 0) for report in projection.reports
             ),
         },
     )
@@ -299,9 +354,8 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
         part = projection.edges.take(takes_part).normalized()
         parts.append(part._replace(weights=part.weights * weight))
         both = (projection.row_kind != kind) & (projection.row_kind != 0) & (kind != 0)
-        merged = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, projection.row_kind))
-        kind = np.where(pinned, kind, merged)
-    notes: list[str] = []
+        mixed = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, projection.row_kind))
+        kind = np.where(pinned, kind, mixed)
     top_k = config.top_k or max(projection.top_k for projection in maps)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     several = np.bincount(edges.student_ids, minlength=len(kind)) > 1
@@ -316,15 +370,11 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
             )
         single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
         slotted = heaviest(edges.take(~single), top_k - 1)
-        columns = first.teacher.table
-        candidates = slot_candidates(columns)
-        slotted, slot = _add_slots(slotted, candidates, columns, first.shape[0], notes)
+        slotted, slot = _add_slots(slotted, slot_candidates(first.teacher.table), first.shape[0])
         edges = Edges.concatenate([heaviest(edges.take(single), top_k), slotted])
     else:
         edges = heaviest(edges, top_k)
     kept = first.edges.take(pinned[first.student_ids])
-    filled = int(np.count_nonzero((first.row_kind == 0) & (kind != 0)))
-    report = stage_report("merge", kind, notes)
     options = {"weights": list(weights), "fill": config.fill, "top_k": top_k}
     step = {
         "stage": "merge",
@@ -332,7 +382,7 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
         "initial_sha256": mapfile.sha256(maps[0]),
         "merged_sha256": [mapfile.sha256(projection) for projection in maps[1:]],
     }
-    return finished(
+    merged = finished(
         Edges.concatenate([edges, kept]),
         student=first.student,
         teacher=first.teacher,
@@ -341,10 +391,12 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
         method=first.method,
         top_k=top_k,
         history=history_with(first, step),
-        reports=(
-            *(report for projection in maps for report in projection.reports),
-            replace(report, counts={**report.counts, "rows that were empty": filled}),
-        ),
+        reports=tuple(report for projection in maps for report in projection.reports),
+    )
+    filled = int(np.count_nonzero((first.row_kind == 0) & (kind != 0)))
+    report = stage_report("merge", merged, slot_notes(merged))
+    return reported(
+        merged, replace(report, counts={**report.counts, "rows that were empty": filled})
     )
 
 
@@ -354,9 +406,8 @@ def _spell(
     tokenizer: Tokenizer,
     max_pieces: int,
     progress: Progress,
-    failures: list[str],
-) -> Edges:
-    """Segment tokens of a table; edges from the tokens to their first pieces."""
+) -> tuple[Edges, list[str]]:
+    """Segment tokens of a table: edges from the tokens to their first pieces, and failures."""
     all_tokens = table.tokens()
     tokens = [all_tokens[i] for i in ids.tolist()]
     pieces: list[Sequence[int] | None] = []
@@ -366,7 +417,6 @@ def _spell(
             pieces += tokenizer.segment_batch(chunk)
             advance(len(chunk))
     failed = [i for i, found in zip(ids.tolist(), pieces, strict=True) if found is None]
-    failures += _unspelled(tokenizer, failed, table)
     counts = np.fromiter((0 if found is None else len(found) for found in pieces), np.int64)
     flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
     owner = np.repeat(np.arange(len(pieces)), counts)
@@ -374,11 +424,12 @@ def _spell(
     first = place < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
     total = np.concatenate([[1.0], np.cumsum(decay)])
-    return Edges(
+    edges = Edges(
         ids[owner[first]].astype(np.int32),
         flat[first],
         decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
     )
+    return edges, _unspelled(tokenizer, failed, table)
 
 
 def _unspelled(tokenizer: Tokenizer, ids: Collection[int], table: TokenTable) -> list[str]:
@@ -396,17 +447,19 @@ def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
         )
 
 
-def _read(side: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the notes of a side: its width and where that comes from, and what changes text."""
-    vocabulary = tokenizer.vocabulary
-    notes = [
-        f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
-        f"(from the {vocabulary.width_source})"
-    ]
-    notes += [
-        f"{vocabulary.model_id} changes text: {change.normalizer}: {change.changes}"
-        for change in tokenizer.text_changes
-    ]
+def tokenizer_notes(student: Tokenizer, teacher: Tokenizer) -> list[str]:
+    """Return a note on each side's width and where it comes from, and on what changes text."""
+    notes = []
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        vocabulary = tokenizer.vocabulary
+        notes.append(
+            f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
+            f"(from the {vocabulary.width_source})"
+        )
+        notes += [
+            f"{vocabulary.model_id} changes text: {change.normalizer}: {change.changes}"
+            for change in tokenizer.text_changes
+        ]
     return notes
 
 
@@ -441,11 +494,7 @@ def require_complete(projection: ProjectionMap) -> None:
 
 
 def _add_slots(
-    edges: Edges,
-    candidates: Iterable[int],
-    columns: TokenTable,
-    num_rows: int,
-    notes: list[str],
+    edges: Edges, candidates: Iterable[int], num_rows: int
 ) -> tuple[Edges, NDArray[np.uint8]]:
     """Give each non-empty row a scale slot: the first candidate that the row does not have."""
     slot_of_row = np.full(num_rows, -1)
@@ -458,15 +507,7 @@ def _add_slots(
         waiting &= ~free
         if not waiting.any():
             break
-    if waiting.any():
-        notes.append(
-            f"{int(waiting.sum()):,} rows have no scale slot: no teacher id is free of meaning"
-        )
     rows = np.flatnonzero(slot_of_row >= 0)
-    if len(rows):
-        taken, times = np.unique(slot_of_row[rows], return_counts=True)
-        most_first = taken[np.argsort(-times, kind="stable")].tolist()
-        notes.append(f"scale slots on {_some(most_first, columns, 'teacher id')}")
     slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
     return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
 
@@ -513,17 +554,49 @@ _IN_WORDS = {
 
 
 def stage_report(
-    stage: str, kind: NDArray[np.uint8], notes: Sequence[str], failures: Sequence[str] = ()
+    stage: str,
+    projection: ProjectionMap,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
 ) -> StageReport:
     """Return the report of a stage that counts the rows of its result by kind."""
-    found = np.bincount(kind, minlength=len(RowKind)).tolist()
+    found = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
     counts = {f"rows {_IN_WORDS[k]}": found[k] for k in RowKind if found[k]}
     return StageReport(stage, counts, tuple(notes), tuple(failures))
 
 
-def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
+def reported(projection: ProjectionMap, report: StageReport) -> ProjectionMap:
+    """Return a map with one more report."""
+    return replace(projection, reports=(*projection.reports, report))
+
+
+def map_notes(projection: ProjectionMap) -> list[str]:
+    """Return what deserves a look in a finished map: its scale slots, rows that are empty."""
+    return [*slot_notes(projection), *_empty_row_notes(projection)]
+
+
+def slot_notes(projection: ProjectionMap) -> list[str]:
+    """Return a note on rows that have no scale slot, and one on the ids that serve as slots."""
+    if projection.scale_slot is None:
+        return []
+    notes = []
+    needs_none = [RowKind.EMPTY, RowKind.EXACT, RowKind.ROLE]
+    lacking = (projection.scale_slot == 0) & ~np.isin(projection.row_kind, needs_none)
+    if lacking.any():
+        notes.append(
+            f"{int(lacking.sum()):,} rows have no scale slot: no teacher id is free of meaning"
+        )
+    taken, times = np.unique(projection.teacher_ids[projection.is_slot], return_counts=True)
+    if len(taken):
+        most_first = taken[np.argsort(-times, kind="stable")].tolist()
+        columns = require_table(projection.teacher)
+        notes.append(f"scale slots on {_some(most_first, columns, 'teacher id')}")
+    return notes
+
+
+def _empty_row_notes(projection: ProjectionMap) -> list[str]:
     """Return a note on text rows, and one on special tokens, that are left empty."""
-    table = require_table(student)
+    table, kind = require_table(projection.student), projection.row_kind
     text = [i for i in table.text_ids.tolist() if not kind[i]]
     special = [i for i in table.control_names if not kind[i]]
     notes = [f"empty rows: {_some(text, table)}"] if text else []

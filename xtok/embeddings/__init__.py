@@ -25,7 +25,7 @@ from xtok.errors import EmbeddingError, XtokError
 from xtok.progress import Progress, silent
 from xtok.projection import Edges, ProjectionMap, RowKind
 from xtok.sides import require_table
-from xtok.stages import finished, history_with, stage_report, undecodable_tokens
+from xtok.stages import finished, history_with, reported, stage_report, undecodable_tokens
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.tokens import TokenTable, TokenType
@@ -109,8 +109,7 @@ def generate(
     edges = _similar(row_ids, x, column_ids, y, config, counts, progress)
     kind = np.zeros(len(rows), np.uint8)
     kind[edges.student_ids] = RowKind.EMBEDDING
-    report = stage_report("generate", kind, notes, undecodable_tokens(student, teacher))
-    return finished(
+    projection = finished(
         edges,
         student=student.vocabulary,
         teacher=teacher.vocabulary,
@@ -119,8 +118,9 @@ def generate(
         method="generate",
         top_k=config.top_k,
         history=history_with(None, {"stage": "generate", "options": options}),
-        reports=(replace(report, counts={**report.counts, **counts}),),
     )
+    report = stage_report("generate", projection, notes, undecodable_tokens(student, teacher))
+    return reported(projection, replace(report, counts={**report.counts, **counts}))
 
 
 _UNRECORDED = ("chunk_size",)
