@@ -1,6 +1,6 @@
 """Does a better map make a better student? Train small students with every map and loss.
 
-    python scripts/map_study.py --corpus FOLDER --work FOLDER [--steps 160] [--seeds 5]
+    python scripts/examples/map_study.py --corpus FOLDER --work FOLDER [--steps 160] [--seeds 5]
 
 The corpus holds `LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz`. Two byte-level BPE
 tokenizers of different sizes, which split digits differently, are trained on it, then one teacher;
