@@ -30,9 +30,8 @@ def align(options: Namespace) -> Iterator[Row]:
         aligner = TokenAligner(student, teacher)
         for language, texts in corpus.items():
             s, t = (encode(side, [text.encode() for text in texts]) for side in sides)
-            found = race(
-                timed(kernel(aligner, s, t)), timed(plain_walk(aligner, s, t)), options.repeat
-            )
+            calls = timed(kernel(aligner, s, t)), timed(plain_walk(aligner, s, t))
+            found = race(*calls, options.repeat)
             yield {
                 "pair": label,
                 "text": language,
@@ -129,35 +128,27 @@ def shapes(
     student: Tokenizer, teacher: Tokenizer, ordinary: str, options: Namespace
 ) -> Iterator[Row]:
     """Measure how time grows with length and differences, and what odd texts cost."""
-    aligner = TokenAligner(student, teacher)
-
-    def per_token(ours: bytes, theirs: bytes) -> tuple[int, float]:
-        pieces = (
-            [data[i : i + 100_000] for i in range(0, len(data), 100_000)] for data in (ours, theirs)
-        )
-        flat = [encode(*pair)[0] for pair in zip((student, teacher), pieces, strict=True)]
-        s, t = ((ids, np.array([0, len(ids)])) for ids in flat)
-        call = kernel(aligner, s, t)
-        call()
-        taken = median(seconds(call) for _ in range(options.repeat))
-        return len(s[0]), taken / len(s[0]) * 1e9
-
     data = ordinary.encode() * 3
-    plain = per_token(data[:4_000_000], data[:4_000_000])[1]
-    scale = int(1_000_000 * min(1, options.size))
-    texts = {f"{n:,} bytes": (data[:n],) * 2 for n in (4_000, 40_000, 400_000, 4_000_000)}
+    texts = {f"{n:,} bytes": (data[:n], data[:n]) for n in (4_000_000, 400_000, 40_000, 4_000)}
     for edits in (10, 100, 1000):
         step = len(ordinary) // (edits + 1) + 1
-        words = [ordinary[i : i + step] for i in range(0, len(ordinary), step)]
-        texts[f"{edits} differences"] = ordinary.encode(), " EDIT ".join(words).encode()
-    odd = {
-        "one letter": b"a" * scale,
-        "emoji sequences": "👨\u200d👩\u200d👧\u200d👦🏳️\u200d🌈".encode() * (scale // 40 + 1),
-        "random bytes": np.random.default_rng(0).integers(0, 256, scale + 1, np.uint8).tobytes(),
-    }
-    for name, sides in (texts | {name: (text, text) for name, text in odd.items()}).items():
-        count, taken = per_token(*sides)
-        yield {
-            "text": name, "student tokens": count, "ns per token": taken,
-            "× ordinary text": taken / plain,
-        }  # fmt: skip
+        parts = [ordinary[i : i + step] for i in range(0, len(ordinary), step)]
+        texts[f"{edits} differences"] = ordinary.encode(), " EDIT ".join(parts).encode()
+    length = 1 + int(1_000_000 * min(1, options.size))
+    for name, odd in {
+        "one letter": b"a" * length,
+        "emoji sequences": "👨\u200d👩\u200d👧\u200d👦🏳️\u200d🌈".encode() * (length // 40 + 1),
+        "random bytes": np.random.default_rng(0).integers(0, 256, length, np.uint8).tobytes(),
+    }.items():
+        texts[name] = odd, odd
+    aligner, plain = TokenAligner(student, teacher), 0.0
+    for name, sides in texts.items():
+        pieces = ([text[i : i + 100_000] for i in range(0, len(text), 100_000)] for text in sides)
+        ids = [encode(*pair)[0] for pair in zip((student, teacher), pieces, strict=True)]
+        s, t = ((i, np.array([0, len(i)])) for i in ids)
+        call = kernel(aligner, s, t)
+        call()
+        ns = median(seconds(call) for _ in range(options.repeat)) / len(s[0]) * 1e9
+        plain = plain or ns
+        row = {"text": name, "student tokens": len(s[0]), "ns per token": ns}
+        yield {**row, "× ordinary text": ns / plain}

@@ -16,30 +16,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import fetch_tokenizers
 import numpy as np
 import small_tokenizers
 from numpy.typing import NDArray
 
-from xtok.projection import ProjectionMap, RowKind
+from xtok.projection import Edges, ProjectionMap, RowKind, sum_duplicates
+from xtok.stages import finished
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokens import TokenTable, Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENIZERS = ROOT / "data" / "tokenizers"
-STUDENT_WIDTH, TEACHER_WIDTH = 128_256, 151_936  # Llama 3 and Qwen
-FILES = {
-    "llama3": "llama3.tiktoken", "llama4": "llama4.tiktoken", "qwen": "qwen.tiktoken",
-    "cl100k": "cl100k.tiktoken", "o200k": "o200k.tiktoken", "mistral-v1": "mistral-v1.model",
-    "mistral-v3": "mistral-v3.model", "tekken": "tekken.json", "deepseek-v3": "deepseek-v3",
-    "claude-2": "claude-2",
-}  # fmt: skip
+WIDTHS = (128_256, 151_936)  # Llama 3 and Qwen
+FILES = {f.name: f.target.removesuffix("/tokenizer.json") for f in fetch_tokenizers.FILES}
 Row = dict[str, Any]
 Pair = tuple[str, str]
 
 
 def path_of(name: str) -> Path:
     """Return a fetched tokenizer's path."""
-    path = TOKENIZERS / FILES[name]
+    path = fetch_tokenizers.DEFAULT_DIR / FILES[name]
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}")
     return path
@@ -59,6 +55,11 @@ def chosen(pairs: Sequence[Pair], options: Namespace) -> Iterator[tuple[str, Pai
             yield label, pair
 
 
+def scaled_widths(options: Namespace) -> tuple[int, int]:
+    """Return the widths of synthetic vocabularies."""
+    return max(64, int(WIDTHS[0] * options.size)), max(64, int(WIDTHS[1] * options.size))
+
+
 def documents(options: Namespace, split: str = "train") -> dict[str, list[str]]:
     """Return a corpus by language; without one, the small tokenizers' text, repeated."""
     if options.corpus is None:
@@ -73,25 +74,38 @@ def documents(options: Namespace, split: str = "train") -> dict[str, list[str]]:
     return texts
 
 
+class Run(NamedTuple):
+    """The seconds of a call, and the peak memory of a process."""
+
+    seconds: float
+    mib: float = 0
+
+
 class Race(NamedTuple):
-    """Seconds of xtok and of its peer, turn by turn."""
+    """Seconds of xtok and of its peer, turn by turn, and their median peak memory."""
 
     ours: list[float]
     peer: list[float]
+    mib: list[float]
 
     def row(self, limit: float | None = None) -> Row:
         """Return medians, their ratio, and the range of single turns."""
-        seconds = median(self.ours), median(self.peer)
+        ours, peer = median(self.ours), median(self.peer)
         turns = sorted(a / b for a, b in zip(self.ours, self.peer, strict=True))
-        found: Row = {"xtok s": seconds[0], "peer s": seconds[1], "ratio": seconds[0] / seconds[1]}
+        found: Row = {"xtok s": ours, "peer s": peer, "ratio": ours / peer}
         found["turns"] = f"{turns[0]:.2f} to {turns[-1]:.2f}"
-        return found if limit is None else found | {"limit": limit}
+        if limit is not None:
+            found["limit"] = limit
+        if self.mib[0]:
+            found |= {"MiB": self.mib[0], "above the peer's": self.mib[0] - self.mib[1]}
+        return found
 
 
-def race(ours: Callable[[], float], peer: Callable[[], float], repeat: int) -> Race:
-    """Run two calls, which return their seconds, in turn; the first turn is not counted."""
-    turns = [(ours(), peer()) for _ in range(repeat + 1)][1:]
-    return Race(*map(list, zip(*turns, strict=True)))
+def race(ours: Callable[[], Run], peer: Callable[[], Run], repeat: int) -> Race:
+    """Run two calls in turn; the first turn is not counted."""
+    sides = list(zip(*[(ours(), peer()) for _ in range(repeat + 1)][1:], strict=True))
+    seconds = [[run.seconds for run in side] for side in sides]
+    return Race(seconds[0], seconds[1], [median(run.mib for run in side) for side in sides])
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -101,9 +115,9 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def timed(call: Callable[[], object]) -> Callable[[], float]:
-    """Return a call that returns its seconds, as `race` takes it."""
-    return lambda: seconds(call)
+def timed(call: Callable[[], object]) -> Callable[[], Run]:
+    """Return a call as `race` takes it."""
+    return lambda: Run(seconds(call))
 
 
 # A small process starts the one that is measured: the peak of a child counts its parent's memory
@@ -119,23 +133,19 @@ print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrs
 """
 
 
-def run_python(folder: Path, *arguments: str | Path) -> tuple[float, float]:
-    """Run Python in a folder and return the seconds and the peak MiB of its process.
-
-    Modules are compiled once, as those of installed packages are.
-    """
+def run_python(folder: str, *arguments: str | Path) -> Run:
+    """Run Python in a folder; modules are compiled once, as those of installed packages are."""
     python = sys.executable
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     variables |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    variables |= {"PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+    variables |= {"PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
     command = [python, "-c", _MEASURE, python, *map(str, arguments)]
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command[3:9])} failed:\n{done.stderr}")
-    elapsed, peak = json.loads(done.stdout)
-    return elapsed, peak
+    return Run(*json.loads(done.stdout))
 
 
 def synthetic_map(
@@ -146,30 +156,15 @@ def synthetic_map(
 ) -> ProjectionMap:
     """Return a map of random weights with `counts[s]` of the teacher's ids in row s."""
     rows = np.repeat(np.arange(len(counts)), counts)
-    keys = np.unique(rows * widths[1] + teacher_ids)
-    student_ids, teacher_ids = np.divmod(keys, widths[1])
-    weights = np.random.default_rng(0).random(len(keys)) + 1e-3
-    order = np.lexsort((-weights, student_ids))
-    weights = weights[order] / np.bincount(student_ids, weights)[student_ids]
+    weights = np.random.default_rng(0).random(len(rows)) + 1e-3
     one = Vocabulary(
-        model_id="synthetic",
-        revision=None,
-        backend=None,
-        vocab_size=0,
-        width_source="option",
-        tokenizer_vocab_size=None,
-        table=None,
-    )
+        model_id="synthetic", revision=None, backend=None, vocab_size=0, width_source="option",
+        tokenizer_vocab_size=None, table=None,
+    )  # fmt: skip
     sides = [replace(one, vocab_size=n, table=t) for n, t in zip(widths, tables, strict=True)]
-    return ProjectionMap(
-        student=sides[0],
-        teacher=sides[1],
-        student_ids=student_ids.astype(np.int32),
-        teacher_ids=teacher_ids[order].astype(np.int32),
-        weights=weights.astype(np.float32),
-        row_kind=np.full(widths[0], RowKind.MIXED, np.uint8),
-        scale_slot=None,
-        method="multitoken",
-        top_k=int(counts.max()),
+    return finished(
+        sum_duplicates(Edges(rows, teacher_ids, weights)).normalized(),
+        student=sides[0], teacher=sides[1], row_kind=np.full(widths[0], RowKind.MIXED, np.uint8),
+        scale_slot=None, method="multitoken", top_k=int(counts.max()),
         history=({"stage": "multitoken", "options": {}},),
-    )
+    )  # fmt: skip

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import (
-    STUDENT_WIDTH,
-    TEACHER_WIDTH,
-    Row,
-    chosen,
-    path_of,
-    race,
-    run_python,
-    synthetic_map,
-)
+from benchmarks import harness
+from benchmarks.harness import Row, chosen, path_of, race, run_python
 from xtok.tokenizers import _tiktoken
 from xtok.tokens import Entry, TokenType, decode_vocabulary
 
@@ -38,22 +30,10 @@ Words = Sequence[str | Path]
 
 def compare(label: str, command: Words, bare: Words, limit: float, options: Namespace) -> Row:
     """Run a command of xtok and a least program in turn, in a folder of their own."""
-    memory: dict[str, list[float]] = {"xtok": [], "bare": []}
-
-    def turn(name: str, *words: str | Path) -> Callable[[], float]:
-        def run() -> float:
-            seconds, peak = run_python(Path(folder), *words)
-            memory[name].append(peak)
-            return seconds
-
-        return run
-
     with tempfile.TemporaryDirectory() as folder:
-        ours, peer = turn("xtok", "-m", "xtok", *command), turn("bare", BARE, *bare)
-        found = race(ours, peer, options.repeat)
-    peaks = {name: median(values[1:]) for name, values in memory.items()}
-    above = peaks["xtok"] - peaks["bare"]
-    return {"command": label, **found.row(limit), "MiB": peaks["xtok"], "above the peer's": above}
+        ours = partial(run_python, folder, "-m", "xtok", *command)
+        found = race(ours, partial(run_python, folder, BARE, *bare), options.repeat)
+    return {"command": label, **found.row(limit)}
 
 
 def build(options: Namespace) -> Iterator[Row]:
@@ -78,7 +58,7 @@ def maps(options: Namespace) -> Iterator[Row]:
     """The commands on a map of 128k rows of 32 entries."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "map.safetensors")
-        write_map(path, options.size)
+        write_map(path, harness.scaled_widths(options))
         output = ("--quiet", "--output", "new.safetensors")
         initial = ("--initial-projection-path", path, *output)
         commands: dict[str, Words] = {
@@ -98,9 +78,8 @@ def show_help(options: Namespace) -> Iterator[Row]:
     yield compare("--help", ["--help"], ["show_help"], 1.5, options)
 
 
-def write_map(path: Path, size: float) -> None:
+def write_map(path: Path, widths: tuple[int, int]) -> None:
     """Write a map of 32 entries in each row; every other token is one of both sides."""
-    widths = max(64, int(STUDENT_WIDTH * size)), max(64, int(TEACHER_WIDTH * size))
     rng = np.random.default_rng(0)
     steps = rng.integers(1, max(2, widths[1] // 32), (widths[0], 32))
     tables = []
@@ -109,7 +88,7 @@ def write_map(path: Path, size: float) -> None:
         entries = [Entry(i, TokenType.NORMAL, form[i % 2] % i) for i in range(width)]
         tables.append(decode_vocabulary(entries, width=width)[0])
     ids = (np.cumsum(steps, axis=1) % widths[1]).ravel()
-    synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)
+    harness.synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)
 
 
 def layouts(size: int) -> Iterator[tuple[str, Any, int, int]]:
@@ -147,10 +126,9 @@ def pt_memory(options: Namespace) -> Iterator[Row]:
         path = Path(folder, "map.pt")
         tiny = {"indices": torch.tensor([[3, 1]]), "likelihoods": torch.tensor([[0.5, 0.25]])}
         torch.save(tiny, path)
-        _, least = run_python(Path(folder), BARE, "read_pt", path, "1", "4")
+        least = run_python(folder, BARE, "read_pt", path, "1", "4").mib
         for layout, content, rows, columns in layouts(int(options.size * 10**8)):
             torch.save(content, path)
-            _, peak = run_python(Path(folder), BARE, "read_pt", path, str(rows), str(columns))
-            megabytes = path.stat().st_size / 1e6
-            times = (peak - least) * 1.048576 / megabytes
-            yield {"layout": layout, "MB": megabytes, "times the file": times}
+            peak = run_python(folder, BARE, "read_pt", path, str(rows), str(columns)).mib
+            size = path.stat().st_size / 2**20
+            yield {"layout": layout, "MiB": size, "times the file": (peak - least) / size}

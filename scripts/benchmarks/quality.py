@@ -19,25 +19,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+import xtok
 from benchmarks.harness import Row, chosen, tokenizer
-from xtok import (
-    BuildConfig,
-    EstimateConfig,
-    GenerateConfig,
-    MergeConfig,
-    MultitokenConfig,
-    ProjectionMap,
-    RowKind,
-    SortCutConfig,
-    Tokenizer,
-    build,
-    evaluate,
-    generate,
-    mapfile,
-    merge,
-    multitoken,
-    sort_cut,
-)
+from xtok import ProjectionMap, RowKind, Tokenizer
 from xtok.config import Target
 from xtok.counting import CountedText, count_text, map_of_counts, merge_counts, plan_counting
 from xtok.sides import with_vocabularies
@@ -48,14 +32,14 @@ PAIRS = (
 )  # fmt: skip
 CUTS = (4, 8)
 OPTIONS = {
-    "(none)": BuildConfig(),
-    "--canonicalization relaxed": BuildConfig(canonicalization="relaxed"),
-    "--special-tokens fuzzy": BuildConfig(special_tokens="fuzzy"),
-    "fuzzy, NeMo-RL's 0.3 and 32": BuildConfig(
+    "(none)": xtok.BuildConfig(),
+    "--canonicalization relaxed": xtok.BuildConfig(canonicalization="relaxed"),
+    "--special-tokens fuzzy": xtok.BuildConfig(special_tokens="fuzzy"),
+    "fuzzy, NeMo-RL's 0.3 and 32": xtok.BuildConfig(
         special_tokens="fuzzy", fuzzy_threshold=0.3, fuzzy_top_k=32
     ),
-    "--token-form text": BuildConfig(token_form="text"),
-    "--token-form raw": BuildConfig(token_form="raw"),
+    "--token-form text": xtok.BuildConfig(token_form="text"),
+    "--token-form raw": xtok.BuildConfig(token_form="raw"),
 }
 
 
@@ -72,10 +56,10 @@ def options_of_build(options: Namespace) -> Iterator[Row]:
     for label, pair in chosen((PAIRS[0], PAIRS[1], PAIRS[5]), options):
         student, teacher = (tokenizer(name) for name in pair)
         starts = common_starts(student, teacher, text)
-        plain = build(student, teacher)
+        plain = xtok.build(student, teacher)
         for option, config in OPTIONS.items():
             start = time.perf_counter()
-            made = build(student, teacher, config)
+            made = xtok.build(student, teacher, config)
             taken = time.perf_counter() - start
             changed = rows_that_differ(plain, made)
             here = starts[:, np.isin(starts[0], changed)]
@@ -170,48 +154,54 @@ def measure(
 
     def counts(language: str, split: str, target: Target = "start") -> CountedText:
         path = options.corpus / f"{language}.{split}.jsonl.gz"
-        plan = plan_counting(student, teacher, [path], EstimateConfig(target=target))
+        plan = plan_counting(student, teacher, [path], xtok.EstimateConfig(target=target))
         return count_text(plan, student, teacher)
 
-    config = MultitokenConfig(weights="prior", scale_trick=False)
+    config = xtok.MultitokenConfig(weights="prior", scale_trick=False)
     targets: tuple[Target, ...] = ("start", "both")
-    base = {t: multitoken(student, teacher, replace(config, target=t)) for t in targets}
+    base = {t: xtok.multitoken(student, teacher, replace(config, target=t)) for t in targets}
     trained = {language: counts(language, "train") for language in languages}
     both = [counts(language, "train", "both") for language in languages]
     measured = [counts(language, "valid") for language in languages]
     embedded = None
     if options.embedding_model is not None:
-        most = GenerateConfig(top_k=max(CUTS))
-        embedded = generate(student, teacher, options.embedding_model, most)
+        most = xtok.GenerateConfig(top_k=max(CUTS))
+        embedded = xtok.generate(student, teacher, options.embedding_model, most)
     for k in CUTS:
 
         def counted(
             parts: list[CountedText], alpha: float | None = None, target: Target = "start"
         ) -> ProjectionMap:
-            config = EstimateConfig(top_k=k, alpha=alpha, target=target)  # noqa: B023
+            config = xtok.EstimateConfig(top_k=k, alpha=alpha, target=target)  # noqa: B023
             plan = plan_counting(student, teacher, texts[:1], config)
             return map_of_counts(merge_counts(parts), base[target], plan, config)
 
         maps = {
-            "build": build(student, teacher, BuildConfig(top_k=k)),
-            "recipe": build(student, teacher, BuildConfig(top_k=k, scale_trick=False)),
-            "no corpus": sort_cut(base["start"], SortCutConfig(top_k=k)),
-            "for p-kl": build(student, teacher, BuildConfig.for_loss("p-kl", top_k=k)),
+            "build": xtok.build(student, teacher, xtok.BuildConfig(top_k=k)),
+            "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=k, scale_trick=False)),
+            "no corpus": xtok.sort_cut(base["start"], xtok.SortCutConfig(top_k=k)),
+            "for p-kl": xtok.build(student, teacher, xtok.BuildConfig.for_loss("p-kl", top_k=k)),
             "counted": counted(list(trained.values())),
             "counted both": counted(both, target="both"),
             "hindsight": counted(measured, alpha=1e-3),
         }
         if embedded is not None:
-            beside = MergeConfig(weights=(0.9, 0.1), fill=True, top_k=k)
-            maps["embeddings"] = sort_cut(embedded, SortCutConfig(top_k=k))
-            maps["with embeddings"] = merge([maps["recipe"], embedded], beside)
+            beside = xtok.MergeConfig(weights=(0.9, 0.1), fill=True, top_k=k)
+            maps["embeddings"] = xtok.sort_cut(embedded, xtok.SortCutConfig(top_k=k))
+            maps["with embeddings"] = xtok.merge([maps["recipe"], embedded], beside)
         if options.reference is not None and k == 4 and pair == PAIRS[-1]:
-            maps["NeMo-RL"] = nemo(options.reference, base["start"])
+            rows, columns = base["start"].shape
+            theirs = ProjectionMap.load(
+                options.reference, student_vocab_size=rows, teacher_vocab_size=columns
+            )
+            maps["NeMo-RL"] = with_vocabularies(
+                theirs, student=base["start"].student, teacher=base["start"].teacher
+            )
         for left_out in languages:
             parts = [part for language, part in trained.items() if language != left_out]
             maps[f"without {left_out}"] = counted(parts)
         names = list(maps)
-        for m in evaluate(
+        for m in xtok.evaluate(
             list(maps.values()), texts, student, teacher, names=names, num_worst=0
         ).measures:
             language = m.group.partition(".")[0]
@@ -222,10 +212,3 @@ def measure(
                     "closed": m.closed and m.closed.value, "coverage": m.coverage_of_floor,
                     "at starts": m.cross_entropy.value, "over chunks": m.chunk_cross_entropy.value,
                 }  # fmt: skip
-
-
-def nemo(path: Path, like: ProjectionMap) -> ProjectionMap:
-    """Read NeMo-RL's map of a pair."""
-    rows, columns = like.shape
-    found = mapfile.load(path, student_vocab_size=rows, teacher_vocab_size=columns)
-    return with_vocabularies(found, student=like.student, teacher=like.teacher)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.harness import (
-    STUDENT_WIDTH,
-    TEACHER_WIDTH,
-    Row,
-    path_of,
-    race,
-    seconds,
-    synthetic_map,
-    timed,
-)
+from benchmarks import harness
+from benchmarks.harness import Row, Run, race, seconds, timed
 from xtok import ProjectionMap, build
 from xtok.aligner import AlignmentBatch
 from xtok.embeddings.similarity import Cosine
@@ -36,14 +29,9 @@ def finish(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def scaled(options: Namespace) -> tuple[int, int]:
-    """Return the widths of both vocabularies, times `--size`."""
-    return max(16, int(STUDENT_WIDTH * options.size)), max(16, int(TEACHER_WIDTH * options.size))
-
-
 def similarity(options: Namespace) -> Iterator[Row]:
     """Search the ten most similar of random vectors; a part of the students in each turn."""
-    device, widths = options.device, scaled(options)
+    device, widths = options.device, harness.scaled_widths(options)
     random = np.random.default_rng(0)
     students, teachers = (random.standard_normal((n, DIMENSION), np.float32) for n in widths)
     parts = np.array_split(students, options.repeat)
@@ -53,16 +41,17 @@ def similarity(options: Namespace) -> Iterator[Row]:
     with one_thread_each() as pool:
         cosine = Cosine(teachers, device=device, dtype=options.dtype, chunk_size=8192, pool=pool)
 
-        def search() -> float:
+        def search() -> Run:
             part = next(ours)
-            return seconds(lambda: cosine.top_k(part, 10, absolute=True, advance=lambda _: None))
+            call = partial(cosine.top_k, part, 10, absolute=True, advance=lambda _: None)
+            return Run(seconds(call))
 
-        def bare() -> float:
+        def bare() -> Run:
             torch.set_num_threads(num_threads)
             both = [torch.from_numpy(v).to(device, dtype) for v in (next(peer), teachers)]
             taken = seconds(lambda: bare_product(*both))
             torch.set_num_threads(1)
-            return taken
+            return Run(taken)
 
         found = race(search, bare, options.repeat)
     work = 2 * widths[0] * widths[1] * DIMENSION / 1e9
@@ -85,10 +74,10 @@ def bare_product(students: torch.Tensor, teachers: torch.Tensor) -> None:
 
 def p_kl_cost(options: Namespace) -> Iterator[Row]:
     """P-KL with a synthetic map, a real one, and that one learnable."""
-    widths = scaled(options)
+    widths = harness.scaled_widths(options)
     yield p_kl_row("synthetic", frequent_map(*widths), options)
     if options.size == 1:
-        real = build(path_of("llama3"), path_of("qwen"))
+        real = build(harness.path_of("llama3"), harness.path_of("qwen"))
         yield p_kl_row("llama3 → qwen", real, options)
         yield p_kl_row("llama3 → qwen, learnable", real, options, learnable=True)
 
@@ -102,7 +91,7 @@ def frequent_map(num_rows: int, num_columns: int) -> ProjectionMap:
     counts = np.where(random.random(num_rows) < 0.85, 1, 4)
     prior = 1 / (np.arange(num_columns) + 1000.0)
     columns = random.choice(num_columns, counts.sum(), p=prior / prior.sum())
-    return synthetic_map(counts, columns, (num_rows, num_columns))
+    return harness.synthetic_map(counts, columns, (num_rows, num_columns))
 
 
 def p_kl_row(
