@@ -16,9 +16,9 @@ import argparse
 import importlib
 import json
 import resource
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,23 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the cases, or list them; return the exit code."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    options = parse(arguments)
+    options = parse(argv)
     if options.list or not options.cases:
         for name, (_, what) in CASES.items():
             print(f"{name:16} {what}")
         return 0
     if len(options.cases) == 1:
         return run(options.cases[0], options)
-    shared = [word for word in arguments if word not in options.cases]
-    commands = [[sys.executable, __file__, case, *shared] for case in options.cases]
-    return max(subprocess.run(command, check=False).returncode for command in commands)
+    failed = 0
+    for case in options.cases:
+        child = get_context("spawn").Process(target=run_and_exit, args=(case, options))
+        child.start()
+        child.join()
+        failed |= child.exitcode != 0
+    return failed
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the options, which all cases share."""
     parser = argparse.ArgumentParser(description="Measure xtok beside its peers.")
     add = parser.add_argument
@@ -73,6 +76,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(CASES)})")
     return options
+
+
+def run_and_exit(case: str, options: argparse.Namespace) -> None:
+    """Be a process that runs one case."""
+    sys.exit(run(case, options))
 
 
 def run(case: str, options: argparse.Namespace) -> int:

@@ -33,6 +33,14 @@ def test_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error: unknown: bild (choose from build, maps, help," in capsys.readouterr().err
 
 
+def test_several_cases_are_processes_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["p-kl", "generate", "--size=0.002", "--repeat=1", "--json"]
+    assert benchmark.main(arguments) == 0
+    found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["case"] for row in found if "case" in row] == ["p-kl", "generate"]
+    assert benchmark.main(["quality", "quality"]) == 1  # needs a corpus
+
+
 def test_commands_on_a_map(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = rows(capsys, "maps", "--size=0.001", "--only=sort-cut")
     assert list(found) == [
