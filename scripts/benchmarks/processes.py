@@ -40,16 +40,8 @@ def build(options: Namespace) -> Iterator[Row]:
     """`build` beside loading both tokenizers and encoding each vocabulary in the other's."""
     for label, pair in chosen(PAIRS, options):
         student, teacher = map(path_of, pair)
-        command: Words = [
-            "build",
-            "--student-model",
-            student,
-            "--teacher-model",
-            teacher,
-            "--output",
-            "built.safetensors",
-            "--quiet",
-        ]
+        sides: Words = ["--student-model", student, "--teacher-model", teacher]
+        command = ["build", *sides, "--output", "built.safetensors", "--quiet"]
         bare: Words = ["build", student, teacher, *(PATTERNS.get(name, "") for name in pair)]
         yield compare(f"build {label}", command, bare, 1.3, options)
 
