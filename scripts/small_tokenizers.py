@@ -1,4 +1,4 @@
-"""Build small tokenizers of every kind from the text in this file, the same bytes on every run.
+"""Build small tokenizers of every kind from small_corpus/, the same bytes on every run.
 
 The tests use them in place of real ones, and so does the quick start without a network. Each
 function writes one tokenizer to the path it is given and returns that path.
@@ -30,140 +30,12 @@ from tokenizers import (
     trainers,
 )
 
-ENGLISH = """\
-The lighthouse stands on the last rock before the open sea. It was built in 1872, and for the
-first 129 years somebody lived in it. The keeper lit the lamp in the evening, wound the clockwork
-every 3 hours, and wrote the weather into the book: the wind, the waves, the ships that passed.
-In 2001 the lamp was given a motor, and the keeper moved to the village. Since then the house has
-been empty, but the light has not missed a single night.
-
-There are 201 steps from the door to the lamp. Children count them aloud: 1, 2, 3, ... 199, 200,
-201. The answer is always 201, although a boy from the mainland once insisted on 202. "You counted
-the doorstep," the old keeper told him. "Everybody who doesn't trust the number 201 counts the
-doorstep." He wasn't angry; he'd heard it 2010 times, he said, and he'd hear it again.
-
-How far does the light reach? The beam carries 37.5 km in clear air, 12 km in rain, and in thick
-fog less than 100 m. The engineers of the 2010s measured it again and found the same numbers, to
-within 0.25 percent. They've also learned that the older glass, which was ground by hand in 1871,
-scatters less than the glass that replaced it in 1965. What is old isn't always worse, and what is
-newer isn't always better; somebody has to measure it.
-
-What the keepers wrote is now in the library. One entry of 20 January reads: "Wind from the north,
-201 birds on the gallery, no ships. I'm told that the world has changed. From here I can't see it."
-
-A tide table is the other thing that a village by the sea can't do without. High water today at
-6:12 and 18:37, low water at 0:25 and 12:48; tomorrow everything comes about 50 minutes later. The
-moon needs 29.5 days, so after two weeks the table begins to look the same, and after 19 years it
-really is the same. The old tables from 1982, 1991 and 2010 hang in the school, and the children
-have to work out why 1991 + 19 = 2010. Those who know can go home; the others count the steps.
-"""
-
-GERMAN = """\
-Der Leuchtturm steht auf dem letzten Felsen vor dem offenen Meer. Er wurde im Jahr 1872 gebaut,
-und in den ersten 129 Jahren wohnte immer jemand darin. Der Wärter zündete am Abend die Lampe an,
-zog alle 3 Stunden das Uhrwerk auf und schrieb das Wetter in das Buch: den Wind, die Wellen, die
-Schiffe, die vorüberfuhren. Von der Tür bis zur Lampe sind es genau 201 Stufen; die Größe der
-Stufen ist ungleichmäßig, und wer müde ist, zählt leicht eine zu viel. Die Straße zum Dorf wird bei
-Flut überschwemmt, deshalb fährt der Bus nur zweimal täglich, um 7:15 Uhr und um 18:40 Uhr.
-
-Was die Wärter geschrieben haben, steht heute in der Bücherei des Dorfes. Die Kinder müssen in der
-Schule ausrechnen, wie weit das Licht reicht: bei klarer Luft 37,5 km, bei Regen 12 km, im dichten
-Nebel weniger als 100 m. Früher hätte man gesagt, das könne niemand so genau wissen.
-"""
-
-FRENCH = """\
-Le phare se dresse sur le dernier rocher avant la pleine mer. Il a été construit en 1872, et pendant
-les 129 premières années quelqu'un y a vécu. Le gardien allumait la lampe le soir, remontait le
-mécanisme toutes les 3 heures et notait le temps dans le livre : le vent, les vagues, les bateaux
-qui passaient. De la porte jusqu'à la lampe, il y a 201 marches. Où sont passés les anciens
-gardiens ? L'un d'eux, déjà très âgé, habite près de l'église ; il dit qu'il n'a rien oublié.
-
-Ce que les gardiens ont écrit se trouve aujourd'hui à la bibliothèque. Les élèves doivent calculer
-jusqu'où porte la lumière : 37,5 km par temps clair, 12 km sous la pluie, moins de 100 m dans la
-brume. « C'est là-bas que j'ai été heureux », répète le vieil homme, « même en hiver. »
-"""
-
-RUSSIAN = """\
-Маяк стоит на последней скале перед открытым морем. Его построили в 1872 году, и первые 129 лет
-в нём всегда кто-то жил. Смотритель зажигал лампу вечером, заводил часовой механизм каждые 3 часа
-и записывал в книгу погоду: ветер, волны, корабли, которые проходили мимо. От двери до лампы ровно
-201 ступень. Дети считают их вслух, и ответ всегда один: 201. Старый смотритель теперь живёт
-в деревне, но каждую ночь он смотрит на свет и говорит, что маяк ещё ни разу не погас.
-
-Всё, что писали смотрители, теперь хранится в библиотеке. В школе дети вычисляют, как далеко виден
-свет: в ясную погоду на 37,5 км, в дождь на 12 км, в густом тумане меньше чем на 100 м. Раньше
-говорили, что этого никто не может знать точно, но теперь это знает каждый.
-"""
-
-CHINESE = """\
-灯塔站在大海前面的最后一块岩石上。它建于1872年，最初的129年里一直有人住在塔里。
-守塔人每天晚上点灯，每3个小时上一次发条，并且在本子上记下天气：风、海浪，还有经过的船。
-从门口到灯一共有201级台阶。孩子们大声地数，答案总是201。老守塔人现在住在村子里，
-但是每天晚上他都看着灯塔的光。他说，灯塔的光从来没有灭过，大海也从来没有变过。
-
-守塔人写下的东西，现在都在村子的图书馆里。孩子们在学校里要算出灯塔的光能照多远：
-天气好的时候是37.5公里，下雨的时候是12公里，大雾的时候不到100米。
-老守塔人说，从前没有人知道这些，现在每个孩子都知道。大海没有变，变的是我们。
-"""
-
-JAPANESE = """\
-灯台は広い海の前の最後の岩の上に立っています。1872年に建てられ、最初の129年間はいつも人が
-住んでいました。灯台守は毎晩ランプに火をつけ、3時間ごとにぜんまいを巻き、天気を本に書きました。
-風のこと、波のこと、通りすぎる船のこと。入口からランプまでは201段の階段があります。
-子どもたちは声を出して数えますが、答えはいつも201です。「ランプの光は一度も消えたことがない」と
-年をとった灯台守は言います。
-
-灯台守が書いたものは、今は村の図書館にあります。子どもたちは学校で、灯台の光がどこまで
-とどくのかを計算します。晴れた日には37.5キロ、雨の日には12キロ、霧の深い日には100メートルも
-とどきません。「昔はだれも知らなかったことを、今は子どもたちが知っています」と言います。
-"""
-
-PYTHON = '''\
-import math
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Light:
-    """A light at a height above the sea, in metres."""
-
-    name: str
-    height: float = 201.0
-
-    def horizon(self, radius: float = 6_371_000.0) -> float:
-        if self.height <= 0:
-            raise ValueError(f"height must be positive, not {self.height!r}")
-        return math.sqrt(2 * radius * self.height + self.height**2)
-
-
-def count_steps(steps: list[int], limit: int = 1000) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for index, step in enumerate(steps):
-        if index >= limit:
-            break
-        counts[step] = counts.get(step, 0) + 1
-    return counts
-
-
-def tide_table(first: float, days: int = 14, delay: float = 50 / 60) -> list[tuple[int, float]]:
-    """High water for each day, in hours; it comes 50 minutes later every day."""
-    return [(day, (first + day * delay) % 24) for day in range(days)]
-
-
-if __name__ == "__main__":
-    for light in [Light("north"), Light("south", height=37.5)]:
-        print(light.name, round(light.horizon() / 1000, 2))
-\t# a tab, and spaces at the end of the line:\x20\x20\x20
-    assert count_steps([1, 2, 2, 201]) == {1: 1, 2: 2, 201: 1}
-'''
-
-EMOJI = """\
-Weather 🌊🌊🌬️ today, ☀️ tomorrow! Lamp 💡 on, ships ⛵⛵🚢 safe 👍🏽.
-The keeper 👩‍🔧 says: 🎉🎉🎉 201 ✅
-"""
-
-CORPUS = (ENGLISH, GERMAN, FRENCH, RUSSIAN, CHINESE, JAPANESE, PYTHON, EMOJI)
+_TEXTS = Path(__file__).with_name("small_corpus")
+_KINDS = ("english", "german", "french", "russian", "chinese", "japanese", "python", "emoji")
+CORPUS = tuple((_TEXTS / f"{kind}.txt").read_bytes().decode() for kind in _KINDS)
 """The training text: one document of each kind, about 8 kB in all."""
+
+ENGLISH = CORPUS[0]
 
 SPECIAL_TOKENS = (
     "<|begin_of_text|>",

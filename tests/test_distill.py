@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 from typing import Any, get_args
 
-import benchmark_losses
 import distill
 import pytest
 import small_tokenizers
@@ -237,11 +236,3 @@ def test_losses_by_name(byte_level: Tokenizer) -> None:
         if name in ("p-kl", "gold", "h-kl"):
             with pytest.raises(XtokError, match=f"{name} needs a map"):
                 make_loss(name)
-
-
-def test_the_benchmark_prints_both_ratios(capsys: pytest.CaptureFixture[str]) -> None:
-    benchmark_losses.main(["--size=0.002", "--positions=16", "--rounds=1", "--learnable"])
-    printed = capsys.readouterr().out
-    assert "T = 16, 257 × 304, k = 16" in printed
-    assert "× the gradient and the map" in printed
-    assert "in 1 turns" in printed

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import benchmark
 import cli_reference
 import draw_concepts
+import fetch_tokenizers
 import pytest
 from conftest import REAL, ROOT
 from typer.core import TyperGroup
@@ -182,11 +184,19 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
-def test_scripts_exist(document: Path) -> None:
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.stem != "CHANGELOG"], ids=name)
+def test_scripts_and_their_cases_exist(document: Path) -> None:
+    """The changelog may name those of earlier versions."""
     text = document.read_text(encoding="utf-8")
-    for script in re.findall(r"\bscripts/[\w.]*\w", text):
+    for script in re.findall(r"\bscripts/[\w./]*\w", text):
         assert (ROOT / script).exists(), script
+    for words in re.findall(r"\bscripts/benchmark\.py((?: [a-z][a-z-]*)+)", text):
+        assert set(words.split()) <= benchmark.CASES.keys()
+
+
+def test_the_table_of_tokenizers_is_current() -> None:
+    readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
+    assert fetch_tokenizers.markdown() in readme
 
 
 def test_every_guide_and_every_command_is_in_the_readme() -> None:

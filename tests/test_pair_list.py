@@ -222,7 +222,7 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     plain = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
     return subprocess.run(
-        ["bash", str(ROOT / "scripts" / "slurm_build_pairs.sh"), *map(str, arguments)],
+        ["bash", str(ROOT / "scripts" / "examples" / "slurm_build_pairs.sh"), *map(str, arguments)],
         cwd=folder,
         env={**plain, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **env},
         capture_output=True,

@@ -42,7 +42,7 @@ class Kind(IntEnum):
 
 
 # How often each kind follows each, in languages with spaces (English, French, German, Python) and
-# without (Chinese, Japanese); scripts/measure_prior.py prints them, to within 0.03.
+# without (Chinese, Japanese); scripts/benchmark.py prior prints them, to within 0.03.
 _SPACED = np.array(
     [
         [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
@@ -66,7 +66,7 @@ _UNSPACED = np.array(
 _SHARE_UNSPACED = 0.33
 
 # A token's weight among its kind is 1 / (rank + shift) ** exponent; fitted a little flatter than
-# what scripts/measure_prior.py prints, so that rare tokens are drawn often enough to be counted.
+# what scripts/benchmark.py prior prints, so that rare tokens are drawn often enough to be counted.
 _ZIPF = {
     Kind.WORD: (1.0, 0.9),
     Kind.CONTINUATION: (5.0, 0.8),
@@ -80,7 +80,7 @@ _LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how ofte
 _TOKENS_PER_TEXT = 24
 
 MAX_TEXTS = 150_000
-"""More texts cost seconds, and add little (scripts/benchmark_quality.py)."""
+"""More texts cost seconds, and add little (scripts/benchmark.py quality)."""
 
 FIRST_PIECE = 1.0
 """How many sightings it counts for that a token is the first piece of another's bytes, or, shared

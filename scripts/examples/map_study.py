@@ -1,6 +1,6 @@
 """Does a better map make a better student? Train small students with every map and loss.
 
-    python scripts/map_study.py --corpus FOLDER --work FOLDER [--steps 160] [--seeds 5]
+    python scripts/examples/map_study.py --corpus FOLDER --work FOLDER [--steps 160] [--seeds 5]
 
 The corpus holds `LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz`. Two byte-level BPE
 tokenizers of different sizes, which split digits differently, are trained on it, then one teacher;
@@ -19,10 +19,10 @@ import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtok import (
     BuildConfig,
@@ -254,119 +254,94 @@ def _train(arguments: list[str]) -> None:
         distill.main(arguments)
 
 
-def bits(work: Path, run: Run) -> float:
-    """Return a finished run's held-out bits per byte."""
-    last = (work / "runs" / run.name / "log.jsonl").read_text().splitlines()[-1]
-    return float(json.loads(last)["bits_per_byte"])
-
-
 def report(
     work: Path, measures: dict[str, dict[str, float]], all_runs: list[Run], steps: int
 ) -> None:
     """Print the table, write JSON, and draw."""
-    teacher = json.loads((work / "trained-teacher" / "log.jsonl").read_text().splitlines()[-1])
+    bits: dict[tuple[str, str], list[float]] = {}  # held-out bits per byte, in the order of seeds
+    for run in all_runs:
+        bits.setdefault((run.map, run.loss), []).append(last_bits(work / "runs" / run.name))
+
+    def gain(better: tuple[str, str], worse: tuple[str, str]) -> tuple[float, float]:
+        return summary(np.subtract(bits[worse], bits[better]))
+
     rows: list[dict[str, Any]] = []
-    for map_name, loss in dict.fromkeys((r.map, r.loss) for r in all_runs):
-        own = [r for r in all_runs if (r.map, r.loss) == (map_name, loss)]
-        found = [bits(work, r) for r in own]
-        against = [bits(work, r) - bits(work, Run("none", "ce", r.seed)) for r in own]
-        recipe = [bits(work, Run("recipe", loss, r.seed)) for r in own if loss in COMPARED]
-        better = [other - mine for mine, other in zip(found, recipe, strict=False)]
-        rows.append(
-            {
-                "map": map_name, "loss": loss, "bits": found, "mean": mean(found),
-                "interval": half_interval(found), "gain": -mean(against),
-                "gain_interval": half_interval(against), **measures.get(map_name, {}),
-            }
-        )  # fmt: skip
-        if better:
-            rows[-1] |= {"better": mean(better), "better_interval": half_interval(better)}
-    print(f"teacher: {teacher['bits_per_byte']:.3f} bits per byte; students: {steps} steps")
+    for name, loss in bits:
+        row = dict(zip(("mean", "interval"), summary(bits[name, loss]), strict=True))
+        row |= zip(("gain", "gain_interval"), gain((name, loss), ("none", "ce")), strict=True)
+        if loss in COMPARED:
+            over = gain((name, loss), ("recipe", loss))
+            row |= zip(("better", "better_interval"), over, strict=True)
+        row |= measures.get(name, {})
+        rows.append({"map": name, "loss": loss, "bits": bits[name, loss], **row})
+    teacher = last_bits(work / "trained-teacher")
+    print(f"teacher: {teacher:.3f} bits per byte; students: {steps} steps")
     print(
         f"{'loss':10} {'map':11} {'bits/byte':>15} {'gain over ce':>17} {'over recipe':>16}"
         "  start  chunk"
     )
-    for row in sorted(rows, key=lambda r: (r["loss"], r["mean"])):
-        ce = [f"{row[k]:6.3f}" if k in row else "     –" for k in MEASURES]
-        over = f"{row['better']:.3f} ± {row['better_interval']:.3f}" if "better" in row else "–"
+    for r in sorted(rows, key=lambda r: (r["loss"], r["mean"])):
+        ce = " ".join(f"{r[k]:6.3f}" if k in r else "     –" for k in MEASURES)
+        best = f"{r['better']:.3f} ± {r['better_interval']:.3f}" if "better" in r else "–"
         print(
-            f"{row['loss']:10} {row['map']:11} {row['mean']:7.3f} ± {row['interval']:.3f}"
-            f" {row['gain']:9.3f} ± {row['gain_interval']:.3f} {over:>16} {ce[0]} {ce[1]}"
+            f"{r['loss']:10} {r['map']:11} {r['mean']:7.3f} ± {r['interval']:.3f}"
+            f" {r['gain']:9.3f} ± {r['gain_interval']:.3f} {best:>16} {ce}"
         )
     correlations = {}
     for loss in COMPARED:
-        bits_of = {r["map"]: r["bits"] for r in rows if r["loss"] == loss}
         for name, other in (("prior-both", "prior-start"), ("both", "start")):
-            gains = [b - a for a, b in zip(bits_of[name], bits_of[other], strict=True)]
-            print(f"{loss}: {name} over {other} {mean(gains):.3f} ± {half_interval(gains):.3f}")
-        chosen = [r for r in rows if r["loss"] == loss and r["map"] != "learned"]
-        for key in MEASURES:
-            correlations[f"{loss}, {key}"] = rank_correlation(
-                [r[key] for r in chosen], [r["mean"] for r in chosen]
-            )
+            mean, interval = gain((name, loss), (other, loss))
+            print(f"{loss}: {name} over {other} {mean:.3f} ± {interval:.3f}")
+        own = [r for r in rows if r["loss"] == loss and r["map"] != "learned"]
+        for key in MEASURES:  # Spearman's, ties in order
+            ranks = [np.argsort(np.argsort([r[k] for r in own])) for k in (key, "mean")]
+            correlations[f"{loss}, {key}"] = float(np.asarray(np.corrcoef(ranks))[0, 1])
     for name, value in correlations.items():
         print(f"rank correlation of bits per byte with {name}: {value:.2f}")
-    (work / "results.json").write_text(
-        json.dumps(
-            {"teacher": teacher["bits_per_byte"], "rows": rows, "correlations": correlations},
-            indent=1,
-        )
-        + "\n"
-    )
+    results = {"teacher": teacher, "rows": rows, "correlations": correlations}
+    (work / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     draw(work, rows)
 
 
 COMPARED = ("p-kl", "p-kl + ce")
 MEASURES = ("cross_entropy", "chunk_cross_entropy")
-MARKERS = {
-    "recipe": "o", "slot": "X", "prior-start": "<", "prior-both": "D", "start": ">", "chunk": "s",
-    "both": "P",
-}  # fmt: skip
 
 
-def half_interval(values: Sequence[float]) -> float:
-    """Return half of the 95 % confidence interval of a mean (Student's t)."""
+def last_bits(folder: Path) -> float:
+    """Return a finished training's held-out bits per byte."""
+    last = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    return float(json.loads(last)["bits_per_byte"])
+
+
+def summary(values: Sequence[float] | NDArray[Any]) -> tuple[float, float]:
+    """Return a mean and half of its 95 % confidence interval (Student's t)."""
     if len(values) < 2:
-        return math.nan
-    return T_95[min(len(values), 10)] * stdev(values) / math.sqrt(len(values))
-
-
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Spearman's rank correlation; ties in order."""
-    ranks = np.stack([np.argsort(np.argsort(values)) for values in (x, y)])
-    return float(np.asarray(np.corrcoef(ranks))[0, 1])
+        return float(np.mean(values)), math.nan
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return float(np.mean(values)), T_95[min(len(values), 10)] * error
 
 
 def draw(work: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw bits per byte by map and loss, and against the maps' cross-entropies."""
+    """Draw bits per byte by map and loss, and gains against the maps' cross-entropies."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    ordered = sorted(rows, key=lambda r: -r["mean"])
-    labels = [f"{r['loss']}: {r['map']}" for r in ordered]
-    axes.errorbar(
-        [r["mean"] for r in ordered], labels, xerr=[r["interval"] for r in ordered], fmt="o"
-    )
+    for r in sorted(rows, key=lambda r: -r["mean"]):
+        axes.errorbar([r["mean"]], [f"{r['loss']}: {r['map']}"], xerr=[r["interval"]], fmt="oC0")
     axes.set_xlabel("held-out bits per byte (lower is better), 95 % interval over seeds")
     figure.savefig(work / "bits-per-byte.png", metadata={"Software": None}, dpi=110)
     figure = Figure(figsize=(10, 4), layout="constrained")
+    figure.suptitle(f"{COMPARED[0]} in blue, {COMPARED[1]} in orange")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, key in zip(panels, MEASURES, strict=True):
-        for row in rows:
-            if row["loss"] not in COMPARED or row["map"] not in MARKERS:
-                continue
-            axes.errorbar(
-                [row[key]], [row["gain"]], yerr=[row["gain_interval"]],
-                fmt=MARKERS[row["map"]], color=f"C{COMPARED.index(row['loss'])}", alpha=0.8,
-            )  # fmt: skip
+        for r in rows:
+            if r["loss"] in COMPARED and r["map"] != "learned":
+                color = f"C{COMPARED.index(r['loss'])}"
+                axes.errorbar([r[key]], [r["gain"]], yerr=[r["gain_interval"]], fmt=f"o{color}")
+                axes.annotate(r["map"], (r[key], r["gain"]), color=color)
         axes.set_xlabel(f"map's {key.replace('_', ' ')} on held-out text, nats")
     panels[0].set_ylabel("gain over cross-entropy alone, bits/byte")
-    for number, loss in enumerate(COMPARED):
-        panels[1].plot([], [], "-", color=f"C{number}", label=loss)
-    for name, marker in MARKERS.items():
-        panels[1].plot([], [], marker, color="gray", label=name)
-    figure.legend(loc="outside right center")
     figure.savefig(work / "gain-by-measure.png", metadata={"Software": None}, dpi=110)
 
 

@@ -1,6 +1,6 @@
 """Train a student on texts and on one or more teachers with other tokenizers; plain PyTorch.
 
-    python scripts/distill.py --student models/student --teacher models/teacher \
+    python scripts/examples/distill.py --student models/student --teacher models/teacher \
         --map student_to_teacher.safetensors --loss p-kl --texts corpus.jsonl --output runs/p-kl
 
 Student and teachers are Hugging Face folders or repo ids, with tokenizers in them or given apart;

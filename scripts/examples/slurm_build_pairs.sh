@@ -6,7 +6,7 @@
 #SBATCH --output=%x_%A_%a.log
 # A Slurm array job: each task builds the map of one pair of a list.
 #
-#     sbatch --array=1-"$(grep -cvE '^[[:space:]]*(#|$)' pairs.txt)" scripts/slurm_build_pairs.sh pairs.txt maps
+#     sbatch --array=1-"$(grep -cvE '^[[:space:]]*(#|$)' pairs.txt)" scripts/examples/slurm_build_pairs.sh pairs.txt maps
 #
 # The list has a student, a teacher and, if you like, an output on each line, as `xtok build --pairs`
 # reads it. Maps that are there are kept, so a job that was cut short can be sent again as it is;

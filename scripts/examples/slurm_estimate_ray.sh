@@ -3,7 +3,7 @@
 # one is its head and runs the command. Text and tokenizers lie on a file system that all nodes
 # share; xtok with the extras ray and text is installed there (XTOK_VENV).
 #
-#   sbatch --nodes 8 scripts/slurm_estimate_ray.sh --student-model … --teacher-model … \
+#   sbatch --nodes 8 scripts/examples/slurm_estimate_ray.sh --student-model … --teacher-model … \
 #     --text '/data/corpus/*.parquet' --output /data/maps/map.safetensors
 #
 #SBATCH --job-name=xtok-estimate

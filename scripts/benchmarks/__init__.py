@@ -1,0 +1,1 @@
+"""The cases of benchmark.py, a module for each area."""

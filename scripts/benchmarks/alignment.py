@@ -1,0 +1,154 @@
+"""The alignment: its kernel on one core beside a plain Python walk, batches, and odd texts."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness import Row, chosen, documents, race, seconds, timed, tokenizer
+from xtok import kernels
+from xtok.aligner import TokenAligner
+from xtok.tokenizers import Tokenizer
+
+PAIRS = (
+    ("llama3", "qwen"), ("llama3", "mistral-v3"), ("qwen", "llama3"), ("claude-2", "mistral-v3"),
+)  # fmt: skip
+Flat = tuple[NDArray[np.int32], NDArray[np.int64]]
+
+
+def align(options: Namespace) -> Iterator[Row]:
+    """Every pair on every language, then batches, lengths and odd texts of one pair."""
+    corpus = documents(options)
+    for label, pair in chosen(PAIRS, options):
+        sides = student, teacher = tokenizer(pair[0]), tokenizer(pair[1])
+        aligner = TokenAligner(student, teacher)
+        for language, texts in corpus.items():
+            s, t = (encode(side, [text.encode() for text in texts]) for side in sides)
+            calls = timed(kernel(aligner, s, t)), timed(plain_walk(aligner, s, t))
+            found = race(*calls, options.repeat)
+            yield {
+                "pair": label,
+                "text": language,
+                "student tokens": len(s[0]),
+                "million/s": len(s[0]) / median(found.ours) / 1e6,
+                "× plain walk": median(found.peer) / median(found.ours),
+                "in correct chunks": f"{in_correct_chunks(aligner, s, t):.4%}",
+            }
+    if list(chosen(PAIRS[:1], options)):
+        ordinary = "\n".join(text for texts in corpus.values() for text in texts[:60])
+        student, teacher = (tokenizer(name) for name in PAIRS[0])
+        yield batches(student, teacher, ordinary, options)
+        yield from shapes(student, teacher, ordinary, options)
+
+
+def encode(side: Tokenizer, texts: list[bytes]) -> Flat:
+    """Return the ids of all texts, as the library encodes them, and the documents' offsets."""
+    rows = [np.array(row, np.int32) for row in side.segment_batch(texts) if row is not None]
+    return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+
+
+def kernel(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
+    """Return the bare kernel call on one core."""
+    chunks = [np.full(len(side[0]), -1, np.int32) for side in (s, t)]
+    masks = [np.zeros(len(side[0]), np.bool_) for side in (s, t, s)]
+    num_chunks = np.zeros(len(s[1]) - 1, np.int64)
+    sides = (aligner.student, aligner.teacher)
+    return lambda: kernels.align_documents(
+        *s, sides[0].symbols, sides[0].offsets, *t, sides[1].symbols, sides[1].offsets,
+        aligner._exact, aligner.max_comb_len, *chunks, *masks, num_chunks,
+    )  # fmt: skip
+
+
+def plain_walk(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
+    """Return a walk over both sides' byte ends in plain Python, as TRL 1.16 does it."""
+    ends = []
+    for side, (ids, offsets) in zip((aligner.student, aligner.teacher), (s, t), strict=True):
+        pieces = np.split(side.table.lengths[ids], offsets[1:-1])
+        ends.append([np.cumsum(piece).tolist() for piece in pieces])
+    return lambda: [walk(a, b) for a, b in zip(*ends, strict=True)]
+
+
+def walk(s_ends: list[int], t_ends: list[int]) -> list[tuple[int, int, int, int]]:
+    """Return the groups of tokens of one document."""
+    groups = []
+    i = j = s_from = t_from = 0
+    while i < len(s_ends) and j < len(t_ends):
+        if s_ends[i] == t_ends[j]:
+            i, j = i + 1, j + 1
+            groups.append((s_from, i, t_from, j))
+            s_from, t_from = i, j
+        elif s_ends[i] < t_ends[j]:
+            i += 1
+        else:
+            j += 1
+    return groups
+
+
+def in_correct_chunks(aligner: TokenAligner, s: Flat, t: Flat) -> float:
+    """Return the share of the student's tokens that are in correct chunks."""
+    found = aligner.align_ids(*s, *t)
+    first = np.repeat(np.cumsum(found.num_chunks) - found.num_chunks, np.diff(s[1]))
+    inside = found.student_chunk_id >= 0
+    correct = found.is_correct[(first + found.student_chunk_id)[inside]]
+    return float(np.count_nonzero(correct) / len(s[0]))
+
+
+def batches(student: Tokenizer, teacher: Tokenizer, text: str, options: Namespace) -> Row:
+    """Measure `align` on [16, 4096], and the memory that 10,000 smaller batches leave behind."""
+    import torch
+
+    aligner = TokenAligner(student, teacher)
+    ids = (np.array(side.segment(text.encode()), np.int64) for side in (student, teacher))
+    rows = [torch.from_numpy(np.tile(np.resize(i, 4096), (16, 1))) for i in ids]
+    small = [row[:4, :512].contiguous() for row in rows]
+    aligner.align(*rows)
+    taken = median(seconds(lambda: aligner.align(*rows)) for _ in range(4 * options.repeat))
+    before = 0
+    for count in (1000, max(1, int(10_000 * options.size))):
+        before = resident()
+        for _ in range(count):
+            aligner.align(*small)
+    growth = (resident() - before) / 2**20
+    return {"batch": "[16, 4096]", "million/s": 16 * 4096 / taken / 1e6, "MiB grown": growth}
+
+
+def resident() -> int:
+    """Return the resident memory of this process in bytes."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def shapes(
+    student: Tokenizer, teacher: Tokenizer, ordinary: str, options: Namespace
+) -> Iterator[Row]:
+    """Measure how time grows with length and differences, and what odd texts cost."""
+    data = ordinary.encode() * 3
+    texts = {f"{n:,} bytes": (data[:n], data[:n]) for n in (4_000_000, 400_000, 40_000, 4_000)}
+    for edits in (10, 100, 1000):
+        step = len(ordinary) // (edits + 1) + 1
+        parts = [ordinary[i : i + step] for i in range(0, len(ordinary), step)]
+        texts[f"{edits} differences"] = ordinary.encode(), " EDIT ".join(parts).encode()
+    length = 1 + int(1_000_000 * min(1, options.size))
+    for name, odd in {
+        "one letter": b"a" * length,
+        "emoji sequences": "👨\u200d👩\u200d👧\u200d👦🏳️\u200d🌈".encode() * (length // 40 + 1),
+        "random bytes": np.random.default_rng(0).integers(0, 256, length, np.uint8).tobytes(),
+    }.items():
+        texts[name] = odd, odd
+    aligner, plain = TokenAligner(student, teacher), 0.0
+    for name, sides in texts.items():
+        pieces = ([text[i : i + 100_000] for i in range(0, len(text), 100_000)] for text in sides)
+        ids = [encode(*pair)[0] for pair in zip((student, teacher), pieces, strict=True)]
+        s, t = ((i, np.array([0, len(i)])) for i in ids)
+        call = kernel(aligner, s, t)
+        call()
+        ns = median(seconds(call) for _ in range(options.repeat)) / len(s[0]) * 1e9
+        plain = plain or ns
+        row = {"text": name, "student tokens": len(s[0]), "ns per token": ns}
+        yield {**row, "× ordinary text": ns / plain}

@@ -1,0 +1,80 @@
+"""The least programs: they do what a command of xtok must do, as directly as the libraries allow.
+
+A tiktoken file: the library's own loader, and its plain call, which for short texts is far quicker
+than its batch call. A tokenizer.json: the Rust library alone, without transformers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def load(path: str, pattern: str) -> tuple[list[str], Callable[[list[str]], Any]]:
+    """Return the tokens of a file as text, and the library's fastest way to encode many texts."""
+    if path.endswith(".model"):
+        from sentencepiece import SentencePieceProcessor
+
+        model = SentencePieceProcessor(model_file=path)
+        return [model.id_to_piece(i).replace("▁", " ") for i in range(len(model))], model.encode
+    if path.endswith(".tiktoken"):
+        import tiktoken
+        from tiktoken.load import load_tiktoken_bpe
+
+        ranks = load_tiktoken_bpe(path)
+        encoding = tiktoken.Encoding(
+            path, pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
+        )
+        plain = encoding.encode_ordinary
+        return [t.decode("utf-8", "replace") for t in ranks], lambda texts: [*map(plain, texts)]
+    from tokenizers import Tokenizer
+
+    rust = Tokenizer.from_file(path + "/tokenizer.json")
+    encode = rust.encode_batch_fast
+    tokens = [rust.decoder.decode([display]) for display in rust.get_vocab()]
+    return tokens, lambda texts: [e.ids for e in encode(texts, add_special_tokens=False)]
+
+
+def build(student: str, teacher: str, *patterns: str) -> None:
+    """Encode each vocabulary once in the other's."""
+    (ours, by_student), (theirs, by_teacher) = map(load, (student, teacher), patterns)
+    by_teacher(ours)
+    by_student(theirs)
+
+
+def read(path: str, copy: str = "") -> None:
+    """Read a safetensors file, and write it again if a path for that is given."""
+    from safetensors.numpy import load_file, save_file
+
+    arrays = load_file(path)
+    if copy:
+        save_file(arrays, copy)
+
+
+def show_help() -> None:
+    """Be a Typer program of two commands that is asked for help."""
+    import typer
+
+    app = typer.Typer()
+
+    @app.command()
+    def one(name: str = "x") -> None:
+        """Do one thing."""
+
+    @app.command()
+    def two(name: str = "x") -> None:
+        """Do another."""
+
+    app(["--help"])
+
+
+def read_pt(path: str, rows: str, columns: str) -> None:
+    """Read a .pt with xtok, for its memory."""
+    from xtok import mapfile
+
+    mapfile.load(path, student_vocab_size=int(rows), teacher_vocab_size=int(columns))
+
+
+if __name__ == "__main__":
+    {f.__name__: f for f in (build, read, show_help, read_pt)}[sys.argv[1]](*sys.argv[2:])

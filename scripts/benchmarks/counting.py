@@ -1,0 +1,97 @@
+"""`estimate` beside the tokenizers' own batch encoding; `doctor` and `overlap` beside loading."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from statistics import median
+from typing import Any
+
+from benchmarks.harness import Row, chosen, documents, path_of, race, timed, tokenizer
+from xtok import doctor, load_tokenizer, overlap
+from xtok.cooccurrence import PairEncoder, available_cores, batches
+from xtok.counting import TextCounter
+from xtok.tokenizers import Tokenizer
+
+EIGHT = (
+    "llama3", "llama4", "qwen", "cl100k", "o200k", "mistral-v1", "mistral-v3", "tekken",
+)  # fmt: skip
+PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))
+
+
+def library_encoding(side: Tokenizer, threads: int) -> Callable[[list[str]], object]:
+    """Return the tokenizer library's own batch call, with as many threads as xtok has."""
+    backend: Any = side._backend
+    if backend.name == "tiktoken":
+        return lambda texts: backend._encoding.encode_ordinary_batch(texts, num_threads=threads)
+    if backend.name == "sentencepiece":
+        return lambda texts: backend._processor.encode(texts, num_threads=threads)
+    encode = backend._rust.encode_batch_fast
+    return lambda texts: [e.ids for e in encode(texts, add_special_tokens=False)]
+
+
+def count(encoder: PairEncoder, texts: list[str], passes: int = 1) -> TextCounter:
+    """Count a text, over and over."""
+    counter = TextCounter(encoder, "start", True)
+    for _ in range(passes):
+        for batch in batches(texts):
+            counter.add(batch)
+    return counter
+
+
+def described(label: str, counter: TextCounter) -> Row:
+    """Return what was counted."""
+    pairs = len(counter.counted) + len(counter.held)
+    return {"pair": label, "tokens": counter.totals.student_tokens, "different pairs": pairs}
+
+
+def counting(options: Namespace) -> Iterator[Row]:
+    """Encode and count with xtok; encode both sides with the libraries, one after the other."""
+    texts = list(chain.from_iterable(documents(options).values()))
+    cores = available_cores()
+    for label, pair in chosen(PAIRS, options):
+        student, teacher = (tokenizer(name) for name in pair)
+        libraries = [library_encoding(side, cores) for side in (student, teacher)]
+        with PairEncoder(student, teacher) as encoder:
+            counter = count(encoder, texts)
+            ours = timed(partial(count, encoder, texts))
+            peer = timed(lambda: [encode(texts) for encode in libraries])  # noqa: B023
+            found = race(ours, peer, options.repeat)
+        rate = 1 / median(found.ours) / cores
+        yield {
+            **described(label, counter),
+            **found.row(),
+            "tokens per s and core": counter.totals.student_tokens * rate,
+            "MB per s and core": counter.totals.num_bytes * rate / 1e6,
+        }
+
+
+def memory(options: Namespace) -> Iterator[Row]:
+    """Count a text until 100 million tokens; the process's peak is printed in the end."""
+    texts = list(chain.from_iterable(documents(options).values()))
+    label, pair = " → ".join(PAIRS[0]), PAIRS[0]
+    with PairEncoder(tokenizer(pair[0]), tokenizer(pair[1])) as encoder:
+        tokens = count(encoder, texts).totals.student_tokens
+        passes = int(100_000_000 * options.size / tokens) + 1
+        yield described(label, count(encoder, texts, passes))
+
+
+def doctoring(options: Namespace) -> Iterator[Row]:
+    """Load and diagnose beside load and encode once; load and compare eight beside load eight."""
+
+    def load(*names: str) -> list[Tokenizer]:
+        return [load_tokenizer(str(path_of(name))) for name in names]
+
+    def encode_vocabulary() -> None:
+        (found,) = load("llama3")
+        found.library_ids([token.decode("utf-8", "replace") for token in found.table.tokens()])
+
+    def diagnose() -> None:
+        doctor(load("llama3"), template="llama3")
+
+    found = race(timed(diagnose), timed(encode_vocabulary), options.repeat)
+    yield {"command": "doctor llama3", **found.row(1.5)}
+    found = race(timed(lambda: overlap(load(*EIGHT))), timed(lambda: load(*EIGHT)), options.repeat)
+    yield {"command": "overlap of eight", **found.row(1.3)}

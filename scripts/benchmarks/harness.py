@@ -1,0 +1,170 @@
+"""What the cases share: tokenizers, texts, synthetic maps, and turns of xtok and a peer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import fetch_tokenizers
+import numpy as np
+import small_tokenizers
+from numpy.typing import NDArray
+
+from xtok.projection import Edges, ProjectionMap, RowKind, sum_duplicates
+from xtok.stages import finished
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokens import TokenTable, Vocabulary
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDTHS = (128_256, 151_936)  # Llama 3 and Qwen
+FILES = {f.name: f.target.removesuffix("/tokenizer.json") for f in fetch_tokenizers.FILES}
+Row = dict[str, Any]
+Pair = tuple[str, str]
+
+
+def path_of(name: str) -> Path:
+    """Return a fetched tokenizer's path."""
+    path = fetch_tokenizers.DEFAULT_DIR / FILES[name]
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}")
+    return path
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    """Load a fetched tokenizer once."""
+    return load_tokenizer(str(path_of(name)))
+
+
+def chosen(pairs: Sequence[Pair], options: Namespace) -> Iterator[tuple[str, Pair]]:
+    """Yield the pairs that `--only` leaves, each with its label."""
+    for pair in pairs:
+        label = " → ".join(pair)
+        if options.only in label:
+            yield label, pair
+
+
+def scaled_widths(options: Namespace) -> tuple[int, int]:
+    """Return the widths of synthetic vocabularies."""
+    return max(64, int(WIDTHS[0] * options.size)), max(64, int(WIDTHS[1] * options.size))
+
+
+def documents(options: Namespace, split: str = "train") -> dict[str, list[str]]:
+    """Return a corpus by language; without one, the small tokenizers' text, repeated."""
+    if options.corpus is None:
+        return {"own text": ["\n".join(small_tokenizers.CORPUS)] * max(1, int(200 * options.size))}
+    texts = {}
+    for path in sorted(options.corpus.glob(f"*.{split}.jsonl.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line)["text"] for line in lines]
+        texts[path.name.partition(".")[0]] = rows[: max(1, int(len(rows) * options.size))]
+    if not texts:
+        raise SystemExit(f"error: no *.{split}.jsonl.gz in {options.corpus}")
+    return texts
+
+
+class Run(NamedTuple):
+    """The seconds of a call, and the peak memory of a process."""
+
+    seconds: float
+    mib: float = 0
+
+
+class Race(NamedTuple):
+    """Seconds of xtok and of its peer, turn by turn, and their median peak memory."""
+
+    ours: list[float]
+    peer: list[float]
+    mib: list[float]
+
+    def row(self, limit: float | None = None) -> Row:
+        """Return medians, their ratio, and the range of single turns."""
+        ours, peer = median(self.ours), median(self.peer)
+        turns = sorted(a / b for a, b in zip(self.ours, self.peer, strict=True))
+        found: Row = {"xtok s": ours, "peer s": peer, "ratio": ours / peer}
+        found["turns"] = f"{turns[0]:.2f} to {turns[-1]:.2f}"
+        if limit is not None:
+            found["limit"] = limit
+        if self.mib[0]:
+            found |= {"MiB": self.mib[0], "above the peer's": self.mib[0] - self.mib[1]}
+        return found
+
+
+def race(ours: Callable[[], Run], peer: Callable[[], Run], repeat: int) -> Race:
+    """Run two calls in turn; the first turn is not counted."""
+    sides = list(zip(*[(ours(), peer()) for _ in range(repeat + 1)][1:], strict=True))
+    seconds = [[run.seconds for run in side] for side in sides]
+    return Race(seconds[0], seconds[1], [median(run.mib for run in side) for side in sides])
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def timed(call: Callable[[], object]) -> Callable[[], Run]:
+    """Return a call as `race` takes it."""
+    return lambda: Run(seconds(call))
+
+
+# A small process starts the one that is measured: the peak of a child counts its parent's memory
+# at the fork.
+_MEASURE = """
+import json, resource, subprocess, sys, time
+start = time.perf_counter()
+done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+seconds = time.perf_counter() - start
+if done.returncode:
+    sys.exit(done.stderr.decode())
+print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]))
+"""
+
+
+def run_python(folder: str, *arguments: str | Path) -> Run:
+    """Run Python in a folder; modules are compiled once, as those of installed packages are."""
+    python = sys.executable
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    variables |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    variables |= {"PYTHONPYCACHEPREFIX": f"{folder}/compiled"}
+    command = [python, "-c", _MEASURE, python, *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[3:9])} failed:\n{done.stderr}")
+    return Run(*json.loads(done.stdout))
+
+
+def synthetic_map(
+    counts: NDArray[np.int64],
+    teacher_ids: NDArray[np.int64],
+    widths: tuple[int, int],
+    tables: Sequence[TokenTable | None] = (None, None),
+) -> ProjectionMap:
+    """Return a map of random weights with `counts[s]` of the teacher's ids in row s."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    weights = np.random.default_rng(0).random(len(rows)) + 1e-3
+    one = Vocabulary(
+        model_id="synthetic", revision=None, backend=None, vocab_size=0, width_source="option",
+        tokenizer_vocab_size=None, table=None,
+    )  # fmt: skip
+    sides = [replace(one, vocab_size=n, table=t) for n, t in zip(widths, tables, strict=True)]
+    return finished(
+        sum_duplicates(Edges(rows, teacher_ids, weights)).normalized(),
+        student=sides[0], teacher=sides[1], row_kind=np.full(widths[0], RowKind.MIXED, np.uint8),
+        scale_slot=None, method="multitoken", top_k=int(counts.max()),
+        history=({"stage": "multitoken", "options": {}},),
+    )  # fmt: skip

@@ -1,0 +1,126 @@
+"""Commands as processes: time and peak memory, beside the least programs of bare.py."""
+
+from __future__ import annotations
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.harness import Row, chosen, path_of, race, run_python
+from xtok.tokenizers import _tiktoken
+from xtok.tokens import Entry, TokenType, decode_vocabulary
+
+BARE = Path(__file__).with_name("bare.py")
+PAIRS = (
+    ("llama3", "qwen"), ("o200k", "qwen"), ("claude-2", "mistral-v3"), ("deepseek-v3", "qwen"),
+)  # fmt: skip
+PATTERNS = {
+    "llama3": _tiktoken.LLAMA_3_PATTERN,
+    "qwen": _tiktoken.QWEN_PATTERN,
+    "o200k": _tiktoken.O200K_PATTERN,
+}
+Words = Sequence[str | Path]
+
+
+def compare(label: str, command: Words, bare: Words, limit: float, options: Namespace) -> Row:
+    """Run a command of xtok and a least program in turn, in a folder of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours = partial(run_python, folder, "-m", "xtok", *command)
+        found = race(ours, partial(run_python, folder, BARE, *bare), options.repeat)
+    return {"command": label, **found.row(limit)}
+
+
+def build(options: Namespace) -> Iterator[Row]:
+    """`build` beside loading both tokenizers and encoding each vocabulary in the other's."""
+    for label, pair in chosen(PAIRS, options):
+        student, teacher = map(path_of, pair)
+        sides: Words = ["--student-model", student, "--teacher-model", teacher]
+        command = ["build", *sides, "--output", "built.safetensors", "--quiet"]
+        bare: Words = ["build", student, teacher, *(PATTERNS.get(name, "") for name in pair)]
+        yield compare(f"build {label}", command, bare, 1.3, options)
+
+
+def maps(options: Namespace) -> Iterator[Row]:
+    """The commands on a map of 128k rows of 32 entries."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "map.safetensors")
+        write_map(path, harness.scaled_widths(options))
+        output = ("--quiet", "--output", "new.safetensors")
+        initial = ("--initial-projection-path", path, *output)
+        commands: dict[str, Words] = {
+            "sort-cut": initial,
+            "reapply-exact": initial,
+            "convert": (path, *output[1:]),
+            "inspect": (path,),
+        }
+        for name, words in commands.items():
+            if options.only in name:
+                copy = [] if name == "inspect" else ["copy.safetensors"]
+                yield compare(name, [name, *words], ["read", path, *copy], 2, options)
+
+
+def show_help(options: Namespace) -> Iterator[Row]:
+    """`xtok --help`."""
+    yield compare("--help", ["--help"], ["show_help"], 1.5, options)
+
+
+def write_map(path: Path, widths: tuple[int, int]) -> None:
+    """Write a map of 32 entries in each row; every other token is one of both sides."""
+    rng = np.random.default_rng(0)
+    steps = rng.integers(1, max(2, widths[1] // 32), (widths[0], 32))
+    tables = []
+    for width, odd in zip(widths, (b"s%06x", b"t%06x"), strict=True):
+        form = (b"%06x", odd)
+        entries = [Entry(i, TokenType.NORMAL, form[i % 2] % i) for i in range(width)]
+        tables.append(decode_vocabulary(entries, width=width)[0])
+    ids = (np.cumsum(steps, axis=1) % widths[1]).ravel()
+    harness.synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)
+
+
+def layouts(size: int) -> Iterator[tuple[str, Any, int, int]]:
+    """Yield each layout of a .pt that xtok reads, in a size in bytes, and its shape."""
+    import torch
+
+    torch.manual_seed(0)
+    rows, columns = 128_000, 150_000
+
+    def pairs(count: int) -> torch.Tensor:
+        return torch.stack([torch.randint(0, n, (count,)) for n in (rows, columns)])
+
+    for top_k in (4, 32):
+        height = size // (12 * top_k)
+        ids = torch.randint(0, columns - top_k, (height, 1)) + torch.arange(top_k)
+        weights = torch.rand(height, top_k).sort(descending=True).values
+        padded = {"indices": ids, "likelihoods": weights}
+        yield f"indices and likelihoods, {top_k} columns", padded, height, columns
+    for number, width in ((int, 17), (float, 23)):
+        listed = pairs(size // width).T.tolist()
+        counts = {tuple(pair): number(i % 1000 + 1) for i, pair in enumerate(listed)}
+        yield f"a dict of {number.__name__}", counts, rows, columns
+    matrix = torch.sparse_coo_tensor(
+        pairs(size // 20), torch.rand(size // 20), (rows, columns), check_invariants=True
+    )
+    yield "a sparse matrix", matrix.coalesce(), rows, columns
+    yield "a dense matrix", torch.rand(size // 10_000, 2500) + 0.01, size // 10_000, 2500
+
+
+def pt_memory(options: Namespace) -> Iterator[Row]:
+    """Read each layout of 100 MB in a process, and take off the peak of reading a tiny map."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "map.pt")
+        tiny = {"indices": torch.tensor([[3, 1]]), "likelihoods": torch.tensor([[0.5, 0.25]])}
+        torch.save(tiny, path)
+        least = run_python(folder, BARE, "read_pt", path, "1", "4").mib
+        for layout, content, rows, columns in layouts(int(options.size * 10**8)):
+            torch.save(content, path)
+            peak = run_python(folder, BARE, "read_pt", path, str(rows), str(columns)).mib
+            size = path.stat().st_size / 2**20
+            yield {"layout": layout, "MiB": size, "times the file": (peak - least) / size}

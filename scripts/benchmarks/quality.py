@@ -1,0 +1,214 @@
+"""What maps are worth on text: options of `build`, and maps with and without a corpus.
+
+`closed` is the share of the way from X-Token's recipe to the best map in hindsight, for each
+language. *hindsight* is one map that is counted on the measured text of all languages together: no
+single map does better on all of them at once. *without* is counted on all languages but the
+measured one.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+import xtok
+from benchmarks.harness import Row, chosen, tokenizer
+from xtok import ProjectionMap, RowKind, Tokenizer
+from xtok.config import Target
+from xtok.counting import CountedText, count_text, map_of_counts, merge_counts, plan_counting
+from xtok.sides import with_vocabularies
+
+PAIRS = (
+    ("llama3", "qwen"), ("llama3", "mistral-v3"), ("llama3", "tekken"), ("qwen", "llama3"),
+    ("deepseek-v3", "qwen"), ("claude-2", "mistral-v3"),
+)  # fmt: skip
+CUTS = (4, 8)
+OPTIONS = {
+    "(none)": xtok.BuildConfig(),
+    "--canonicalization relaxed": xtok.BuildConfig(canonicalization="relaxed"),
+    "--special-tokens fuzzy": xtok.BuildConfig(special_tokens="fuzzy"),
+    "fuzzy, NeMo-RL's 0.3 and 32": xtok.BuildConfig(
+        special_tokens="fuzzy", fuzzy_threshold=0.3, fuzzy_top_k=32
+    ),
+    "--token-form text": xtok.BuildConfig(token_form="text"),
+    "--token-form raw": xtok.BuildConfig(token_form="raw"),
+}
+
+
+def options_of_build(options: Namespace) -> Iterator[Row]:
+    """Count each option's rows, those that differ from the default's, and what they do on text.
+
+    The text is the source of Python's standard library. Of the places where a token of each side
+    begins: the share that is in rows that differ, and the mean weight that these rows give the
+    teacher's token, by default and with the option.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    source = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    text = source[: int(4_000_000 * min(1, options.size))].decode("utf-8", "ignore").encode()
+    for label, pair in chosen((PAIRS[0], PAIRS[1], PAIRS[5]), options):
+        student, teacher = (tokenizer(name) for name in pair)
+        starts = common_starts(student, teacher, text)
+        plain = xtok.build(student, teacher)
+        for option, config in OPTIONS.items():
+            start = time.perf_counter()
+            made = xtok.build(student, teacher, config)
+            taken = time.perf_counter() - start
+            changed = rows_that_differ(plain, made)
+            here = starts[:, np.isin(starts[0], changed)]
+            yield {
+                "pair": label,
+                "option": option,
+                "exact": count(made, RowKind.EXACT),
+                "of other bytes": other_bytes(made),
+                "relaxed": count(made, RowKind.RELAXED),
+                "special": count(made, RowKind.ROLE),
+                "s": taken,
+                "rows differ": len(changed),
+                "of the text": f"{here.shape[1] / starts.shape[1]:.3%}",
+                "weight by default": mean_weight(plain, here),
+                "with it": mean_weight(made, here),
+            }
+
+
+def count(m: ProjectionMap, kind: RowKind) -> int:
+    """Return how many rows are of a kind."""
+    return int(np.count_nonzero(m.row_kind == kind))
+
+
+def other_bytes(m: ProjectionMap) -> int:
+    """Return how many exact rows are of tokens with different bytes."""
+    if m.student.table is None or m.teacher.table is None:
+        raise ValueError("a map that was built has tokens")
+    ours, theirs = m.student.table.tokens(), m.teacher.table.tokens()
+    exact = m.row_kind[m.student_ids] == RowKind.EXACT
+    pairs = zip(m.student_ids[exact].tolist(), m.teacher_ids[exact].tolist(), strict=True)
+    return sum(ours[s] != theirs[t] for s, t in pairs)
+
+
+def common_starts(student: Tokenizer, teacher: Tokenizer, text: bytes) -> NDArray[np.int64]:
+    """Return the student's and the teacher's token wherever both begin at one byte, `[2, n]`."""
+    ids = [np.array(side.segment(text)) for side in (student, teacher)]
+    lengths = [side.table.lengths[i] for side, i in zip((student, teacher), ids, strict=True)]
+    _, ours, theirs = np.intersect1d(*(np.cumsum(n) - n for n in lengths), return_indices=True)
+    return np.stack([ids[0][ours], ids[1][theirs]])
+
+
+def mean_weight(m: ProjectionMap, starts: NDArray[np.int64]) -> float:
+    """Return the mean weight that a map's rows give the teacher's tokens."""
+    if not starts.size:
+        return 0.0
+    keys = m.student_ids.astype(np.int64) * m.shape[1] + m.teacher_ids
+    order = np.argsort(keys)
+    wanted = starts[0] * m.shape[1] + starts[1]
+    place = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
+    return float(np.where(keys[place] == wanted, m.weights[place], 0).mean())
+
+
+def rows_that_differ(one: ProjectionMap, other: ProjectionMap) -> NDArray[np.int64]:
+    """Return the student ids whose rows are not the same, weights rounded to 1e-5."""
+    parts = [
+        np.stack([m.student_ids, m.teacher_ids, (m.weights * 1e5).round().astype(np.int64)])
+        for m in (one, other)
+    ]
+    entries, number = np.unique(np.concatenate(parts, axis=1), axis=1, return_counts=True)
+    return np.unique(entries[0, number == 1])
+
+
+def quality(options: Namespace) -> Iterator[Row]:
+    """Measure every pair, map, cut and language; then the means over all of them."""
+    if options.corpus is None:
+        raise SystemExit("error: quality needs --corpus")
+    found = []
+    for label, pair in chosen(PAIRS, options):
+        for row in measure(tokenizer(pair[0]), tokenizer(pair[1]), pair, options):
+            found.append({"pair": label, **row})
+            yield found[-1]
+    for label in [*dict.fromkeys(row["pair"] for row in found), "all"]:
+        for name, k in dict.fromkeys((row["map"], row["k"]) for row in found):
+            own = [r for r in found if (r["map"], r["k"]) == (name, k)]
+            own = [r for r in own if label in ("all", r["pair"])]
+            closed = [r["closed"] for r in own if r["closed"] is not None]
+            if closed:
+                yield {
+                    "pairs": label, "map": name, "k": k, "mean closed": fmean(closed),
+                    "least": min(closed), "least coverage": min(r["coverage"] for r in own),
+                    "mean at starts": fmean(r["at starts"] for r in own),
+                    "mean over chunks": fmean(r["over chunks"] for r in own),
+                }  # fmt: skip
+
+
+def measure(
+    student: Tokenizer, teacher: Tokenizer, pair: tuple[str, str], options: Namespace
+) -> Iterator[Row]:
+    """Yield a row for each map, cut and language of a pair."""
+    texts = sorted(options.corpus.glob("*.valid.jsonl.gz"))
+    languages = [path.name.partition(".")[0] for path in texts]
+
+    def counts(language: str, split: str, target: Target = "start") -> CountedText:
+        path = options.corpus / f"{language}.{split}.jsonl.gz"
+        plan = plan_counting(student, teacher, [path], xtok.EstimateConfig(target=target))
+        return count_text(plan, student, teacher)
+
+    config = xtok.MultitokenConfig(weights="prior", scale_trick=False)
+    targets: tuple[Target, ...] = ("start", "both")
+    base = {t: xtok.multitoken(student, teacher, replace(config, target=t)) for t in targets}
+    trained = {language: counts(language, "train") for language in languages}
+    both = [counts(language, "train", "both") for language in languages]
+    measured = [counts(language, "valid") for language in languages]
+    embedded = None
+    if options.embedding_model is not None:
+        most = xtok.GenerateConfig(top_k=max(CUTS))
+        embedded = xtok.generate(student, teacher, options.embedding_model, most)
+    for k in CUTS:
+
+        def counted(
+            parts: list[CountedText], alpha: float | None = None, target: Target = "start"
+        ) -> ProjectionMap:
+            config = xtok.EstimateConfig(top_k=k, alpha=alpha, target=target)  # noqa: B023
+            plan = plan_counting(student, teacher, texts[:1], config)
+            return map_of_counts(merge_counts(parts), base[target], plan, config)
+
+        maps = {
+            "build": xtok.build(student, teacher, xtok.BuildConfig(top_k=k)),
+            "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=k, scale_trick=False)),
+            "no corpus": xtok.sort_cut(base["start"], xtok.SortCutConfig(top_k=k)),
+            "for p-kl": xtok.build(student, teacher, xtok.BuildConfig.for_loss("p-kl", top_k=k)),
+            "counted": counted(list(trained.values())),
+            "counted both": counted(both, target="both"),
+            "hindsight": counted(measured, alpha=1e-3),
+        }
+        if embedded is not None:
+            beside = xtok.MergeConfig(weights=(0.9, 0.1), fill=True, top_k=k)
+            maps["embeddings"] = xtok.sort_cut(embedded, xtok.SortCutConfig(top_k=k))
+            maps["with embeddings"] = xtok.merge([maps["recipe"], embedded], beside)
+        if options.reference is not None and k == 4 and pair == PAIRS[-1]:
+            rows, columns = base["start"].shape
+            theirs = ProjectionMap.load(
+                options.reference, student_vocab_size=rows, teacher_vocab_size=columns
+            )
+            maps["NeMo-RL"] = with_vocabularies(
+                theirs, student=base["start"].student, teacher=base["start"].teacher
+            )
+        for left_out in languages:
+            parts = [part for language, part in trained.items() if language != left_out]
+            maps[f"without {left_out}"] = counted(parts)
+        names = list(maps)
+        for m in xtok.evaluate(
+            list(maps.values()), texts, student, teacher, names=names, num_worst=0
+        ).measures:
+            language = m.group.partition(".")[0]
+            name, _, left_out = m.name.partition("without ")
+            if language in languages and left_out in ("", language):
+                yield {
+                    "map": name or "without", "k": k, "language": language,
+                    "closed": m.closed and m.closed.value, "coverage": m.coverage_of_floor,
+                    "at starts": m.cross_entropy.value, "over chunks": m.chunk_cross_entropy.value,
+                }  # fmt: skip
