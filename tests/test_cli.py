@@ -105,7 +105,10 @@ def test_options_reach_the_map(cli: Cli, small: Path, tmp_path: Path) -> None:
     options = ["--top-k", "6", "--max-pieces", "2", "--no-scale-trick", "--no-reverse-pass"]
     options += ["--no-exact-match", "--special-tokens", "off", "--teacher-vocab-size", "9000"]
     done = cli("build", *two_files(small), *options)
-    assert done.stdout == "small_to_small_top6_no-scale-trick.safetensors\n"
+    assert done.stdout == (
+        "small_to_small_top6_no-scale-trick_max-pieces-2_no-reverse-pass_special-tokens-off_"
+        "no-exact-match.safetensors\n"
+    )
     found = json.loads(cli("inspect", done.stdout.strip(), "--json").stdout)
     assert found["teacher"]["vocab_size"] == 9000
     assert found["teacher"]["width_source"] == "option"
@@ -472,6 +475,17 @@ def test_an_empty_path_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
         assert done.returncode == 2, args
         assert "the path is empty" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_sort_cut_tells_how_the_weights_are_distributed(cli: Cli, small: Path) -> None:
+    models = ["--student-model", str(small / "small-digits"), "--teacher-model", "bytes"]
+    assert cli("multitoken", *models, "--output", "m.pt", "--top-k", "8").returncode == 0
+    done = cli("sort-cut", "--initial-projection-path", "m.pt", "--top-k", "2")
+    assert done.stderr.splitlines()[-2:] == [
+        "note: 1,321 weights: mean 0.6018, median 0.9091, 90th percentile 1.0000, 95th 1.0000, "
+        "99th 1.0000, least 0.0090, largest 1.0000",
+        "note: heaviest entry: the first in 795 rows, a scale slot in 0",
+    ]
 
 
 def test_a_refined_map_lies_beside_its_input(cli: Cli, small: Path, tmp_path: Path) -> None:

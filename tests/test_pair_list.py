@@ -58,7 +58,7 @@ def test_a_list_is_read(small: Path, listed: Path, tmp_path: Path) -> None:
             (),
             "top4_max-pieces-2_no-reverse-pass_special-tokens-off",
         ),
-        (None, {"ignore_student_ids": (1, 2)}, (), "top4_ignore-student-ids-f17b1c"),
+        (None, {"ignore_student_ids": (1, 2)}, (), "top4_ignore-student-ids-3a316d"),
         ("p-kl", {}, (), "p-kl_top8"),
         ("gold", {}, (), "gold_top8"),
         ("h-kl", {"top_k": 4, "scale_trick": True}, (), "h-kl_top4_scale-trick"),

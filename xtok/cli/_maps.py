@@ -304,7 +304,7 @@ def sort_cut(
     output = output or folder_of(initial_projection_path)
     with command(quiet):
         check_output(output)
-        from xtok import stages
+        from xtok import describe, report, stages
 
         projection = load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
@@ -312,6 +312,7 @@ def sort_cut(
         projection = stages.sort_cut(projection, options)
         name = refined_name(initial_projection_path, "sort-cut", projection)
         write(projection, named(output, name), num_examples=num_examples)
+        report.print_notes(describe.weight_notes(projection))
 
 
 def _ids(text: str | None, option: str) -> tuple[int, ...]:
