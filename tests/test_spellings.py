@@ -267,6 +267,9 @@ def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
     assert done.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"
     done = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
     assert done.stdout == "new/dir/projection_matrix_smallodel_bytes_top4.pt\n"
+    # NeMo-RL has no maps for one loss, so its name would not tell them apart.
+    done = cli("build", *models, "--data-dir", "new", "--for", "gold", "-q")
+    assert done.stdout == "new/small_to_bytes_gold_top8.safetensors\n"
 
 
 @pytest.mark.parametrize(

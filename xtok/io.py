@@ -14,13 +14,20 @@ from pathlib import Path
 from xtok.errors import OutputError
 
 
-def check_output(path: str | PathLike[str], suffixes: Sequence[str], what: str = "output") -> Path:
+def check_output(
+    path: str | PathLike[str],
+    suffixes: Sequence[str],
+    what: str = "output",
+    *,
+    or_folder: bool = False,
+) -> Path:
     """Check, before any work is done, that a file can be written; its folder may be missing yet.
 
     Args:
         path: the file; a symbolic link stands for what it leads to.
         suffixes: those that it may have, the usual one first.
         what: the file's name in errors.
+        or_folder: whether the path of a folder would be taken with a slash at its end.
 
     Returns:
         the path to write to.
@@ -36,7 +43,7 @@ def check_output(path: str | PathLike[str], suffixes: Sequence[str], what: str =
         raise OutputError(
             f"the {what} {target} does not end in {' or '.join(suffixes)}",
             hint=f"name it {_with_suffix(target, suffixes[0])}"
-            + ("" if target.exists() else f", or {target}{os.sep} if that is a folder"),
+            + (f", or {target}{os.sep} if that is a folder" * (or_folder and not target.exists())),
         )
     if target.exists() and not target.is_file():
         raise OutputError(f"the {what} {target} is no regular file", hint="give another path")

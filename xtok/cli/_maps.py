@@ -132,7 +132,7 @@ def build(
         texts.find_texts(text or [])
         ids = tokenizers.model_id(student_model), tokenizers.model_id(teacher_model)
         name = pair_list.name_of_map(*ids, options, loss=for_loss, texts=text or [])
-        path = named(output, nemo_name(context) or name)
+        path = named(output, (nemo_name(context) if for_loss is None else None) or name)
         student = load(
             student_model, student_revision, student_vocab_size, student_pattern, **safety
         )

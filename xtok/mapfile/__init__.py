@@ -48,7 +48,7 @@ def check_output(path: str | PathLike[str]) -> Path:
         OutputError: if the suffix is not one of `SUFFIXES`, the path is a folder, or its folder
             can be neither written to nor made.
     """
-    return io.check_output(path, SUFFIXES)
+    return io.check_output(path, SUFFIXES, or_folder=True)
 
 
 def load(
