@@ -204,6 +204,18 @@ def test_outputs_that_cannot_be(tmp_path: Path, name: str, message: str) -> None
         mapfile.check_output(tmp_path / name)
 
 
+def test_folders_of_a_failed_write_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="cannot be written: No space left on device"):
+        TINY.save(tmp_path / "new" / "maps" / "map.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
 def test_missing_folders_are_made(tmp_path: Path) -> None:
     TINY.save(tmp_path / "new" / "maps" / "map.safetensors")
     assert os.listdir(tmp_path / "new" / "maps") == ["map.safetensors"]

@@ -92,8 +92,9 @@ def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
 def replacing(target: Path) -> Iterator[Path]:
     """Give a temporary name in the target's folder, which is made if it is missing.
 
-    At the end, what was written is flushed and renamed.
+    At the end, what was written is flushed and renamed; after an error nothing is left.
     """
+    made = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{shortened(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     _remove_stale(target)
@@ -102,8 +103,12 @@ def replacing(target: Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(target)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # another process has put something into it
+                folder.rmdir()
+        raise
 
 
 def shortened(name: str, num_bytes: int) -> str:
