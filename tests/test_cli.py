@@ -105,7 +105,10 @@ def test_options_reach_the_map(cli: Cli, small: Path, tmp_path: Path) -> None:
     options = ["--top-k", "6", "--max-pieces", "2", "--no-scale-trick", "--no-reverse-pass"]
     options += ["--no-exact-match", "--special-tokens", "off", "--teacher-vocab-size", "9000"]
     done = cli("build", *two_files(small), *options)
-    assert done.stdout == "small_to_small_top6_no-scale-trick.safetensors\n"
+    assert done.stdout == (
+        "small_to_small_top6_no-scale-trick_max-pieces-2_no-reverse-pass_special-tokens-off_"
+        "no-exact-match.safetensors\n"
+    )
     found = json.loads(cli("inspect", done.stdout.strip(), "--json").stdout)
     assert found["teacher"]["vocab_size"] == 9000
     assert found["teacher"]["width_source"] == "option"
@@ -327,7 +330,7 @@ def test_quiet_silences_everything_but_errors(cli: Cli, small: Path, tmp_path: P
         "error: line 2: no such file or folder: x/y/z\n"
         "hint: give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B\n"
         "error: 1 of 2 pairs of pairs.txt failed: line 2\n"
-        "hint: mend these lines, and go through the list again with --skip-existing\n"
+        "hint: fix these lines, then run the list again with --skip-existing\n"
     )
 
 
@@ -418,31 +421,93 @@ def test_usage_errors_exit_with_2(cli: Cli, small: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("none/map.safetensors", "the output folder none does not exist"),
-        ("a-file/map.safetensors", "the output folder a-file is a file"),
-        ("map.txt", "the output map.txt ends neither in .safetensors nor in .pt"),
-        ("a-folder.pt", "the output a-folder.pt is a folder"),
+        ("a-file/map.safetensors", "the folder of the output, a-file, is a file"),
+        ("a-file/no/map.safetensors", "the folder of the output, a-file, is a file"),
+        ("map.txt", "the output map.txt does not end in .safetensors or .pt"),
+        ("Llama-3.2-1B", "the output Llama-3.2-1B does not end in .safetensors or .pt"),
+        ("/dev/null", "the output /dev/null does not end in .safetensors or .pt"),
     ],
 )
 def test_the_output_is_checked_before_anything_is_loaded(
     cli: Cli, tmp_path: Path, output: str, message: str
 ) -> None:
     (tmp_path / "a-file").touch()
-    (tmp_path / "a-folder.pt").mkdir()
-    before = sorted(os.listdir(tmp_path))
     # Models that are not there would be complained of first if they were loaded first.
     done = cli("build", "--student-model", "./no", "--teacher-model", "./no", "--output", output)
     fails(done, message)
     for args in (["reapply-exact", "--initial-projection-path", "no"], ["convert", "no"]):
         fails(cli(*args, "--output", output), message)
-    assert sorted(os.listdir(tmp_path)) == before
+    assert os.listdir(tmp_path) == ["a-file"]
+
+
+@pytest.mark.parametrize(
+    ("output", "path"),
+    [
+        ("new/f.pt", "new/f.pt"),
+        ("folder", "folder/small_to_bytes_top4.safetensors"),
+        ("Llama-3.2-1B/", "Llama-3.2-1B/small_to_bytes_top4.safetensors"),
+        ("there.pt", "there.pt/small_to_bytes_top4.safetensors"),
+        (".", "small_to_bytes_top4.safetensors"),
+        ("~/f.pt", "HOME/f.pt"),
+    ],
+)
+def test_where_an_output_goes(
+    cli: Cli, small: Path, tmp_path: Path, output: str, path: str
+) -> None:
+    (tmp_path / "there.pt").mkdir()
+    models = ["--student-model", str(small / "small.model"), "--teacher-model", "bytes"]
+    done = cli("build", *models, f"--output={output}", env={"HOME": str(tmp_path)})
+    expected = path.replace("HOME", str(tmp_path))
+    assert done.stdout == f"{expected}\n", done.stderr
+    assert (tmp_path / expected).is_file()
+
+
+def test_an_empty_path_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
+    for args in (
+        ["build", "--student-model", "bytes", "--teacher-model", "bytes", "--output", ""],
+        ["build", "--pairs", "no", "--output-dir="],
+        ["sort-cut", "--initial-projection-path", "no", "--output", ""],
+        ["convert", "no", "--output="],
+        ["export", "no", "--format", "parquet", "--output", ""],
+        ["overlap", "bytes", "--plot", ""],
+    ):
+        done = cli(*args)
+        assert done.returncode == 2, args
+        assert "the path is empty" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_sort_cut_tells_how_the_weights_are_distributed(cli: Cli, small: Path) -> None:
+    models = ["--student-model", str(small / "small-digits"), "--teacher-model", "bytes"]
+    assert cli("multitoken", *models, "--output", "m.pt", "--top-k", "8").returncode == 0
+    done = cli("sort-cut", "--initial-projection-path", "m.pt", "--top-k", "2")
+    assert done.stderr.splitlines()[-2:] == [
+        "note: 1,321 weights: mean 0.6018, median 0.9091, 90th percentile 1.0000, 95th 1.0000, "
+        "99th 1.0000, least 0.0090, largest 1.0000",
+        "note: heaviest entry: the first in 795 rows, a scale slot in 0",
+    ]
+
+
+def test_a_refined_map_lies_beside_its_input(cli: Cli, small: Path, tmp_path: Path) -> None:
+    models = ["--student-model", str(small / "small.model"), "--teacher-model", "bytes"]
+    for name in ("a/x_top_32.pt", "a/x.safetensors"):
+        assert cli("multitoken", *models, "--output", name).returncode == 0
+    given = "--initial-projection-path", "a/x_top_32.pt"
+    assert cli("reapply-exact", *given).stdout == "a/x_top_32_exact_map_remapped.pt\n"
+    assert cli("sort-cut", *given).stdout == "a/x_top_4_sorted_preservelast.pt\n"
+    assert cli("sort-cut", *given, "--output", "b").stdout == "b/x_top_4_sorted_preservelast.pt\n"
+    given = "--initial-projection-path", "a/x.safetensors"
+    assert cli("sort-cut", *given).stdout == (
+        "a/small_to_bytes_sort-cut_top4_no-exact-match.safetensors\n"
+    )
+    assert cli("reapply-exact", *given, "--output", "b/y.pt").stdout == "b/y.pt\n"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_is_not_writable(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
     done = cli("convert", "no", "--output", "locked/map.pt")
-    fails(done, "the output folder locked is not writable")
+    fails(done, "the folder of the output, locked, is not writable")
 
 
 def test_models_that_are_not_there(cli: Cli, small: Path, tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import resource
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from test_tokenizers import hf_folder_of_ranks
 
 from xtok.conversation.checks import Check
 from xtok.diagnosis import PROBE, TokenizerDiagnosis, doctor
+from xtok.errors import OutputError
 from xtok.sharing import overlap, overlap_csv, plot_overlap
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
@@ -263,8 +267,28 @@ def test_a_plot_of_any_names(byte_level: Tokenizer, tmp_path: Path) -> None:
     assert (tmp_path / "x.svg").stat().st_size > 1000
 
 
+def test_a_plot_on_a_full_disk_leaves_nothing(byte_level: Tokenizer, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "x.png"
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OutputError, match=r"x\.png cannot be written: File too large"):
+            plot_overlap(overlap([byte_level]), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["x.png"]
+
+
 def test_a_plot_that_cannot_be_written_is_known_at_once(cli: Cli) -> None:
-    for name, message in (("x.txt", "ends in none of .png"), ("no/x.png", "does not exist")):
+    for name, message in (
+        ("x.txt", "the plot x.txt does not end in .png or .svg or .pdf"),
+        ("/dev/null/x.png", "the folder of the plot, /dev/null, is a file"),
+    ):
         done = cli("overlap", "./none.model", "--plot", name)
         assert done.returncode == 1
         assert message in done.stderr

@@ -206,11 +206,15 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_bad_exports(tmp_path: Path) -> None:
-    with pytest.raises(XtokError, match=r"does not end in \.npz, as scipy-npz files do") as caught:
+    with pytest.raises(
+        XtokError, match=r"the scipy-npz file .*map\.pt does not end in \.npz"
+    ) as caught:
         export(GOOD, tmp_path / "map.pt", "scipy-npz")
-    assert caught.value.hint == f"give --output {tmp_path / 'map.npz'}"
-    with pytest.raises(XtokError, match=r"the output folder .* does not exist"):
-        export(GOOD, tmp_path / "none" / "map.npz", "scipy-npz")
+    assert caught.value.hint == f"name it {tmp_path / 'map.npz'}"
+    (tmp_path / "file").touch()
+    with pytest.raises(XtokError, match=r"the folder of the scipy-npz file, .*file, is a file"):
+        export(GOOD, tmp_path / "file" / "map.npz", "scipy-npz")
+    assert export(GOOD, tmp_path / "new" / "map.npz", "scipy-npz") == [tmp_path / "new/map.npz"]
     with pytest.raises(XtokError, match="the map carries no tokens"):
         export(GOOD, tmp_path / "map.json", "shared-vocab")
     with pytest.raises(ValueError, match="format is 'csv'"):

@@ -22,6 +22,7 @@ import xtok
 from xtok import mapfile
 from xtok.config import BuildConfig
 from xtok.errors import MapFileError, OutputError, XtokError
+from xtok.mapfile import names
 from xtok.mapfile._nemo import to_nemo
 from xtok.projection import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
@@ -189,10 +190,10 @@ def test_a_failed_write_leaves_the_old_file(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("map.bin", "ends neither in .safetensors nor in .pt"),
-        ("map", "ends neither in .safetensors nor in .pt"),
-        ("no/map.pt", "the output folder .*no does not exist"),
-        ("file/map.pt", "the output folder .*file is a file"),
+        ("map.bin", "does not end in .safetensors or .pt"),
+        ("map", "does not end in .safetensors or .pt"),
+        ("file/map.pt", "the folder of the output, .*file, is a file"),
+        ("file/no/map.pt", "the folder of the output, .*file, is a file"),
         ("folder.pt", "folder.pt is a folder"),
     ],
 )
@@ -201,6 +202,70 @@ def test_outputs_that_cannot_be(tmp_path: Path, name: str, message: str) -> None
     (tmp_path / "folder.pt").mkdir()
     with pytest.raises(OutputError, match=message):
         mapfile.check_output(tmp_path / name)
+
+
+def test_folders_of_a_failed_write_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="cannot be written: No space left on device"):
+        TINY.save(tmp_path / "new" / "maps" / "map.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    TINY.save(tmp_path / "new" / "maps" / "map.safetensors")
+    assert os.listdir(tmp_path / "new" / "maps") == ["map.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("map.txt", "name it map.safetensors, or map.txt/ if that is a folder"),
+        (
+            "Llama-3.2-1B",
+            "name it Llama-3.2-1B.safetensors, or Llama-3.2-1B/ if that is a folder",
+        ),
+    ],
+)
+def test_a_wrong_suffix_is_corrected(name: str, hint: str) -> None:
+    with pytest.raises(OutputError) as caught:
+        mapfile.check_output(name)
+    assert caught.value.hint == hint
+
+
+def test_a_long_name_in_a_script_of_three_bytes_a_letter(tmp_path: Path) -> None:
+    path = tmp_path / f"{'日' * 80}.safetensors"
+    TINY.save(path)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ("meta-llama/Llama-3.2-1B", "Llama-3.2-1B"),
+        ("日本 v1.model", "日本-v1"),
+        ("हिन्दी", "हिन्दी"),
+        ("--force", "force"),
+        (".hidden", "hidden"),
+        ("a/../b c$", "b-c-"),
+        ("日" * 80, "日" * 26),
+        ("---", "student"),
+    ],
+)
+def test_a_model_in_a_file_name(model: str, part: str) -> None:
+    assert names.default_name(model, "b", "top4") == f"{part}_to_b_top4.safetensors"
+
+
+def test_a_name_stays_short_enough_and_different() -> None:
+    long = ["x" * 100, "y" * 120]
+    first = names.default_name("a", "b", *long, "c")
+    other = names.default_name("a", "b", *long, "d")
+    assert first != other
+    assert len(first) == 210 + 9 + len(".safetensors")
 
 
 # Damaged files

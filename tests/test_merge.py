@@ -163,7 +163,7 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     assert cli(*args).returncode == 0
     done = cli("merge", "a.safetensors", "b.safetensors", "--weights", "0.7,0.3", "--fill")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "small_to_small_merge_top32.safetensors\n"
+    assert done.stdout == "small_to_small_merge_top32_weights-908ddf_fill.safetensors\n"
     first = (tmp_path / done.stdout.strip()).read_bytes()
     again = ["a.safetensors", "b.safetensors", "--weights=0.7,0.3", "--fill", "--output", "x.pt"]
     assert cli("merge", *again).returncode == 0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import typer
 from conftest import ROOT, Cli
+from test_generate import causal_lm
 from typer.main import get_command
 
 from xtok.cli import make_app
-from xtok.cli._spellings import REFUSED, SPELLINGS, rewritten
+from xtok.cli._spellings import FIXED, SPELLINGS, UNUSED, cleaned, rewritten
 from xtok.projection import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"
@@ -56,11 +60,22 @@ MODELS = ["--student-model", "a", "--teacher-model", "b"]
         ("multitoken", ["--tokens-to-cut", "3"], {"max_pieces": 3}),
         ("multitoken", ["--tokens_to_cut=3"], {"max_pieces": 3}),
         ("build", ["--runtime-top-k", "8"], {"top_k": 8}),
-        ("sort-cut", ["--output_path", "x.pt"], {"output": Path("x.pt")}),
-        ("build", ["--final-output", "x.pt"], {"output": Path("x.pt")}),
-        ("multitoken", ["--output-dir", "d", "--output-filename", "f"], {"output": Path("d/f.pt")}),
-        ("multitoken", ["--output-filename", "f"], {"output": Path("f.pt")}),
-        ("multitoken", ["--output-dir", "d"], {"output": Path("d")}),
+        ("sort-cut", ["--output_path", "x.pt"], {"output": "x.pt"}),
+        ("build", ["--final-output", "x.pt"], {"output": "x.pt"}),
+        ("sort-cut", ["--output_path=~x/y.pt"], {"output": "~x/y.pt"}),
+        ("multitoken", ["--output-dir", "d", "--output-filename", "f"], {"output": "d/"}),
+        ("multitoken", ["--output-filename", "f"], {"output": "cross_tokenizer_data/"}),
+        ("multitoken", ["--output-dir", "a.b"], {"output": "a.b/"}),
+        ("multitoken", ["--enable-scale-trick"], {"output": "cross_tokenizer_data/"}),
+        ("multitoken", ["--enable-scale-trick", "--output", "x.pt"], {"output": "x.pt"}),
+        ("multitoken", ["--top_k", "8"], {"output": None}),
+        ("sort-cut", ["--output-dir", "d", "--output-filename", "f"], {"output": "d/f.pt"}),
+        ("generate", ["--data_dir", "d"], {"output": "d/", "cache_dir": Path("d")}),
+        ("generate", ["--data_dir=d", "--cache-dir=c"], {"output": "d/", "cache_dir": Path("c")}),
+        ("build", ["--data-dir", "d"], {"output": "d/"}),
+        ("build", ["--data-dir", "d", "--final-output", "x.pt"], {"output": "x.pt"}),
+        ("build", ["--prep-top-k", "32"], {"top_k": 4}),
+        ("generate", ["--keep_top_tokens", "-1"], {"top_k": 10}),
         ("sort-cut", ["--top_k", "8"], {"top_k": 8}),
         ("sort-cut", ["--preserve_last"], {"preserve_last": True}),
         ("sort-cut", ["--no-preserve_last"], {"preserve_last": False}),
@@ -83,29 +98,83 @@ def test_models_may_be_in_snake_case() -> None:
     assert (found["student_model"], found["teacher_model"]) == ("a", "b")
 
 
-@pytest.mark.parametrize("option", REFUSED)
-def test_what_no_argument_can_say_is_explained(option: str) -> None:
-    with pytest.raises(typer.BadParameter) as raised:
-        rewritten([option.replace("-", "_").replace("__", "--", 1), "1"], {})
-    assert REFUSED[option] in str(raised.value)
+@pytest.mark.parametrize("command", FIXED)
+def test_what_no_argument_can_say_is_explained(command: str) -> None:
+    for option, (_, what_to_do) in FIXED[command].items():
+        with pytest.raises(typer.BadParameter) as raised:
+            rewritten([option.replace("-", "_").replace("__", "--", 1), "1"], {}, command)
+        assert what_to_do in str(raised.value)
+
+
+def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
+    ignored = ["--tokens-to-cut", "4", "--top_k=8", "--use-raw-tokens", "--output-dir", "d"]
+    own = {"--initial-projection-path": True, "--output": True}
+    line = rewritten(["--initial_projection_path", "x.pt", *ignored], own, "reapply-exact")
+    assert line.args == ["--initial-projection-path", "x.pt"]
+    assert line.notes == [
+        "--tokens-to-cut has no effect in reapply-exact",
+        "--top_k has no effect in reapply-exact",
+        "--use-raw-tokens has no effect in reapply-exact",
+        "--output-dir has no effect in reapply-exact",
+    ]
+
+
+@pytest.mark.parametrize("command", UNUSED)
+def test_each_option_that_is_ignored_is_none_of_the_command(command: str) -> None:
+    options = {name for parameter in COMMANDS[command].params for name in parameter.opts}
+    assert not options & UNUSED[command].keys()
 
 
 def test_values_and_what_is_not_an_option_stay() -> None:
-    own = {"--token": True, "--json": False, "-q": False}
-    assert rewritten(["my_map", "--token", "--top_k", "--json"], own) == [
+    own = {"--token": True, "--json": False, "-q": False, "--max-pieces": True}
+
+    def args(*words: str) -> list[str]:
+        return rewritten(words, own).args
+
+    assert args("my_map", "--token", "--top_k", "--json") == [
         "my_map", "--token", "--top_k", "--json"
     ]  # fmt: skip
-    assert rewritten(["--", "--top_k"], own) == ["--", "--top_k"]
-    assert rewritten(["--unknown_thing", "x"], own) == ["--unknown_thing", "x"]
-    assert rewritten(["--token=--use-raw-tokens"], own) == ["--token=--use-raw-tokens"]
+    assert args("--", "--top_k") == ["--", "--top_k"]
+    assert args("--unknown_thing", "x") == ["--unknown_thing", "x"]
+    assert args("--token=--use-raw-tokens") == ["--token=--use-raw-tokens"]
+    assert args("--runtime_top_k", "4") == ["--runtime_top_k", "4"]
     with pytest.raises(typer.BadParameter, match="--tokens-to-cut needs a value"):
-        rewritten(["--tokens-to-cut"], own)
+        args("--tokens-to-cut")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["sort-cut", "--tokens-to-cut", "4"], "No such option: --tokens-to-cut"),
+        (["multitoken", *MODELS, "--tokens-to-cut", "x"], "Invalid value for '--tokens-to-cut'"),
+        (["multitoken", *MODELS, "--top_k", "0"], "Invalid value for '--top_k'"),
+        (["multitoken", *MODELS, "--output-dir", ""], "'--output-dir': the path is empty"),
+        (["sort-cut", "--initial-projection-path", "m", "--output_path="],
+         "'--output_path': the path is empty"),
+        (["multitoken", *MODELS, "--special-token-similarity-threshold", "2"],
+         "--special-token-similarity-threshold is 2.0, and must be in (0, 1]"),
+        (["build", *MODELS, "--prep-top-k", "16"], "--prep-top-k: build always makes 32"),
+    ],
+)  # fmt: skip
+def test_an_error_names_what_was_typed(cli: Cli, args: list[str], message: str) -> None:
+    done = cli(*args, env={"COLUMNS": "300", "TERM": "dumb"})
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_an_error_of_the_library_names_what_was_typed(cli: Cli, small: Path) -> None:
+    assert cli("build", "--student-model", "bytes", "--teacher-model", small / "small.model",
+               "--output", "m.pt").returncode == 0  # fmt: skip
+    done = cli("sort-cut", "--initial_projection_path", "m.pt", "--top_k", "1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --top_k 1 leaves no entry beside the scale slot\n")
 
 
 def test_the_guide_has_a_row_for_each() -> None:
     rows = re.findall(r"^\| (`--.*?) \|", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
     named = {option for cell in rows for option in re.findall(r"`(--[\w-]+)", cell)}
-    assert {*SPELLINGS, *REFUSED} <= {option.replace("_", "-") for option in named}
+    fixed = {option for options in FIXED.values() for option in options}
+    assert {*SPELLINGS, *fixed} <= {option.replace("_", "-") for option in named}
 
 
 def test_the_help_shows_only_our_own(cli: Cli) -> None:
@@ -122,19 +191,97 @@ def test_their_three_commands_on_the_command_line(cli: Cli, small: Path, tmp_pat
         "--teacher_model",
         small / "small.model",
     ]
-    (tmp_path / "out").mkdir()
     first = cli("multitoken", *models, "--top_k", "16", "--disable-scale-trick", "--tokens-to-cut",
                 "2", "--output-dir", "out", "--output-filename", "prep", "-q")  # fmt: skip
-    assert first.stdout == f"{Path('out/prep.pt')}\n", first.stderr
-    second = cli("reapply-exact", *models, "--initial-projection-path", "out/prep.pt",
-                 "--output-dir", "out", "-q")  # fmt: skip
+    assert first.stdout == f"{Path('out/prep_special.pt')}\n", first.stderr
+    second = cli("reapply-exact", *models, "--initial-projection-path", "out/prep_special.pt",
+                 "--output-dir", "elsewhere", "-q")  # fmt: skip
     pinned = second.stdout.strip()
-    assert pinned == (
-        "out/small-byte-level_to_small_reapply-exact_top16_no-scale-trick.safetensors"
-    ), second.stderr
+    assert pinned == "out/prep_special_exact_map_remapped.pt", second.stderr
     third = cli("sort-cut", "--initial-projection-path", pinned, "--top_k", "4", "--output_path",
                 "final.pt", "-q")  # fmt: skip
     assert third.stdout == "final.pt\n", third.stderr
     made = ProjectionMap.load(tmp_path / "final.pt")
     assert made.history[0]["options"]["max_pieces"] == 2
     assert (made.top_k, made.enable_scale_trick) == (4, False)
+
+
+# NeMo-RL's own recipe, with xtok in the place of its modules.
+RECIPE = """
+set -euo pipefail
+student=$1 teacher=$2 dir=$3
+name() { sed -E 's/-?[0-9.]+[bBmM]//g; s/-(Base|it)//g; s/^[-_]+|[-_]+$//g' <<< "${1##*/}"; }
+s=$(name "$student") t=$(name "$teacher")
+models=(--student-model "$student" --teacher-model "$teacher")
+embedded=$dir/temp_projection_map_${s}_to_${t}_top_32.pt
+spelled=$dir/projection_map_${s}_to_${t}_multitoken_top_32_double_special.pt
+xtok generate "${models[@]}" --embedding-model own --top_k 32 --data_dir "$dir" \\
+  --keep_top_tokens -1 --use_canonicalization
+xtok multitoken "${models[@]}" --initial-projection-path "$embedded" --top-k 32 \\
+  --output-dir "$dir" --enable-scale-trick --enable-reverse-pass --enable-special-token-mapping \\
+  --use-canonicalization
+xtok reapply-exact "${models[@]}" --initial-projection-path "$spelled"
+xtok sort-cut --initial-projection-path "${spelled%.pt}_exact_map_remapped.pt" --top_k 4 \\
+  --output_path "final/projection_matrix_${s}_${t}_top4.pt"
+xtok sort-cut --initial-projection-path "${spelled%.pt}_exact_map_remapped.pt" --top_k 8
+"""
+
+
+def test_a_script_for_their_tools_runs_as_it_is(small: Path, tmp_path: Path) -> None:
+    causal_lm(tmp_path / "student", small / "small-digits")
+    causal_lm(tmp_path / "teacher", small / "small-byte-level", hidden=48, seed=1)
+    script = tmp_path / "build.sh"
+    script.write_text(RECIPE)
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "xtok"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m xtok "$@"\n')
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", script, tmp_path / "student", tmp_path / "teacher", "data"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    start = "data/projection_map_student_to_teacher_multitoken"
+    assert done.stdout.splitlines() == [
+        "data/temp_projection_map_student_to_teacher_top_32.pt",
+        f"{start}_top_32_double_special.pt",
+        f"{start}_top_32_double_special_exact_map_remapped.pt",
+        "final/projection_matrix_student_teacher_top4.pt",
+        f"{start}_double_special_exact_map_remapped_top_8_sorted_preservelast.pt",
+    ]
+    assert "note: --use_canonicalization has no effect in generate" in done.stderr.splitlines()
+    made = ProjectionMap.load(tmp_path / done.stdout.splitlines()[3])
+    assert [step["stage"] for step in made.history] == [
+        "generate", "multitoken", "reapply-exact", "sort-cut"
+    ]  # fmt: skip
+
+
+def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
+    models = ["--student-model", small / "small.model", "--teacher-model", "bytes"]
+    done = cli("build", *models, "--runtime-top-k", "4", "-q")
+    # The script takes `.m` of `small.model` for a size, too.
+    assert done.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"
+    done = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
+    assert done.stdout == "new/dir/projection_matrix_smallodel_bytes_top4.pt\n"
+    # NeMo-RL has no maps for one loss, so its name would not tell them apart.
+    done = cli("build", *models, "--data-dir", "new", "--for", "gold", "-q")
+    assert done.stdout == "new/small_to_bytes_gold_top8.safetensors\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Llama-3.2-1B", "Llama-3.2"),
+        ("Qwen3-4B-Base", "Qwen3"),
+        ("gemma-3-12b-it", "gemma-3"),
+        ("Phi-4-mini-instruct", "Phi-4-mini-instruct_mini"),
+        ("Meta-Llama-3-8B-Instruct", "Meta-Llama-3"),
+        ("SmolLM2-360m", "SmolLM2"),
+    ],
+)
+def test_their_short_names_of_models(model: str, name: str) -> None:
+    assert cleaned(model) == name

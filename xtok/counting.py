@@ -30,6 +30,7 @@ from xtok.cooccurrence import (
     unit_of,
 )
 from xtok.errors import XtokError
+from xtok.io import replacing
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport, heaviest, sum_duplicates
 from xtok.sides import require_same_pair
@@ -316,7 +317,7 @@ def _save_checkpoint(
     path: Path, plan: CountingPlan, counts: CountedText, place: tuple[int, int]
 ) -> None:
     about = {"plan": plan.sha256, "place": place, "totals": asdict(counts.totals)}
-    with mapfile.replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
             about=np.frombuffer(json.dumps(about).encode(), np.uint8),

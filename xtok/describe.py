@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
-from xtok.projection import ProjectionMap, RowKind
+from xtok.projection import ProjectionMap, RowKind, row_starts
 from xtok.tokens import TokenType, Vocabulary, unescape
 
 if TYPE_CHECKING:
@@ -274,3 +274,20 @@ def _side(vocabulary: Vocabulary) -> SideDescription:
 
 def _name(vocabulary: Vocabulary, token_id: int) -> str | None:
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
+
+
+def weight_notes(projection: ProjectionMap) -> list[str]:
+    """Return the distribution of the weights, and where a row's heaviest entry stands, in words."""
+    weights = projection.weights
+    if not len(weights):
+        return []
+    quantiles = np.percentile(weights, [50, 90, 95, 99])
+    shown = zip(("median", "90th percentile", "95th", "99th"), quantiles.tolist(), strict=True)
+    starts = row_starts(projection.student_ids)
+    first = int(np.count_nonzero(weights[starts] == np.maximum.reduceat(weights, starts)))
+    return [
+        f"{len(weights):,} weights: mean {weights.mean(dtype=np.float64):.4f}, "
+        + ", ".join(f"{name} {value:.4f}" for name, value in shown)
+        + f", least {weights.min():.4f}, largest {weights.max():.4f}",
+        f"heaviest entry: the first in {first:,} rows, a scale slot in {len(starts) - first:,}",
+    ]

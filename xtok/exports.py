@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from xtok.canonical import match_bytes, match_roles
 from xtok.config import ExportFormat
-from xtok.errors import OutputError, XtokError
-from xtok.mapfile import write
+from xtok.errors import XtokError
+from xtok.io import check_output, write
 from xtok.projection import ProjectionMap
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
@@ -159,22 +159,12 @@ def check_export(path: str | PathLike[str], kind: ExportFormat) -> Path:
     """Check, before any work is done, that an artefact can be written to a path.
 
     Raises:
-        OutputError: if the folder is missing, or the suffix is not that of the kind.
+        OutputError: if it cannot be, or the suffix is not that of the kind.
         ValueError: if there is no such kind.
     """
     if kind not in get_args(ExportFormat):
         raise ValueError(f"format is {kind!r}, and must be one of {get_args(ExportFormat)}")
-    target = Path(path)
-    suffix = SUFFIX_OF[kind]
-    if target.suffix != suffix:
-        raise OutputError(
-            f"the output {target} does not end in {suffix}, as {kind} files do",
-            hint=f"give --output {target.with_suffix(suffix)}",
-        )
-    if not target.parent.is_dir():
-        raise OutputError(
-            f"the output folder {target.parent} does not exist", hint=f"mkdir -p {target.parent}"
-        )
+    target = check_output(path, [SUFFIX_OF[kind]], f"{kind} file")
     if kind == "parquet":
         _pyarrow()
     return target

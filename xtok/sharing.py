@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO, StringIO
 from pathlib import Path
 
-from xtok.errors import OutputError, XtokError
+from xtok.errors import XtokError
+from xtok.io import check_output, write
 from xtok.tokenizers import Tokenizer
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -53,7 +54,7 @@ def overlap(tokenizers: Sequence[Tokenizer]) -> Overlap:
 
 def overlap_csv(found: Overlap) -> str:
     """Return one line per ordered pair: both models, their sizes, the count, the share."""
-    text = io.StringIO()
+    text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["model", "other", "size", "other_size", "shared", "share_of_smaller"])
     for i, model in enumerate(found.model_ids):
@@ -68,17 +69,9 @@ def check_plot(path: Path) -> None:
     """Check that a plot can be made and written, before anything costs time.
 
     Raises:
-        XtokError: if the name has another ending, its folder is not there, or matplotlib is not.
+        XtokError: if the name has another ending, it cannot be written, or matplotlib is missing.
     """
-    if path.suffix not in PLOT_SUFFIXES:
-        raise OutputError(
-            f"the plot {path} ends in none of {', '.join(PLOT_SUFFIXES)}",
-            hint="give --plot overlap.png, say",
-        )
-    if not path.parent.is_dir():
-        raise OutputError(
-            f"the folder {path.parent} of the plot does not exist", hint=f"mkdir -p {path.parent}"
-        )
+    check_output(path, PLOT_SUFFIXES, "plot")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -109,9 +102,6 @@ def plot_overlap(found: Overlap, path: Path) -> None:
             axes.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
     axes.set_title("Tokens with the same bytes, of the smaller vocabulary")
     figure.colorbar(image, ax=axes, shrink=0.8)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise OutputError(
-            f"the plot {path} cannot be written: {error}", hint="give another --plot"
-        ) from error
+    image_file = BytesIO()
+    figure.savefig(image_file, dpi=150, format=path.suffix[1:])
+    write(check_output(path, PLOT_SUFFIXES, "plot"), [image_file.getbuffer()])

@@ -7,7 +7,8 @@ import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_map
-from xtok.cli._run import check_output, command, config, write
+from xtok.cli._run import check_output, command, config, default_name, named, write
+from xtok.cli._spellings import nemo_name
 from xtok.config import (
     AnchorFit,
     Dtype,
@@ -18,6 +19,7 @@ from xtok.config import (
 
 
 def generate(
+    context: typer.Context,
     *,
     student_model: opt.StudentModel,
     teacher_model: opt.TeacherModel,
@@ -142,7 +144,8 @@ def generate(
             cache=kept,
             progress=report.progress_bar,
         )
-        write(projection, output, stage="generate", num_examples=num_examples, strict=strict)
+        name = nemo_name(context) or default_name(projection, "generate")
+        write(projection, named(output, name), num_examples=num_examples, strict=strict)
 
 
 def merge(
@@ -192,7 +195,9 @@ def merge(
             load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)
             for path in map_paths
         ]
-        write(stages.merge(maps, options), output, stage="merge", num_examples=num_examples)
+        projection = stages.merge(maps, options)
+        path = named(output, default_name(projection, "merge"))
+        write(projection, path, num_examples=num_examples)
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:

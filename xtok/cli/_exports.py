@@ -26,6 +26,7 @@ def export(
             help="Where to write; nemo-subtokens puts the teacher's side beside it, as "
             "NAME.reverse.pt.",
             metavar="FILE",
+            parser=opt.output_path,
         ),
     ],
     student_model: Annotated[

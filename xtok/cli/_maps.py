@@ -10,8 +10,18 @@ import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
-from xtok.cli._pairs import build_listed, planned_output, show_plan
-from xtok.cli._run import check_output, command, config, is_given, write
+from xtok.cli._pairs import build_listed, is_done
+from xtok.cli._run import (
+    check_output,
+    command,
+    config,
+    default_name,
+    folder_of,
+    is_given,
+    named,
+    write,
+)
+from xtok.cli._spellings import nemo_name, refined_name
 from xtok.config import (
     BuildConfig,
     EstimateConfig,
@@ -103,6 +113,7 @@ def build(
                 pairs,
                 output_dir or Path(),
                 options,
+                loss=for_loss,
                 skip_existing=skip_existing,
                 dry_run=dry_run,
                 strict=strict,
@@ -116,22 +127,20 @@ def build(
         raise typer.BadParameter("--output-dir goes with --pairs; give --output")
     with command(quiet):
         check_output(output)
-        from xtok import pipeline, report, texts
+        from xtok import pair_list, pipeline, report, texts, tokenizers
 
         texts.find_texts(text or [])
-        path = planned_output(student_model, teacher_model, output, options)
-        if skip_existing and path.exists() and not dry_run:
-            report.print_notes([f"{path} is there, and is kept"])
-            print(path)  # noqa: T201
-            return
+        ids = tokenizers.model_id(student_model), tokenizers.model_id(teacher_model)
+        name = pair_list.name_of_map(*ids, options, loss=for_loss, texts=text or [])
+        path = named(output, (nemo_name(context) if for_loss is None else None) or name)
         student = load(
             student_model, student_revision, student_vocab_size, student_pattern, **safety
         )
         teacher = load(
             teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
         )
-        if dry_run:
-            show_plan(student, teacher, path, options, skip_existing)
+        sides = student, teacher
+        if is_done(*sides, path, options, text or [], keep=skip_existing, dry_run=dry_run):
             return
         projection = pipeline.build(
             student,
@@ -146,6 +155,7 @@ def build(
 
 
 def multitoken(
+    context: typer.Context,
     *,
     student_model: opt.StudentModel,
     teacher_model: opt.TeacherModel,
@@ -218,7 +228,8 @@ def multitoken(
         )
         if exact_match:
             projection = stages.reapply_exact(projection, student=student, teacher=teacher)
-        write(projection, output, stage="multitoken", num_examples=num_examples, strict=strict)
+        name = nemo_name(context) or default_name(projection, "multitoken")
+        write(projection, named(output, name), num_examples=num_examples, strict=strict)
 
 
 def reapply_exact(
@@ -226,7 +237,7 @@ def reapply_exact(
     initial_projection_path: opt.InitialProjectionPath,
     student_model: opt.CheckedStudentModel = None,
     teacher_model: opt.CheckedTeacherModel = None,
-    output: opt.Output = None,
+    output: opt.RefinedOutput = None,
     special_tokens: opt.SpecialTokensOfMap = None,
     canonicalization: opt.CanonicalizationOfMap = None,
     preserve_last: opt.PreserveLast = None,
@@ -248,6 +259,7 @@ def reapply_exact(
     ):
         if model is None and any(others):
             raise typer.BadParameter(f"a revision or pattern needs --{side}-model")
+    output = output or folder_of(initial_projection_path)
     with command(quiet):
         check_output(output)
         from xtok import sides, stages
@@ -272,14 +284,15 @@ def reapply_exact(
             student=student,
             teacher=teacher,
         )
-        write(projection, output, stage="reapply-exact", num_examples=num_examples)
+        name = refined_name(initial_projection_path, "reapply-exact", projection)
+        write(projection, named(output, name), num_examples=num_examples)
 
 
 def sort_cut(
     *,
     initial_projection_path: opt.InitialProjectionPath,
     top_k: opt.TopK = SortCutConfig.top_k,
-    output: opt.Output = None,
+    output: opt.RefinedOutput = None,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.MapStudentVocabSize = None,
     teacher_vocab_size: opt.MapTeacherVocabSize = None,
@@ -288,15 +301,18 @@ def sort_cut(
 ) -> None:
     """Cut each row of a map to its heaviest entries and normalize it; a scale slot stays last."""
     options = config(SortCutConfig, top_k=top_k)
+    output = output or folder_of(initial_projection_path)
     with command(quiet):
         check_output(output)
-        from xtok import stages
+        from xtok import describe, report, stages
 
         projection = load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
         )
         projection = stages.sort_cut(projection, options)
-        write(projection, output, stage="sort-cut", num_examples=num_examples)
+        name = refined_name(initial_projection_path, "sort-cut", projection)
+        write(projection, named(output, name), num_examples=num_examples)
+        report.print_notes(describe.weight_notes(projection))
 
 
 def _ids(text: str | None, option: str) -> tuple[int, ...]:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xtok.config import Canonicalization, Loss, SpecialTokens, Target, TokenForm, Weights
+
+
+def output_text(text: str) -> str:
+    """Return a path that is written to, its `~` expanded; a slash at its end stays."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return os.path.expanduser(text)
+
+
+def output_path(text: str) -> Path:
+    """Return the path of a file that is written."""
+    return Path(output_text(text))
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
 
 _MODELS, _MAKING, _OUTPUT = "Models", "Making the map", "Output"
 _MATCHING = "Which tokens are paired"
@@ -44,9 +62,10 @@ BuiltTeacherModel = Annotated[
 Pairs = Annotated[
     Path | None,
     typer.Option(
-        help="Instead of the two models: a file with a student, a teacher and, if you like, an "
+        help="Instead of the two models: a file with a student, a teacher and optionally an "
         "output on each line. Each tokenizer is loaded once.",
         metavar="FILE",
+        parser=_path,
         rich_help_panel=_MODELS,
     ),
 ]
@@ -335,11 +354,22 @@ PreserveLast = Annotated[
     ),
 ]
 Output = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         help="Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder. By default "
-        "the current folder, under a name that tells what the map is.",
+        "the current folder, under a name that tells the pair and the options.",
         metavar="FILE",
+        parser=output_text,
+        rich_help_panel=_OUTPUT,
+    ),
+]
+RefinedOutput = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder. By default "
+        "beside the input, in its format.",
+        metavar="FILE",
+        parser=output_text,
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -392,6 +422,7 @@ OutputDir = Annotated[
     typer.Option(
         help="Folder of the maps of --pairs; the current one by default.",
         metavar="FOLDER",
+        parser=output_path,
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -399,7 +430,8 @@ SkipExisting = Annotated[
     bool,
     typer.Option(
         "--skip-existing",
-        help="Keep maps that are there already. A file that is there is whole.",
+        help="Keep an output that is already the same map: same tokenizers, options and stages. "
+        "Any other is replaced, and a note says why.",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -407,7 +439,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Load the tokenizers, say what would be written, and write nothing.",
+        help="Load the tokenizers, show what would be written, and write nothing.",
         rich_help_panel=_OUTPUT,
     ),
 ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.cli._load import load_tokenizer
-from xtok.cli._run import named
-from xtok.config import BuildConfig
+from xtok.config import BuildConfig, Loss
 from xtok.errors import XtokError
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 
 def build_listed(
@@ -18,6 +20,7 @@ def build_listed(
     output_dir: Path,
     options: BuildConfig,
     *,
+    loss: Loss | None,
     skip_existing: bool,
     dry_run: bool,
     strict: bool,
@@ -31,19 +34,20 @@ def build_listed(
     Raises:
         XtokError: at the end, if a pair failed.
     """
-    from xtok import pair_list, report
+    from xtok import mapfile, pair_list, report
 
-    listed = pair_list.read_pairs(path, output_dir, options)
+    listed = pair_list.read_pairs(path, output_dir, options, loss)
     failed: list[int] = []
     if dry_run:
         kept: dict[str, Any] = {}
         for pair in listed:
             with _reported(pair.line, failed, stderr):
+                mapfile.check_output(pair.output)
                 for model in (pair.student, pair.teacher):
                     if model not in kept:
                         kept[model] = load_tokenizer(model, **safety)
                 sides = kept[pair.student], kept[pair.teacher]
-                show_plan(*sides, pair.output, options, skip_existing)
+                is_done(*sides, pair.output, options, keep=skip_existing, dry_run=True)
         _raise_failed(path, failed, len(listed))
         return
     for result in pair_list.build_pairs(
@@ -58,11 +62,13 @@ def build_listed(
         if result.error is not None:
             with _reported(pair.line, failed, stderr):
                 raise result.error
-        elif result.projection is None:
-            report.print_notes([f"line {pair.line}: {pair.output} is there, and is kept"])
-        else:
+            continue
+        if result.projection is None or result.replaced is not None:
+            note = _kept_or_replaced(pair.output, result.replaced)
+            report.print_notes([f"line {pair.line}: {note}"])
+        if result.projection is not None:
             report.print_reports(result.projection.reports)
-            print(pair.output, flush=True)  # noqa: T201
+        print(pair.output, flush=True)  # noqa: T201
     _raise_failed(path, failed, len(listed))
 
 
@@ -84,28 +90,67 @@ def _raise_failed(path: Path, failed: list[int], total: int) -> None:
         raise XtokError(
             f"{len(failed)} of {total} pairs of {path} failed: "
             f"line{'s' if len(failed) > 1 else ''} {lines}",
-            hint="mend these lines, and go through the list again with --skip-existing",
+            hint="fix these lines, then run the list again with --skip-existing",
         )
 
 
-def planned_output(
-    student_model: str, teacher_model: str, output: Path | None, options: BuildConfig
-) -> Path:
-    """Return where `build` puts its map, before anything is loaded."""
-    from xtok import pair_list
-    from xtok.tokenizers import model_id
-
-    ids = model_id(student_model), model_id(teacher_model)
-    return named(output, pair_list.name_of_map(*ids, options))
+def _kept_or_replaced(path: Path, replaced: str | None) -> str:
+    """Say what becomes of an output that exists, by how it differs from the map to be built."""
+    if replaced is None:
+        return f"{path} exists, and is kept"
+    return f"{path} exists, and is replaced: {replaced}"
 
 
-def show_plan(
-    student: Any, teacher: Any, path: Path, options: BuildConfig, skip_existing: bool
+def is_done(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    path: Path,
+    options: BuildConfig,
+    texts: Sequence[str] = (),
+    *,
+    keep: bool,
+    dry_run: bool,
+) -> bool:
+    """Tell whether nothing is to be built, and print why.
+
+    Args:
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        path: where the map goes.
+        options: how it is built.
+        texts: what it is counted on.
+        keep: whether an output that is the same map already is kept.
+        dry_run: only show what would be written.
+    """
+    from xtok import pair_list, report
+
+    exists = keep and path.exists()
+    replaced = pair_list.difference(path, student, teacher, options, texts) if exists else None
+    if dry_run:
+        _show_plan(student, teacher, path, options, keep, replaced)
+        return True
+    if exists:
+        report.print_notes([_kept_or_replaced(path, replaced)])
+        if replaced is None:
+            print(path)  # noqa: T201
+    return exists and replaced is None
+
+
+def _show_plan(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    path: Path,
+    options: BuildConfig,
+    keep: bool,
+    replaced: str | None,
 ) -> None:
     """Print what `build` would write, and where, on a line."""
     from xtok import pair_list
 
-    there = "is there, would be kept" if skip_existing else "is there, would be replaced"
+    kept = keep and replaced is None
+    there = "exists, would be kept" if kept else "exists, would be replaced"
+    if replaced is not None:
+        there += f": {replaced}"
     p = pair_list.plan(student, teacher, options)
     print(  # noqa: T201
         f"{path} ({there if path.exists() else 'new'}): {p.rows:,} × {p.columns:,}, "

@@ -134,18 +134,28 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def check_output(output: Path | None) -> None:
+def check_output(output: str | None) -> None:
     """Check that the result can be written, before anything costs time."""
     from xtok import mapfile
 
     mapfile.check_output(named(output, "map.safetensors"))
 
 
-def named(output: Path | None, name: str) -> Path:
-    """Return the output's path; in a folder, and without one here, it has the name given."""
+def named(output: str | None, name: str) -> Path:
+    """Return the output's path; in a folder, and in the current one by default, it has this name.
+
+    A folder is one that exists, ends in a slash, or has no suffix and is not a file.
+    """
     if output is None:
         return Path(name)
-    return output / name if output.is_dir() and not output.suffix else output
+    path = Path(output)
+    is_folder = path.is_dir() or output.endswith(("/", os.sep))
+    return path / name if is_folder or not (path.suffix or path.exists()) else path
+
+
+def folder_of(source: Path) -> str | None:
+    """Return the folder of an input, for an output beside it; that of a pipe is the current one."""
+    return os.path.join(source.parent, "") if source.is_file() else None
 
 
 def read_text(text: str | None, file: Path | None) -> bytes:
@@ -189,12 +199,7 @@ def _read(file: Path, what: str, option: str) -> bytes:
 
 
 def write(
-    projection: ProjectionMap,
-    output: Path | None,
-    *,
-    stage: str = "",
-    num_examples: int = 0,
-    strict: bool = False,
+    projection: ProjectionMap, path: Path, *, num_examples: int = 0, strict: bool = False
 ) -> None:
     """Write the map, report on stderr, and print the map's path on stdout."""
     from xtok import describe, report
@@ -203,7 +208,6 @@ def write(
         from xtok import stages
 
         stages.require_complete(projection)
-    path = named(output, _default_name(projection, stage))
     keep(projection).save(path)
     examples = describe.example_ids(projection, num_examples)
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
@@ -212,10 +216,18 @@ def write(
     print(path)  # noqa: T201
 
 
-def _default_name(projection: ProjectionMap, stage: str) -> str:
-    """Return a name that tells the pair, the stage (none for `build`), the cut, and the slot."""
-    from xtok import mapfile
+def default_name(projection: ProjectionMap, stage: str = "") -> str:
+    """Return a file name that tells the pair, the stage, and what differs from the defaults."""
+    from xtok.mapfile import names
 
+    stages = [step["stage"] for step in projection.history]
+    pinned = "reapply-exact" in stages
+    exact = ""
+    if stage == "multitoken" and pinned:
+        exact = "exact-match"
+    elif stage in ("", "sort-cut") and "multitoken" in stages and not pinned:
+        exact = "no-exact-match"
     slot = "" if projection.enable_scale_trick else "no-scale-trick"
     ids = projection.student.model_id, projection.teacher.model_id
-    return mapfile.default_name(*ids, stage, f"top{projection.top_k}", slot)
+    words = names.history_words(projection.history)
+    return names.default_name(*ids, stage, f"top{projection.top_k}", slot, exact, *words)

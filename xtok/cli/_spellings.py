@@ -1,17 +1,28 @@
-"""The options of NeMo-RL's tools in xtok's words, so that their command lines work here.
+"""The command lines of NeMo-RL's tools in xtok's words: its options, and its names of files.
 
-`tools/x_token` of NeMo-RL (commit 7bca37e) spells some options in snake case and others in kebab
+`tools/x_token` of NeMo-RL (commit 7ea279a) spells some options in snake case and others in kebab
 case, and has names of its own. One table turns them into xtok's before the command parses them.
+Its scripts guess what the step before has called its file, so such a command line also gets
+NeMo-RL's names.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
+
+from xtok.cli._run import default_name
+from xtok.errors import XtokError
+
+if TYPE_CHECKING:
+    from xtok.projection import ProjectionMap
 
 # NeMo-RL's option to xtok's arguments; `{}` is its value. An empty list: it is so anyway. Besides,
 # any option may be spelled in snake case, and `--output-dir` with `--output-filename` is one path.
@@ -37,79 +48,233 @@ SPELLINGS: Mapping[str, Sequence[str]] = {
     "--final-output": ["--output", "{}"],
 }  # fmt: skip
 
-# What no argument can say, and what to do instead.
-REFUSED: Mapping[str, str] = {
-    "--prep-top-k": "build always makes 32 entries first; run multitoken, reapply-exact and "
-    "sort-cut to choose",
-    "--keep-top-tokens": "generate always takes every token",
-    "--data-dir": "there are no intermediate files; give --output FILE, and to generate also "
-    "--cache-dir",
+# What a tool of NeMo-RL accepts and does not use, by command; whether the option has a value.
+UNUSED: Mapping[str, Mapping[str, bool]] = {
+    "reapply-exact": {
+        "--enable-scale-trick": False,
+        "--disable-scale-trick": False,
+        "--enable-reverse-pass": False,
+        "--disable-reverse-pass": False,
+        "--enable-exact-match": False,
+        "--use-raw-tokens": False,
+        "--tokens-to-cut": True,
+        "--top-k": True,
+        "--special-token-similarity-threshold": True,
+        "--special-token-top-k": True,
+        "--output-dir": True,  # it writes beside its input
+    },
+    # It canonicalizes display strings; xtok embeds the text of a token's exact bytes.
+    "generate": {"--use-canonicalization": False},
 }
+
+# What has one possible value here, by command, and what to do to get another result.
+FIXED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "build": {
+        "--prep-top-k": (
+            "32",
+            "build always makes 32 entries first; run multitoken, reapply-exact and sort-cut to "
+            "choose",
+        )
+    },
+    "generate": {"--keep-top-tokens": ("-1", "generate always takes every token")},
+}
+
+# Commands that stand for a tool with a folder of outputs: NeMo-RL's names there, without suffix.
+_NAMES: Mapping[str, str] = {
+    "generate": "temp_projection_map_{student}_to_{teacher}_top_{top_k}",
+    "multitoken": "projection_map_{student}_to_{teacher}_multitoken_top_{top_k}_double",
+    "build": "projection_matrix_{student}_{teacher}_top{top_k}",
+}
+_FOLDER = "cross_tokenizer_data"
+_OUTPUT = ("--output-dir", "--data-dir", "--output-filename")
+
+
+@dataclass
+class Line:
+    """A command line in xtok's words.
+
+    Attributes:
+        args: what follows the command's name.
+        typed: xtok's options that were typed in other words, and these words.
+        notes: what is to be said of options that have no effect.
+        is_nemo: whether a word of NeMo-RL's own was among them.
+        folder: the folder of outputs.
+        stem: the name of the output.
+    """
+
+    args: list[str] = field(default_factory=list)
+    typed: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    is_nemo: bool = False
+    folder: str | None = None
+    stem: str | None = None
+
+    def as_typed(self, text: str) -> str:
+        """Return a text with the options as they were typed."""
+        return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
 
 
 class Command(TyperCommand):
     """A command that understands NeMo-RL's spellings of its options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite the arguments, then parse them as usual."""
+        """Rewrite the arguments, then parse them as usual; errors name what was typed."""
         takes_value = {
             name: not getattr(parameter, "is_flag", False)
             for parameter in self.params
             for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         }
-        return super().parse_args(ctx, rewritten(args, takes_value))
+        line = rewritten(args, takes_value, self.name or "")
+        ctx.meta[__name__] = line
+        try:
+            return super().parse_args(ctx, line.args)
+        except typer.BadParameter as error:
+            if error.param is not None:
+                error.param_hint = line.as_typed(error.param.get_error_hint())
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what it says of options names what was typed."""
+        line: Line = ctx.meta[__name__]
+        if line.notes and not ctx.params.get("quiet"):
+            from xtok import report
+
+            report.print_notes(line.notes)
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = line.as_typed(error.message)
+            raise
+        except XtokError as error:
+            error.message, error.hint = line.as_typed(error.message), line.as_typed(error.hint)
+            raise
 
 
-def rewritten(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+def rewritten(args: Sequence[str], takes_value: Mapping[str, bool], command: str = "") -> Line:
     """Return arguments with NeMo-RL's spellings turned into xtok's; all others stay as they are.
 
     Args:
         args: what follows the command's name.
         takes_value: the command's own options, and whether each has a value.
+        command: its name.
 
     Raises:
-        typer.BadParameter: for an option of NeMo-RL that xtok has no counterpart of.
+        typer.BadParameter: for a value of an option of NeMo-RL that xtok has no counterpart of.
     """
-    found: list[str] = []
-    output: dict[str, str] = {}
+    line = Line()
     rest = list(args)
     while rest and rest[0] != "--":
         arg = rest.pop(0)
-        name, equals, value = arg.partition("=")
-        kebab = name.replace("_", "-") if name.startswith("--") else name
-        if kebab in takes_value:
-            found.append(kebab + equals + value)
-            if takes_value[kebab] and not equals:
-                found += rest[:1]
+        typed, equals, value = arg.partition("=")
+        name = typed.replace("_", "-") if typed.startswith("--") else typed
+        if name in takes_value:
+            line.args.append(name + equals + value)
+            if takes_value[name] and not equals:
+                line.args += rest[:1]
                 del rest[:1]
-        elif kebab in REFUSED:
-            raise typer.BadParameter(f"{name}: {REFUSED[kebab]}")
-        elif kebab in _OUTPUT:
-            output[kebab] = value if equals else _next(rest, name)
-        elif kebab in SPELLINGS:
-            words = SPELLINGS[kebab]
-            if "{}" in words and not equals:
-                value = _next(rest, name)
-            found += [value if word == "{}" else word for word in words]
-        else:
-            found.append(arg)
-    return [*found, *_output(output), *rest]
+            if typed != name:
+                line.typed[name] = typed
+            continue
+        has_value = _has_value(name, takes_value, command)
+        if has_value is None:
+            line.args.append(arg)  # whatever it is, the parser's error names it
+            continue
+        if has_value and not equals:
+            if not rest:
+                raise typer.BadParameter(f"{typed} needs a value")
+            value = rest.pop(0)
+        _add(line, name, typed, value, command)
+    _add_output(line, command)
+    line.args += rest
+    return line
 
 
-_OUTPUT = ("--output-dir", "--output-filename")
+def _has_value(name: str, takes_value: Mapping[str, bool], command: str) -> bool | None:
+    """Tell whether an option of NeMo-RL has a value; None if it is none that the command knows."""
+    if name in UNUSED.get(command, {}):
+        return UNUSED[command][name]
+    if name in FIXED.get(command, {}) or (name in _OUTPUT and "--output" in takes_value):
+        return True
+    words = SPELLINGS.get(name)
+    if words is None or not takes_value.keys() >= {w for w in words if w.startswith("--")}:
+        return None
+    return "{}" in words
 
 
-def _next(rest: list[str], name: str) -> str:
-    if not rest:
-        raise typer.BadParameter(f"{name} needs a value")
-    return rest.pop(0)
+def _add(line: Line, name: str, typed: str, value: str, command: str) -> None:
+    """Add an option of NeMo-RL to a line."""
+    line.is_nemo = True
+    if name in UNUSED.get(command, {}):
+        line.notes.append(f"{typed} has no effect in {command}")
+    elif name in FIXED.get(command, {}):
+        default, what_to_do = FIXED[command][name]
+        if value != default:
+            raise typer.BadParameter(f"{typed}: {what_to_do}")
+    elif name == "--output-filename":
+        line.stem = value
+    elif name in _OUTPUT:
+        line.folder = value
+        line.typed.setdefault("--output", typed)
+    else:
+        words = SPELLINGS[name]
+        line.args += [value if word == "{}" else word for word in words]
+        line.typed |= {word: typed for word in words if word.startswith("--")}
 
 
-def _output(given: Mapping[str, str]) -> list[str]:
-    """Return `--output` for what NeMo-RL says in two options; the suffix of a stem is its own."""
-    if not given:
-        return []
-    path = Path(given.get("--output-dir", "."))
-    stem = given.get("--output-filename")
-    return ["--output", str(path if stem is None else path / f"{stem}.pt")]
+def _add_output(line: Line, command: str) -> None:
+    """Add `--output` for what NeMo-RL says in two options, or leaves to its default."""
+    given = {arg.partition("=")[0] for arg in line.args}
+    if command == "generate" and line.folder and "--cache-dir" not in given:
+        line.args += ["--cache-dir", line.folder]
+    if "--output" in given or "--pairs" in given:
+        return
+    if command in _NAMES and line.is_nemo:  # the name is chosen when the options are known
+        folder = _FOLDER if line.folder is None else line.folder
+        path = folder and os.path.join(folder, "")
+    elif line.stem is not None:
+        path = os.path.join(line.folder or "", f"{line.stem}.pt")
+    elif line.folder is not None:
+        path = line.folder and os.path.join(line.folder, "")
+    else:
+        return
+    line.args += ["--output", path]
+
+
+def nemo_name(context: typer.Context) -> str | None:
+    """Return the name that NeMo-RL gives to the output of a command line in its words, or None."""
+    line: Line = context.meta[__name__]
+    options = context.params
+    command = str(context.info_name)
+    if not line.is_nemo:
+        return None
+    name = line.stem
+    if name is None:
+        student, teacher = (
+            cleaned(options[f"{side}_model"].rsplit("/", 1)[-1]) for side in ("student", "teacher")
+        )
+        name = _NAMES[command].format(student=student, teacher=teacher, top_k=options["top_k"])
+    if command == "multitoken" and options["special_tokens"] != "off":
+        name += "_special"
+    if options.get("weight_threshold"):
+        name += f"_thresh_{options['weight_threshold']:.3f}"
+    return name if name.endswith(".pt") else f"{name}.pt"
+
+
+def cleaned(name: str) -> str:
+    """Return a model's name without its size and kind, as NeMo-RL's tools and script have it."""
+    cleaned = re.sub(r"-?[0-9.]+[bm]", "", name, flags=re.IGNORECASE)
+    for ending in ("-Base", "-it", "-Instruct"):
+        cleaned = cleaned.replace(ending, "")
+    return cleaned.strip("-_") + ("_mini" if "mini" in name else "")
+
+
+def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
+    """Return the name of a refined map: for a `.pt`, the input's with NeMo-RL's ending."""
+    if source.suffix != ".pt":
+        return default_name(projection, stage)
+    if stage == "reapply-exact":
+        return f"{source.stem}_exact_map_remapped.pt"
+    stem = re.sub(r"_top_\d+", "", source.stem)
+    slot = "_preservelast" if projection.enable_scale_trick else ""
+    return f"{stem}_top_{projection.top_k}_sorted{slot}.pt"

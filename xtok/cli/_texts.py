@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,7 +94,8 @@ def estimate(
         raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     with command(quiet):
         check_output(output)
-        from xtok import counting, mapfile, report, texts
+        from xtok import counting, report, texts
+        from xtok.mapfile import names
 
         texts.find_texts(text)
         if checkpoint is not None and not checkpoint.parent.is_dir():
@@ -114,7 +116,10 @@ def estimate(
         )
         student, teacher = (load(*side, **safety) for side in sides)
         ids = student.vocabulary.model_id, teacher.vocabulary.model_id
-        path = named(output, mapfile.default_name(*ids, "estimate", f"top{top_k}"))
+        chosen = {"target": target, "alpha": alpha, "pin_exact": pin_exact}
+        words = names.option_words(chosen, asdict(EstimateConfig()))
+        parts = "estimate", f"top{top_k}", *words, names.text_word(text)
+        path = named(output, names.default_name(*ids, *parts))
         saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
         count: Callable[[counting.CountingPlan], counting.CountedText]
         if engine == "local":

@@ -55,7 +55,11 @@ def overlap(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw the matrix into this .png, .svg or .pdf file.", metavar="FILE"),
+        typer.Option(
+            help="Draw the matrix into this .png, .svg or .pdf file.",
+            metavar="FILE",
+            parser=opt.output_path,
+        ),
     ] = None,
     revision: opt.Revision = None,
     pattern: opt.Pattern = None,

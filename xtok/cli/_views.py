@@ -7,7 +7,15 @@ import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_map
-from xtok.cli._run import check_output, command, read_chat, read_text, write
+from xtok.cli._run import (
+    check_output,
+    command,
+    default_name,
+    named,
+    read_chat,
+    read_text,
+    write,
+)
 from xtok.config import (
     Normalize,
 )
@@ -76,9 +84,11 @@ def convert(
     map_path: opt.MapPath,
     *,
     output: Annotated[
-        Path,
+        str,
         typer.Option(
-            help="Where to write: .safetensors, or .pt in NeMo-RL's layout.", metavar="FILE"
+            help="Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder.",
+            metavar="FILE",
+            parser=opt.output_text,
         ),
     ],
     normalize: Annotated[
@@ -108,7 +118,7 @@ def convert(
             from xtok import projection as maps
 
             projection = maps.transpose(projection)
-        write(projection, output)
+        write(projection, named(output, default_name(projection)))
 
 
 def align(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import EmbeddingError
-from xtok.mapfile import replacing
+from xtok.io import replacing
 
 
 def default_folder() -> Path:

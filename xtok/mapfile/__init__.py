@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import os
-import re
-import secrets
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
+from xtok import io
 from xtok.config import Normalize
-from xtok.errors import MAP_HINT, MapFileError, OutputError
+from xtok.errors import MAP_HINT, MapFileError
 from xtok.mapfile._nemo import from_nemo, from_padded, from_trained, to_nemo
 from xtok.mapfile._packing import MALFORMED, assemble, pack_metadata, pack_tensors, unpack
 from xtok.mapfile._tensorfile import file_parts, read_tensors
@@ -31,8 +28,8 @@ SUFFIXES = (".safetensors", ".pt")
 def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
-    The file is written under a temporary name in the same folder, flushed, and renamed, so that
-    there is never a half-written one under `path`.
+    The file is written under a temporary name in the same folder, which is made if it is missing,
+    flushed, and renamed, so that there is never a half-written one under `path`.
 
     Raises:
         OutputError: if the path has another suffix or cannot be written.
@@ -41,98 +38,17 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     target = check_output(path)
     projection.check()
     parts = _parts(projection) if target.suffix == ".safetensors" else [to_nemo(projection)]
-    write(target, parts)
-
-
-def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file of these parts whole, or leave what was there.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    try:
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            file.writelines(parts)
-    except OSError as error:
-        raise OutputError(
-            f"{target} cannot be written: {error.strerror or error}",
-            hint="check the free space and the permissions of its folder, or give another --output",
-        ) from error
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Give a temporary name in the target's folder; flush what was written, and rename it."""
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
-    _remove_stale(target)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-STALE_AFTER = 3600.0
-"""Seconds after which a temporary file is one that a killed process left: a write takes few."""
-
-
-def _remove_stale(target: Path) -> None:
-    """Remove what killed writers of this very target left behind."""
-    pattern = re.compile(rf"\.{re.escape(target.name[:200])}\.[0-9a-f]{{12}}\.tmp")
-    found: list[Path] = []
-    with suppress(OSError):  # a folder may be writable, and yet not be listed
-        found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
-    for path in found:
-        with suppress(OSError):  # another process was quicker, or it is not ours to remove
-            if time.time() - path.stat().st_mtime > STALE_AFTER:
-                path.unlink()
-
-
-def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
-    """Return the name of a map's file that tells the models, and what else is given."""
-    models = f"{_stem(student_id)}_to_{_stem(teacher_id)}"
-    return "_".join(filter(None, (models, *parts))) + ".safetensors"
-
-
-def _stem(model_id: str) -> str:
-    name = model_id.rstrip("/").rsplit("/", 1)[-1]
-    for suffix in (".model", ".tiktoken"):
-        name = name.removesuffix(suffix)
-    return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name)[:80]
+    io.write(target, parts)
 
 
 def check_output(path: str | PathLike[str]) -> Path:
     """Check, before any work is done, that a map can be written to a path.
 
     Raises:
-        OutputError: if the suffix is not one of `SUFFIXES`, the folder is missing or not writable,
-            or the path is a folder.
+        OutputError: if the suffix is not one of `SUFFIXES`, the path is a folder, or its folder
+            can be neither written to nor made.
     """
-    target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
-    folder = target.parent
-    if target.is_dir():
-        raise OutputError(f"the output {target} is a folder", hint="give an --output in it")
-    if target.suffix not in SUFFIXES:
-        raise OutputError(
-            f"the output {target} ends neither in .safetensors nor in .pt",
-            hint=f"give --output {target.with_name((target.stem or 'map') + '.safetensors')}",
-        )
-    if not folder.exists():
-        raise OutputError(f"the output folder {folder} does not exist", hint=f"mkdir -p {folder}")
-    if not folder.is_dir():
-        raise OutputError(
-            f"the output folder {folder} is a file", hint="give an --output in a folder"
-        )
-    if target.exists() and not target.is_file():
-        raise OutputError(f"the output {target} is no regular file", hint="give another --output")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(
-            f"the output folder {folder} is not writable",
-            hint="change its permissions, or give an --output elsewhere",
-        )
-    return target
+    return io.check_output(path, SUFFIXES, or_folder=True)
 
 
 def load(
@@ -180,7 +96,7 @@ def _opened(source: Path) -> Iterator[tuple[BinaryIO, bool]]:
     """Give a map's file, which can seek (a pipe is read whole), and whether it is a `.pt`."""
     try:
         with source.open("rb", buffering=0) as raw:
-            file: BinaryIO = raw if raw.seekable() else io.BytesIO(raw.read())
+            file: BinaryIO = raw if raw.seekable() else BytesIO(raw.read())
             is_zip = file.read(2) == b"PK"
             file.seek(0)
             yield file, is_zip or source.suffix == ".pt"

@@ -1,0 +1,133 @@
+"""Files that are written: whether a path can be, and writing it whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+
+from xtok.errors import OutputError
+
+
+def check_output(
+    path: str | PathLike[str],
+    suffixes: Sequence[str],
+    what: str = "output",
+    *,
+    or_folder: bool = False,
+) -> Path:
+    """Check, before any work is done, that a file can be written; its folder may be missing yet.
+
+    Args:
+        path: the file; a symbolic link stands for what it leads to.
+        suffixes: those that it may have, the usual one first.
+        what: the file's name in errors.
+        or_folder: whether the path of a folder would be taken with a slash at its end.
+
+    Returns:
+        the path to write to.
+
+    Raises:
+        OutputError: if the suffix is another one, the path is a folder or a device, or its folder
+            cannot be written to.
+    """
+    target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
+    if target.is_dir():
+        raise OutputError(f"the {what} {target} is a folder", hint="name a file in it")
+    if target.suffix not in suffixes:
+        raise OutputError(
+            f"the {what} {target} does not end in {' or '.join(suffixes)}",
+            hint=f"name it {_with_suffix(target, suffixes[0])}"
+            + (f", or {target}{os.sep} if that is a folder" * (or_folder and not target.exists())),
+        )
+    if target.exists() and not target.is_file():
+        raise OutputError(f"the {what} {target} is no regular file", hint="give another path")
+    _check_folder(target.parent, what)
+    return target
+
+
+def _check_folder(folder: Path, what: str) -> None:
+    """Check that a folder can be written to, or made in the nearest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise OutputError(
+            f"the folder of the {what}, {folder}, is a file", hint="give a path in a folder"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(
+            f"the folder of the {what}, {folder}, is not writable",
+            hint="change its permissions, or give a path elsewhere",
+        )
+
+
+def _with_suffix(path: Path, suffix: str) -> Path:
+    """Return the path with the suffix instead of its own, if it has one and not just a dot."""
+    name = path.stem if path.suffix[1:].isalpha() else path.name
+    return path.with_name((name or "map") + suffix)
+
+
+def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file of these parts whole, or leave what was there.
+
+    Raises:
+        OutputError: if it cannot be written.
+    """
+    try:
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            file.writelines(parts)
+    except OSError as error:
+        raise OutputError(
+            f"{target} cannot be written: {error.strerror or error}",
+            hint="check the free space and the permissions of its folder, or give another path",
+        ) from error
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Give a temporary name in the target's folder, which is made if it is missing.
+
+    At the end, what was written is flushed and renamed; after an error nothing is left.
+    """
+    made = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{shortened(target.name, 200)}.{secrets.token_hex(6)}.tmp")
+    _remove_stale(target)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # another process has put something into it
+                folder.rmdir()
+        raise
+
+
+def shortened(name: str, num_bytes: int) -> str:
+    """Return the beginning of a file name, at most so many bytes: systems limit them to 255."""
+    return os.fsencode(name)[:num_bytes].decode("utf-8", "ignore")
+
+
+STALE_AFTER = 3600.0
+"""Seconds after which a temporary file is one that a killed process left: a write takes few."""
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what killed writers of this very target left behind."""
+    start = re.escape(shortened(target.name, 200))
+    pattern = re.compile(rf"\.{start}\.[0-9a-f]{{12}}\.tmp")
+    found: list[Path] = []
+    with suppress(OSError):  # a folder may be writable, and yet not be listed
+        found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    for path in found:
+        with suppress(OSError):  # another process was quicker, or it is not ours to remove
+            if time.time() - path.stat().st_mtime > STALE_AFTER:
+                path.unlink()

@@ -1,0 +1,84 @@
+"""File names of maps, which tell maps of different options apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from xtok.config import EstimateConfig, GenerateConfig, MultitokenConfig
+from xtok.io import shortened
+
+
+def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
+    """Return the name of a map's file that tells the models, and what else is given."""
+    models = f"{name_part(student_id) or 'student'}_to_{name_part(teacher_id) or 'teacher'}"
+    name = "_".join(filter(None, (models, *parts)))
+    if (
+        len(name.encode()) > 220
+    ):  # systems allow 255 bytes, and other files are named after this one
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        name = f"{shortened(name, 210)}_{digest}"
+    return f"{name}.safetensors"
+
+
+def name_part(text: str) -> str:
+    """Return the last component of a path or repo id as a part of a file name.
+
+    Letters, marks and digits of every script stay; all else is a hyphen, but not at the beginning,
+    where a command would take it for an option.
+    """
+    name = text.rstrip("/").rsplit("/", 1)[-1]
+    for suffix in (".model", ".tiktoken"):
+        name = name.removesuffix(suffix)
+    kept = "".join(c if unicodedata.category(c)[0] in "LMN" or c in ".-" else "-" for c in name)
+    return shortened(kept.lstrip("-."), 80)
+
+
+def option_words(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return a part of a file name for each option that is not at its default.
+
+    `top_k` and the scale trick have parts of their own.
+    """
+    return [
+        _word(name.replace("_", "-"), value)
+        for name, value in options.items()
+        if name not in ("top_k", "scale_trick") and value != defaults.get(name)
+    ]
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no-{name}"
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        return f"{name}-{hashlib.sha256(json.dumps(value).encode()).hexdigest()[:6]}"
+    return f"{name}-{name_part(str(value))}"
+
+
+def text_word(texts: Sequence[str | Path]) -> str:
+    """Return the part of a file name for the text that a map is counted on, none without any."""
+    if not texts:
+        return ""
+    more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""
+    return f"text-{shortened(name_part(Path(texts[0]).stem), 40)}{more}"
+
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "multitoken": MultitokenConfig().options,
+    "reapply-exact": {"special_tokens": MultitokenConfig.special_tokens},
+    "generate": asdict(GenerateConfig()),
+    "estimate": asdict(EstimateConfig()),
+}
+
+
+def history_words(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Give the parts of a file name for the options of a map's stages, each part once."""
+    words: dict[str, None] = {}
+    for step in history:
+        defaults = _DEFAULTS.get(step["stage"], {})
+        words |= dict.fromkeys(option_words(step["options"], defaults))
+    yield from words
