@@ -117,7 +117,7 @@ def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
 
 
 def test_models_of_another_pair_are_refused(projection: ProjectionMap, pair: Pair) -> None:
-    with pytest.raises(XtokError, match=r"the map's student is student\.tiktoken"):
+    with pytest.raises(XtokError, match=r"student of the map \(student\.tiktoken\) has other"):
         explain(projection, [257], student=pair[1])
 
 

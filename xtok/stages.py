@@ -41,7 +41,7 @@ from xtok.projection import (
     row_starts,
     sum_duplicates,
 )
-from xtok.sides import require_same_pair, require_table, with_vocabularies
+from xtok.sides import of_one_pair, require_table, with_vocabularies
 from xtok.tokens import TokenTable, Vocabulary
 
 if TYPE_CHECKING:
@@ -115,12 +115,14 @@ def multitoken(
     kind[parts[-1].student_ids] = RowKind.ROLE
     step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
     if initial is not None:
-        require_same_pair(initial, student.vocabulary, teacher.vocabulary)
+        step["initial_sha256"] = mapfile.sha256(initial)
+        initial = with_vocabularies(
+            initial, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+        )
         earlier = without(initial.edges.take(~initial.is_slot), *ignored)
         parts.insert(0, earlier.normalized())
         both = (initial.row_kind != kind) & (initial.row_kind != 0) & (kind != 0)
         kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
-        step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
     kind[~filled & open_rows] = RowKind.EMPTY
@@ -159,17 +161,23 @@ def reapply_exact(
     this one entry, beside its slot. Token form and ignored ids are those the map was made with.
 
     Args:
-        projection: a map that carries both token tables.
+        projection: a map that carries both token tables, or whose tokenizers are given.
         special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
         canonicalization: likewise.
-        student: the tokenizer of the rows, for display strings, which a map does not carry.
+        student: the tokenizer of the rows, for a map without tokens, and for display strings, which
+            a map does not carry.
         teacher: the tokenizer of the columns, likewise.
         same_bytes: what `canonical.match_bytes` finds, where it is known already.
 
     Raises:
         XtokError: if the map carries no token tables, or was made with display strings and the
-            tokenizers are not given.
+            tokenizers are not given, or is of other tokenizers.
     """
+    projection = with_vocabularies(
+        projection,
+        student=None if student is None else student.vocabulary,
+        teacher=None if teacher is None else teacher.vocabulary,
+    )
     rows, columns = require_table(projection.student), require_table(projection.teacher)
     options = used_options(projection)
     options = replace(
@@ -263,7 +271,12 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
     )
 
 
-def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> ProjectionMap:
+def merge(
+    maps: Sequence[ProjectionMap],
+    config: MergeConfig | None = None,
+    *,
+    names: Sequence[str] = (),
+) -> ProjectionMap:
     """Add up the rows of several maps of one pair, each map by its weight.
 
     A row that some maps leave empty is the sum of the others'. What they pin to different tokens is
@@ -274,6 +287,7 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
     Args:
         maps: two or more, the first of which decides about pinned rows and slots.
         config: the options; the defaults if None.
+        names: what errors call the maps.
 
     Raises:
         XtokError: if the maps are of different tokenizers, or their number is not that of weights.
@@ -287,10 +301,9 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
             f"there are {len(maps)} maps and {len(weights)} weights",
             hint=f"give one weight per map: --weights {','.join(['1'] * len(maps))}",
         )
+    digests = [mapfile.sha256(projection) for projection in maps]
+    maps = of_one_pair(maps, names)
     first = maps[0]
-    for other in maps[1:]:
-        sides = {"student": other.student, "teacher": other.teacher}
-        first = with_vocabularies(first, **sides, widths=True)
     pinned = np.isin(first.row_kind, [RowKind.EXACT, RowKind.ROLE]) & config.fill
     kind = first.row_kind
     parts = []
@@ -312,7 +325,7 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
             raise XtokError(
                 "the first map has scale slots, and its rows can have no new ones"
                 + (": --top-k 1 leaves no room" if top_k < 2 else ": it carries no tokens"),
-                hint="give --top-k 2 or more, and first a map that xtok made",
+                hint="give --top-k 2 or more, first a map that xtok made, or --no-preserve-last",
             )
         single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
         slotted = heaviest(edges.take(~single), top_k - 1)
@@ -329,8 +342,8 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
     step = {
         "stage": "merge",
         "options": options,
-        "initial_sha256": mapfile.sha256(maps[0]),
-        "merged_sha256": [mapfile.sha256(projection) for projection in maps[1:]],
+        "initial_sha256": digests[0],
+        "merged_sha256": digests[1:],
     }
     return finished(
         Edges.concatenate([edges, kept]),

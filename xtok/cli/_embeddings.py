@@ -192,7 +192,8 @@ def merge(
             load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)
             for path in map_paths
         ]
-        write(stages.merge(maps, options), output, stage="merge", num_examples=num_examples)
+        merged = stages.merge(maps, options, names=[str(path) for path in map_paths])
+        write(merged, output, stage="merge", num_examples=num_examples)
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:
