@@ -498,9 +498,9 @@ def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix:
     found.check()
     assert found.scale_slot is None
     assert found.teacher_ids.tolist() == [0, 1, 2, 3, 1, 3, 2]  # the slot of row 3 is in its place
+    assert found.reports[-1].counts == {"scale slots turned into entries": 2}
     assert found.reports[-1].notes == (
-        "2 scale slots count as entries like any others: they are no longer last, a cut may drop "
-        "them, and the map has no slots any more",
+        "the map has no scale slots any more: a cut may drop the entries that they were",
     )
     assert [step["options"] for step in found.history[1:]] == [{"preserve_last": False}]
     replace(found, top_k=3, history=()).save(path)
@@ -508,9 +508,7 @@ def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix:
     slotted.check()
     assert slotted.scale_slot is not None
     assert slotted.scale_slot.tolist() == [0, 0, 0, 1, 0, 0]  # the row that has a last column
-    assert slotted.reports[-1].notes == (
-        "1 rows have an entry in the last column: it is their scale slot",
-    )
+    assert slotted.reports[-1].counts == {"rows whose last column is a scale slot": 1}
 
 
 @pytest.mark.parametrize(

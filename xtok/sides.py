@@ -117,11 +117,11 @@ def can_grow(ours: Vocabulary, given: Vocabulary) -> bool:
     """Tell whether a side of a map may be made as wide as another vocabulary.
 
     That is where its file tells its ids, and not the width: rows and columns beyond are empty. The
-    rows of a file by another program may be fewer than the model's, but not than another map's.
+    rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
     """
     if not _is_lower_bound(ours) or ours.vocab_size > given.vocab_size:
         return False
-    return not ours.width_is_known or given.table is not None
+    return not ours.width_is_known or ours.vocab_size >= _tokens_of(given)
 
 
 def require_widths(projection: ProjectionMap) -> None:
@@ -189,11 +189,18 @@ def _same_tokens(ours: TokenTable, given: TokenTable | None) -> bool:
 def _require_same_width(side: str, ours: Vocabulary, given: Vocabulary, what: str) -> None:
     same = ours.vocab_size == given.vocab_size
     if not (same or can_grow(ours, given) or can_grow(given, ours)):
+        hint = "give the map of this pair; xtok inspect shows the pair of a map"
+        if _tokens_of(given) <= ours.vocab_size:
+            hint += f", or, if it is, --{side}-vocab-size {ours.vocab_size}"
         raise XtokError(
             f"the {side} of {what} is {ours.width} wide, {given.model_id} is {given.width}",
-            hint=f"is it the map of this pair? xtok inspect shows its pair; if it is, give "
-            f"--{side}-vocab-size {ours.vocab_size}",
+            hint=hint,
         )
+
+
+def _tokens_of(given: Vocabulary) -> int:
+    """Return the least width that a vocabulary can have."""
+    return given.tokenizer_vocab_size or given.vocab_size
 
 
 def _better(ours: Vocabulary, given: Vocabulary) -> Vocabulary:

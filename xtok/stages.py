@@ -321,16 +321,17 @@ def merge(
     kind = np.where(several & (kind == RowKind.EXACT), np.uint8(RowKind.MIXED), kind)
     slot = None
     if first.enable_scale_trick:
-        if first.teacher.table is None or top_k < 2:
+        if top_k < 2:
             raise XtokError(
-                "the first map has scale slots, and its rows can have no new ones"
-                + (": --top-k 1 leaves no room" if top_k < 2 else ": it carries no tokens"),
-                hint="give --top-k 2 or more, first a map that xtok made, or --no-preserve-last",
+                "the first map has scale slots, for which --top-k 1 leaves no room",
+                hint="give --top-k 2 or more",
             )
         single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
         slotted = heaviest(edges.take(~single), top_k - 1)
         columns = first.teacher.table
-        candidates = slot_candidates(columns)
+        candidates: Iterable[int] = _most_frequent(first.teacher_ids[first.is_slot])
+        if columns is not None:
+            candidates = slot_candidates(columns)
         slotted, slot = _add_slots(slotted, candidates, columns, first.shape[0], notes)
         edges = Edges.concatenate([heaviest(edges.take(single), top_k), slotted])
     else:
@@ -456,7 +457,7 @@ def require_complete(projection: ProjectionMap) -> None:
 def _add_slots(
     edges: Edges,
     candidates: Iterable[int],
-    columns: TokenTable,
+    columns: TokenTable | None,
     num_rows: int,
     notes: list[str],
 ) -> tuple[Edges, NDArray[np.uint8]]:
@@ -477,11 +478,16 @@ def _add_slots(
         )
     rows = np.flatnonzero(slot_of_row >= 0)
     if len(rows):
-        taken, times = np.unique(slot_of_row[rows], return_counts=True)
-        most_first = taken[np.argsort(-times, kind="stable")].tolist()
+        most_first = _most_frequent(slot_of_row[rows])
         notes.append(f"scale slots on {_some(most_first, columns, 'teacher id')}")
     slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
     return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
+
+
+def _most_frequent(ids: NDArray[np.integer[Any]]) -> list[int]:
+    """Return the different ids of a list, the most frequent first."""
+    different, times = np.unique(ids, return_counts=True)
+    return [int(i) for i in different[np.argsort(-times, kind="stable")]]
 
 
 def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
@@ -545,8 +551,10 @@ def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
     return notes
 
 
-def _some(ids: list[int], table: TokenTable, what: str = "token") -> str:
+def _some(ids: list[int], table: TokenTable | None, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
-    examples = ", ".join(f"{i} '{table.shown(i)}'" for i in ids[:3])
+    examples = ", ".join(
+        str(i) + ("" if table is None else f" '{table.shown(i)}'") for i in ids[:3]
+    )
     more = ", …" if len(ids) > 3 else ""
     return f"{len(ids):,} {what}{'s' if len(ids) > 1 else ''}: {examples}{more}"

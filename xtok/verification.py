@@ -225,7 +225,7 @@ def _name(table: TokenTable, token_id: int) -> str:
 
 def _same_width(side: str, ours: Vocabulary, theirs: Vocabulary) -> MapCheck:
     name = f"{side} width"
-    if ours.vocab_size == theirs.vocab_size:
+    if ours.vocab_size == theirs.vocab_size and ours.width_is_known:
         return _ok(name, f"{ours.vocab_size:,}, from the {theirs.width_source}")
     if can_grow(ours, theirs):
         return _ok(name, f"{ours.width} by the file, {theirs.vocab_size:,} by the model")

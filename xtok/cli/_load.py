@@ -66,7 +66,7 @@ def load_map(
     preserve_last: bool | None = None,
     normalize: Normalize | None = None,
 ) -> ProjectionMap:
-    """Load a map; what its file does not tell is taken from the options."""
+    """Load a map; options win over what its file says of slots."""
     from xtok import mapfile
 
     return mapfile.load(

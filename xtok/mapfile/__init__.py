@@ -184,13 +184,12 @@ def _with_slots(projection: ProjectionMap, preserve_last: bool) -> ProjectionMap
     if preserve_last:
         full = (projection.entries_per_row == projection.top_k) & (projection.top_k > 1)
         slot = full.astype(np.uint8)
-        note = f"{int(full.sum()):,} rows have an entry in the last column: it is their scale slot"
+        counts = {"rows whose last column is a scale slot": int(full.sum())}
+        note = "the entries of the last column are scale slots, which a cut keeps"
     else:
         edges = in_map_order(edges, np.zeros(projection.nnz, np.bool_))
-        note = (
-            f"{int(projection.is_slot.sum()):,} scale slots count as entries like any others: they "
-            "are no longer last, a cut may drop them, and the map has no slots any more"
-        )
+        counts = {"scale slots turned into entries": int(projection.is_slot.sum())}
+        note = "the map has no scale slots any more: a cut may drop the entries that they were"
     options = {"preserve_last": preserve_last}
     step = {"stage": "import", "options": options, "xtok_version": __version__}
     return replace(
@@ -198,7 +197,7 @@ def _with_slots(projection: ProjectionMap, preserve_last: bool) -> ProjectionMap
         **edges._asdict(),
         scale_slot=slot,
         history=(*projection.history, step),
-        reports=(*projection.reports, StageReport("import", {}, (note,))),
+        reports=(*projection.reports, StageReport("import", counts, (note,))),
     )
 
 
