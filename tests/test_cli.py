@@ -203,8 +203,8 @@ def by_nemo(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from xtok.mapfile._nemo import to_nemo
     from xtok.tokenizers import load_tokenizer
 
-    models = (load_tokenizer(str(small / name)) for name in ("small-digits", "small.model"))
-    written = to_nemo(xtok.multitoken(*models))
+    student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))
+    written = to_nemo(xtok.multitoken(student, teacher))
     found = torch.load(io.BytesIO(written), weights_only=True)
     del found["xtok"]
     found["likelihoods"] = found["likelihoods"].bfloat16()
