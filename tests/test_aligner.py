@@ -529,7 +529,7 @@ def test_what_it_takes(
     ):
         assert in_worker((made, s, t)) == expected
     assert hf.backend_tokenizer.to_str() == before
-    with pytest.raises(XtokError, match="the map's student has other tokens"):
+    with pytest.raises(XtokError, match="the student of the map has other tokens"):
         TokenAligner(teacher, student, path)
     with pytest.raises(ValueError, match="neither a teacher tokenizer nor a map"):
         TokenAligner(student)

@@ -84,7 +84,9 @@ def test_subtokens_need_the_tokenizers_of_the_map(
 ) -> None:
     with pytest.raises(XtokError, match="takes both tokenizers"):
         export(built, tmp_path / "pair.pt", "nemo-subtokens", student=byte_level)
-    with pytest.raises(XtokError, match="the map's student has other tokens than small-digits"):
+    with pytest.raises(
+        XtokError, match=r"student of the map \(.*\) has other tokens than small-dig"
+    ):
         export(built, tmp_path / "p.pt", "nemo-subtokens", student=digits, teacher=byte_level)
     assert list(tmp_path.iterdir()) == []
 

@@ -34,7 +34,7 @@ from xtok import mapfile
 from xtok.errors import OutputError, XtokError
 from xtok.io import STALE_AFTER
 from xtok.mapfile._nemo import to_nemo
-from xtok.mapfile._tensorfile import MAX_BRACKETS, MAX_HEADER, file_parts
+from xtok.mapfile._tensorfile import MAX_BRACKETS, MAX_HEADER
 from xtok.projection import ProjectionMap
 from xtok.tokens import Entry, TokenType, decode_vocabulary, shortened
 
@@ -421,7 +421,7 @@ def test_reading_and_writing_take_less_than_twice_the_file(tmp_path: Path) -> No
         tracemalloc.stop()
     size = path.stat().st_size
     assert size > 20e6
-    assert writing < size
+    assert writing < 1.01 * size
     assert reading < 2 * size
 
 
@@ -495,7 +495,18 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
             )
             return saved(values)
 
+    def grown() -> bytes:
+        """A tensor of a few bytes, whose pickle says that it has 2^28 rows."""
+        data = saved({"indices": torch.ones(1, 1), "likelihoods": torch.ones(1, 1)})
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
+            for name in old.namelist():
+                content = old.read(name).replace(b"K\x01K\x01\x86", b"J\0\0\0\x10K\x01\x86")
+                new.writestr(name, content)
+        return buffer.getvalue()
+
     yield "metadata of lists", metadata
+    yield "a tensor beyond its storage", grown
     yield "a matrix that points outside", outside
     yield "a compressed archive", bomb
     yield "tensors without strides", expanded
@@ -535,7 +546,7 @@ def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     more = [int(line) << 10 for line in done.stdout.split()]
-    assert len(more) == 11
+    assert len(more) == 12
     for path, peak in zip(paths, more, strict=True):
         assert peak <= 2 * path.stat().st_size + OVERHEAD, path.name
 
@@ -584,12 +595,14 @@ def test_reading_a_valid_pt_takes_the_file_and_the_map(
         [sys.executable, "-c", READ_VALID, path], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) << 10 <= 2 * size + OVERHEAD // 2
+    # PyTorch makes a dict of counts, of tuples: twenty times the file.
+    factor = 20 if what == "counts" else 2
+    assert int(done.stdout) << 10 <= factor * size + OVERHEAD // 2
 
 
 def test_a_header_that_could_not_be_read_is_not_written() -> None:
     with pytest.raises(ValueError, match="metadata take"):
-        list(file_parts({}, {"xtok": "x" * MAX_HEADER}))
+        mapfile.to_safetensors(dataclasses_replace(TINY, method="x" * MAX_HEADER))
 
 
 # Vocabularies that would write to the terminal

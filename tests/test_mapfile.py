@@ -4,7 +4,11 @@ import hashlib
 import io
 import json
 import os
+import subprocess
+import sys
 import threading
+import warnings
+import zipfile
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +28,7 @@ from xtok.config import BuildConfig
 from xtok.errors import MapFileError, OutputError, XtokError
 from xtok.mapfile import names
 from xtok.mapfile._nemo import to_nemo
-from xtok.projection import ProjectionMap, RowKind
+from xtok.projection import InvariantError, ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import Entry, TokenType, Vocabulary, decode_vocabulary
 
@@ -343,6 +347,10 @@ def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
         (edited(top_k="4"), "top_k is not valid"),
         (edited(student__model_id="\ud800"), "surrogates not allowed"),
         (edited(student__revision=3), "the student's revision"),
+        (edited(student__tokenizer_vocab_size=float("inf")), "the student's tokenizer_vocab_size"),
+        (edited(student__roles={"bos": [float("inf")]}), "infinity to integer"),
+        (edited(teacher__preferred_ids=[float("inf")]), "infinity to integer"),
+        (edited(top_k=float("inf")), "top_k is not valid"),
     ],
 )
 def test_invalid_maps_are_named(tmp_path: Path, data: bytes, message: str) -> None:
@@ -467,13 +475,17 @@ def test_slots_of_a_foreign_map_are_in_the_last_column(tmp_path: Path, says: boo
     assert found.scale_slot.tolist() == [0, 1, 1, 1, 0]
     ids, weights = found.row(2)
     assert (ids.tolist(), weights.tolist()) == ([1, 2], [0.5, 0.5])
-    # What the file says counts.
-    no = mapfile.load(
-        save_pt(tmp_path / "no.pt", {**FOREIGN, "enable_scale_trick": False}),
-        teacher_vocab_size=4,
-        preserve_last=True,
+    # What the caller says counts, whatever the file says.
+    no = save_pt(tmp_path / "no.pt", {**FOREIGN, "enable_scale_trick": False})
+    assert mapfile.load(no).scale_slot is None
+    assert same(
+        mapfile.load(no, teacher_vocab_size=4, preserve_last=True),
+        mapfile.load(
+            save_pt(tmp_path / "yes.pt", {**FOREIGN, "enable_scale_trick": True}),
+            teacher_vocab_size=4,
+            preserve_last=True,
+        ),
     )
-    assert no.scale_slot is None
 
 
 def test_a_slot_with_the_id_of_another_entry_is_one_entry(tmp_path: Path) -> None:
@@ -524,12 +536,126 @@ def test_a_width_that_is_too_small_is_told_with_the_least_that_fits(
     assert f"with --teacher-vocab-size, at least {largest + 1}" in caught.value.hint
 
 
-def test_a_width_that_the_file_does_not_tell_is_asked_for(tmp_path: Path) -> None:
-    path = save_pt(tmp_path / "foreign.pt", FOREIGN)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
+    tmp_path: Path, suffix: str
+) -> None:
+    found = mapfile.load(save_pt(tmp_path / "foreign.pt", FOREIGN))
+    found.check()
+    assert (found.shape, found.teacher.width_source) == ((5, 4), "ids")
+    assert (found.student.width, found.teacher.width) == ("5", "at least 4")
+    assert repr(found) == "ProjectionMap(a/student → b/teacher, 5 × ≥4, nnz=8)"
+    found.save(tmp_path / f"again{suffix}")
+    again = mapfile.load(tmp_path / f"again{suffix}")
+    assert same(again, found)
+    wide = mapfile.load(tmp_path / f"again{suffix}", teacher_vocab_size=9)
+    assert (wide.shape, wide.teacher.width) == ((5, 9), "9")
+    with pytest.raises(MapFileError, match="has the teacher id 3, and is not 3 wide"):
+        mapfile.load(tmp_path / f"again{suffix}", teacher_vocab_size=3)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"map{suffix}"
+    TINY.save(path)
+    assert same(mapfile.load(path, preserve_last=True), TINY)
+    found = mapfile.load(path, preserve_last=False)
+    found.check()
+    assert found.scale_slot is None
+    assert found.teacher_ids.tolist() == [0, 1, 2, 3, 1, 3, 2]  # the slot of row 3 is in its place
+    assert found.reports[-1].counts == {"scale slots turned into entries": 2}
+    assert found.reports[-1].notes == (
+        "the map has no scale slots any more: a cut may drop the entries that they were",
+    )
+    assert [step["options"] for step in found.history[1:]] == [{"preserve_last": False}]
+    replace(found, top_k=3, history=()).save(path)
+    slotted = mapfile.load(path, preserve_last=True)
+    slotted.check()
+    assert slotted.scale_slot is not None
+    assert slotted.scale_slot.tolist() == [0, 0, 0, 1, 0, 0]  # the row that has a last column
+    assert slotted.reports[-1].counts == {"rows whose last column is a scale slot": 1}
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "message"),
+    [
+        ([[1, -7]], [[1.0, 0.0]], "the teacher id -7"),
+        ([[1, -1]], [[1.0, float("nan")]], "a weight that is no number"),
+    ],
+)
+def test_padding_is_minus_1_and_has_a_weight(
+    tmp_path: Path, ids: list[list[int]], weights: list[list[float]], message: str
+) -> None:
+    value = {"indices": torch.tensor(ids), "likelihoods": torch.tensor(weights)}
+    with pytest.raises(MapFileError, match=message):
+        mapfile.load(save_pt(tmp_path / "x.pt", value))
+
+
+def test_a_name_that_could_not_be_saved_is_an_error(tmp_path: Path) -> None:
+    path = save_pt(tmp_path / "x.pt", {**FOREIGN, "model_A_id": "aXX"})
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "y.pt", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"aXX", b"\xed\xa0\x80"))
+    with pytest.raises(MapFileError, match="surrogates not allowed"):
+        mapfile.load(tmp_path / "y.pt")
+
+
+def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        matrix = torch.tensor([[0, 3.0, 1], [0, 0, 0], [5, 0, 0]]).to_sparse_csr()
+    path = save_pt(tmp_path / "csr.pt", matrix)
+    code = "import sys; from xtok import mapfile; print(mapfile.load(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "ProjectionMap(unknown → unknown, 3 × 3, nnz=3)\n"
+    assert done.stderr == ""
+
+
+def test_a_softmax_over_a_finished_map_is_reported(tmp_path: Path) -> None:
+    TINY.save(tmp_path / "map.safetensors")
+    found = mapfile.load(tmp_path / "map.safetensors", normalize="softmax")
+    assert found.reports[0].counts["rows replaced by their softmax"] == 4
+    assert found.reports[0].notes == (
+        "every row summed to 1 before the softmax: these were weights, not logits",
+    )
+    logits = {"indices": torch.tensor([[1, 2]]), "likelihoods": torch.tensor([[0.0, 2.0]])}
+    told = mapfile.load(save_pt(tmp_path / "x.pt", logits), normalize="softmax").reports[0]
+    assert told.counts["rows replaced by their softmax"] == 1
+    assert told.notes == ()
+
+
+def test_a_safetensors_file_under_the_name_of_a_pt(tmp_path: Path) -> None:
+    (tmp_path / "map.pt").write_bytes(mapfile.to_safetensors(TINY))
+    assert same(mapfile.load(tmp_path / "map.pt"), TINY)
+
+
+@pytest.mark.parametrize("name", ["map.pt", "map.safetensors"])
+def test_a_file_without_bytes_is_empty(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(MapFileError, match=f"the map .*{name} is empty"):
+        mapfile.load(tmp_path / name)
+
+
+def test_a_hint_to_normalize_is_for_what_training_changes(tmp_path: Path) -> None:
+    trained = edited({"weights": np.full(7, 0.5, np.float32)})
     with pytest.raises(MapFileError) as caught:
-        mapfile.load(path)
-    assert "does not tell the teacher's vocabulary size" in caught.value.message
-    assert caught.value.hint == "give it with --teacher-vocab-size (at least 4)"
+        load_bytes(trained, tmp_path)
+    assert caught.value.hint == "if its weights were trained, give xtok convert --normalize"
+    with pytest.raises(MapFileError) as caught:
+        load_bytes(edited(student__backend=["> 0 sums to"]), tmp_path)
+    assert "--normalize" not in caught.value.hint
+    with pytest.raises(MapFileError) as caught:
+        load_bytes(edited(format_version="sums to 2"), tmp_path)
+    assert "sums to" in caught.value.message
+    assert "--normalize" not in caught.value.hint
+
+
+def test_an_invariant_that_does_not_hold_has_a_name() -> None:
+    with pytest.raises(InvariantError, match="row 3 is not sorted") as caught:
+        replace(TINY, scale_slot=None).check()
+    assert caught.value.invariant == "order"
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_files_of_one_name_are_groups_of_their_own(
 def test_maps_of_another_pair_and_empty_text_are_errors(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(XtokError, match="whose tokens are not those of"):
+    with pytest.raises(XtokError, match="has other tokens than"):
         evaluate([recipe], [corpus], digits, byte_level)
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(XtokError, match="nothing can be measured: 0 documents, 0 bytes"):
@@ -329,9 +329,9 @@ def test_compare_on_the_command_line(cli: Cli, small: Path, corpus: Path) -> Non
     other = cli("compare", "a.safetensors", "c.safetensors")
     assert other.returncode == 1
     assert other.stderr == (
-        "error: the map's student is bytes, whose tokens are not those of small-byte-level\n"
-        "hint: give the --student-model, or the maps, of one pair, not swapped; "
-        "xtok inspect shows the pair of a map\n"
+        "error: the student of c.safetensors (bytes) has other tokens than small-byte-level\n"
+        "hint: give the models, or the maps, of one pair, student first; xtok inspect shows the "
+        "pair of a map\n"
     )
 
 

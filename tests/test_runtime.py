@@ -306,3 +306,11 @@ def test_distributed_gradients_are_the_mean(tmp_path: Path) -> None:
 def test_public_names() -> None:
     assert xtok.Projection is Projection
     assert repr(Projection(GOOD)) == "Projection(4 → 6, nnz=5, learnable=False)"
+
+
+def test_a_module_needs_to_know_how_wide_the_logits_are() -> None:
+    known = random_map(4, 6)
+    unsure = replace(known, teacher=replace(known.teacher, width_source="ids"))
+    with pytest.raises(XtokError, match="the width of the teacher's logits: it is at least 6") as e:
+        Projection(unsure)
+    assert "teacher_vocab_size=" in e.value.hint

@@ -8,44 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load as library_load
-from safetensors.numpy import save as library_save
 
-from xtok.mapfile._tensorfile import file_parts, read_tensors
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._files import ModelFiles
 from xtok.tokenizers._hf import HuggingFaceBackend
 from xtok.tokenizers._plain import load_plain
 from xtok.tokenizers._tiktoken import _parse_at_once, _parse_lines
-
-# Safetensors files
-
-arrays = st.dictionaries(
-    st.text(min_size=1, max_size=5).filter(lambda name: name != "__metadata__"),
-    st.builds(
-        lambda dtype, shape: np.arange(int(np.prod(shape))).reshape(shape).astype(dtype),
-        st.sampled_from(["u1", "i4", "f4", "i8", "f8", "?"]),
-        st.lists(st.integers(0, 3), max_size=3),
-    ),
-    max_size=5,
-)
-
-
-@given(tensors=arrays, text=st.text(max_size=20))
-def test_files_are_those_of_the_library(tensors: dict[str, Any], text: str) -> None:
-    data = b"".join(file_parts(tensors, {"xtok": text}))
-    assert data == library_save(tensors, {"xtok": text})
-    found, metadata = read_tensors(data)
-    expected = library_load(data)
-    assert metadata == {"xtok": text}
-    assert {n: (t.dtype, t.tolist()) for n, t in found.items()} == {
-        n: (t.dtype, t.tolist()) for n, t in expected.items()
-    }
-
 
 # Folders that are loaded without transformers
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.canonical import match_bytes, match_roles
-from xtok.errors import XtokError
 from xtok.projection import ProjectionMap
+from xtok.sides import require_same_tokens
 from xtok.tokenizers import Tokenizer, from_transformers
 from xtok.tokens import TokenTable, TokenType
 
@@ -518,11 +518,7 @@ def _table(side: str, given: Any, of_map: TokenTable | None) -> TokenTable:
         table = tokenizer.table
     if of_map is None:
         return table
-    if of_map.sha256() != table.sha256():
-        raise XtokError(
-            f"the map's {side} has other tokens than the {side} tokenizer",
-            hint="give the tokenizers that the map was made with, student first",
-        )
+    require_same_tokens(side, of_map, table, what="the map", other=f"the {side} tokenizer")
     return of_map
 
 

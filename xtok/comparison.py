@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.classes import TokenClass, token_classes
 from xtok.cooccurrence import batches, edge_keys
 from xtok.projection import ProjectionMap
-from xtok.sides import require_same_pair
+from xtok.sides import of_one_pair
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer
 
@@ -77,6 +77,7 @@ def compare(
     *,
     token_counts: NDArray[np.int64] | None = None,
     num_examples: int = 10,
+    names: Sequence[str] = (),
 ) -> Comparison:
     """Compare two maps of one pair row by row, by total variation distance.
 
@@ -88,11 +89,12 @@ def compare(
         second: another of the same pair.
         token_counts: how often each student token occurs, int64 `[V_student]`, to weigh the rows.
         num_examples: how many rows to show.
+        names: what errors call the maps.
 
     Raises:
         XtokError: if the maps are of different pairs.
     """
-    require_same_pair(second, first.student, first.teacher)
+    first, second = of_one_pair([first, second], names)
     distance = _distances(first, second)
     filled = (first.row_kind != 0) | (second.row_kind != 0)
     share = filled / max(1, int(filled.sum()))

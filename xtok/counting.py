@@ -33,7 +33,7 @@ from xtok.errors import XtokError
 from xtok.io import replacing
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, RowKind, StageReport, heaviest, sum_duplicates
-from xtok.sides import require_same_pair
+from xtok.sides import with_vocabularies
 from xtok.stages import (
     finished,
     history_with,
@@ -457,7 +457,9 @@ def estimate(
     config = config or EstimateConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     if base is not None:
-        require_same_pair(base, student.vocabulary, teacher.vocabulary)
+        base = with_vocabularies(
+            base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+        )
     plan = plan_counting(student, teacher, texts, config)
     if count is None:
         counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)

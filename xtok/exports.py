@@ -18,8 +18,9 @@ from xtok.config import ExportFormat
 from xtok.errors import XtokError
 from xtok.io import check_output, write
 from xtok.projection import ProjectionMap
+from xtok.sides import with_vocabularies
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import TokenTable, Vocabulary
+from xtok.tokens import TokenTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +133,9 @@ def export(
                 "nemo-subtokens spells tokens, which takes both tokenizers",
                 hint="give --student-model and --teacher-model, those that the map was made with",
             )
-        _check_same("student", projection.student, student)
-        _check_same("teacher", projection.teacher, teacher)
+        with_vocabularies(
+            projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+        )
         reverse = target.with_name(f"{target.stem}.reverse{target.suffix}")
         files = {
             target: _subtokens_file(subtokens(student, teacher)),
@@ -264,18 +266,3 @@ def _tables(projection: ProjectionMap) -> tuple[TokenTable, TokenTable]:
     if student is None or teacher is None:
         raise XtokError("the map carries no tokens", hint="export from a map that xtok build made")
     return student, teacher
-
-
-def _check_same(side: str, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    theirs = vocabulary.table
-    if theirs is not None and theirs.sha256() != tokenizer.table.sha256():
-        raise XtokError(
-            f"the map's {side} has other tokens than {tokenizer.vocabulary.model_id}",
-            hint=f"give the model that the map was made with as --{side}-model",
-        )
-    if vocabulary.vocab_size != tokenizer.vocabulary.vocab_size:
-        raise XtokError(
-            f"the map's {side} is {vocabulary.vocab_size} wide, "
-            f"{tokenizer.vocabulary.model_id} {tokenizer.vocabulary.vocab_size}",
-            hint=f"give --{side}-vocab-size {vocabulary.vocab_size}",
-        )

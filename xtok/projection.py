@@ -79,6 +79,14 @@ class StageReport:
     failures: tuple[str, ...] = ()
 
 
+class InvariantError(ValueError):
+    """A map that breaks one of `INVARIANTS`, whose name is `invariant`."""
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(message)
+        self.invariant = invariant
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProjectionMap:
     """A cross-tokenizer projection map W, float32 `[V_student, V_teacher]`, as sorted COO.
@@ -114,7 +122,8 @@ class ProjectionMap:
     reports: tuple[StageReport, ...] = ()
 
     def __repr__(self) -> str:
-        rows, columns = self.shape
+        sides = (self.student, self.teacher)
+        rows, columns = (f"{'' if v.width_is_known else '≥'}{v.vocab_size}" for v in sides)
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
         return f"ProjectionMap({pair}, {rows} × {columns}, nnz={self.nnz})"
 
@@ -176,11 +185,11 @@ class ProjectionMap:
         """Check every invariant of the class.
 
         Raises:
-            ValueError: naming the first one that does not hold, and where.
+            InvariantError: naming the first one that does not hold, and where.
         """
         if "_holds" not in vars(self):
-            for holds, _ in INVARIANTS.values():
-                holds(self)
+            for name, (check, _) in INVARIANTS.items():
+                _check_named(name, check, self)
             arrays = (*self.edges, self.row_kind, self.scale_slot)
             if not any(array is not None and array.flags.writeable for array in arrays):
                 vars(self)["_holds"] = True  # of arrays that cannot change, once is enough
@@ -211,6 +220,13 @@ class ProjectionMap:
         from xtok import mapfile
 
         return mapfile.load(path, **options)
+
+
+def _check_named(name: str, check: Callable[[ProjectionMap], None], m: ProjectionMap) -> None:
+    try:
+        check(m)
+    except ValueError as error:
+        raise InvariantError(name, str(error)) from error
 
 
 # The checks are few passes over the entries, none of which needs more memory than they do.

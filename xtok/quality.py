@@ -32,7 +32,7 @@ from xtok.counting import EPSILON, losses, weights_at
 from xtok.errors import XtokError
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, heaviest
-from xtok.sides import require_same_pair, require_table
+from xtok.sides import require_table, with_vocabularies
 from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer, as_tokenizer
@@ -220,8 +220,16 @@ def evaluate(
         raise ValueError(f"{len(maps)} maps, {len(names)} names")
     names = names or [f"map {n}" for n in range(1, len(maps) + 1)]
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    for projection in maps:
-        require_same_pair(projection, student.vocabulary, teacher.vocabulary)
+    maps = [
+        with_vocabularies(
+            projection,
+            student=student.vocabulary,
+            teacher=teacher.vocabulary,
+            widths=True,
+            name=name,
+        )
+        for name, projection in zip(names, maps, strict=True)
+    ]
     paths = find_texts(texts)
     recipes = _recipes(student, teacher, {m.top_k for m in maps}, progress)
     seen = _read(maps, paths, student, teacher, field, group_by, text_progress)

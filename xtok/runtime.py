@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from xtok._version import __version__
 from xtok.errors import XtokError
 from xtok.projection import Edges, ProjectionMap, RowKind, map_order
+from xtok.sides import require_widths
 
 _BLOCK = 2**22
 """How many numbers a temporary may have on a CPU: 16 MiB in float32."""
@@ -57,6 +58,7 @@ class Projection(nn.Module):
         super().__init__()
         if not isinstance(projection, ProjectionMap):
             projection = ProjectionMap.load(projection)
+        require_widths(projection)
         self.map = projection
         order = np.lexsort((projection.student_ids, projection.teacher_ids))
         has_others = projection.entries_per_row[projection.student_ids] > 1

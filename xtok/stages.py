@@ -49,7 +49,7 @@ from xtok.projection import (
     row_starts,
     sum_duplicates,
 )
-from xtok.sides import require_same_pair, require_table, with_vocabularies
+from xtok.sides import of_one_pair, require_table, with_vocabularies
 from xtok.tokens import TokenTable
 
 if TYPE_CHECKING:
@@ -102,12 +102,14 @@ def multitoken(
     parts = [spelled, special]
     step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
     if initial is not None:
-        require_same_pair(initial, student.vocabulary, teacher.vocabulary)
+        step["initial_sha256"] = mapfile.sha256(initial)
+        initial = with_vocabularies(
+            initial, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+        )
         earlier = without(initial.edges.take(~initial.is_slot), *ignored)
         parts.insert(0, earlier.normalized())
         both = (initial.row_kind != kind) & (initial.row_kind != 0) & (kind != 0)
         kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
-        step["initial_sha256"] = mapfile.sha256(initial)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
     edges = heaviest(edges, config.top_k - config.scale_trick)
@@ -177,16 +179,22 @@ def reapply_exact(
     this one entry, beside its slot. Token form and ignored ids are those the map was made with.
 
     Args:
-        projection: a map that carries both token tables.
+        projection: a map that carries both token tables, or whose tokenizers are given.
         special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
         canonicalization: likewise.
-        student: the tokenizer of the rows, for display strings, which a map does not carry.
+        student: the tokenizer of the rows, for a map without tokens, and for display strings, which
+            a map does not carry.
         teacher: the tokenizer of the columns, likewise.
 
     Raises:
         XtokError: if the map carries no token tables, or was made with display strings and the
-            tokenizers are not given.
+            tokenizers are not given, or is of other tokenizers.
     """
+    projection = with_vocabularies(
+        projection,
+        student=None if student is None else student.vocabulary,
+        teacher=None if teacher is None else teacher.vocabulary,
+    )
     rows, columns = require_table(projection.student), require_table(projection.teacher)
     options = used_options(projection)
     options = replace(
@@ -318,7 +326,12 @@ def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> 
     )
 
 
-def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> ProjectionMap:
+def merge(
+    maps: Sequence[ProjectionMap],
+    config: MergeConfig | None = None,
+    *,
+    names: Sequence[str] = (),
+) -> ProjectionMap:
     """Add up the rows of several maps of one pair, each map by its weight.
 
     A row that some maps leave empty is the sum of the others'. What they pin to different tokens is
@@ -329,6 +342,7 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
     Args:
         maps: two or more, the first of which decides about pinned rows and slots.
         config: the options; the defaults if None.
+        names: what errors call the maps.
 
     Raises:
         XtokError: if the maps are of different tokenizers, or their number is not that of weights.
@@ -342,10 +356,9 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
             f"there are {len(maps)} maps and {len(weights)} weights",
             hint=f"give one weight per map: --weights {','.join(['1'] * len(maps))}",
         )
+    digests = [mapfile.sha256(projection) for projection in maps]
+    maps = of_one_pair(maps, names)
     first = maps[0]
-    for other in maps[1:]:
-        sides = {"student": other.student, "teacher": other.teacher}
-        first = with_vocabularies(first, **sides, widths=True)
     pinned = np.isin(first.row_kind, [RowKind.EXACT, RowKind.ROLE]) & config.fill
     kind = first.row_kind
     parts = []
@@ -362,15 +375,18 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
     kind = np.where(several & (kind == RowKind.EXACT), np.uint8(RowKind.MIXED), kind)
     slot = None
     if first.enable_scale_trick:
-        if first.teacher.table is None or top_k < 2:
+        if top_k < 2:
             raise XtokError(
-                "the first map has scale slots, and its rows can have no new ones"
-                + (": --top-k 1 leaves no room" if top_k < 2 else ": it carries no tokens"),
-                hint="give --top-k 2 or more, and first a map that xtok made",
+                "the first map has scale slots, for which --top-k 1 leaves no room",
+                hint="give --top-k 2 or more",
             )
         single = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
         slotted = heaviest(edges.take(~single), top_k - 1)
-        slotted, slot = _add_slots(slotted, slot_candidates(first.teacher.table), first.shape[0])
+        columns = first.teacher.table
+        candidates: Iterable[int] = _most_frequent(first.teacher_ids[first.is_slot])
+        if columns is not None:
+            candidates = slot_candidates(columns)
+        slotted, slot = _add_slots(slotted, candidates, first.shape[0])
         edges = Edges.concatenate([heaviest(edges.take(single), top_k), slotted])
     else:
         edges = heaviest(edges, top_k)
@@ -379,8 +395,8 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
     step = {
         "stage": "merge",
         "options": options,
-        "initial_sha256": mapfile.sha256(maps[0]),
-        "merged_sha256": [mapfile.sha256(projection) for projection in maps[1:]],
+        "initial_sha256": digests[0],
+        "merged_sha256": digests[1:],
     }
     merged = finished(
         Edges.concatenate([edges, kept]),
@@ -512,6 +528,12 @@ def _add_slots(
     return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
 
 
+def _most_frequent(ids: NDArray[np.integer[Any]]) -> list[int]:
+    """Return the different ids of a list, the most frequent first."""
+    different, times = np.unique(ids, return_counts=True)
+    return [int(i) for i in different[np.argsort(-times, kind="stable")]]
+
+
 def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
     """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind."""
     edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
@@ -586,11 +608,9 @@ def slot_notes(projection: ProjectionMap) -> list[str]:
         notes.append(
             f"{int(lacking.sum()):,} rows have no scale slot: no teacher id is free of meaning"
         )
-    taken, times = np.unique(projection.teacher_ids[projection.is_slot], return_counts=True)
-    if len(taken):
-        most_first = taken[np.argsort(-times, kind="stable")].tolist()
-        columns = require_table(projection.teacher)
-        notes.append(f"scale slots on {_some(most_first, columns, 'teacher id')}")
+    if projection.is_slot.any():
+        most_first = _most_frequent(projection.teacher_ids[projection.is_slot])
+        notes.append(f"scale slots on {_some(most_first, projection.teacher.table, 'teacher id')}")
     return notes
 
 
@@ -605,8 +625,10 @@ def _empty_row_notes(projection: ProjectionMap) -> list[str]:
     return notes
 
 
-def _some(ids: list[int], table: TokenTable, what: str = "token") -> str:
+def _some(ids: list[int], table: TokenTable | None, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
-    examples = ", ".join(f"{i} '{table.shown(i)}'" for i in ids[:3])
+    examples = ", ".join(
+        str(i) + ("" if table is None else f" '{table.shown(i)}'") for i in ids[:3]
+    )
     more = ", …" if len(ids) > 3 else ""
     return f"{len(ids):,} {what}{'s' if len(ids) > 1 else ''}: {examples}{more}"

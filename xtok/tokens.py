@@ -223,7 +223,8 @@ class Vocabulary:
         revision: branch, tag or commit as given.
         backend: the reader of the tokenizer: `hf`, `sentencepiece`, `tiktoken`, `tekken` …
         vocab_size: the width of the model's logits, V.
-        width_source: where the width comes from: `option`, `config`, `tokenizer`, or `map`.
+        width_source: where the width comes from: `option`, `config`, `tokenizer`, `map`, or `ids`:
+            the largest id of a map whose file does not tell a width, plus 1. That is a lower bound.
         tokenizer_vocab_size: the tokenizer's largest id + 1.
         table: None for a map from elsewhere that carries no tokens.
     """
@@ -235,6 +236,16 @@ class Vocabulary:
     width_source: str
     tokenizer_vocab_size: int | None
     table: TokenTable | None
+
+    @property
+    def width_is_known(self) -> bool:
+        """Whether `vocab_size` is the width, and not a lower bound."""
+        return self.width_source != "ids"
+
+    @property
+    def width(self) -> str:
+        """The width as people read it: `32,768`, or `at least 32,000`."""
+        return f"{'' if self.width_is_known else 'at least '}{self.vocab_size:,}"
 
 
 @dataclass(frozen=True)

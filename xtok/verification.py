@@ -12,6 +12,7 @@ import numpy as np
 from xtok import mapfile
 from xtok.canonical import ROLES
 from xtok.projection import INVARIANTS, ProjectionMap, RowKind
+from xtok.sides import can_grow
 from xtok.tokenizers import Tokenizer
 from xtok.tokens import TokenTable, Vocabulary
 
@@ -81,7 +82,7 @@ def _all(
     student: Tokenizer | None,
     teacher: Tokenizer | None,
 ) -> Iterator[MapCheck]:
-    yield _ok("format", f"{m.shape[0]:,} × {m.shape[1]:,}, {m.nnz:,} entries")
+    yield _ok("format", f"{m.student.width} × {m.teacher.width}, {m.nnz:,} entries")
     yield from _digest("student tokens", m.student, digests[0])
     yield from _digest("teacher tokens", m.teacher, digests[1])
     found = list(_invariants(m))
@@ -224,8 +225,10 @@ def _name(table: TokenTable, token_id: int) -> str:
 
 def _same_width(side: str, ours: Vocabulary, theirs: Vocabulary) -> MapCheck:
     name = f"{side} width"
-    if ours.vocab_size == theirs.vocab_size:
+    if ours.vocab_size == theirs.vocab_size and ours.width_is_known:
         return _ok(name, f"{ours.vocab_size:,}, from the {theirs.width_source}")
+    if can_grow(ours, theirs):
+        return _ok(name, f"{ours.width} by the file, {theirs.vocab_size:,} by the model")
     if theirs.width_source == "tokenizer" and ours.vocab_size > theirs.vocab_size:
         return _ok(
             name, f"{ours.vocab_size:,}; no config beside the {theirs.vocab_size:,} tokens to ask"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xtok.cli import _options as opt
-from xtok.cli._load import load, load_like, load_map
+from xtok.cli._load import load, load_map, load_side
 from xtok.cli._run import command
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def explain(
     if token is None and not token_id:
         raise typer.BadParameter("give a token, or --id")
     with command(quiet):
-        from xtok import describe, explanation, report, sides
+        from xtok import describe, explanation, report
 
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
@@ -68,12 +68,10 @@ def explain(
         teacher: Tokenizer | None = None
         if student_model is not None:
             given = (student_model, student_revision, None, student_pattern)
-            student = load_like(projection.student, *given, **safety)
+            projection, student = load_side(projection, "student", *given, **safety)
         if teacher_model is not None:
             given = (teacher_model, teacher_revision, None, teacher_pattern)
-            teacher = load_like(projection.teacher, *given, **safety)
-        if student is not None:
-            projection = sides.with_vocabularies(projection, student=student.vocabulary)
+            projection, teacher = load_side(projection, "teacher", *given, **safety)
         found = [] if token is None else describe.find_token(projection, token)
         rows = explanation.explain(
             projection, [*found, *(token_id or [])], student=student, teacher=teacher

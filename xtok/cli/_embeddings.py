@@ -195,7 +195,7 @@ def merge(
             load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)
             for path in map_paths
         ]
-        projection = stages.merge(maps, options)
+        projection = stages.merge(maps, options, names=[str(path) for path in map_paths])
         path = named(output, default_name(projection, "merge"))
         write(projection, path, num_examples=num_examples)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xtok.cli import _options as opt
-from xtok.cli._load import load_like, load_map
+from xtok.cli._load import load_map, load_side
 from xtok.cli._run import command
 from xtok.config import ExportFormat
 
@@ -55,12 +55,12 @@ def export(
         report.print_reports(projection.reports)
         student = teacher = None
         if student_model is not None:
-            student = load_like(
-                projection.student, student_model, student_revision, None, student_pattern
+            projection, student = load_side(
+                projection, "student", student_model, student_revision, None, student_pattern
             )
         if teacher_model is not None:
-            teacher = load_like(
-                projection.teacher, teacher_model, teacher_revision, None, teacher_pattern
+            projection, teacher = load_side(
+                projection, "teacher", teacher_model, teacher_revision, None, teacher_pattern
             )
         for path in exports.export(projection, output, kind, student=student, teacher=teacher):
             print(path)  # noqa: T201

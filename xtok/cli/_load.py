@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from xtok.cli._run import keep
 from xtok.config import Normalize
@@ -11,7 +11,8 @@ from xtok.config import Normalize
 if TYPE_CHECKING:
     from xtok.projection import ProjectionMap
     from xtok.tokenizers import Tokenizer
-    from xtok.tokens import Vocabulary
+
+Side = Literal["student", "teacher"]
 
 
 def load_tokenizer(model: str, **options: Any) -> Tokenizer:
@@ -32,22 +33,30 @@ def load(
     )
 
 
-def load_like(
-    like: Vocabulary,
+def load_side(
+    projection: ProjectionMap,
+    side: Side,
     model: str,
     revision: str | None,
     vocab_size: int | None,
     pattern: str | None,
+    *,
+    name: str = "the map",
     **safety: bool,
-) -> Tokenizer:
-    """Load a tokenizer with the width of a map's side, if it is that side's tokenizer."""
-    if vocab_size is None and like.table is None:
-        vocab_size = like.vocab_size
+) -> tuple[ProjectionMap, Tokenizer]:
+    """Load the tokenizer of a map's side, both as wide as each other.
+
+    Returns:
+        the map, with the tokenizer's tokens if it had none, and the tokenizer.
+    """
+    from xtok import sides
+
     tokenizer = load(model, revision, vocab_size, pattern, **safety)
-    differs = vocab_size is None and tokenizer.vocabulary.vocab_size != like.vocab_size
-    if differs and like.table is not None and tokenizer.table.sha256() == like.table.sha256():
-        return load(model, revision, like.vocab_size, pattern, **safety)
-    return tokenizer
+    width = sides.shared_width(getattr(projection, side), tokenizer.vocabulary)
+    if vocab_size is None and width != tokenizer.vocabulary.vocab_size:
+        tokenizer = load(model, revision, width, pattern, **safety)
+    given: dict[str, Any] = {side: tokenizer.vocabulary}
+    return sides.with_vocabularies(projection, **given, name=name), tokenizer
 
 
 def load_map(
@@ -57,7 +66,7 @@ def load_map(
     preserve_last: bool | None = None,
     normalize: Normalize | None = None,
 ) -> ProjectionMap:
-    """Load a map; what its file does not tell is taken from the options."""
+    """Load a map; options win over what its file says of slots."""
     from xtok import mapfile
 
     return mapfile.load(

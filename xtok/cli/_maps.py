@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from xtok.cli import _options as opt
-from xtok.cli._load import load, load_like, load_map
+from xtok.cli._load import load, load_map, load_side
 from xtok.cli._pairs import build_listed, is_done
 from xtok.cli._run import (
     check_output,
@@ -221,8 +221,9 @@ def multitoken(
             initial = load_map(
                 initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
             )
-            student = load_like(initial.student, *models[0], **safety)
-            teacher = load_like(initial.teacher, *models[1], **safety)
+            name = str(initial_projection_path)
+            initial, student = load_side(initial, "student", *models[0], name=name, **safety)
+            initial, teacher = load_side(initial, "teacher", *models[1], name=name, **safety)
         projection = stages.multitoken(
             student, teacher, options, initial=initial, progress=report.progress_bar
         )
@@ -262,21 +263,20 @@ def reapply_exact(
     output = output or folder_of(initial_projection_path)
     with command(quiet):
         check_output(output)
-        from xtok import sides, stages
+        from xtok import stages
 
         projection = load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
         )
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = teacher = None
+        name = str(initial_projection_path)
         if student_model is not None:
             given = (student_model, student_revision, student_vocab_size, student_pattern)
-            student = load_like(projection.student, *given, **safety)
-            projection = sides.with_vocabularies(projection, student=student.vocabulary)
+            projection, student = load_side(projection, "student", *given, name=name, **safety)
         if teacher_model is not None:
             given = (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
-            teacher = load_like(projection.teacher, *given, **safety)
-            projection = sides.with_vocabularies(projection, teacher=teacher.vocabulary)
+            projection, teacher = load_side(projection, "teacher", *given, name=name, **safety)
         projection = stages.reapply_exact(
             projection,
             special_tokens=special_tokens,

@@ -111,7 +111,7 @@ TeacherVocabSize = Annotated[
 MapStudentVocabSize = Annotated[
     int | None,
     typer.Option(
-        help="Number of rows, for a .pt that does not tell it.",
+        help="Width of the rows, for a .pt that does not tell it.",
         min=1,
         metavar="N",
         rich_help_panel=_FOREIGN,
@@ -120,7 +120,7 @@ MapStudentVocabSize = Annotated[
 MapTeacherVocabSize = Annotated[
     int | None,
     typer.Option(
-        help="Number of columns, for a .pt that does not tell it.",
+        help="Width of the columns, for a .pt that does not tell it.",
         min=1,
         metavar="N",
         rich_help_panel=_FOREIGN,
@@ -349,7 +349,7 @@ PreserveLast = Annotated[
     bool | None,
     typer.Option(
         "--preserve-last/--no-preserve-last",
-        help="Whether the last column holds scale slots, for a .pt that does not say.",
+        help="Whether the last column holds scale slots, whatever the map's file says.",
         rich_help_panel=_FOREIGN,
     ),
 ]

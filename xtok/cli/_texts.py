@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from xtok.cli import _options as opt
-from xtok.cli._load import load, load_like, load_map
+from xtok.cli._load import load, load_map, load_side
 from xtok.cli._run import check_output, command, config, named, write
 from xtok.config import EstimateConfig
 from xtok.errors import XtokError
@@ -109,12 +109,16 @@ def estimate(
             base = load_map(
                 initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
             )
-            student_vocab_size, teacher_vocab_size = base.shape
-        sides = (
+        models = (
             (student_model, student_revision, student_vocab_size, student_pattern),
             (teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern),
         )
-        student, teacher = (load(*side, **safety) for side in sides)
+        if base is None:
+            student, teacher = (load(*model, **safety) for model in models)
+        else:
+            name = str(initial_projection_path)
+            base, student = load_side(base, "student", *models[0], name=name, **safety)
+            base, teacher = load_side(base, "teacher", *models[1], name=name, **safety)
         ids = student.vocabulary.model_id, teacher.vocabulary.model_id
         chosen = {"target": target, "alpha": alpha, "pin_exact": pin_exact}
         words = names.option_words(chosen, asdict(EstimateConfig()))
@@ -135,9 +139,15 @@ def estimate(
 
             sources = [
                 cluster.TokenizerSource(
-                    model=model, revision=revision, vocab_size=size, pattern=pattern, **safety
+                    model=model,
+                    revision=revision,
+                    vocab_size=size if base is None else loaded.vocabulary.vocab_size,
+                    pattern=pattern,
+                    **safety,
                 )
-                for model, revision, size, pattern in sides
+                for loaded, (model, revision, size, pattern) in zip(
+                    (student, teacher), models, strict=True
+                )
             ]
             count = partial(
                 cluster.count_on_ray,
@@ -203,7 +213,7 @@ def evaluate(
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
     with command(quiet) as stderr:
-        from xtok import quality, report, sides, texts
+        from xtok import quality, report, texts
 
         texts.find_texts(text)
         maps = [
@@ -211,25 +221,21 @@ def evaluate(
             for path in map_paths
         ]
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
-        student = load_like(
-            maps[0].student, student_model, student_revision, None, student_pattern, **safety
+        names = [str(path) for path in map_paths]
+        models = (
+            (student_model, student_revision, None, student_pattern),
+            (teacher_model, teacher_revision, None, teacher_pattern),
         )
-        teacher = load_like(
-            maps[0].teacher, teacher_model, teacher_revision, None, teacher_pattern, **safety
-        )
+        maps[0], student = load_side(maps[0], "student", *models[0], name=names[0], **safety)
+        maps[0], teacher = load_side(maps[0], "teacher", *models[1], name=names[0], **safety)
         for projection in maps:
             report.print_reports(projection.reports)
         found = quality.evaluate(
-            [
-                sides.with_vocabularies(
-                    projection, student=student.vocabulary, teacher=teacher.vocabulary
-                )
-                for projection in maps
-            ],
+            maps,
             text,
             student,
             teacher,
-            names=[str(path) for path in map_paths],
+            names=names,
             field=field,
             group_by=group_by,
             num_worst=num_worst,
@@ -279,7 +285,7 @@ def compare(
     if bool(text) != (student_model is not None):
         raise typer.BadParameter("--text and --student-model go together")
     with command(quiet):
-        from xtok import comparison, report, sides, texts
+        from xtok import comparison, report, texts
 
         texts.find_texts(text or [])
         maps = [
@@ -291,12 +297,12 @@ def compare(
         counts = None
         if text and student_model is not None:
             safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
-            student = load_like(
-                maps[0].student, student_model, student_revision, None, student_pattern, **safety
-            )
-            maps[0] = sides.with_vocabularies(maps[0], student=student.vocabulary)
+            given = (student_model, student_revision, None, student_pattern)
+            maps[0], student = load_side(maps[0], "student", *given, name=str(first), **safety)
             counts = comparison.count_tokens(text, student, field)
-        found = comparison.compare(*maps, token_counts=counts, num_examples=num_examples)
+        found = comparison.compare(
+            *maps, token_counts=counts, num_examples=num_examples, names=[str(first), str(second)]
+        )
         if json:
             print(report.to_json(found))  # noqa: T201
         else:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from xtok import io
+from xtok._version import __version__
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.mapfile._nemo import from_nemo, from_padded, from_trained, to_nemo
 from xtok.mapfile._packing import MALFORMED, assemble, pack_metadata, pack_tensors, unpack
-from xtok.mapfile._tensorfile import file_parts, read_tensors
-from xtok.projection import ProjectionMap
+from xtok.mapfile._tensorfile import check_json, read_tensors, write_tensors
+from xtok.projection import InvariantError, ProjectionMap, StageReport, in_map_order
 from xtok.projection import transpose as transposed
-from xtok.tokens import Vocabulary
+from xtok.sides import at_width
 
 SUFFIXES = (".safetensors", ".pt")
 
@@ -37,8 +41,8 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     """
     target = check_output(path)
     projection.check()
-    parts = _parts(projection) if target.suffix == ".safetensors" else [to_nemo(projection)]
-    io.write(target, parts)
+    data = (to_safetensors if target.suffix == ".safetensors" else to_nemo)(projection)
+    io.write(target, [data])
 
 
 def check_output(path: str | PathLike[str]) -> Path:
@@ -63,43 +67,78 @@ def load(
 
     Args:
         path: the kind of file is told from its contents.
-        student_vocab_size: the width of the rows, for a file that does not tell it.
+        student_vocab_size: the width of the rows, for a file that does not tell it; else it is at
+            least the largest id + 1.
         teacher_vocab_size: the width of the columns, likewise.
-        preserve_last: whether the last column holds scale slots, for a `.pt` that does not say.
+        preserve_last: whether the last column holds scale slots, whatever the file says.
         normalize: how rows of learned weights are made to sum to 1: `sum` divides them, `softmax`
             takes them as logits; a slot counts like any other entry. None divides the rows of a
             `.pt`, and takes a `.safetensors` only as it is.
 
     Raises:
-        MapFileError: if the file is not a map, is damaged, or lacks what the arguments could tell.
+        MapFileError: if the file is not a map, is damaged, or is of other widths.
     """
     source = Path(path)
-    widths = {"student": student_vocab_size, "teacher": teacher_vocab_size}
-    with _opened(source) as (file, is_pt):
+    with _opened(source) as (contents, is_pt):
         if is_pt:
-            projection = from_nemo(file, source, widths, preserve_last, normalize)
+            projection = from_nemo(contents, source, preserve_last, normalize)
         else:
-            data = file.read()
-            projection = _from_safetensors(data, source, widths, preserve_last, normalize)
-    for side, width in widths.items():
-        vocabulary: Vocabulary = getattr(projection, side)
-        if width is not None and width != vocabulary.vocab_size:
-            raise MapFileError(
-                f"{source} is {vocabulary.vocab_size} wide on the {side}'s side, not {width}",
-                hint=f"leave out --{side}-vocab-size, or build the map anew with it",
-            )
+            projection = _from_safetensors(contents, source, preserve_last, normalize)
+    if preserve_last is not None:
+        projection = _with_slots(projection, preserve_last)
+    for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):
+        if width is not None:
+            projection = at_width(projection, side, width, name=str(source))
     return projection
 
 
+def _with_slots(projection: ProjectionMap, preserve_last: bool) -> ProjectionMap:
+    """Take the entries of the last column as scale slots, or slots as entries like any others."""
+    if preserve_last == projection.enable_scale_trick:
+        return projection
+    edges, slot = projection.edges, None
+    if preserve_last:
+        full = (projection.entries_per_row == projection.top_k) & (projection.top_k > 1)
+        slot = full.astype(np.uint8)
+        counts = {"rows whose last column is a scale slot": int(full.sum())}
+        note = "the entries of the last column are scale slots, which a cut keeps"
+    else:
+        edges = in_map_order(edges, np.zeros(projection.nnz, np.bool_))
+        counts = {"scale slots turned into entries": int(projection.is_slot.sum())}
+        note = "the map has no scale slots any more: a cut may drop the entries that they were"
+    options = {"preserve_last": preserve_last}
+    step = {"stage": "import", "options": options, "xtok_version": __version__}
+    return replace(
+        projection,
+        **edges._asdict(),
+        scale_slot=slot,
+        history=(*projection.history, step),
+        reports=(*projection.reports, StageReport("import", counts, (note,))),
+    )
+
+
 @contextmanager
-def _opened(source: Path) -> Iterator[tuple[BinaryIO, bool]]:
-    """Give a map's file, which can seek (a pipe is read whole), and whether it is a `.pt`."""
+def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
+    """Give the path of a map's contents, and whether it is a `.pt`.
+
+    The kind of file is told from its first bytes; the suffix decides where these tell nothing.
+    """
     try:
-        with source.open("rb", buffering=0) as raw:
-            file: BinaryIO = raw if raw.seekable() else BytesIO(raw.read())
-            is_zip = file.read(2) == b"PK"
-            file.seek(0)
-            yield file, is_zip or source.suffix == ".pt"
+        with source.open("rb") as file:
+            start = file.read(9)
+            if not start:
+                raise MapFileError(f"the map {source} is empty", hint=MAP_HINT)
+            is_zip, is_json = start[:2] == b"PK", start[8:] == b"{"
+            is_pt = is_zip or (source.suffix == ".pt" and not is_json)
+            if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
+                yield source, is_pt
+                return
+            # The libraries read no pipes, and torch.load takes any .safetensors for safetensors.
+            with tempfile.NamedTemporaryFile() as copy:
+                copy.write(start)
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                yield Path(copy.name), is_pt
     except OSError as error:
         raise MapFileError(
             f"the map {source} cannot be read: {error.strerror or error}",
@@ -128,16 +167,14 @@ def load_unchecked(
         InvalidMapError: if it is a map by xtok, whose parts do not fit.
     """
     source = Path(path)
-    with _opened(source) as (file, is_pt):
-        data = b"" if is_pt else file.read()
-    if not is_pt:
-        tensors, header = _tensors(data, source)
-        if "xtok" in header:
-            try:
-                return assemble(tensors, header["xtok"])
-            except MALFORMED as error:
-                missing = "it lacks " if isinstance(error, KeyError) else ""
-                raise InvalidMapError(f"{missing}{error}") from error
+    with _opened(source) as (contents, is_pt):
+        tensors, header = ({}, {}) if is_pt else _tensors(contents, source)
+    if "xtok" in header:
+        try:
+            return assemble(tensors, header["xtok"])
+        except MALFORMED as error:
+            missing = "it lacks " if isinstance(error, KeyError) else ""
+            raise InvalidMapError(f"{missing}{error}") from error
     projection = load(path, **options)
     tables = projection.student.table, projection.teacher.table
     student, teacher = (None if table is None else table.sha256() for table in tables)
@@ -173,32 +210,25 @@ def convert(
 
 def sha256(projection: ProjectionMap) -> str:
     """Return the sha256 of the map's `.safetensors` file."""
-    digest = hashlib.sha256()
-    for part in _parts(projection):
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.sha256(to_safetensors(projection)).hexdigest()
 
 
 def to_safetensors(projection: ProjectionMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
-    return b"".join(_parts(projection))
+    return write_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
 
 
-def _parts(projection: ProjectionMap) -> Iterator[bytes | memoryview]:
-    return file_parts(pack_tensors(projection), {"xtok": pack_metadata(projection)})
+_CHANGED_BY_TRAINING = ("weights", "order", "sums")
+"""Invariants that weights break which were trained; `normalize` restores them."""
 
 
 def _from_safetensors(
-    data: bytes,
-    source: Path,
-    widths: Mapping[str, int | None],
-    preserve_last: bool | None,
-    normalize: Normalize | None,
+    contents: Path, source: Path, preserve_last: bool | None, normalize: Normalize | None
 ) -> ProjectionMap:
-    tensors, header = _tensors(data, source)
+    tensors, header = _tensors(contents, source)
     try:
         if "xtok" not in header and {"indices", "likelihoods"} <= tensors.keys():
-            return from_padded(tensors, header, source, widths, preserve_last, normalize)
+            return from_padded(tensors, header, preserve_last, normalize)
         if "xtok" not in header:
             raise MapFileError(
                 f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT
@@ -211,15 +241,17 @@ def _from_safetensors(
             f"{source} is not a valid map: it lacks {error}", hint=MAP_HINT
         ) from error
     except MALFORMED as error:
-        trained = any(what in str(error) for what in ("sums to", "> 0", "not sorted by"))
+        trained = isinstance(error, InvariantError) and error.invariant in _CHANGED_BY_TRAINING
         hint = "if its weights were trained, give xtok convert --normalize" if trained else MAP_HINT
         raise MapFileError(f"{source} is not a valid map: {error}", hint=hint) from error
 
 
-def _tensors(data: bytes, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the tensors and the metadata of a safetensors file."""
     try:
-        return read_tensors(data)
+        tensors, header = read_tensors(contents)
+        check_json(header.get("xtok", ""))
+        return tensors, header
     except MALFORMED as error:
         raise MapFileError(
             f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT

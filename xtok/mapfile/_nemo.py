@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from xtok.mapfile._packing import MALFORMED, pack_metadata, pack_tensors, requir
 from xtok.mapfile._tensorfile import check_json
 from xtok.mapfile._torchfile import load_pt
 from xtok.projection import (
+    SUM_TOLERANCE,
     Edges,
     ProjectionMap,
     RowKind,
@@ -141,9 +142,8 @@ class _Entries:
 
 
 def from_nemo(
-    file: BinaryIO,
+    path: Path,
     source: Path,
-    widths: Mapping[str, int | None],
     preserve_last: bool | None,
     normalize: Normalize | None = None,
 ) -> ProjectionMap:
@@ -152,23 +152,23 @@ def from_nemo(
     It takes the memory of the file, and of the map.
 
     Args:
-        file: the file, open, which can seek.
-        source: its path, for messages.
-        widths: the `student` and `teacher` vocabulary sizes, where the file does not tell them.
+        path: where its bytes are.
+        source: what messages call it.
         preserve_last: whether the last column holds scale slots, where the file does not say.
         normalize: how rows of learned weights are made to sum to 1; by their sum if None.
 
     Raises:
-        MapFileError: if it would run code, lacks a width, or is damaged or something else.
+        MapFileError: if it would run code, or is damaged or something else.
     """
     try:
-        size = file.seek(0, io.SEEK_END)
-        entries = _read_entries(load_pt(file, source), size)
+        size = path.stat().st_size
+        entries = _read_entries(load_pt(path, source), size)
         if isinstance(own := entries.says.get("xtok"), dict):
             check_json(own["metadata"])
-            tensors = {name: _strided(t, size).numpy() for name, t in own["tensors"].items()}
+            named = own["tensors"].items()  # copied: the map outlives the file
+            tensors = {name: _strided(t, size).numpy().copy() for name, t in named}
             return _from_own(entries, tensors, own["metadata"], normalize)
-        projection = _from_foreign(entries, source, widths, preserve_last, normalize)
+        projection = _from_foreign(entries, preserve_last, normalize)
         del entries, own  # what is left of the file, before the check needs memory
         projection.check()
         return projection
@@ -179,22 +179,19 @@ def from_nemo(
 def from_padded(
     tensors: Mapping[str, NDArray[Any]],
     says: Mapping[str, str],
-    source: Path,
-    widths: Mapping[str, int | None],
     preserve_last: bool | None,
     normalize: Normalize | None,
 ) -> ProjectionMap:
     """Read `indices` and `likelihoods` out of a safetensors file, with its metadata.
 
     Raises:
-        MapFileError: if it lacks a width.
         ValueError: if it is damaged.
     """
     told: dict[str, Any] = dict(says)
     if "enable_scale_trick" in told:
         told["enable_scale_trick"] = told["enable_scale_trick"].lower() == "true"
     entries = _padded(tensors["indices"], tensors["likelihoods"], told)
-    projection = _from_foreign(entries, source, widths, preserve_last, normalize)
+    projection = _from_foreign(entries, preserve_last, normalize)
     projection.check()
     return projection
 
@@ -246,8 +243,6 @@ def _read_entries(loaded: Any, size: int) -> _Entries:
     """
     import torch
 
-    if isinstance(loaded, Edges):
-        return _coo(loaded)
     if isinstance(loaded, dict) and {"indices", "likelihoods"} <= loaded.keys():
         indices, likelihoods = (_strided(loaded[n], size) for n in ("indices", "likelihoods"))
         return _padded(indices.numpy(), likelihoods.numpy(), loaded)
@@ -262,7 +257,24 @@ def _read_entries(loaded: Any, size: int) -> _Entries:
         s, t = ids.numpy()
         found = _coo(Edges(s, t, values.numpy()))
         return replace(found, num_rows=num_rows, num_columns=num_columns)
+    if isinstance(loaded, dict) and loaded:
+        return _coo(_counted(loaded))
     raise ValueError("it has neither indices and likelihoods, nor counts of pairs, nor a matrix")
+
+
+def _counted(counts: Mapping[Any, Any]) -> Edges:
+    """Return what `{(student_id, teacher_id): count}` holds; `ValueError` if it is something else.
+
+    Ids are int64, counts float64.
+    """
+    pairs = all(
+        type(pair) is tuple and len(pair) == 2 and type(pair[0]) is type(pair[1]) is int
+        for pair in counts
+    )
+    require(pairs and {int, float}.issuperset(map(type, counts.values())), "a dict of other things")
+    n = len(counts)
+    s, t = (np.fromiter((pair[side] for pair in counts), np.int64, n) for side in (0, 1))
+    return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
 
 
 def _extremes(edges: Edges) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -324,10 +336,14 @@ def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str,
             edges = Edges(rows, ids[rows, columns].astype(np.int64), weights)
             yield _Block(np.arange(start, start + len(ids)), edges, columns)
 
-    without_id = sum(
-        int(np.count_nonzero(likelihoods[i : i + step][indices[i : i + step] < 0]))
-        for i in range(0, num_rows, step)
-    )
+    least = int(indices.min(initial=0))
+    require(least >= -1, f"the teacher id {least} (padding is -1)")
+    without_id = 0
+    for start in range(0, num_rows, step):
+        here = slice(start, start + step)
+        padding = likelihoods[here][indices[here] < 0]
+        require(not np.isnan(padding).any(), "a weight that is no number")
+        without_id += int(np.count_nonzero(padding))
     most = max(0, num_rows - 1), int(indices.max(initial=0))
     return _Entries(blocks, indices.size, num_rows, None, top_k, (0, 0), most, says, without_id)
 
@@ -349,13 +365,34 @@ def _dense(matrix: NDArray[Any]) -> _Entries:
     return _Entries(blocks, nnz, num_rows, num_columns, None, (0, 0), (0, 0), {})
 
 
-def _softmax(edges: Edges) -> Edges:
-    """Return the edges with the softmax of each row's weights."""
-    require(np.isfinite(edges.weights).all(), "a weight that is not finite")
-    largest = np.full(int(edges.student_ids.max(initial=0)) + 1, -np.inf)
-    np.maximum.at(largest, edges.student_ids, edges.weights)
-    weights = np.exp(edges.weights - largest[edges.student_ids])
-    return edges._replace(weights=weights).normalized()
+class _Logits:
+    """The rows of a file whose weights are taken as logits."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._sum_to_1 = True
+
+    def softmax(self, edges: Edges) -> Edges:
+        """Return the edges with the softmax of each row's weights."""
+        require(np.isfinite(edges.weights).all(), "a weight that is not finite")
+        self._rows += len(np.unique(edges.student_ids))
+        self._sum_to_1 &= bool((np.abs(row_sums(edges) - 1) <= SUM_TOLERANCE).all())
+        largest = np.full(int(edges.student_ids.max(initial=0)) + 1, -np.inf)
+        np.maximum.at(largest, edges.student_ids, edges.weights)
+        weights = np.exp(edges.weights - largest[edges.student_ids])
+        return edges._replace(weights=weights).normalized()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows were rewritten."""
+        return {"rows replaced by their softmax": self._rows} if self._rows else {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What deserves a look."""
+        if not self._rows or not self._sum_to_1:
+            return ()
+        return ("every row summed to 1 before the softmax: these were weights, not logits",)
 
 
 def _from_own(
@@ -368,56 +405,32 @@ def _from_own(
     kind = tensors["row_kind"]
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
 
+    logits = _Logits()
+
     def blocks() -> Iterator[tuple[_Block, NDArray[np.bool_]]]:
         for block in entries.blocks():
             rows, edges, columns = block
             if normalize == "softmax":  # fillers of rows without entries have no logit
                 real = kind[rows][edges.student_ids] != RowKind.EMPTY
-                block = _Block(rows, _softmax(edges.take(real)), columns[real])
+                block = _Block(rows, logits.softmax(edges.take(real)), columns[real])
             yield block, slot[rows] == 1
 
     edges, _, counts = _in_order(blocks(), entries, fillers_count=False)
     projection = unpack({**tensors, **edges._asdict()}, metadata)
     if normalize or any(counts.values()):
-        projection = _imported(projection, counts, normalize)
+        projection = _imported(projection, logits.counts | counts, normalize, logits.notes)
     return projection
 
 
 def _from_foreign(
-    entries: _Entries,
-    source: Path,
-    widths: Mapping[str, int | None],
-    preserve_last: bool | None,
-    normalize: Normalize | None,
+    entries: _Entries, preserve_last: bool | None, normalize: Normalize | None
 ) -> ProjectionMap:
     """Make a map of what other programs wrote, whose invariants are not yet checked."""
-    sizes = []
-    for side, told, lowest, highest in zip(
-        ("student", "teacher"),
-        (entries.num_rows, entries.num_columns),
-        entries.least_ids,
-        entries.most_ids,
-        strict=True,
-    ):
-        size = widths[side] or told
-        if size is None:
-            raise MapFileError(
-                f"{source} does not tell the {side}'s vocabulary size",
-                hint=f"give it with --{side}-vocab-size (at least {highest + 1})",
-            )
-        require(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
-        require(lowest >= 0, f"the {side} id {lowest}")
-        if widths[side] is not None and highest >= size:
-            raise MapFileError(
-                f"{source} has the {side} id {highest}, and is not {size} wide",
-                hint=f"give the width of its logits with --{side}-vocab-size, at least "
-                f"{highest + 1}",
-            )
-        require(highest < size, f"the {side} id {highest} of {size}")
-        sizes.append(size)
+    student, teacher = _vocabularies(entries)
     says = entries.says
-    scale_trick = bool(says.get("enable_scale_trick", preserve_last or False))
-    kind, scale_slot = np.zeros((2, sizes[0]), np.uint8)
+    scale_trick = bool(says.get("enable_scale_trick") or preserve_last)
+    kind, scale_slot = np.zeros((2, student.vocab_size), np.uint8)
+    logits = _Logits()
 
     def blocks() -> Iterator[tuple[_Block, NDArray[np.bool_]]]:
         for block in entries.blocks():
@@ -430,7 +443,7 @@ def _from_foreign(
                 slots[edges.student_ids[columns == entries.top_k - 1]] = True
             if normalize == "softmax":
                 strict[:] = False
-                edges = _softmax(edges)
+                edges = logits.softmax(edges)
             kind[rows[edges.student_ids[edges.weights > 0]]] = RowKind.MIXED
             kind[rows[strict]] = RowKind.EXACT
             yield _Block(rows, edges, columns), slots & ~strict
@@ -439,20 +452,6 @@ def _from_foreign(
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
     scale_slot[slotted] = 1
-    student, teacher = (
-        Vocabulary(
-            model_id=str(says.get(f"{side}_model_id") or says.get(f"{old}_id") or "unknown"),
-            revision=None,
-            backend=None,
-            vocab_size=size,
-            width_source="option" if widths[side] else "map",
-            tokenizer_vocab_size=None,
-            table=None,
-        )
-        for side, old, size in zip(
-            ("student", "teacher"), ("model_A", "model_B"), sizes, strict=True
-        )
-    )
     top_k = entries.top_k
     if top_k is None:
         entries_per_row = np.diff(row_starts(edges.student_ids), append=len(edges.weights))
@@ -468,18 +467,48 @@ def _from_foreign(
         method="imported",
         top_k=top_k,
     )
-    return _imported(projection, counts, normalize)
+    return _imported(projection, logits.counts | counts, normalize, logits.notes)
+
+
+def _vocabularies(entries: _Entries) -> Iterator[Vocabulary]:
+    """Give both sides, as far as a file tells: a width that it does not is at least its ids."""
+    for side, old, told, lowest, highest in zip(
+        ("student", "teacher"),
+        ("model_A", "model_B"),
+        (entries.num_rows, entries.num_columns),
+        entries.least_ids,
+        entries.most_ids,
+        strict=True,
+    ):
+        size = highest + 1 if told is None else told
+        require(lowest >= 0, f"the {side} id {lowest}")
+        require(highest < size, f"the {side} id {highest} of {size}")
+        require(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
+        model_id = str(entries.says.get(f"{side}_model_id") or entries.says.get(f"{old}_id") or "")
+        model_id.encode()  # no lone surrogates
+        yield Vocabulary(
+            model_id=model_id or "unknown",
+            revision=None,
+            backend=None,
+            vocab_size=size,
+            width_source="ids" if told is None else "map",
+            tokenizer_vocab_size=None,
+            table=None,
+        )
 
 
 def _imported(
-    projection: ProjectionMap, counts: dict[str, int], normalize: Normalize | None
+    projection: ProjectionMap,
+    counts: dict[str, int],
+    normalize: Normalize | None,
+    notes: tuple[str, ...] = (),
 ) -> ProjectionMap:
     options = {"normalize": normalize} if normalize else {}
     step = {"stage": "import", "options": options, "xtok_version": __version__}
     return replace(
         projection,
         history=(*projection.history, step),
-        reports=(StageReport("import", counts),),
+        reports=(StageReport("import", counts, notes),),
     )
 
 

@@ -15,7 +15,9 @@ from xtok.tokens import MAX_WIDTH, TokenTable, TokenType, Vocabulary
 FORMAT_VERSION = 1
 
 _TABLE_DTYPES = {"bytes": np.uint8, "offsets": np.int64, "types": np.uint8}
-MALFORMED = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+MALFORMED = (
+    ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
+)  # fmt: skip
 """What taking apart a damaged file can raise."""
 
 _DTYPES = {
@@ -139,8 +141,8 @@ def _vocabulary(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
     width = fields["vocab_size"]
-    for name in ("revision", "backend"):
-        require(fields[name] is None or isinstance(fields[name], str), f"the {side}'s {name}")
+    for name, kind in (("revision", str), ("backend", str), ("tokenizer_vocab_size", int)):
+        require(fields[name] is None or type(fields[name]) is kind, f"the {side}'s {name}")
     require(type(width) is int and 0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     names = [f"{side}_token_{name}" for name in _TABLE_DTYPES]
     table = None
@@ -178,7 +180,7 @@ def _vocabulary(
 
 
 def _id(value: Any, width: int, side: str) -> int:
-    token_id = int(value)
+    token_id = int(value)  # keys of JSON objects are text
     require(0 <= token_id < width, f"the {side}'s token id {value}")
     return token_id
 
