@@ -22,7 +22,7 @@ from test_stages import byte_ranks
 import xtok
 from xtok.config import GenerateConfig
 from xtok.embeddings import _checkpoint, _sources, generate
-from xtok.embeddings._checkpoint import find_layer
+from xtok.embeddings._checkpoint import Model, find_layer
 from xtok.embeddings.cache import Cache, default_folder
 from xtok.embeddings.similarity import TILE, Cosine
 from xtok.errors import EmbeddingError, XtokError
@@ -282,7 +282,7 @@ def test_only_the_layers_bytes_are_read(models: Path, monkeypatch: pytest.Monkey
         return open_path(self, *args, **options)
 
     monkeypatch.setattr(Path, "open", seen)
-    layer = find_layer(folder)
+    layer = find_layer(Model(folder))
     matrix = layer.read()
     monkeypatch.undo()
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
@@ -300,7 +300,7 @@ def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.d
     matrix = torch.randn(7, 5).to(dtype)
     others = {"lm_head.weight": torch.zeros(7, 5), "h.0.weight": torch.zeros(3)}
     save_file({name: matrix, **others}, tmp_path / "model.safetensors")
-    layer = find_layer(tmp_path)
+    layer = find_layer(Model(tmp_path))
     assert (layer.name, layer.shape) == (name, (7, 5))
     np.testing.assert_array_equal(layer.read(), matrix.float().numpy())
 
@@ -309,26 +309,26 @@ def test_a_large_matrix_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     matrix = torch.randn(50, 6).bfloat16()
     save_file({"wte.weight": matrix}, tmp_path / "model.safetensors")
     monkeypatch.setattr(_checkpoint, "_READ_AT_ONCE", 64)
-    np.testing.assert_array_equal(find_layer(tmp_path).read(), matrix.float().numpy())
+    np.testing.assert_array_equal(find_layer(Model(tmp_path)).read(), matrix.float().numpy())
 
 
 def test_tied_embeddings_are_found_under_either_name(small: Path, tmp_path: Path) -> None:
     folder = causal_lm(tmp_path / "tied", small / "small-digits", tie_word_embeddings=True)
-    assert find_layer(folder).name == "model.embed_tokens.weight"
+    assert find_layer(Model(folder)).name == "model.embed_tokens.weight"
     for path in folder.glob("model*"):
         path.unlink()
     save_file({"lm_head.weight": torch.randn(4, 3)}, folder / "model.safetensors")
-    assert find_layer(folder).name == "lm_head.weight"
+    assert find_layer(Model(folder)).name == "lm_head.weight"
     (folder / "config.json").write_text('{"tie_word_embeddings": false}')
     with pytest.raises(EmbeddingError, match=r"none of the 1 tensors of .* is an input-embedding"):
-        find_layer(folder)
+        find_layer(Model(folder))
 
 
 def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer, tmp_path: Path) -> None:
     folder = models / "student"
     pieces = load_tokenizer(str(folder))
     matrix = weights_of(folder)
-    source = _sources.InputLayer(folder, None)
+    source = _sources.InputLayer(Model(folder))
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
     vectors = source.embed(texts, xtok.progress.silent)
     for text, vector in zip(texts, vectors, strict=True):
@@ -646,7 +646,7 @@ def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
         index.write_text(json.dumps({"weight_map": weight_map}))
     assert length
     with pytest.raises(EmbeddingError):
-        find_layer(tmp_path).read()
+        find_layer(Model(tmp_path)).read()
 
 
 def test_top_k_and_anchors_that_are_not_there(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xtok.canonical import match_bytes, match_roles
 from xtok.config import ExportFormat
-from xtok.errors import OutputError, XtokError
+from xtok.errors import OutputError, XtokError, install_hint
 from xtok.mapfile import write
 from xtok.projection import ProjectionMap
 from xtok.tokenizers import Tokenizer
@@ -256,7 +256,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise XtokError("parquet needs pyarrow", hint="pip install 'xtok[parquet]'") from error
+        raise XtokError("parquet needs pyarrow", hint=install_hint("parquet")) from error
     return pyarrow, pyarrow.parquet
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xtok.errors import OutputError, XtokError
+from xtok.errors import OutputError, XtokError, install_hint
 from xtok.tokenizers import Tokenizer
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -82,7 +82,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise XtokError("--plot needs matplotlib", hint="pip install 'xtok[plot]'") from error
+        raise XtokError("--plot needs matplotlib", hint=install_hint("plot")) from error
 
 
 def plot_overlap(found: Overlap, path: Path) -> None:

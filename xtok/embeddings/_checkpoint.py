@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import EmbeddingError
-from xtok.hub import find_file
+from xtok.hub import find_file, has_file
 
 # The layer's name in the checkpoints of transformers' models, the more common first.
 _NAMES = (
@@ -47,6 +47,60 @@ _DTYPES: dict[str, Any] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u
 
 _READ_AT_ONCE = 1 << 26  # bytes, so that a matrix is not held twice
 
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's files: those of a folder (a `Path`), or of a hub repo (a `str`)."""
+
+    location: str | Path
+    revision: str | None = None
+    offline: bool = False
+
+    def __str__(self) -> str:
+        return str(self.location)
+
+    @property
+    def model_id(self) -> str:
+        """The name that a map gives it: a folder's own, without the path to it."""
+        return self.location.name if isinstance(self.location, Path) else self.location
+
+    def find(self, name: str, *, required: bool = False) -> Path | None:
+        """Return a file's path as `hub.find_file` does."""
+        return find_file(
+            self.location,
+            name,
+            revision=self.revision,
+            required=required,
+            offline=self.offline,
+            error=EmbeddingError,
+        )
+
+    def has_checkpoint(self) -> bool:
+        """Tell whether there is a safetensors checkpoint, without fetching it.
+
+        Raises:
+            EmbeddingError: if that is unknown, because the repo is not in the local cache.
+        """
+        if self.find(_INDEX) is not None:
+            return True
+        found = has_file(
+            self.location,
+            _FILE,
+            revision=self.revision,
+            offline=self.offline,
+            error=EmbeddingError,
+        )
+        if found is None:
+            raise EmbeddingError(
+                f"the weights of {self} are not in the local cache, so its own embeddings are "
+                "not available offline",
+                hint=f"where there is a network: hf download {self} --include "
+                "'model*.safetensors*'; or name an embedding model",
+            )
+        return found
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -73,33 +127,29 @@ class Layer:
         return result.reshape(self.shape)
 
 
-def find_layer(model: str | Path, *, revision: str | None = None) -> Layer:
-    """Find the input-embedding layer of a folder's (`Path`) or repo's (`str`) checkpoint.
+def find_layer(model: Model) -> Layer:
+    """Find the input-embedding layer of a model's checkpoint.
 
     Raises:
         EmbeddingError: if there is no safetensors checkpoint, or no such layer in it.
     """
-    index = find_file(
-        model, "model.safetensors.index.json", revision=revision, error=EmbeddingError
-    )
+    index = model.find(_INDEX)
     if index is None:
-        path = find_file(
-            model, "model.safetensors", revision=revision, required=True, error=EmbeddingError
-        )
+        path = model.find(_FILE, required=True)
         if path is None:
             raise EmbeddingError(
-                f"{model} has neither model.safetensors nor model.safetensors.index.json",
+                f"{model} has neither {_FILE} nor {_INDEX}",
                 hint="give a model with a safetensors checkpoint; save_pretrained writes one",
             )
         header, start = _header(path)
-        return _layer(path, _choose(list(header), model, revision), header, start)
+        return _layer(path, _choose(list(header), model), header, start)
     try:
         files = json.loads(index.read_bytes())["weight_map"]
-        name = _choose(list(files), model, revision)
+        name = _choose(list(files), model)
         shard = str(files[name])
     except (ValueError, LookupError, TypeError) as error:
         raise EmbeddingError(f"{index} is not an index of shards: {error}", hint=_FETCH) from error
-    path = find_file(model, shard, revision=revision, required=True, error=EmbeddingError)
+    path = model.find(shard, required=True)
     if path is None:
         raise EmbeddingError(f"{model} lacks {shard}, which holds {name}", hint=_FETCH)
     header, start = _header(path)
@@ -109,12 +159,12 @@ def find_layer(model: str | Path, *, revision: str | None = None) -> Layer:
 _FETCH = "the checkpoint is damaged: fetch it again"
 
 
-def _choose(names: list[str], model: str | Path, revision: str | None) -> str:
+def _choose(names: list[str], model: Model) -> str:
     """Return the layer's name of a checkpoint's tensors, by the known names alone."""
     for name in _NAMES:
         if name in names:
             return name
-    if _OUTPUT_NAME in names and _is_tied(model, revision):
+    if _OUTPUT_NAME in names and _is_tied(model):
         return _OUTPUT_NAME
     raise EmbeddingError(
         f"none of the {len(names)} tensors of {model} is an input-embedding layer that xtok knows",
@@ -123,8 +173,8 @@ def _choose(names: list[str], model: str | Path, revision: str | None) -> str:
     )
 
 
-def _is_tied(model: str | Path, revision: str | None) -> bool:
-    path = find_file(model, "config.json", revision=revision, error=EmbeddingError)
+def _is_tied(model: Model) -> bool:
+    path = model.find("config.json")
     try:
         return path is not None and json.loads(path.read_bytes())["tie_word_embeddings"] is True
     except (ValueError, LookupError, TypeError):
