@@ -150,7 +150,7 @@ def generate(
         chunk_size=chunk_size,
     )
     if keep_top_tokens != -1:
-        raise typer.BadParameter("--keep-top-tokens is -1: generate maps all tokens")
+        raise typer.BadParameter("generate maps all tokens: give --keep-top-tokens -1, or none")
     with command(quiet):
         if data_dir is not None:
             data_dir.mkdir(parents=True, exist_ok=True)
