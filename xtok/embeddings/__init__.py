@@ -99,8 +99,10 @@ def generate(
     notes: list[str] = []
     if embedding_model is None:
         cause = _lacks_weights(student, teacher, offline)
-        notes.append(f"embeddings: {_default(cause)}")
-        if cause is not None:
+        if cause is None:
+            notes.append("embeddings: own, as both models have weights")
+        else:
+            notes.append(f"embeddings: sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}")
             cache.check()
             source = _open_default(cause, how)
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
@@ -182,12 +184,6 @@ def _lacks_weights(student: Tokenizer, teacher: Tokenizer, offline: bool) -> str
     return None
 
 
-def _default(cause: str | None) -> str:
-    if cause is None:
-        return "own, as both models have weights"
-    return f"sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}"
-
-
 def _open_default(cause: str, how: dict[str, Any]) -> Source:
     try:
         return open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", revision=None, **how)
@@ -244,11 +240,6 @@ def _similar(
     progress: Progress,
 ) -> Edges:
     """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
-    if x.shape[1] != y.shape[1]:
-        raise EmbeddingError(
-            f"the student's embeddings have {x.shape[1]} dimensions, the teacher's {y.shape[1]}",
-            hint="recompute them with --force-recompute",
-        )
     power = config.weighting == "power"
     k = min(config.top_k, len(column_ids))
     if not (len(row_ids) and k):

@@ -275,6 +275,7 @@ class InputLayer:
                 rows = [start + i for i, pieces in enumerate(found) if pieces]
                 pieces = [p for p in found if p]
                 if pieces:
+                    # All texts' pieces one after the other; reduceat sums each text's stretch.
                     lengths = np.array([len(p) for p in pieces])
                     flat = self._matrix[np.concatenate(pieces)]
                     sums = np.add.reduceat(flat, np.cumsum(lengths) - lengths, axis=0)
