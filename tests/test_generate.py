@@ -473,9 +473,10 @@ def sentence_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
     files: dict[str, Any] = {
         "modules.json": [
-            {"path": "", "type": "sentence_transformers.models.Transformer"},
-            {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-            {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(
+                (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+            )
         ],
         "sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": False},
         "1_Pooling/config.json": {

@@ -98,13 +98,7 @@ def generate(
     )
     notes: list[str] = []
     if embedding_model is None:
-        cause = _lacks_weights(student, teacher, offline)
-        if cause is None:
-            notes.append("embeddings: own, as both models have weights")
-        else:
-            notes.append(f"embeddings: sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}")
-            cache.check()
-            source = _open_default(cause, how)
+        source = _default_source(student, teacher, cache, notes, how)
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
     if config.top_k > len(columns):
         raise XtokError(
@@ -112,13 +106,10 @@ def generate(
             hint="give a smaller --top-k",
         )
     counts: dict[str, float] = {}
+    options = _recorded(config)
     relaxed = config.canonicalization == "relaxed"
     row_ids, row_texts = _texts(rows, "student", relaxed, notes)
     column_ids, column_texts = _texts(columns, "teacher", relaxed, notes)
-    options = asdict(config) | {"device": config.device.partition(":")[0]}
-    del options["chunk_size"]  # changes nothing
-    if not relaxed:  # the history of a map from before there was this option
-        del options["canonicalization"]
     if source is None:
         if relaxed:
             notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
@@ -159,6 +150,15 @@ def generate(
     )
 
 
+def _recorded(config: GenerateConfig) -> dict[str, Any]:
+    """Return the options that the history names: those that the map depends on."""
+    options = asdict(config) | {"device": config.device.partition(":")[0]}
+    del options["chunk_size"]
+    if config.canonicalization == "exact":  # maps without it keep their bytes
+        del options["canonicalization"]
+    return options
+
+
 def _check_device(device: str) -> None:
     import torch
 
@@ -175,16 +175,20 @@ def _check_device(device: str) -> None:
         )
 
 
-def _lacks_weights(student: Tokenizer, teacher: Tokenizer, offline: bool) -> str | None:
-    """Return why `own` is not possible: the first side without weights. None if it is."""
+def _default_source(
+    student: Tokenizer, teacher: Tokenizer, cache: Cache, notes: list[str], how: dict[str, Any]
+) -> Source | None:
+    """Return None, which is `own`, if both models have weights, else the default sentence model."""
     for side, tokenizer in (("student", student), ("teacher", teacher)):
-        model = own_model(tokenizer, offline=offline)
+        model = own_model(tokenizer, offline=how["offline"])
         if model is None or not model.has_checkpoint():
-            return f"the {side} {tokenizer.vocabulary.model_id} has no safetensors weights"
-    return None
-
-
-def _open_default(cause: str, how: dict[str, Any]) -> Source:
+            cause = f"the {side} {tokenizer.vocabulary.model_id} has no safetensors weights"
+            break
+    else:
+        notes.append("embeddings: own, as both models have weights")
+        return None
+    notes.append(f"embeddings: sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}")
+    cache.check()
     try:
         return open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", revision=None, **how)
     except EmbeddingError as error:
