@@ -48,7 +48,7 @@ make_venv() {
   fi
 }
 
-# use_venv [EXTRA]: put a .venv that has xtok[EXTRA] in it first on PATH. What is installed is noted
+# use_venv [EXTRA]: put a .venv that has xtok and the EXTRA in it first on PATH. What is installed is noted
 # in a stamp file, so that nothing is done while pyproject.toml and constraints.txt are unchanged.
 # The folder's name counts too: a virtual environment does not survive being moved.
 use_venv() {

@@ -22,7 +22,7 @@ from xtok.errors import XtokError
 from xtok.stages import multitoken
 from xtok.tokenizers import Tokenizer
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'xtok[ray]'")
+pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")
 
 

@@ -201,7 +201,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(XtokError, match="parquet needs pyarrow") as caught:
         export(GOOD, tmp_path / "map.parquet", "parquet")
-    assert caught.value.hint == "pip install 'xtok[parquet]'"
+    assert caught.value.hint == "in your clone of xtok: pip install -e '.[parquet]'"
 
 
 # What is wrong
@@ -239,3 +239,13 @@ def test_the_command(cli: Cli, small: Path, built: ProjectionMap, tmp_path: Path
     )
     done = cli("export", "map.safetensors", "--format", "csv", "--output", "map.csv")
     assert done.returncode == 2
+
+
+def test_offline_asks_no_hub(cli: Cli, built: ProjectionMap, tmp_path: Path) -> None:
+    built.save(tmp_path / "a.safetensors")
+    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://[::1]:9", "HF_HOME": str(tmp_path / "hf")}
+    args = ["--format", "nemo-subtokens", "--output", "b.pt", "--offline", "--trust-remote-code"]
+    done = cli("export", "a.safetensors", *args, "--student-model", "org/model", env=env)
+    assert done.returncode == 1
+    assert "error: org/model is not in the local cache" in done.stderr
+    assert "thrown while requesting" not in done.stderr

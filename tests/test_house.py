@@ -62,6 +62,15 @@ def test_private_names_stay_in_their_folder() -> None:
     assert not wrong
 
 
+def test_install_hints_work_from_a_clone() -> None:
+    """No package index has xtok, so `pip install` of that name fails, or installs a stranger's."""
+    places = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    places += [path for path in (ROOT / "scripts").iterdir() if path.is_file()]
+    wrong = re.compile(r"xtok\[|pip3? install (-U )?xtok\b")
+    found = [path.name for path in places if wrong.search(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
 def imports(path: Path) -> set[str]:
     """Return what a file imports of the package's modules."""
     found: set[str] = set()

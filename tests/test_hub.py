@@ -324,3 +324,25 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     assert done.returncode == 0, done.stderr
     assert f"note: ran the tokenizer code of org/odd at {OLD}" in done.stderr
     assert "code of the repo runs" in done.stdout
+
+
+def test_whether_a_repo_has_weights_is_asked_without_fetching_them(
+    hub: Hub, small: Path, tmp_path: Path
+) -> None:
+    for name, file in (("whole", "model.safetensors"), ("shards", "model.safetensors.index.json")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / file).write_bytes(b"{}")
+        hub.add(f"org/{name}", folder)
+    hub.add("org/none", small / "small-digits")
+    code = (
+        "import sys\n"
+        "from xtok.embeddings._checkpoint import Model\n"
+        "print([Model(f'org/{name}').has_checkpoint() for name in ('whole', 'shards', 'none')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(hub, tmp_path / "hf"),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout == "[True, True, False]\n", done.stderr
+    assert dict(hub.downloads) == {"model.safetensors.index.json": 1}

@@ -355,7 +355,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     error = refused(path)
     assert error.message == f"{path} needs the package zstandard, which is not installed"
-    assert error.hint == "pip install 'xtok[text]'"
+    assert error.hint == "in your clone of xtok: pip install -e '.[text]'"
 
 
 def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from xtok.counting import (
     digest_of,
     merge_counts,
 )
-from xtok.errors import XtokError
+from xtok.errors import XtokError, install_hint
 from xtok.progress import TextProgress, silent_texts
 from xtok.texts import TextShard
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -120,7 +120,7 @@ def _ray() -> Any:
     except ImportError as error:
         raise XtokError(
             "--engine ray needs the package ray, which is not installed",
-            hint="pip install 'xtok[ray]'",
+            hint=install_hint("ray"),
         ) from error
     return ray
 

@@ -170,6 +170,8 @@ class GenerateConfig:
         anchor_fit: how the student's input embeddings are brought into the teacher's space, with
             the embedding model `own`.
         ridge: the penalty of the ridge regression, as a share of the mean variance; > 0.
+        canonicalization: `relaxed` embeds near-equivalent tokens, such as ` ,` and `,` and the
+            forms of a line break, as one text.
         device: `cpu`, `cuda`, or `cuda:N`.
         dtype: what a sentence-transformers model computes in, and what normalized embeddings are
             rounded to; sums of products are always float32.
@@ -182,6 +184,7 @@ class GenerateConfig:
     temperature: float = 0.05
     anchor_fit: AnchorFit = "ridge"
     ridge: float = 0.01
+    canonicalization: Canonicalization = "exact"
     device: str = "cpu"
     dtype: Dtype = "float32"
     chunk_size: int = 8192
@@ -192,6 +195,7 @@ class GenerateConfig:
         _positive(temperature=self.temperature, ridge=self.ridge)
         check_choice(Weighting, weighting=self.weighting)
         check_choice(AnchorFit, anchor_fit=self.anchor_fit)
+        check_choice(Canonicalization, canonicalization=self.canonicalization)
         check_choice(Dtype, dtype=self.dtype)
         if not 0 <= self.weight_threshold < 1:
             raise ValueError(f"weight_threshold is {self.weight_threshold}, and must be in [0, 1)")

@@ -37,5 +37,10 @@ MAP_HINT = "make the map again with xtok build, or give another file"
 """What to do about a map that is damaged or none."""
 
 
+def install_hint(extra: str) -> str:
+    """Return the hint that installs an optional dependency; xtok is installed from a clone."""
+    return f"in your clone of xtok: pip install -e '.[{extra}]'"
+
+
 class OutputError(XtokError):
     """A result that cannot be written where it was asked for."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xtok.canonical import match_bytes, match_roles
 from xtok.config import ExportFormat
-from xtok.errors import XtokError
+from xtok.errors import XtokError, install_hint
 from xtok.io import check_output, write
 from xtok.projection import ProjectionMap
 from xtok.sides import with_vocabularies
@@ -248,7 +248,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise XtokError("parquet needs pyarrow", hint="pip install 'xtok[parquet]'") from error
+        raise XtokError("parquet needs pyarrow", hint=install_hint("parquet")) from error
     return pyarrow, pyarrow.parquet
 
 

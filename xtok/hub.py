@@ -49,14 +49,46 @@ def find_file(
             return None
 
 
+def has_file(
+    model: str | Path,
+    name: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    error: type[XtokError] = XtokError,
+) -> bool | None:
+    """Tell whether a folder or repo has a file, without fetching it; None if offline and unknown.
+
+    The arguments are those of `find_file`.
+    """
+    if isinstance(model, Path):
+        return (model / name).is_file()
+    from huggingface_hub import constants, file_exists, try_to_load_from_cache
+
+    with _plain_errors(model, revision, error):
+        cached = try_to_load_from_cache(model, name, revision=revision)
+        if isinstance(cached, str):
+            return True
+        if offline or constants.HF_HUB_OFFLINE:
+            return None if cached is None else False  # else the cache knows that there is none
+        return file_exists(model, name, revision=revision)
+
+
 def find_folder(
-    model: str, *, revision: str | None = None, error: type[XtokError] = XtokError
+    model: str,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    error: type[XtokError] = XtokError,
 ) -> Path:
     """Return the local folder of a repo, fetched if need be, without other frameworks' weights."""
     from huggingface_hub import snapshot_download
 
     with _plain_errors(model, revision, error):
-        return Path(snapshot_download(model, revision=revision, ignore_patterns=_LEFT_OUT))
+        folder = snapshot_download(
+            model, revision=revision, ignore_patterns=_LEFT_OUT, local_files_only=offline
+        )
+        return Path(folder)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
 
-from xtok.errors import XtokError
+from xtok.errors import XtokError, install_hint
 from xtok.io import check_output, write
 from xtok.tokenizers import Tokenizer
 
@@ -75,7 +75,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise XtokError("--plot needs matplotlib", hint="pip install 'xtok[plot]'") from error
+        raise XtokError("--plot needs matplotlib", hint=install_hint("plot")) from error
 
 
 def plot_overlap(found: Overlap, path: Path) -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from xtok.errors import XtokError
+from xtok.errors import XtokError, install_hint
 
 Format = Literal["text", "jsonl", "parquet"]
 
@@ -277,7 +277,7 @@ def _need(module: str, path: Path) -> Any:
     except ImportError as error:
         raise XtokError(
             f"{path} needs the package {module.partition('.')[0]}, which is not installed",
-            hint="pip install 'xtok[text]'",
+            hint=install_hint("text"),
         ) from error
 
 

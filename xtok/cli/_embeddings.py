@@ -1,7 +1,7 @@
 """The commands that make a map of embeddings, and add maps up."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from xtok.cli._run import check_output, command, config, default_name, named, wr
 from xtok.cli._spellings import nemo_name
 from xtok.config import (
     AnchorFit,
+    Canonicalization,
     Dtype,
     GenerateConfig,
     MergeConfig,
@@ -24,14 +25,16 @@ def generate(
     student_model: opt.StudentModel,
     teacher_model: opt.TeacherModel,
     embedding_model: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="sentence:MODEL, a sentence-transformers model; input:MODEL, the input-embedding "
-            "layer of a language model; or own, the two models' own input embeddings.",
+            "layer of a language model; or own, the two models' own input embeddings. By default "
+            "own if both models have weights, else "
+            "sentence:sentence-transformers/all-MiniLM-L6-v2.",
             metavar="KIND:MODEL",
             rich_help_panel="Models",
         ),
-    ],
+    ] = None,
     embedding_revision: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +74,13 @@ def generate(
             rich_help_panel="Making the map",
         ),
     ] = GenerateConfig.ridge,
+    canonicalization: Annotated[
+        Canonicalization,
+        typer.Option(
+            help="Embed tokens as they are, or embed ' ,' and ',' and forms of a line break alike.",
+            rich_help_panel="Making the map",
+        ),
+    ] = GenerateConfig.canonicalization,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, or cuda:N.", rich_help_panel="Computing")
     ] = GenerateConfig.device,
@@ -109,6 +119,8 @@ def generate(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     strict: opt.Strict = False,
     num_examples: opt.NumExamples = 0,
     quiet: opt.Quiet = False,
@@ -122,6 +134,7 @@ def generate(
         temperature=temperature,
         anchor_fit=anchor_fit,
         ridge=ridge,
+        canonicalization=canonicalization,
         device=device,
         dtype=dtype,
         chunk_size=chunk_size,
@@ -131,17 +144,21 @@ def generate(
         from xtok import embeddings, report
         from xtok.embeddings import cache
 
-        kept = cache.Cache(cache_dir or cache.default_folder(), recompute=force_recompute)
-        embeddings.check_source(embedding_model, options, embedding_revision, kept)
-        student = load(student_model, student_revision, student_vocab_size, student_pattern)
-        teacher = load(teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern)
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
+        student = load(
+            student_model, student_revision, student_vocab_size, student_pattern, **safety
+        )
+        teacher = load(
+            teacher_model, teacher_revision, teacher_vocab_size, teacher_pattern, **safety
+        )
         projection = embeddings.generate(
             student,
             teacher,
             embedding_model,
             options,
             embedding_revision=embedding_revision,
-            cache=kept,
+            offline=offline,
+            cache=cache.Cache(cache_dir or cache.default_folder(), recompute=force_recompute),
             progress=report.progress_bar,
         )
         name = nemo_name(context) or default_name(projection, "generate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,6 +44,8 @@ def export(
     teacher_revision: opt.TeacherRevision = None,
     student_pattern: opt.StudentPattern = None,
     teacher_pattern: opt.TeacherPattern = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Export a map's tables for trainers that want something else than a map."""
@@ -53,14 +55,13 @@ def export(
         exports.check_export(output, kind)
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         report.print_reports(projection.reports)
+        safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = teacher = None
         if student_model is not None:
-            projection, student = load_side(
-                projection, "student", student_model, student_revision, None, student_pattern
-            )
+            given = (student_model, student_revision, None, student_pattern)
+            projection, student = load_side(projection, "student", *given, **safety)
         if teacher_model is not None:
-            projection, teacher = load_side(
-                projection, "teacher", teacher_model, teacher_revision, None, teacher_pattern
-            )
+            given = (teacher_model, teacher_revision, None, teacher_pattern)
+            projection, teacher = load_side(projection, "teacher", *given, **safety)
         for path in exports.export(projection, output, kind, student=student, teacher=teacher):
             print(path)  # noqa: T201

