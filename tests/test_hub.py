@@ -318,7 +318,7 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     done = cli(*args, env=env)
     assert done.returncode == 1
     assert "error: org/odd needs code of its own\n" in done.stderr
-    assert "give --trust-remote-code to run it" in done.stderr
+    assert "allow it with --trust-remote-code" in done.stderr
     assert "code of the repo runs" not in done.stdout
     done = cli(*args, "--trust-remote-code", env=env)
     assert done.returncode == 0, done.stderr

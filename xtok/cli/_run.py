@@ -36,8 +36,19 @@ def run(app: typer.Typer) -> None:
     except XtokError as error:
         if os.environ.get("XTOK_DEBUG"):
             raise
-        print(f"error: {_line(error.message)}\nhint: {_line(error.hint)}", file=sys.stderr)  # noqa: T201
+        print(f"error: {_line(error.message)}\nhint: {_line(hint(error))}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+options: list[str] = []
+"""The options of the command that runs, as `--student-pattern`."""
+
+
+def hint(error: XtokError) -> str:
+    """Return an error's hint, with the running command's options for the parameter it names."""
+    name = error.parameter.replace("_", "-")
+    setting = [option for option in options if option.endswith(f"-{name}")]
+    return error.hint_with(" or ".join(setting) or f"{error.parameter}= in Python")
 
 
 def leave(code: str | int | None) -> None:

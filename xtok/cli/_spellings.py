@@ -13,6 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from xtok.cli._run import options
+
 # NeMo-RL's option to xtok's arguments; `{}` is its value. An empty list: it is so anyway. Besides,
 # any option may be spelled in snake case, and `--output-dir` with `--output-filename` is one path.
 SPELLINGS: Mapping[str, Sequence[str]] = {
@@ -58,6 +60,7 @@ class Command(TyperCommand):
             for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         }
+        options[:] = takes_value
         return super().parse_args(ctx, rewritten(args, takes_value))
 
 

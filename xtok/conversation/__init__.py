@@ -244,8 +244,8 @@ def find_template(
             return own["default"]
         raise XtokError(
             f"{model} has no chat template",
-            hint="give one with --chat-template, in align --student-chat-template or "
-            f"--teacher-chat-template: a Jinja file, or one of {', '.join(FORMATS)}",
+            hint=f"give one with {{option}}: a Jinja file, or one of {', '.join(FORMATS)}",
+            parameter="template",
         )
     if isinstance(template, str):
         if template in FORMATS:

@@ -152,7 +152,8 @@ def _raised(
         where = f" at message {current}, {shown}"
     return XtokError(
         f"{source} raises{where}: {str(error) or type(error).__name__}",
-        hint="change the messages to what the template takes, or give another with --chat-template",
+        hint="change the messages to what the template takes, or give another with {option}",
+        parameter="template",
     )
 
 
@@ -304,7 +305,8 @@ def _compile(template: str, source: str) -> jinja2.Template:
 def _not_jinja(source: str, problem: object) -> XtokError:
     return XtokError(
         f"{source} is not a Jinja template: {problem}",
-        hint="mend it, or give another with --chat-template",
+        hint="fix it, or give another with {option}",
+        parameter="template",
     )
 
 

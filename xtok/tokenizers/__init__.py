@@ -99,7 +99,7 @@ def load_tokenizer(
         backend = _from_folder(files, pattern, trust_remote_code)
         if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
             at = f" at {files.revision}" if files.revision else ""
-            notes = (f"ran the tokenizer code of {location}{at}, as --trust-remote-code says",)
+            notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
     else:
         raise _not_found(location)
     return Tokenizer(

@@ -89,7 +89,8 @@ class GgufBackend:
             if pattern is not None:
                 raise TokenizerError(
                     f"{path} holds a SentencePiece model, which takes no pattern",
-                    hint="leave out --student-pattern or --teacher-pattern",
+                    hint="leave out {option}",
+                    parameter="pattern",
                 )
             self._inner = self._sentencepiece(_SENTENCEPIECE[model])
         elif model == "gpt2":
@@ -146,7 +147,8 @@ class GgufBackend:
         if not patterns:
             raise TokenizerError(
                 f"{self._path} has the split pattern {pre!r}, which is not known here",
-                hint="give its regular expression with --student-pattern or --teacher-pattern",
+                hint="give its regular expression with {option}",
+                parameter="pattern",
             )
         merges = [tuple(merge.split(" ", 1)) for merge in self._fields.get(f"{_KEY}merges") or []]
         ids = {token: i for i, token in reversed(list(enumerate(self._tokens)))}
@@ -156,7 +158,8 @@ class GgufBackend:
         except Exception as error:
             raise TokenizerError(
                 f"{self._path} has merges or a pattern that do not fit its tokens: {error}",
-                hint="the file is damaged, or give another --student-pattern or --teacher-pattern",
+                hint="fetch the file again if it is damaged, or give another {option}",
+                parameter="pattern",
             ) from error
         rust = Tokenizer(model)
         by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

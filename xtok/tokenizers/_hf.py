@@ -37,7 +37,8 @@ class HuggingFaceBackend:
         if pattern is not None:
             raise TokenizerError(
                 f"{files} is a Hugging Face tokenizer, which brings its own pattern",
-                hint="leave out --student-pattern or --teacher-pattern",
+                hint="leave out {option}",
+                parameter="pattern",
             )
         self._files, self._trusted = files, trust_remote_code
         plain = None if trust_remote_code else load_plain(files)
@@ -101,9 +102,10 @@ class HuggingFaceBackend:
                 f"{files} needs code of its own"
                 if code
                 else f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
-                hint="read that code, then give --trust-remote-code to run it"
+                hint="read that code, then allow it with {option}"
                 if code
                 else "check its tokenizer.json and tokenizer_config.json, or fetch them again",
+                parameter="trust_remote_code" if code else "",
             ) from error
         if not tokenizer.is_fast:
             raise TokenizerError(

@@ -330,8 +330,8 @@ class TiktokenBackend:
         if family is None:
             raise TokenizerError(
                 f"{path} is a tiktoken file of an unknown family: its split pattern is needed",
-                hint="give the regular expression of its tokenizer with --student-pattern or "
-                "--teacher-pattern",
+                hint="give the regular expression of its tokenizer with {option}",
+                parameter="pattern",
             )
         self._family = family
         names = "|".join(map(re.escape, family.text))
@@ -344,7 +344,8 @@ class TiktokenBackend:
         except ValueError as error:
             raise TokenizerError(
                 f"the pattern for {path} is not a regular expression that splits text: {error}",
-                hint="quote it in single quotes, as in --student-pattern '\\p{L}+|\\s+'",
+                hint="in a shell, put single quotes around {option}, as in '\\p{L}+|\\s+'",
+                parameter="pattern",
             ) from error
 
     def entries(self) -> Iterable[Entry]:

@@ -422,13 +422,13 @@ def _width(
         raise TokenizerError(
             f"the vocabulary size {width} of {model_id} ({says}) does not hold its "
             f"largest token id {largest}",
-            hint=f"give the width of the model's logits, at least {largest + 1}, with "
-            "--student-vocab-size or --teacher-vocab-size",
+            hint=f"give the width of the model's logits, at least {largest + 1}, with {{option}}",
+            parameter="vocab_size",
         )
     if not 0 < width <= MAX_WIDTH:
         raise TokenizerError(
             f"the vocabulary size {width} of {model_id} ({says}) is not in 1..{MAX_WIDTH}",
-            hint="give the width of the model's logits with --student-vocab-size or "
-            "--teacher-vocab-size",
+            hint="give the width of the model's logits with {option}",
+            parameter="vocab_size",
         )
     return width, source
