@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xtok.errors import TokenizerError
+from xtok.hub import hub_answers, quiet_hub
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
 from xtok.tokenizers._plain import SPECIAL_NAMES, load_plain
 from xtok.tokenizers._tokenizer import TextChange
@@ -34,12 +35,7 @@ class HuggingFaceBackend:
     def __init__(
         self, files: ModelFiles, *, pattern: str | None = None, trust_remote_code: bool = False
     ) -> None:
-        if pattern is not None:
-            raise TokenizerError(
-                f"{files} is a Hugging Face tokenizer, which brings its own pattern",
-                hint="leave out {option}",
-                parameter="pattern",
-            )
+        _refuse_pattern(pattern, str(files))
         self._files, self._trusted = files, trust_remote_code
         plain = None if trust_remote_code else load_plain(files)
         if plain is None:
@@ -61,6 +57,21 @@ class HuggingFaceBackend:
         backend._hf = tokenizer
         backend._use_loaded(tokenizer)
         return backend
+
+    @classmethod
+    def from_file(cls, path: Path, *, pattern: str | None = None) -> HuggingFaceBackend:
+        """Take a `tokenizer.json` by another name, with nothing beside it."""
+        from transformers import PreTrainedTokenizerFast
+
+        _refuse_pattern(pattern, str(path))
+        try:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+        except Exception as error:
+            raise TokenizerError(
+                f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
+                hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
+            ) from error
+        return cls.from_loaded(tokenizer, str(path))
 
     @functools.cached_property
     def _hf(self) -> Any:
@@ -88,14 +99,16 @@ class HuggingFaceBackend:
         from transformers import AutoTokenizer
 
         files = self._files
+        is_repo = isinstance(files.model, str)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                files.model,
-                revision=files.revision,
-                local_files_only=files.offline,
-                use_fast=True,
-                trust_remote_code=trust_remote_code,
-            )
+            with quiet_hub():
+                tokenizer = AutoTokenizer.from_pretrained(
+                    files.model,
+                    revision=files.revision,
+                    local_files_only=files.offline or (is_repo and not hub_answers()),
+                    use_fast=True,
+                    trust_remote_code=trust_remote_code,
+                )
         except Exception as error:
             code = "trust_remote_code" in str(error)
             raise TokenizerError(
@@ -216,6 +229,15 @@ class HuggingFaceBackend:
     def text_changes(self) -> Sequence[TextChange]:
         """Return what the normalizer, and a decoder that joins words with spaces, change."""
         return self._text_changes
+
+
+def _refuse_pattern(pattern: str | None, model: str) -> None:
+    if pattern is not None:
+        raise TokenizerError(
+            f"{model} is a Hugging Face tokenizer, which brings its own pattern",
+            hint="leave out {option}",
+            parameter="pattern",
+        )
 
 
 def merge_bytes(rust: RustTokenizer, data: bytes) -> list[int]:
