@@ -12,8 +12,8 @@ class XtokError(Exception):
     hint stands for it. In Python that reads `pattern=`; the command line fills in the options of
     its own that set this parameter, such as `--student-pattern or --teacher-pattern`.
 
-    >>> str(XtokError("m.tiktoken has no pattern", hint="give it with {option}", parameter="pattern"))
-    'm.tiktoken has no pattern (give it with pattern=)'
+    >>> str(XtokError("a.tiktoken has no pattern", hint="give {option}", parameter="pattern"))
+    'a.tiktoken has no pattern (give pattern=)'
 
     Attributes:
         message: names the file, token or parameter, and says what is wrong with it.

@@ -15,6 +15,7 @@ from xtok.tokenizers._files import ModelFiles
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._gguf import GgufBackend, is_gguf
 from xtok.tokenizers._hf import HuggingFaceBackend
+from xtok.tokenizers._panics import no_panic
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
@@ -60,9 +61,10 @@ def load_tokenizer(
     """Load a tokenizer: always the backend that its files call for, or an error.
 
     Args:
-        model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`, tiktoken, `tekken.json`
-            or `.gguf` file; `bytes`; `null` or `null:SIZE`. A prefix settles doubt: `hf:`, `spm:`,
-            `tiktoken:`, `tekken:`, `gguf:`. The kind of a file is told from its contents.
+        model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
+            tiktoken, `tekken.json` or `.gguf` file; `bytes`; `null` or `null:SIZE`. If ambiguous,
+            add a prefix: `hf:`, `spm:`, `tiktoken:`, `tekken:`, `gguf:`. A file's kind is told
+            from its contents.
         revision: branch, tag or commit of a hub repo.
         vocab_size: the width of the model's logits; by default that of the model's config, else
             the tokenizer's largest id + 1.
@@ -75,6 +77,18 @@ def load_tokenizer(
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
     model = os.fspath(model)
+    with no_panic(model):
+        return _load(model, revision, vocab_size, pattern, offline, trust_remote_code)
+
+
+def _load(
+    model: str,
+    revision: str | None,
+    vocab_size: int | None,
+    pattern: str | None,
+    offline: bool,
+    trust_remote_code: bool,
+) -> Tokenizer:
     kind, location = _split_prefix(model)
     if not model or (kind == "hf" and not location):
         raise TokenizerError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._gguf_file import read_metadata
 from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
@@ -228,18 +229,9 @@ class GgufBackend:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the metadata of a file, without its tensors' data."""
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise TokenizerError(
-            f"{path} needs the package gguf",
-            hint="pip install 'xtok[gguf]'",
-        ) from error
-    try:
-        reader = GGUFReader(path)
-        return {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, IndexError, KeyError, OSError) as error:
+        return read_metadata(path)
+    except (ValueError, OSError) as error:
         raise _damaged(path, error) from error
 
 

@@ -17,7 +17,7 @@ from xtok.hub import hub_answers, quiet_hub
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
 from xtok.tokenizers._plain import SPECIAL_NAMES, load_plain
 from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokens import Entries, Entry, TokenType
+from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -80,12 +80,14 @@ class HuggingFaceBackend:
 
     def _use_loaded(self, tokenizer: Any) -> None:
         rust = tokenizer.backend_tokenizer
-        own = _read_back(rust.to_str(), rust, str(self._files))  # what follows changes it
+        document = _document(rust, str(self._files))
+        own = _read_back(document, rust, str(self._files))  # what follows changes it
         self._use(own, tokenizer.added_tokens_decoder)
         ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in SPECIAL_NAMES}
         self._role_ids = {role: i for role, i in ids.items() if i is not None}
 
     def _use(self, rust: RustTokenizer, added: Mapping[int, AddedToken]) -> None:
+        _check_growth(rust, str(self._files))
         self._rust = _without_context(rust, str(self._files))
         self._special = {i: token.content for i, token in added.items() if token.special}
         self._added = {i: token.content for i, token in added.items()}
@@ -266,6 +268,21 @@ def _components(spec: Spec) -> Iterator[Spec]:
         yield spec
 
 
+def _document(rust: RustTokenizer, model: str) -> str:
+    """Return a tokenizer's JSON.
+
+    Raises:
+        TokenizerError: if an id is so large that writing the JSON, id by id, takes minutes.
+    """
+    largest = max(rust.get_vocab().values(), default=0)
+    if largest >= MAX_WIDTH:
+        raise TokenizerError(
+            f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}",
+            hint="its tokenizer.json is damaged: fetch it again",
+        )
+    return rust.to_str()
+
+
 def _read_back(document: str, like: RustTokenizer, model: str) -> RustTokenizer:
     """Make a tokenizer of the JSON of one that has the same tokens.
 
@@ -286,11 +303,34 @@ def _read_back(document: str, like: RustTokenizer, model: str) -> RustTokenizer:
     return rust
 
 
+_MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
+
+
+def _check_growth(rust: RustTokenizer, model: str) -> None:
+    """Refuse replacements that make a text so long that it takes minutes to encode.
+
+    Raises:
+        TokenizerError: if those of the normalizer together do, or of the decoder.
+    """
+    for component in (rust.normalizer, rust.decoder):
+        growth = 1.0
+        for spec in _components(_spec(component)):
+            if spec["type"] == "Replace":
+                old, new = spec["pattern"].get("String"), len(spec["content"])
+                # A regular expression may match nothing, and so between any two characters.
+                growth *= max(1, new / len(old)) if old else 1 + new
+        if growth > _MAX_GROWTH:
+            raise TokenizerError(
+                f"the replacements of {model} may make a text {growth:.0f} times as long",
+                hint="its tokenizer.json is damaged: fetch it again",
+            )
+
+
 def _without_context(rust: RustTokenizer, model: str) -> RustTokenizer:
     """Have it encode as in the middle of a text: no prefix, no padding, no dropout."""
     components = [*_components(_spec(rust.normalizer)), *_components(_spec(rust.pre_tokenizer))]
     if any(map(_adds_prefix, components)):
-        document = json.loads(rust.to_str())
+        document = json.loads(_document(rust, model))
         for key in ("normalizer", "pre_tokenizer"):
             document[key] = _drop_prefix(document[key])
         rust = _read_back(json.dumps(document), rust, model)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._panics import is_panic
 from xtok.tokenizers._tokenizer import TextChange
 from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
 
@@ -306,13 +307,12 @@ def _encode_in_parts(encoding: Encoding, text: str, special: Set[str] = frozense
 def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
     """Return what a function of the library gives, or None where it gives up on a text.
 
-    That is a `ValueError` of some functions, and a panic of others: the class of that is no
-    `Exception`, and cannot be imported.
+    That is a `ValueError` of some functions, and a panic of others.
     """
     try:
         return function(*args, **kwargs)
     except BaseException as error:
-        if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+        if not isinstance(error, ValueError) and not is_panic(error):
             raise
     return None
 
