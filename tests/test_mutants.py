@@ -35,9 +35,9 @@ def mutant(data: bytes, chance: random.Random) -> bytes:
             flipped[place] ^= 1 << chance.randrange(8)
             place = chance.randrange(len(data))
         return bytes(flipped)
-    size = chance.choice((1, 4, 8))
+    size: int = chance.choice((1, 4, 8))
     if kind == 2:
-        number = chance.choice((2**63, 2**64 - 1, 2**31, 2**40, 0, 1_000_000)) % 256**size
+        number = chance.choice((2**63, 2**64 - 1, 2**31, 2**40, 0, 1_000_000)) % (1 << 8 * size)
         return data[:place] + number.to_bytes(size, "little") + data[place + size :]
     length = chance.randrange(1, 200)
     part = data[place : place + length]
@@ -52,8 +52,7 @@ def try_out(model: Path, **options: Any) -> bool:
         tokenizer.library_ids([TEXT])
         tokenizer.encode(TEXT)
         tokenizer.chat_templates()
-    except TokenizerError as error:
-        assert "\n" not in error.message + error.hint
+    except TokenizerError:
         return False
     return True
 

@@ -71,11 +71,13 @@ def find_folder(
 @contextmanager
 def quiet_hub() -> Iterator[None]:
     """Hold back the hub library's warnings of each try, unless the user has set its verbosity."""
+    from logging import ERROR, WARNING
+
     from huggingface_hub.utils import logging
 
     before = logging.get_verbosity()
-    if before == logging.WARNING:
-        logging.set_verbosity_error()
+    if before == WARNING:
+        logging.set_verbosity(ERROR)
     try:
         yield
     finally:
@@ -124,7 +126,7 @@ def _plain_errors(
     from huggingface_hub import errors
 
     repo = model + (f" at revision {revision}" if revision else "")
-    others = (errors.HFValidationError, *_client_errors())
+    others: tuple[type[Exception], ...] = (errors.HFValidationError, *_client_errors())
     try:
         yield
     except errors.LocalEntryNotFoundError as cause:

@@ -64,8 +64,9 @@ class HuggingFaceBackend:
         from transformers import PreTrainedTokenizerFast
 
         _refuse_pattern(pattern, str(path))
+        load: Callable[..., Any] = PreTrainedTokenizerFast
         try:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+            tokenizer = load(tokenizer_file=str(path))
         except Exception as error:
             raise TokenizerError(
                 f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
