@@ -452,7 +452,7 @@ def test_models_that_are_not_there(cli: Cli, small: Path, tmp_path: Path) -> Non
     good = str(small / "small.model")
     for model, message in (
         ("./none", "no such file or folder: ./none"),
-        ("none/model", "none/model is not in the local cache"),
+        ("none/model", "none/model is no file or folder here and not in the local cache"),
         ("none.model", "no such file or folder: none.model"),
         ("empty", "empty has no tokenizer.json"),
     ):

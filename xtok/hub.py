@@ -131,7 +131,9 @@ def _plain_errors(
         yield
     except errors.LocalEntryNotFoundError as cause:
         hub = "cannot be reached" if asks else "is not asked (offline)"
-        files = " --include 'tokenizer*' '*config.json'" * issubclass(error, TokenizerError)
+        files = " --include 'tokenizer*' --include '*config.json'" * issubclass(
+            error, TokenizerError
+        )
         cached = "; to use only what is in the cache: {option}" * asks
         raise error(
             f"{repo} is no file or folder here and not in the local cache, and the hub {hub}",
