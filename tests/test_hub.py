@@ -269,8 +269,8 @@ def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli)
             f"error: {model} is no file or folder here and not in the local cache, and the hub "
             "cannot be reached\n"
             "hint: check the spelling; to fetch the repo where there is a network: "
-            f"hf download {model} --include 'tokenizer*' --include '*config.json'; to use only what is in "
-            "the cache: --offline\n"
+            f"hf download {model} --include 'tokenizer*' --include '*config.json'; to use "
+            "only what is in the cache: --offline\n"
         )
     assert time.monotonic() - start < 15  # the hub's own library: 23 seconds for each
 
