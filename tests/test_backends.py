@@ -88,7 +88,7 @@ def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
     assert "lacks 156 of the 256 single bytes" in error_of(path)
     path.write_text("{}")
     assert "is not a tekken file" in error_of(f"tekken:{path}")
-    assert "is JSON, and not a tekken file" in error_of(path)
+    assert "is JSON, but neither a tokenizer.json nor a tekken file" in error_of(path)
     path.write_text('{"config": {"pattern": ' + "[" * 100_000)
     assert "is not a tekken file" in error_of(path)
 

@@ -21,6 +21,8 @@ from typer.testing import CliRunner
 import xtok
 from xtok import __version__
 from xtok.cli import COMMANDS, make_app
+from xtok.errors import TokenizerError
+from xtok.tokenizers import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -632,7 +634,7 @@ def test_models_that_are_not_there(cli: Cli, small: Path, tmp_path: Path) -> Non
     good = str(small / "small.model")
     for model, message in (
         ("./none", "no such file or folder: ./none"),
-        ("none/model", "none/model is not in the local cache"),
+        ("none/model", "none/model is no file or folder here and not in the local cache"),
         ("none.model", "no such file or folder: none.model"),
         ("empty", "empty has no tokenizer.json"),
     ):
@@ -711,3 +713,41 @@ def test_a_width_that_does_not_hold_the_largest_id(cli: Cli, small: Path, tmp_pa
     done = cli("build", *two_files(small), "--student-vocab-size", "100")
     fails(done, "the vocabulary size 100 of small.model (as given) does not hold", "at least")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["doctor", "a.tiktoken"], "regular expression of its tokenizer with --pattern"),
+        (
+            ["build", "--student-model", "bytes", "--teacher-model", "a.tiktoken"],
+            "regular expression of its tokenizer with --student-pattern or --teacher-pattern",
+        ),
+        (["doctor", "bytes", "--vocab-size", "10"], "logits, at least 256, with --vocab-size"),
+        (["overlap", "bytes:1"], "more ids than 256 give vocab_size= in Python"),
+        (
+            [
+                *("align", "--student-model", "bytes", "--teacher-model", "bytes"),
+                *("--chat", "chat.json"),
+            ],
+            "with --student-chat-template or --teacher-chat-template: a Jinja file, or one of",
+        ),
+    ],
+)
+def test_a_hint_names_options_that_the_command_has(
+    cli: Cli, tmp_path: Path, args: list[str], hint: str
+) -> None:
+    (tmp_path / "a.tiktoken").write_text("QQ== 0\n")
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "x"}]')
+    done = cli(*args)
+    assert done.returncode == 1
+    assert hint in done.stderr.splitlines()[-1]
+
+
+def test_a_hint_names_the_parameter_in_python() -> None:
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer("bytes", vocab_size=10)
+    assert str(caught.value) == (
+        "the vocabulary size 10 of bytes (as given) does not hold its largest token id 255 "
+        "(give the width of the model's logits, at least 256, with vocab_size=)"
+    )

@@ -345,6 +345,72 @@ def test_a_template_that_wants_too_much(byte_level: Tokenizer, template: str) ->
     assert message.startswith("the chat template of small-byte-level raises: ")
 
 
+_DOUBLING = (
+    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
+    "{% set ns.x = DOUBLE %}{% endfor %}{{ ns.x }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages|tojson(indent=10**9) }}", "raises: it makes more than 500 MB"),
+        ("{{ '%*d' % (10**9, 1) }}", "raises: it makes more than 500 MB"),
+        ("{{ '%1000000000d' % 1 }}", "raises: it makes more than 500 MB"),
+        ("{{ '{:>1000000000}'.format(1) }}", "raises: it makes more than 500 MB"),
+        ("{{ '{:{w}}'.format(1, w=10**9) }}", "raises: it makes more than 500 MB"),
+        ("{{ 'x'|center(10**9) }}", "raises: it makes more than 500 MB"),
+        ("{{ messages[0].content.center(10**9) }}", "raises: it makes more than 500 MB"),
+        ("{{ 'a\tb'.expandtabs(10**9) }}", "raises: it makes more than 500 MB"),
+        ("{{ 'a'.zfill(10**9) }}", "raises: it makes more than 500 MB"),
+        ("{{ [1] * 10**9 }}", "raises: it makes more than 500 MB"),
+        ("{{ 'a\nb'|indent(10**9) }}", "raises: it makes more than 500 MB"),
+        ("{{ range(99999)|join('a' * 10**6) }}", "raises: it makes more than 500 MB"),
+        ("{{ [1]|batch(10**9, 1)|list }}", "raises: it makes more than 500 MB"),
+        (_DOUBLING.replace("DOUBLE", "ns.x ~ ns.x"), "raises: it makes more than 500 MB"),
+        (_DOUBLING.replace("DOUBLE", "ns.x + ns.x"), "raises: it makes more than 500 MB"),
+        (_DOUBLING.replace("DOUBLE", "ns.x.replace('a', 'aa')"), "it makes more than 500 MB"),
+        (_DOUBLING.replace("DOUBLE", "[ns.x, ns.x]"), "raises: it makes more than 500 MB"),
+        ("{{ 10**5000 }}", "raises: it computes an integer of more than 10000 bits"),
+        ("{% break %}", "is not a Jinja template: 'break' outside loop"),
+        ("{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many levels of"),
+        ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "is not a Jinja template: too many"),
+    ],
+)
+def test_a_template_that_makes_too_much(byte_level: Tokenizer, template: str, message: str) -> None:
+    assert message in error_of(lambda: render(byte_level, CHAT, template=template))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a, b in [(1, 2)] * 99999 %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_a_template_that_takes_too_long(
+    byte_level: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xtok.conversation._limits.MAX_SECONDS", 1.0)
+    message = error_of(lambda: render(byte_level, CHAT, template=template))
+    assert message.endswith("raises: it takes more than 1 seconds")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    ],
+)
+def test_a_header_without_a_generation_prompt_is_no_target(
+    byte_level: Tokenizer, template: str
+) -> None:
+    chat = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "201."}]
+    assert targets(render(byte_level, chat, template=template)) == ["201.\n"]  # ".\n" is one token
+
+
 def test_half_of_a_surrogate_pair_is_no_text(byte_level: Tokenizer) -> None:
     chat = [CHAT[0], {"role": "user", "content": "a\ud83d"}]
     message = error_of(lambda: render(byte_level, chat, template="chatml"))

@@ -786,7 +786,7 @@ def test_bad_input_is_one_line(
         (["--embedding-model", "input:file"], "file is a file", ""),
         (["--embedding-model", "input:empty"], "neither model.safetensors nor", ""),
         (["--embedding-model", "input:other"], "is an input-embedding layer", "embed_tokens"),
-        (["--embedding-model", "input:no/body"], "no/body is not in the local cache", "hf down"),
+        (["--embedding-model", "input:no/body"], "no/body is no file or folder here", "hf down"),
         (["--embedding-model", good, "--embedding-revision", "v1"], "has no revision v1", ""),
         (["--embedding-model", good, "--device", "tpu"], "no device tpu", "cuda:0"),
         (["--embedding-model", good, "--device", "cpu:"], "no device cpu:", "cuda:0"),

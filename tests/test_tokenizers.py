@@ -289,6 +289,74 @@ def test_paths_that_do_not_exist(tmp_path: Path) -> None:
     assert error_of(loop) == f"no such file or folder: {loop}"
 
 
+def test_a_path_that_is_mistyped_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for model in ("models/llama", "a--b", "a/b..c", ".hidden", "-a/b", "a b"):
+        assert error_of(model) == f"no such file or folder: {model}"
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer("models/llama")
+    assert caught.value.hint == "check the path; if it is a repo on the hub, give hf:models/llama"
+    assert "not in the local cache" in error_of("hf:models/llama", offline=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "repo"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-4B", "Qwen/Qwen3-4B"),
+        ("https://huggingface.co/Qwen/Qwen3-4B/tree/main", "Qwen/Qwen3-4B"),
+        ("http://hf.co", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_a_url_is_no_model(url: str, repo: str) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(url)
+    assert caught.value.message == f"URLs are not supported: {url}"
+    assert caught.value.hint == f"give the repo id, such as {repo}"
+
+
+def test_a_tokenizer_json_is_its_folder(small: Path, byte_level: Tokenizer) -> None:
+    found = load_tokenizer(small / "small-byte-level" / "tokenizer.json")
+    assert found.table.sha256() == byte_level.table.sha256()
+    assert found.vocabulary.width_source == "config"
+    assert found.vocabulary.model_id == "small-byte-level"
+
+
+def test_a_tokenizer_json_by_another_name_stands_alone(
+    small: Path, tmp_path: Path, byte_level: Tokenizer
+) -> None:
+    path = tmp_path / "mine.json"
+    shutil.copy(small / "small-byte-level" / "tokenizer.json", path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 99999}')  # of another model
+    found = load_tokenizer(path)
+    assert found.vocabulary.model_id == "mine.json"
+    assert found.vocabulary.width_source == "tokenizer"
+    assert found.segment(b" the text") == byte_level.segment(b" the text")
+    assert not found.chat_templates()
+    assert "brings its own pattern" in error_of(path, pattern="x")
+
+
+def test_a_folder_of_gpt_2_style(small: Path, tmp_path: Path, byte_level: Tokenizer) -> None:
+    model = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{' '.join(merge)}\n" for merge in model["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}")
+    assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    found = load_tokenizer(tmp_path)
+    assert spelled(found, b" the text") == spelled(byte_level, b" the text")
+
+
+def test_a_folder_of_bert_style(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n")
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "vocab_size": 8}')
+    found = load_tokenizer(tmp_path)
+    assert [found.table[i] for i in range(5, 8)] == [b" a", b"b", b""]
+    assert found.table.control_names[0] == "[PAD]"
+
+
 def test_paths_that_cannot_be(tmp_path: Path) -> None:
     for prefix in ("", "hf:", "spm:"):
         long = "a" * 5_000
@@ -316,10 +384,11 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"version": "1.0", "model": {}}'])
 def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
-    assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+    wrong = "is not a tokenizer that AutoTokenizer loads" if text else "tokenizer.json is empty"
+    assert wrong in error_of(tmp_path)
     plain = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # is loaded without AutoTokenizer
     (tmp_path / "tokenizer_config.json").write_text(plain)
-    assert "is not a tokenizer that AutoTokenizer loads" in error_of(tmp_path)
+    assert wrong in error_of(tmp_path)
 
 
 def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:
@@ -437,6 +506,7 @@ def test_a_revision_of_a_local_path(small: Path) -> None:
 
 def test_a_prefix_that_does_not_fit(small: Path) -> None:
     assert "is a file, not a folder" in error_of(f"hf:{small / 'small.model'}")
+    assert error_of("/dev/zero") == "/dev/zero is a device or a pipe, not a file"
     assert "is not a base64 token" in error_of(f"tiktoken:{small / 'small.model'}", pattern="x")
     assert "is not a SentencePiece model" in error_of(f"spm:{small / 'small.tiktoken'}")
 

@@ -1,21 +1,36 @@
-"""What a user can mend: one message that names the culprit, one hint that mends it."""
+"""User-facing errors: a message that names the cause, a hint with the fix."""
 
 
 class XtokError(Exception):
-    """A mistake or a condition outside xtok that its user can mend.
+    """A mistake or a condition outside xtok that its user can fix.
 
     The command line prints one `error:` line and one `hint:` line and exits with 1. A caller's
     mistake in the Python API is a plain `ValueError` or `TypeError` instead.
 
+    Messages and hints name no option of the command line: commands differ in theirs, and a Python
+    caller has none. An error that a parameter would fix carries its name, and `{option}` in the
+    hint stands for it. In Python that reads `pattern=`; the command line fills in the options of
+    its own that set this parameter, such as `--student-pattern or --teacher-pattern`.
+
+    >>> str(XtokError("a.tiktoken has no pattern", hint="give {option}", parameter="pattern"))
+    'a.tiktoken has no pattern (give pattern=)'
+
     Attributes:
-        message: names the file, token or option, and says what is wrong with it.
-        hint: what to do about it, as a command or option where there is one.
+        message: names the file, token or parameter, and says what is wrong with it.
+        hint: what to do about it, worded for Python.
+        parameter: the parameter that fixes it, as the function of `xtok` spells it; "" for none.
     """
 
-    def __init__(self, message: str, *, hint: str) -> None:
+    def __init__(self, message: str, *, hint: str, parameter: str = "") -> None:
         super().__init__(message)
         self.message = " ".join(message.split())
-        self.hint = " ".join(hint.split())
+        self.parameter = parameter
+        self._hint = " ".join(hint.split())
+        self.hint = self.hint_with(f"{parameter}=")
+
+    def hint_with(self, option: str) -> str:
+        """Return the hint with another name for the parameter."""
+        return self._hint.replace("{option}", option) if self.parameter else self._hint
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})"
@@ -26,7 +41,7 @@ class TokenizerError(XtokError):
 
 
 class EmbeddingError(XtokError):
-    """Embeddings that cannot be had, or cannot be used."""
+    """Embeddings that are missing or unusable."""
 
 
 class MapFileError(XtokError):

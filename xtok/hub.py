@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from xtok.errors import XtokError
+from xtok.errors import TokenizerError, XtokError
 
 _LEFT_OUT = ["*.md", ".*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*"]
 
@@ -37,12 +39,14 @@ def find_file(
         return path if path.is_file() else None
     from huggingface_hub import errors, hf_hub_download
 
-    with _plain_errors(model, revision, error):
+    asks = not offline and _asks()
+    answers = asks and hub_answers()
+    with quiet_hub(), _plain_errors(model, revision, error, asks=asks):
         try:
-            found = hf_hub_download(model, name, revision=revision, local_files_only=offline)
+            found = hf_hub_download(model, name, revision=revision, local_files_only=not answers)
             return Path(found)
-        except errors.LocalEntryNotFoundError as missing:
-            if required or _was_asked(missing):
+        except errors.LocalEntryNotFoundError:
+            if required or asks:
                 raise
             return None  # offline, and what was cached came without this file
         except errors.EntryNotFoundError:
@@ -63,13 +67,14 @@ def has_file(
     """
     if isinstance(model, Path):
         return (model / name).is_file()
-    from huggingface_hub import constants, file_exists, try_to_load_from_cache
+    from huggingface_hub import file_exists, try_to_load_from_cache
 
-    with _plain_errors(model, revision, error):
+    asks = not offline and _asks()
+    with quiet_hub(), _plain_errors(model, revision, error, asks=asks):
         cached = try_to_load_from_cache(model, name, revision=revision)
         if isinstance(cached, str):
             return True
-        if offline or constants.HF_HUB_OFFLINE:
+        if not asks:
             return None if cached is None else False  # else the cache knows that there is none
         return file_exists(model, name, revision=revision)
 
@@ -84,31 +89,87 @@ def find_folder(
     """Return the local folder of a repo, fetched if need be, without other frameworks' weights."""
     from huggingface_hub import snapshot_download
 
-    with _plain_errors(model, revision, error):
-        folder = snapshot_download(
-            model, revision=revision, ignore_patterns=_LEFT_OUT, local_files_only=offline
+    asks = not offline and _asks()
+    local = not (asks and hub_answers())
+    with quiet_hub(), _plain_errors(model, revision, error, asks=asks):
+        found = snapshot_download(
+            model, revision=revision, ignore_patterns=_LEFT_OUT, local_files_only=local
         )
-        return Path(folder)
+        return Path(found)
 
 
 @contextmanager
-def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> Iterator[None]:
-    """Say what the hub says in one line, with the command that mends it."""
+def quiet_hub() -> Iterator[None]:
+    """Hold back the hub library's warnings of each try, unless the user has set its verbosity."""
+    from logging import ERROR, WARNING
+
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    if before == WARNING:
+        logging.set_verbosity(ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _asks() -> bool:
+    """Tell whether the hub may be asked, `HF_HUB_OFFLINE` being unset."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE
+
+
+def hub_answers() -> bool:
+    """Tell whether the hub answers at all, by one request; its own library tries for 20 seconds.
+
+    The answer holds for a minute, so that many files cost one request.
+    """
+    return _answers(int(time.monotonic() // 60))
+
+
+@functools.lru_cache(maxsize=1)
+def _answers(minute: int) -> bool:
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(f"{constants.ENDPOINT}/api", timeout=5)
+    except _client_errors():
+        return False
+    return True
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of the HTTP client that the hub's library uses, whichever that is."""
+    from huggingface_hub import errors
+
+    bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
+    return (OSError, *bases)
+
+
+@contextmanager
+def _plain_errors(
+    model: str, revision: str | None, error: type[XtokError], *, asks: bool
+) -> Iterator[None]:
+    """Turn the hub library's errors into one line, with the command that fixes it."""
     from huggingface_hub import errors
 
     repo = model + (f" at revision {revision}" if revision else "")
-    # The bases are the errors of the HTTP client that the hub's library uses, whichever that is.
-    of_client = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
-    others: tuple[type[Exception], ...] = (errors.HFValidationError, OSError, *of_client)
+    others: tuple[type[Exception], ...] = (errors.HFValidationError, *_client_errors())
     try:
         yield
     except errors.LocalEntryNotFoundError as cause:
-        use = "; to take what is in the cache: --offline" if _was_asked(cause) else ""
+        hub = "cannot be reached" if asks else "is not asked (offline)"
+        files = " --include 'tokenizer*' --include '*config.json'" * issubclass(
+            error, TokenizerError
+        )
+        cached = "; to use only what is in the cache: {option}" * asks
         raise error(
-            f"{repo} is not in the local cache, and the hub cannot be reached; nor is there a file "
-            "or folder of this name",
-            hint="check the spelling; fetch a repo where there is a network: hf download "
-            f"{model}{use}",
+            f"{repo} is no file or folder here and not in the local cache, and the hub {hub}",
+            hint="check the spelling; to fetch the repo where there is a network: "
+            f"hf download {model}{files}{cached}",
+            parameter="offline" * asks,
         ) from cause
     except errors.GatedRepoError as cause:
         raise error(
@@ -127,10 +188,3 @@ def _plain_errors(model: str, revision: str | None, error: type[XtokError]) -> I
             f"{repo} cannot be fetched: {cause}",
             hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
         ) from cause
-
-
-def _was_asked(missing: Exception) -> bool:
-    """Tell whether the hub was asked for what is not in the cache, and gave no answer."""
-    from huggingface_hub import errors
-
-    return not isinstance(missing.__cause__, (type(None), errors.OfflineModeIsEnabled))

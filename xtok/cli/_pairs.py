@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.cli._load import load_tokenizer
+from xtok.cli._run import hint
 from xtok.config import BuildConfig, Loss
 from xtok.errors import XtokError
 
@@ -81,7 +82,7 @@ def _reported(line: int, failed: list[int], stderr: TextIO) -> Iterator[None]:
         yield
     except XtokError as error:
         failed.append(line)
-        report.print_error(f"line {line}: {error.message}", error.hint, stderr)
+        report.print_error(f"line {line}: {error.message}", hint(error), stderr)
 
 
 def _raise_failed(path: Path, failed: list[int], total: int) -> None:

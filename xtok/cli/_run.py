@@ -40,6 +40,17 @@ def run(app: typer.Typer) -> None:
         sys.exit(1)
 
 
+options: list[str] = []
+"""The options of the command that runs, as `--student-pattern`."""
+
+
+def hint(error: XtokError) -> str:
+    """Return an error's hint, with the running command's options for the parameter it names."""
+    name = error.parameter.replace("_", "-")
+    setting = [option for option in options if option.endswith(f"-{name}")]
+    return error.hint_with(" or ".join(setting) or f"{error.parameter}= in Python")
+
+
 def leave(code: str | int | None) -> None:
     """End the process without taking its objects apart, a tenth of the time of a `build`.
 

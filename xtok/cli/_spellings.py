@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from xtok.cli._run import default_name
+from xtok.cli._run import default_name, hint, options
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class Command(TyperCommand):
             for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         }
+        options[:] = takes_value
         line = rewritten(args, takes_value, self.name or "")
         ctx.meta[__name__] = line
         try:
@@ -145,7 +146,7 @@ class Command(TyperCommand):
             error.message = line.as_typed(error.message)
             raise
         except XtokError as error:
-            error.message, error.hint = line.as_typed(error.message), line.as_typed(error.hint)
+            error.message, error.hint = line.as_typed(error.message), line.as_typed(hint(error))
             raise
 
 

@@ -244,8 +244,8 @@ def find_template(
             return own["default"]
         raise XtokError(
             f"{model} has no chat template",
-            hint="give one with --chat-template, in align --student-chat-template or "
-            f"--teacher-chat-template: a Jinja file, or one of {', '.join(FORMATS)}",
+            hint=f"give one with {{option}}: a Jinja file, or one of {', '.join(FORMATS)}",
+            parameter="template",
         )
     if isinstance(template, str):
         if template in FORMATS:
@@ -335,6 +335,8 @@ class _Spans:
         written = self._written(index)
         first = written[0].start if written else whole[1]
         start = self._after_header(whole[0], first, asked)
+        if not asked and written and written[0].path[:1] == ("content",) and self._names(index):
+            start = first  # nothing asks for an answer; the header is what has the role
         end = max((run.end for run in written), default=start)
         inside = self.span(end, whole[1]).tokens
         ends = np.flatnonzero(control[slice(*inside)])
@@ -378,6 +380,11 @@ class _Spans:
 
     def _written(self, index: int) -> list[Run]:
         return [run for run in self._runs.get(index, ()) if run.path[:1] != ("role",)]
+
+    def _names(self, index: int) -> bool:
+        """Tell whether the message's role is written before what else it has."""
+        runs = self._runs.get(index, [])
+        return bool(runs) and runs[0].path[:1] == ("role",)
 
     def _content(self, index: int) -> list[Run]:
         """Return the runs of the content where it first stands in the text."""

@@ -26,6 +26,14 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from xtok.conversation._limits import (
+    limited,
+    spend,
+    spend_on_filter,
+    spend_on_method,
+    spend_on_operator,
+    text_size,
+)
 from xtok.conversation._tracking import (
     Mark,
     Path,
@@ -88,10 +96,12 @@ def render_template(
             pair, which JSON can hold and UTF-8 cannot.
     """
     check_messages(messages)
-    compiled = _compile(template, source)
     current: list[int] = []
 
     def mark(kind: str, loop: int = 0, value: object = None) -> str:
+        spend()
+        if kind == "tick":
+            return ""
         if kind == "enter":
             if not isinstance(value, TrackedObject) or value._path:  # a loop over something else
                 return ""
@@ -108,12 +118,12 @@ def render_template(
         _MARK: mark,
     }
     try:
-        rendered = compiled.render(context)
-    # Jinja's own errors, and what Python raises for a template that adds None to a string.
-    except (
-        *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError),
-        *(ArithmeticError, RuntimeError, MemoryError),
-    ) as error:
+        with limited():
+            rendered = _compile(template, source).render(context)
+    except XtokError:
+        raise
+    # Jinja's own errors, and whatever Python raises, as for a template that adds None to a string.
+    except Exception as error:
         raise _raised(source, error, messages, current[0] if current else None) from error
     _require_utf8(rendered, source)
     return _rendering(rendered, len(messages), add_generation_prompt)
@@ -152,7 +162,8 @@ def _raised(
         where = f" at message {current}, {shown}"
     return XtokError(
         f"{source} raises{where}: {str(error) or type(error).__name__}",
-        hint="change the messages to what the template takes, or give another with --chat-template",
+        hint="change the messages to what the template takes, or give another with {option}",
+        parameter="template",
     )
 
 
@@ -237,6 +248,7 @@ class _Marking(NodeTransformer):
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
         self.generic_visit(node)
         if not isinstance(node.target, nodes.Name):
+            node.body = [_mark("tick", node.lineno), *node.body]
             return [node]
         self._loops += 1
         loop = nodes.Const(self._loops)
@@ -271,18 +283,53 @@ class _KeepingCode(CodeGenerator):
         self.write("))")
 
 
+def _concatenate(parts: Iterable[Any]) -> str:
+    texts = list(parts)
+    spend(sum(map(text_size, texts)))
+    return concatenate(texts)
+
+
+def _finalize(value: Any) -> Any:
+    """Look at what is about to become text."""
+    if not isinstance(value, str):
+        spend(text_size(value))
+    return value
+
+
+def _within_budget(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a filter take what it makes from the budget."""
+    passed = int(hasattr(function, "jinja_pass_arg"))  # the environment, before the value
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        value, *rest = args[passed:]
+        spend_on_filter(name, value, [*rest, *kwargs.values()])
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
     code_generator_class = _KeepingCode
-    concat = staticmethod(concatenate)
+    concat = staticmethod(_concatenate)
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Take what the operator makes from the budget."""
+        spend_on_operator(operator, left, right)
+        return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Let `", ".join(...)` of a plain string keep what it joins."""
+        """Take what a method makes from the budget, and let `", ".join(...)` keep its parts."""
+        method = getattr(function, "__wrapped__", function)
+        owner = getattr(method, "__self__", None)
+        spend_on_method(getattr(method, "__name__", ""), owner, [*args, *kwargs.values()])
         if (
             isinstance(function, BuiltinMethodType)
             and function.__name__ == "join"
             and type(function.__self__) is str
         ):
-            return join_with(function.__self__, *args)
+            return _join(self, args[0], function.__self__)
         return super().call(context, function, *args, **kwargs)
 
 
@@ -296,25 +343,35 @@ def _compile(template: str, source: str) -> jinja2.Template:
         code: CodeType = environment.compile(tree)
     except jinja2.TemplateSyntaxError as error:
         raise _not_jinja(source, f"line {error.lineno}: {error.message}") from error
-    except RecursionError as error:
-        raise _not_jinja(source, error) from error
+    # What Python says to the code that Jinja makes of a template: a SyntaxError for a `break`
+    # outside a loop or for blocks nested too deeply, and the errors of constant expressions.
+    except Exception as error:
+        problem = error.msg if isinstance(error, SyntaxError) else error
+        raise _not_jinja(source, str(problem) or type(error).__name__) from error
     return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
 def _not_jinja(source: str, problem: object) -> XtokError:
     return XtokError(
         f"{source} is not a Jinja template: {problem}",
-        hint="mend it, or give another with --chat-template",
+        hint="fix it, or give another with {option}",
+        parameter="template",
     )
 
 
 @functools.lru_cache(maxsize=1)
 def _environment() -> _Sandbox:
     environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        finalize=_finalize,
     )
     environment.filters["tojson"] = _to_json
     environment.filters["join"] = _join
+    for name, function in environment.filters.items():
+        environment.filters[name] = _within_budget(name, function)
+    del environment.globals["lipsum"]  # it makes any number of words
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -344,7 +401,9 @@ def _join(
     environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None
 ) -> str:
     get: Callable[[Any], Any] = make_attrgetter(environment, attribute) if attribute else _same
-    return join_with(d, map(get, value))
+    parts = list(map(get, value))
+    spend(text_size(parts) + len(d) * len(parts))
+    return join_with(d, parts)
 
 
 def _same(value: Any) -> Any:

@@ -15,6 +15,7 @@ from xtok.tokenizers._files import ModelFiles
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._gguf import GgufBackend, is_gguf
 from xtok.tokenizers._hf import HuggingFaceBackend
+from xtok.tokenizers._panics import no_panic
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
@@ -60,9 +61,10 @@ def load_tokenizer(
     """Load a tokenizer: always the backend that its files call for, or an error.
 
     Args:
-        model: a Hugging Face repo id or folder; a SentencePiece `.model`, tiktoken, `tekken.json`
-            or `.gguf` file; `bytes`; `null` or `null:SIZE`. A prefix settles doubt: `hf:`, `spm:`,
-            `tiktoken:`, `tekken:`, `gguf:`. The kind of a file is told from its contents.
+        model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
+            tiktoken, `tekken.json` or `.gguf` file; `bytes`; `null` or `null:SIZE`. If ambiguous,
+            add a prefix: `hf:`, `spm:`, `tiktoken:`, `tekken:`, `gguf:`. A file's kind is told
+            from its contents.
         revision: branch, tag or commit of a hub repo.
         vocab_size: the width of the model's logits; by default that of the model's config, else
             the tokenizer's largest id + 1.
@@ -75,6 +77,18 @@ def load_tokenizer(
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
     model = os.fspath(model)
+    with no_panic(model):
+        return _load(model, revision, vocab_size, pattern, offline, trust_remote_code)
+
+
+def _load(
+    model: str,
+    revision: str | None,
+    vocab_size: int | None,
+    pattern: str | None,
+    offline: bool,
+    trust_remote_code: bool,
+) -> Tokenizer:
     kind, location = _split_prefix(model)
     if not model or (kind == "hf" and not location):
         raise TokenizerError(
@@ -85,28 +99,31 @@ def load_tokenizer(
         return Tokenizer(
             _BUILT_IN[kind](location), model_id=model, revision=None, vocab_size=vocab_size
         )
-    path = _path(location)
+    path = _model_path(kind, location)
     local = path.exists()
     if local:
         _refuse_revision(revision, f"{location} is a local path, which")
     notes: tuple[str, ...] = ()
+    found_revision = revision
     if kind in _FILES or (kind is None and path.is_file()):
         backend = _from_file(path, kind, pattern)
     elif local and not path.is_dir():
-        raise TokenizerError(f"{location} is a file, not a folder", hint="give the folder it is in")
-    elif local or _is_repo_id(location):
+        problem = "a file, not a folder" if path.is_file() else "a device or a pipe, not a file"
+        raise TokenizerError(f"{location} is {problem}", hint="give the tokenizer's folder")
+    elif local or not _is_path(location, sure=kind == "hf"):
         files = ModelFiles(path if local else location, revision=revision, offline=offline)
         backend = _from_folder(files, pattern, trust_remote_code)
+        found_revision = files.revision
         if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
             at = f" at {files.revision}" if files.revision else ""
-            notes = (f"ran the tokenizer code of {location}{at}, as --trust-remote-code says",)
+            notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
     else:
         raise _not_found(location)
     return Tokenizer(
         backend,
         model_id=model_id(model),
         location=path if local else location,
-        revision=revision,
+        revision=found_revision,
         vocab_size=vocab_size,
         notes=notes,
     )
@@ -122,7 +139,7 @@ def model_id(model: str | PathLike[str]) -> str:
     kind, location = _split_prefix(model)
     if kind in _BUILT_IN:
         return model
-    path = _path(location)
+    path = _model_path(kind, location)
     return _printable((path.resolve().name or location) if path.exists() else location)
 
 
@@ -151,14 +168,9 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
     head = _head(path)
-    if not head:
-        raise TokenizerError(f"{path} is empty", hint="fetch the file again")
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
-            raise TokenizerError(
-                f"{path} is JSON, and not a tekken file",
-                hint="if it is a tokenizer.json, give the folder it is in",
-            )
+            return HuggingFaceBackend.from_file(path, pattern=pattern)
         kind = next(name for name, one in _FILES.items() if one.recognises(head))
     return _FILES[kind].backend(path, pattern=pattern)
 
@@ -170,6 +182,8 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
         _head(path)
         return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
     path = files.first(NAMES)
+    if path is None and (files.find("merges.txt") or files.find("vocab.txt")):
+        return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
     if path is None:
         raise TokenizerError(
             f"{files} has no tokenizer.json, so no fast tokenizer",
@@ -184,10 +198,12 @@ def _head(path: Path) -> bytes:
     """Return the first 4 kB of a file.
 
     Raises:
-        TokenizerError: if it only stands for a file that Git LFS has not fetched.
+        TokenizerError: if it is empty, or a pointer to a file that Git LFS has not fetched.
     """
     with path.open("rb") as file:
         head = file.read(4096)
+    if not head:
+        raise TokenizerError(f"{path} is empty", hint="fetch the file again")
     if head.startswith(b"version https://git-lfs"):
         raise TokenizerError(
             f"{path} is a pointer of Git LFS, not the file itself",
@@ -198,6 +214,11 @@ def _head(path: Path) -> bytes:
 
 def _split_prefix(model: str) -> tuple[str | None, str]:
     kind, colon, location = model.partition(":")
+    if location.startswith("//"):
+        repo = "/".join(location[2:].split("/")[1:3]) or "Qwen/Qwen3-8B"
+        raise TokenizerError(
+            f"URLs are not supported: {model}", hint=f"give the repo id, such as {repo}"
+        )
     if kind in _BUILT_IN and (colon or not _path(model).exists()):
         return kind, location
     if colon and (kind == "hf" or kind in _FILES):
@@ -209,6 +230,13 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
             hint=f"the prefixes are {known}; a file whose name has a colon is given as ./{model}",
         )
     return None, model
+
+
+def _model_path(kind: str | None, location: str) -> Path:
+    """Return a model's path; a `tokenizer.json` stands for its folder."""
+    path = _path(location)
+    is_file_of_folder = kind in (None, "hf") and path.name == "tokenizer.json"
+    return path.parent if is_file_of_folder and path.is_file() else path
 
 
 def _path(location: str) -> Path:
@@ -228,11 +256,21 @@ def _path(location: str) -> Path:
     return path
 
 
-def _is_repo_id(location: str) -> bool:
-    """Tell a repo id (`name` or `owner/name`) from a path that does not exist."""
-    parts = location.split("/")
-    is_path = len(parts) > 2 or any(not p or p[0] in ".~" for p in parts)
-    return not is_path and not location.endswith((".model", ".tiktoken", ".json", ".gguf"))
+def _is_path(location: str, *, sure: bool = False) -> bool:
+    """Tell a path from a repo id: it cannot be one, or its first folder is here.
+
+    With `sure`, as behind `hf:`, whatever can be a repo id is one.
+    """
+    first, slash, _ = location.partition("/")
+    return (
+        not _REPO_ID.fullmatch(location)
+        or location.endswith((".model", ".tiktoken", ".json", ".gguf"))
+        or (not sure and bool(slash) and _path(first).exists())
+    )
+
+
+# `name` or `owner/name`, as huggingface_hub checks it (utils/_validators.py).
+_REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
 
 
 def _printable(name: str) -> str:
@@ -249,7 +287,7 @@ def _refuse_revision(revision: str | None, what: str) -> None:
 
 
 def _not_found(location: str) -> TokenizerError:
-    return TokenizerError(
-        f"no such file or folder: {location}",
-        hint="give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B",
-    )
+    hint = "give the path of a tokenizer file or folder, or a repo id such as Qwen/Qwen3-8B"
+    if _REPO_ID.fullmatch(location):
+        hint = f"check the path; if it is a repo on the hub, give hf:{location}"
+    return TokenizerError(f"no such file or folder: {location}", hint=hint)

@@ -20,8 +20,8 @@ class BytesBackend:
         if argument:
             raise TokenizerError(
                 f"bytes:{argument} is no tokenizer: bytes has nothing to choose",
-                hint="give bytes alone; more ids than 256 are --student-vocab-size or "
-                "--teacher-vocab-size",
+                hint="give bytes alone; for more ids than 256 give {option}",
+                parameter="vocab_size",
             )
 
     def entries(self) -> Iterable[Entry]:

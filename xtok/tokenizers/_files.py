@@ -115,8 +115,8 @@ def model_vocab_size(files: ModelFiles) -> int | None:
     except Exception as error:
         raise TokenizerError(
             f"the config.json of {files} tells no vocabulary size: {error}",
-            hint="give the width of the model's logits with --student-vocab-size or "
-            "--teacher-vocab-size",
+            hint="give the width of the model's logits with {option}",
+            parameter="vocab_size",
         ) from error
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtok.errors import TokenizerError, install_hint
+from xtok.errors import TokenizerError
+from xtok.tokenizers._gguf_file import read_metadata
 from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
@@ -89,7 +90,8 @@ class GgufBackend:
             if pattern is not None:
                 raise TokenizerError(
                     f"{path} holds a SentencePiece model, which takes no pattern",
-                    hint="leave out --student-pattern or --teacher-pattern",
+                    hint="leave out {option}",
+                    parameter="pattern",
                 )
             self._inner = self._sentencepiece(_SENTENCEPIECE[model])
         elif model == "gpt2":
@@ -146,7 +148,8 @@ class GgufBackend:
         if not patterns:
             raise TokenizerError(
                 f"{self._path} has the split pattern {pre!r}, which is not known here",
-                hint="give its regular expression with --student-pattern or --teacher-pattern",
+                hint="give its regular expression with {option}",
+                parameter="pattern",
             )
         merges = [tuple(merge.split(" ", 1)) for merge in self._fields.get(f"{_KEY}merges") or []]
         ids = {token: i for i, token in reversed(list(enumerate(self._tokens)))}
@@ -156,7 +159,8 @@ class GgufBackend:
         except Exception as error:
             raise TokenizerError(
                 f"{self._path} has merges or a pattern that do not fit its tokens: {error}",
-                hint="the file is damaged, or give another --student-pattern or --teacher-pattern",
+                hint="fetch the file again if it is damaged, or give another {option}",
+                parameter="pattern",
             ) from error
         rust = Tokenizer(model)
         by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -225,18 +229,9 @@ class GgufBackend:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the metadata of a file, without its tensors' data."""
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise TokenizerError(
-            f"{path} needs the package gguf",
-            hint=install_hint("gguf"),
-        ) from error
-    try:
-        reader = GGUFReader(path)
-        return {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, IndexError, KeyError, OSError) as error:
+        return read_metadata(path)
+    except (ValueError, OSError) as error:
         raise _damaged(path, error) from error
 
 

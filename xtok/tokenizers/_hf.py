@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xtok.errors import TokenizerError
+from xtok.hub import hub_answers, quiet_hub
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
 from xtok.tokenizers._plain import SPECIAL_NAMES, load_plain
 from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokens import Entries, Entry, TokenType
+from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -34,11 +35,7 @@ class HuggingFaceBackend:
     def __init__(
         self, files: ModelFiles, *, pattern: str | None = None, trust_remote_code: bool = False
     ) -> None:
-        if pattern is not None:
-            raise TokenizerError(
-                f"{files} is a Hugging Face tokenizer, which brings its own pattern",
-                hint="leave out --student-pattern or --teacher-pattern",
-            )
+        _refuse_pattern(pattern, str(files))
         self._files, self._trusted = files, trust_remote_code
         plain = None if trust_remote_code else load_plain(files)
         if plain is None:
@@ -61,6 +58,22 @@ class HuggingFaceBackend:
         backend._use_loaded(tokenizer)
         return backend
 
+    @classmethod
+    def from_file(cls, path: Path, *, pattern: str | None = None) -> HuggingFaceBackend:
+        """Take a `tokenizer.json` by another name, with nothing beside it."""
+        from transformers import PreTrainedTokenizerFast
+
+        _refuse_pattern(pattern, str(path))
+        load: Callable[..., Any] = PreTrainedTokenizerFast
+        try:
+            tokenizer = load(tokenizer_file=str(path))
+        except Exception as error:
+            raise TokenizerError(
+                f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
+                hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
+            ) from error
+        return cls.from_loaded(tokenizer, str(path))
+
     @functools.cached_property
     def _hf(self) -> Any:
         """What `AutoTokenizer` loads; a plain folder's is loaded for prompts and templates only."""
@@ -68,12 +81,14 @@ class HuggingFaceBackend:
 
     def _use_loaded(self, tokenizer: Any) -> None:
         rust = tokenizer.backend_tokenizer
-        own = _read_back(rust.to_str(), rust, str(self._files))  # what follows changes it
+        document = _document(rust, str(self._files))
+        own = _read_back(document, rust, str(self._files))  # what follows changes it
         self._use(own, tokenizer.added_tokens_decoder)
         ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in SPECIAL_NAMES}
         self._role_ids = {role: i for role, i in ids.items() if i is not None}
 
     def _use(self, rust: RustTokenizer, added: Mapping[int, AddedToken]) -> None:
+        _check_growth(rust, str(self._files))
         self._rust = _without_context(rust, str(self._files))
         self._special = {i: token.content for i, token in added.items() if token.special}
         self._added = {i: token.content for i, token in added.items()}
@@ -87,23 +102,26 @@ class HuggingFaceBackend:
         from transformers import AutoTokenizer
 
         files = self._files
+        is_repo = isinstance(files.model, str)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                files.model,
-                revision=files.revision,
-                local_files_only=files.offline,
-                use_fast=True,
-                trust_remote_code=trust_remote_code,
-            )
+            with quiet_hub():
+                tokenizer = AutoTokenizer.from_pretrained(
+                    files.model,
+                    revision=files.revision,
+                    local_files_only=files.offline or (is_repo and not hub_answers()),
+                    use_fast=True,
+                    trust_remote_code=trust_remote_code,
+                )
         except Exception as error:
             code = "trust_remote_code" in str(error)
             raise TokenizerError(
                 f"{files} needs code of its own"
                 if code
                 else f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
-                hint="read that code, then give --trust-remote-code to run it"
+                hint="read that code, then allow it with {option}"
                 if code
                 else "check its tokenizer.json and tokenizer_config.json, or fetch them again",
+                parameter="trust_remote_code" if code else "",
             ) from error
         if not tokenizer.is_fast:
             raise TokenizerError(
@@ -216,6 +234,15 @@ class HuggingFaceBackend:
         return self._text_changes
 
 
+def _refuse_pattern(pattern: str | None, model: str) -> None:
+    if pattern is not None:
+        raise TokenizerError(
+            f"{model} is a Hugging Face tokenizer, which brings its own pattern",
+            hint="leave out {option}",
+            parameter="pattern",
+        )
+
+
 def merge_bytes(rust: RustTokenizer, data: bytes) -> list[int]:
     """Merge any bytes by a byte-level model, past its normalizer."""
     try:
@@ -242,6 +269,21 @@ def _components(spec: Spec) -> Iterator[Spec]:
         yield spec
 
 
+def _document(rust: RustTokenizer, model: str) -> str:
+    """Return a tokenizer's JSON.
+
+    Raises:
+        TokenizerError: if an id is so large that writing the JSON, id by id, takes minutes.
+    """
+    largest = max(rust.get_vocab().values(), default=0)
+    if largest >= MAX_WIDTH:
+        raise TokenizerError(
+            f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}",
+            hint="its tokenizer.json is damaged: fetch it again",
+        )
+    return rust.to_str()
+
+
 def _read_back(document: str, like: RustTokenizer, model: str) -> RustTokenizer:
     """Make a tokenizer of the JSON of one that has the same tokens.
 
@@ -262,11 +304,34 @@ def _read_back(document: str, like: RustTokenizer, model: str) -> RustTokenizer:
     return rust
 
 
+_MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
+
+
+def _check_growth(rust: RustTokenizer, model: str) -> None:
+    """Refuse replacements that make a text so long that it takes minutes to encode.
+
+    Raises:
+        TokenizerError: if those of the normalizer together do, or of the decoder.
+    """
+    for component in (rust.normalizer, rust.decoder):
+        growth = 1.0
+        for spec in _components(_spec(component)):
+            if spec["type"] == "Replace":
+                old, new = spec["pattern"].get("String"), len(spec["content"])
+                # A regular expression may match nothing, and so between any two characters.
+                growth *= max(1, new / len(old)) if old else 1 + new
+        if growth > _MAX_GROWTH:
+            raise TokenizerError(
+                f"the replacements of {model} may make a text {growth:.0f} times as long",
+                hint="its tokenizer.json is damaged: fetch it again",
+            )
+
+
 def _without_context(rust: RustTokenizer, model: str) -> RustTokenizer:
     """Have it encode as in the middle of a text: no prefix, no padding, no dropout."""
     components = [*_components(_spec(rust.normalizer)), *_components(_spec(rust.pre_tokenizer))]
     if any(map(_adds_prefix, components)):
-        document = json.loads(rust.to_str())
+        document = json.loads(_document(rust, model))
         for key in ("normalizer", "pre_tokenizer"):
             document[key] = _drop_prefix(document[key])
         rust = _read_back(json.dumps(document), rust, model)

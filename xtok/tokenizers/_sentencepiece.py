@@ -39,7 +39,8 @@ class SentencePieceBackend:
         if pattern is not None:
             raise TokenizerError(
                 f"{path} is a SentencePiece model, which takes no pattern",
-                hint="leave out --student-pattern or --teacher-pattern",
+                hint="leave out {option}",
+                parameter="pattern",
             )
 
     @classmethod

@@ -39,7 +39,8 @@ class TekkenBackend:
         if pattern is not None:
             raise TokenizerError(
                 f"{path} is a tekken file, which brings its own pattern",
-                hint="leave out --student-pattern or --teacher-pattern",
+                hint="leave out {option}",
+                parameter="pattern",
             )
         try:
             document = json.loads(path.read_bytes())

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._panics import is_panic
 from xtok.tokenizers._tokenizer import TextChange
 from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
 
@@ -306,13 +307,12 @@ def _encode_in_parts(encoding: Encoding, text: str, special: Set[str] = frozense
 def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
     """Return what a function of the library gives, or None where it gives up on a text.
 
-    That is a `ValueError` of some functions, and a panic of others: the class of that is no
-    `Exception`, and cannot be imported.
+    That is a `ValueError` of some functions, and a panic of others.
     """
     try:
         return function(*args, **kwargs)
     except BaseException as error:
-        if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+        if not isinstance(error, ValueError) and not is_panic(error):
             raise
     return None
 
@@ -330,8 +330,8 @@ class TiktokenBackend:
         if family is None:
             raise TokenizerError(
                 f"{path} is a tiktoken file of an unknown family: its split pattern is needed",
-                hint="give the regular expression of its tokenizer with --student-pattern or "
-                "--teacher-pattern",
+                hint="give the regular expression of its tokenizer with {option}",
+                parameter="pattern",
             )
         self._family = family
         names = "|".join(map(re.escape, family.text))
@@ -344,7 +344,8 @@ class TiktokenBackend:
         except ValueError as error:
             raise TokenizerError(
                 f"the pattern for {path} is not a regular expression that splits text: {error}",
-                hint="quote it in single quotes, as in --student-pattern '\\p{L}+|\\s+'",
+                hint="in a shell, put single quotes around {option}, as in '\\p{L}+|\\s+'",
+                parameter="pattern",
             ) from error
 
     def entries(self) -> Iterable[Entry]:

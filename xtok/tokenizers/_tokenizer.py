@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from xtok.canonical import find_roles
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
+from xtok.tokenizers._panics import no_panic
 from xtok.tokens import (
     MAX_WIDTH,
     Entries,
@@ -113,9 +114,10 @@ class Tokenizer:
     ) -> None:
         self.location = location
         self.notes = tuple(notes)
+        self._name = model_id
         entries = Entries.of(backend.entries())
         largest = max(entries.ids, default=-1)
-        width, source = _width(backend, model_id, vocab_size, largest)
+        width, source = _width(backend, model_id, vocab_size, largest, len(entries.ids))
         table, self.report = decode_vocabulary(entries, width=width)
         self._backend = backend
         self._table = table = table.with_roles(find_roles(table, backend.declared_roles()))
@@ -179,7 +181,7 @@ class Tokenizer:
             except UnicodeDecodeError:
                 continue
             rows.append(row)
-        encoded = self._backend.encode_texts(texts)
+        encoded = self.library_ids(texts)
         exact = self._which_spell(encoded, [pieces[row] for row in rows])
         for row, ids, is_exact in zip(rows, encoded, exact, strict=True):
             if is_exact:
@@ -202,7 +204,8 @@ class Tokenizer:
             TokenizerError: if the vocabulary cannot spell the text.
         """
         data = text.encode()
-        ids = self._backend.encode_prompt(text)
+        with no_panic(self._name):
+            ids = self._backend.encode_prompt(text)
         bounds = None if ids is None else self._bounds(ids, data)
         if ids is None or bounds is None:
             ids = self._encode_parts(text)
@@ -213,13 +216,14 @@ class Tokenizer:
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return what the library's own encoder gives in the middle of a text, exact or not."""
-        return self._backend.encode_texts(texts)
+        with no_panic(self._name):
+            return self._backend.encode_texts(texts)
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return what `library_ids` does, as int32 arrays; for a tiktoken file it is faster."""
         if isinstance(self._backend, ArrayBackend):
             return self._backend.encode_arrays(texts)
-        ids = self._backend.encode_texts(texts)
+        ids = self.library_ids(texts)
         return [np.asarray(array("i", row), np.int32) for row in ids]  # faster than from a list
 
     def special_token_names(self) -> dict[str, str]:
@@ -339,13 +343,14 @@ class Tokenizer:
 
     def _by_merges(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode bytes by the model's own merges, where it has any on bytes."""
-        return [self._backend.encode_bytes(piece) for piece in pieces]
+        with no_panic(self._name):
+            return [self._backend.encode_bytes(piece) for piece in pieces]
 
     def _with_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode the runs of valid UTF-8 as text, and spell the bytes between as BYTE tokens."""
         runs = [_INVALID.split(piece.decode("utf-8", "surrogateescape")) for piece in pieces]
         texts = sorted({text for parts in runs for text in parts[::2] if text})
-        ids_of = dict(zip(texts, self._backend.encode_texts(texts), strict=True)) if texts else {}
+        ids_of = dict(zip(texts, self.library_ids(texts), strict=True)) if texts else {}
         return [self._spelled(parts, ids_of) for parts in runs]
 
     def _spelled(self, runs: Sequence[str], ids_of: Mapping[str, list[int]]) -> list[int] | None:
@@ -406,8 +411,12 @@ def _skip_whitespace(data: bytes, place: int) -> int:
     return place if found is None else found.end()
 
 
+# Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
+_MANY_IDS = 1 << 20
+
+
 def _width(
-    backend: Backend, model_id: str, vocab_size: int | None, largest: int
+    backend: Backend, model_id: str, vocab_size: int | None, largest: int, num_tokens: int
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer."""
     width, source = vocab_size, "option"
@@ -422,13 +431,19 @@ def _width(
         raise TokenizerError(
             f"the vocabulary size {width} of {model_id} ({says}) does not hold its "
             f"largest token id {largest}",
-            hint=f"give the width of the model's logits, at least {largest + 1}, with "
-            "--student-vocab-size or --teacher-vocab-size",
+            hint=f"give the width of the model's logits, at least {largest + 1}, with {{option}}",
+            parameter="vocab_size",
+        )
+    if source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
+        raise TokenizerError(
+            f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({says})",
+            hint="its files may be damaged; if the model is as wide as that, give {option}",
+            parameter="vocab_size",
         )
     if not 0 < width <= MAX_WIDTH:
         raise TokenizerError(
             f"the vocabulary size {width} of {model_id} ({says}) is not in 1..{MAX_WIDTH}",
-            hint="give the width of the model's logits with --student-vocab-size or "
-            "--teacher-vocab-size",
+            hint="give the width of the model's logits with {option}",
+            parameter="vocab_size",
         )
     return width, source

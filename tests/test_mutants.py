@@ -1,0 +1,227 @@
+"""Damaged tokenizer files: every mutant loads or is refused in one line, without a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_backends import gguf_of_folder, tekken_file
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers import load_tokenizer
+
+TEXT = "The ship's café, 201 steps.\n\n  x = [1, 2]"
+
+
+def mutant(data: bytes, chance: random.Random) -> bytes:
+    """Cut a file, flip bits, write a huge or negative number, or repeat or drop a part."""
+    place = chance.randrange(len(data))
+    if chance.random() < 0.5:
+        place = place % 400  # headers have the lengths
+    kind = chance.randrange(5)
+    if kind == 0:
+        return data[:place]
+    if kind == 1:
+        flipped = bytearray(data)
+        for _ in range(chance.choice((1, 1, 8))):
+            flipped[place] ^= 1 << chance.randrange(8)
+            place = chance.randrange(len(data))
+        return bytes(flipped)
+    size: int = chance.choice((1, 4, 8))
+    if kind == 2:
+        number = chance.choice((2**63, 2**64 - 1, 2**31, 2**40, 0, 1_000_000)) % (1 << 8 * size)
+        return data[:place] + number.to_bytes(size, "little") + data[place + size :]
+    length = chance.randrange(1, 200)
+    part = data[place : place + length]
+    return data[:place] + part * (2 if kind == 3 else 0) + data[place + length :]
+
+
+def try_out(model: Path, **options: Any) -> bool:
+    """Tell whether a model loads; then it is used as commands do."""
+    try:
+        tokenizer = load_tokenizer(model, **options)
+        tokenizer.segment_batch([TEXT.encode(), b"\xff\x00", b" "])
+        tokenizer.library_ids([TEXT])
+        tokenizer.encode(TEXT)
+        tokenizer.chat_templates()
+    except TokenizerError:
+        return False
+    return True
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise AssertionError(f"not done within {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def check_mutants(path: Path, model: Path, count: int, seed: int, **options: Any) -> None:
+    """Load mutants of a file; half at least are refused, and each within ten seconds."""
+    chance, data = random.Random(seed), path.read_bytes()
+    assert try_out(model, **options)
+    for number in range(count):
+        path.write_bytes(mutant(data, chance))
+        try:
+            with within(10):
+                try_out(model, **options)
+        except BaseException as error:
+            raise AssertionError(f"mutant {number} of {path.name}: {error!r}") from error
+
+
+def test_gguf(small: Path, tmp_path: Path) -> None:
+    path = gguf_of_folder(tmp_path / "a.gguf", small / "small-byte-level")
+    check_mutants(path, path, 300, seed=1)
+
+
+def test_sentencepiece(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.model"
+    path.write_bytes((small / "small.model").read_bytes())
+    check_mutants(path, path, 300, seed=2)
+
+
+def test_tiktoken(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.tiktoken"
+    path.write_bytes((small / "small.tiktoken").read_bytes())
+    check_mutants(path, path, 200, seed=3, pattern=r"\p{L}+|\p{N}|\s+|[^\s\p{L}\p{N}]+")
+
+
+def test_tekken(small: Path, tmp_path: Path) -> None:
+    path = tekken_file(tmp_path / "tekken.json", small)
+    check_mutants(path, path, 200, seed=4)
+
+
+def test_tokenizer_json(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes((small / "small-byte-level" / "tokenizer.json").read_bytes())
+    config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # read without transformers
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    check_mutants(path, tmp_path, 200, seed=5)
+
+
+# What mutations of a file seldom hit
+
+
+def changed_json(folder: Path, small: Path, **changed: Any) -> Path:
+    document = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**document, **changed}))
+    return folder
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "QUJDREVGRw=="}},
+            "makes its library fail: Precompiled",
+        ),
+        (
+            {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "x"}},
+            "makes its library fail: Onig: Regex search error: retry-limit-in-match over",
+        ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [
+                        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+                    ]
+                    * 9,
+                }
+            },
+            "may make a text 1000000000 times as long",
+        ),
+    ],
+)
+def test_a_tokenizer_json_that_costs_too_much(
+    small: Path, tmp_path: Path, changed: dict[str, Any], message: str, plain: bool
+) -> None:
+    folder = changed_json(tmp_path, small, **changed)
+    if plain:
+        config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+        (folder / "tokenizer_config.json").write_text(config)
+    with within(20), pytest.raises(TokenizerError, match=re.escape(message)):
+        load_tokenizer(folder).library_ids(["a" * 100_000])
+
+
+def test_a_vocabulary_far_wider_than_its_tokens_is_refused_unless_given(
+    small: Path, tmp_path: Path
+) -> None:
+    document = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())
+    model = document["model"]
+    model["vocab"][list(model["vocab"])[-1]] = 2_000_000
+    folder = changed_json(tmp_path, small, model=model)
+    with pytest.raises(TokenizerError, match="has 1200 tokens, and a vocabulary size of 2000001"):
+        load_tokenizer(folder)
+    assert load_tokenizer(folder, vocab_size=2_000_001).vocabulary.vocab_size == 2_000_001
+
+
+def test_a_token_id_beyond_all_limits(small: Path, tmp_path: Path) -> None:
+    document = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())
+    model = document["model"]
+    model["vocab"][list(model["vocab"])[-1]] = 2**31
+    folder = changed_json(tmp_path, small, model=model)
+    with (
+        within(20),
+        pytest.raises(TokenizerError, match="has the token id 2147483648, and ids end"),
+    ):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", ["scores", "pieces", "ids", "charsmap", "empty"])
+def test_a_sentencepiece_model_with_odd_values(small: Path, tmp_path: Path, kind: str) -> None:
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString((small / "small.model").read_bytes())
+    if kind == "scores":
+        for piece in model.pieces[300:400]:
+            piece.score = float("nan")
+    elif kind == "pieces":
+        model.pieces[400].piece = model.pieces[300].piece
+        model.pieces[401].piece = ""
+        model.pieces[10].piece = "<0x0G>"
+    elif kind == "ids":
+        model.trainer_spec.bos_id = model.trainer_spec.unk_id = 2**31 - 1
+    elif kind == "charsmap":
+        model.normalizer_spec.precompiled_charsmap = bytes(range(256))
+    else:
+        del model.pieces[:]
+    path = tmp_path / "a.model"
+    path.write_bytes(model.SerializeToString())
+    with within(20):
+        assert try_out(path) == (kind in ("scores", "ids"))
+
+
+def test_a_gguf_file_whose_counts_lie(small: Path, tmp_path: Path) -> None:
+    path = gguf_of_folder(tmp_path / "a.gguf", small / "small-byte-level")
+    data = path.read_bytes()
+    for name, width in ((b"tokenizer.ggml.tokens", 4 + 4), (b"tokenizer.ggml.model", 4)):
+        place = data.index(name) + len(name) + width
+        path.write_bytes(data[:place] + (2**60).to_bytes(8, "little") + data[place + 8 :])
+        with within(5), pytest.raises(TokenizerError, match="says that 1152921504606846976 things"):
+            load_tokenizer(path)
+
+
+def test_what_never_ends_is_no_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        for prefix in ("", "gguf:", "spm:"):
+            with within(5), pytest.raises(TokenizerError):
+                load_tokenizer(f"{prefix}{path}")
