@@ -14,7 +14,7 @@ import typer
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
 from xtok.cli._run import check_output, command, config, named, write
-from xtok.config import EstimateConfig
+from xtok.config import EstimateConfig, Loss
 from xtok.errors import XtokError
 
 _CLUSTER = "Cluster"
@@ -173,6 +173,12 @@ def evaluate(
             rich_help_panel="Text",
         ),
     ] = None,
+    for_loss: Annotated[
+        Loss | None,
+        typer.Option(
+            "--for", help="Rank the maps by what counts for this loss, and say which is better."
+        ),
+    ] = None,
     min_coverage: Annotated[
         float | None,
         typer.Option(help="Exit with 3 if a map covers less of any group of text.", min=0, max=1),
@@ -227,6 +233,7 @@ def evaluate(
             names=[str(path) for path in map_paths],
             field=field,
             group_by=group_by,
+            for_loss=for_loss,
             num_worst=num_worst,
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
