@@ -289,6 +289,44 @@ def test_a_full_disk_under_stdout_is_an_error(maps: Path) -> None:
     assert done.stderr.startswith("error: the output: No space left on device\nhint: ")
 
 
+@pytest.mark.parametrize("option", ["--version", "--help", "build --help"])
+def test_a_full_disk_under_help_is_an_error(tmp_path: Path, option: str) -> None:
+    done = shell(f"xtok {option} > /dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the output: No space left on device\n"
+        "hint: check the path, its permissions, and the free space\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "typer",  # among the imports of the command line
+        "xtok.cli._maps",  # among those of the command
+        "xtok.pipeline",  # within the command
+    ],
+)
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_ctrl_c_is_one_line(small: Path, tmp_path: Path, when: str, quiet: list[str]) -> None:
+    program = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {when!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from xtok.__main__ import program
+program()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "build", *two_files(small), *quiet],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_closed_stdin_is_an_error(small: Path, tmp_path: Path) -> None:
     done = shell(f"xtok align {' '.join(two_files(small))} - <&-", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -484,6 +485,57 @@ def test_a_killed_process_is_gone_on_from_byte_for_byte(
     assert not checkpoint.exists()
     expected = estimate(student, teacher, [corpus], base=base)
     assert output.read_bytes() == saved(expected, tmp_path)
+
+
+INTERRUPTED = """
+import os, signal
+from xtok import cooccurrence, counting
+cooccurrence.batches.__defaults__ = (1000,)
+add, calls = counting.TextCounter.add, []
+def interrupted(self, texts):
+    calls.append(texts)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    add(self, texts)
+counting.TextCounter.add = interrupted
+from xtok.__main__ import program
+program()
+"""
+
+
+@pytest.mark.parametrize("command", ["build", "estimate"])
+def test_counting_goes_on_after_ctrl_c(
+    cli: Cli, small: Path, corpus: Path, tmp_path: Path, command: str
+) -> None:
+    args = [
+        command, "--student-model", str(small / "small-byte-level"), "--teacher-model",
+        str(small / "small-digits"), "--text", str(corpus), "--output", "map.safetensors",
+    ]  # fmt: skip
+    stopped = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *args],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert stopped.stderr.splitlines()[-1] == (
+        "interrupted: counts saved in map.safetensors.checkpoint; "
+        "run the same command again to go on"
+    )
+    assert "Traceback" not in stopped.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors.checkpoint"]
+    done = cli(*args)
+    assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
+    size = (tmp_path / "map.safetensors").read_bytes()
+    resumed = re.search(
+        r"^note: resuming at (\d+)% of the text, from map.safetensors.checkpoint$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert resumed is not None
+    assert 0 < int(resumed[1]) <= 100
+    assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors"]
+    again = cli(*args)
+    assert "resuming" not in again.stderr
+    assert (tmp_path / "map.safetensors").read_bytes() == size
 
 
 @pytest.fixture

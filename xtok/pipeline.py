@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xtok.canonical import match_bytes
 from xtok.config import BuildConfig, EstimateConfig
@@ -13,6 +14,9 @@ from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import ProjectionMap
 from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer, as_tokenizer
+
+if TYPE_CHECKING:
+    from xtok.counting import CountedText, CountingPlan
 
 
 def build(
@@ -23,6 +27,7 @@ def build(
     texts: Sequence[str | Path] = (),
     field: str = EstimateConfig.field,
     checkpoint: Path | None = None,
+    count: Callable[[CountingPlan], CountedText] | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> ProjectionMap:
@@ -40,6 +45,7 @@ def build(
         texts: paths and globs of text to count on, as `estimate` takes them.
         field: the field or column that holds the text.
         checkpoint: as in `estimate`.
+        count: likewise.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -65,6 +71,7 @@ def build(
             ),
             base=multitoken(student, teacher, first, progress=progress),
             checkpoint=checkpoint,
+            count=count,
             text_progress=text_progress,
         )
     same = match_bytes(student.table, teacher.table) if _pins_same_bytes(config) else None

@@ -12,6 +12,7 @@ from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
 from xtok.cli._pairs import build_listed, planned_output, show_plan
 from xtok.cli._run import check_output, command, config, is_given, write
+from xtok.cli._texts import checkpoint_of, count_here, keeping
 from xtok.config import (
     BuildConfig,
     EstimateConfig,
@@ -133,16 +134,18 @@ def build(
         if dry_run:
             show_plan(student, teacher, path, options, skip_existing)
             return
-        projection = pipeline.build(
-            student,
-            teacher,
-            options,
-            texts=text or [],
-            field=field,
-            progress=report.progress_bar,
-            text_progress=report.text_progress_bar,
-        )
-        write(projection, path, num_examples=num_examples, strict=strict)
+        saved = checkpoint_of(path)
+        with keeping(saved if text else None):
+            projection = pipeline.build(
+                student,
+                teacher,
+                options,
+                texts=text or [],
+                field=field,
+                count=partial(count_here, student=student, teacher=teacher, checkpoint=saved),
+                progress=report.progress_bar,
+            )
+            write(projection, path, num_examples=num_examples, strict=strict)
 
 
 def multitoken(

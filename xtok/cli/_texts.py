@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
-from xtok.cli._run import check_output, command, config, named, write
+from xtok.cli._run import check_output, command, config, deferred_interrupt, named, write
 from xtok.config import EstimateConfig, Loss
 from xtok.errors import XtokError
+
+if TYPE_CHECKING:
+    from xtok.counting import CountedText, CountingPlan
+    from xtok.tokenizers import Tokenizer
 
 _CLUSTER = "Cluster"
 
@@ -115,17 +119,10 @@ def estimate(
         student, teacher = (load(*side, **safety) for side in sides)
         ids = student.vocabulary.model_id, teacher.vocabulary.model_id
         path = named(output, mapfile.default_name(*ids, "estimate", f"top{top_k}"))
-        saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
-        count: Callable[[counting.CountingPlan], counting.CountedText]
-        if engine == "local":
-            count = partial(
-                counting.count_text,
-                student=student,
-                teacher=teacher,
-                checkpoint=saved,
-                progress=report.text_progress_bar,
-            )
-        else:
+        saved = checkpoint or checkpoint_of(path)
+        is_local = engine == "local"
+        count = partial(count_here, student=student, teacher=teacher, checkpoint=saved)
+        if not is_local:
             from xtok import cluster
 
             sources = [
@@ -134,26 +131,65 @@ def estimate(
                 )
                 for model, revision, size, pattern in sides
             ]
-            count = partial(
+            count = partial(  # type: ignore[assignment]
                 cluster.count_on_ray,
                 student=sources[0],
                 teacher=sources[1],
                 address=address,
                 progress=report.text_progress_bar,
             )
-        with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
-            projection = counting.estimate(
-                student,
-                teacher,
-                text,
-                options,
-                base=base,
-                count=count,
-                progress=report.progress_bar,
-            )
-        write(projection, path, num_examples=num_examples)
-        if engine == "local":
-            saved.unlink(missing_ok=True)  # not before the map is there
+        with keeping(saved if is_local else None):
+            with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
+                projection = counting.estimate(
+                    student,
+                    teacher,
+                    text,
+                    options,
+                    base=base,
+                    count=count,
+                    progress=report.progress_bar,
+                )
+            write(projection, path, num_examples=num_examples)
+
+
+def checkpoint_of(output: Path) -> Path:
+    """Return where counts are saved if no other place is given: beside the map."""
+    return output.with_name(f"{output.name}.checkpoint")
+
+
+def count_here(
+    plan: CountingPlan, *, student: Tokenizer, teacher: Tokenizer, checkpoint: Path
+) -> CountedText:
+    """Count a plan on this machine; an interruption waits for the next batch, and saves counts."""
+    from xtok import counting, report
+
+    def resumed(share: float) -> None:
+        report.print_notes([f"resuming at {share:.0%} of the text, from {checkpoint}"])
+
+    with deferred_interrupt() as is_interrupted:
+        return counting.count_text(
+            plan,
+            student,
+            teacher,
+            checkpoint=checkpoint,
+            progress=report.text_progress_bar,
+            resumed=resumed,
+            stopping=is_interrupted,
+        )
+
+
+@contextmanager
+def keeping(checkpoint: Path | None) -> Iterator[None]:
+    """Remove a checkpoint at the end, when the map is written; say where it is if interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if checkpoint is None or not checkpoint.exists():
+            raise
+        message = f"counts saved in {checkpoint}; run the same command again to go on"
+        raise KeyboardInterrupt(message) from None
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
 
 
 def evaluate(
