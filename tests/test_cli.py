@@ -59,9 +59,19 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
     assert os.listdir(tmp_path) == ["small-digits_to_small_top4.safetensors"]
     lines = done.stderr.splitlines()
     stages = [line.split(":")[0] for line in lines if not line.startswith((" ", "note"))]
-    assert stages == ["multitoken", "reapply-exact", "sort-cut"]
+    assert stages == ["build", "sort-cut"]
     assert sum(" → " in line for line in lines) == 3
     assert "it/s" not in done.stderr  # no progress bar where there is no terminal
+
+
+def test_build_tells_what_a_loss_chose(cli: Cli, small: Path) -> None:
+    for options, chosen in (
+        ([], "--weights prior --target both --no-exact-match --no-scale-trick --top-k 8"),
+        (["--top-k", "3"], "--weights prior --target both --no-exact-match --no-scale-trick"),
+    ):
+        done = cli("build", *pair(small), "--for", "p-kl", *options)
+        assert done.stderr.startswith(f"note: --for p-kl chose {chosen}\nbuild: ")
+        assert " rows counted on synthetic text" in done.stderr
 
 
 def test_build_is_the_three_commands_byte_for_byte(

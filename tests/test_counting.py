@@ -816,7 +816,7 @@ def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) 
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     done = cli("estimate", *pair, "--text", "a.txt")
     assert done.returncode == 1
-    assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3\n" in done.stderr
+    assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3, in line 1\n" in done.stderr
     assert cli("estimate", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2
     done = cli("estimate", *pair, "--text", "a.txt", "--checkpoint", "none/saved")
     assert (done.returncode, done.stderr) == (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -227,13 +229,13 @@ def test_overlap(byte_level: Tokenizer, digits: Tokenizer, sentencepiece: Tokeni
     for i, a in enumerate(naive):
         for j, b in enumerate(naive):
             assert found.counts[i][j] == len(a & b)
-            assert found.shares[i][j] == len(a & b) / min(len(a), len(b))
+            assert found.shares[i][j] == len(a & b) / len(a)
     assert found.sizes == tuple(map(len, naive))
     rows = list(csv.DictReader(overlap_csv(found).splitlines()))
     assert len(rows) == 9
     assert rows[1]["other"] == "small-digits"
     assert int(rows[1]["shared"]) == found.counts[0][1]
-    assert float(rows[1]["share_of_smaller"]) == pytest.approx(found.shares[0][1], abs=1e-6)
+    assert float(rows[1]["share"]) == pytest.approx(found.shares[0][1], abs=1e-6)
 
 
 def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
@@ -243,6 +245,7 @@ def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "100.0%" in done.stdout
+    assert "note: the plot is overlap.png\n" in done.stderr
     data = (tmp_path / "overlap.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     narrow = cli("overlap", *models, env={"COLUMNS": "40"}).stdout
@@ -251,7 +254,7 @@ def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert as_json["sizes"][-1] == 256
     assert np.array(as_json["counts"]).shape == (4, 4)
     lines = cli("overlap", *models, "--csv").stdout.splitlines()
-    assert lines[0] == "model,other,size,other_size,shared,share_of_smaller"
+    assert lines[0] == "model,other,size,other_size,shared,share"
     assert len(lines) == 17
     assert cli("overlap", "bytes", "--csv", "--json").returncode == 2
 
@@ -261,6 +264,23 @@ def test_a_plot_of_any_names(byte_level: Tokenizer, tmp_path: Path) -> None:
     found = replace(overlap([byte_level]), model_ids=("a$\\x$_b",))
     plot_overlap(found, tmp_path / "x.svg")
     assert (tmp_path / "x.svg").stat().st_size > 1000
+
+
+def test_a_plot_on_a_full_disk_leaves_nothing(byte_level: Tokenizer, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    script = (
+        "import resource, sys; from pathlib import Path; import xtok\n"
+        "from xtok.sharing import overlap, plot_overlap\n"
+        "found = overlap([xtok.load_tokenizer('bytes')])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "plot_overlap(found, Path('x.png'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "OutputError: the plot x.png cannot be written: " in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plot_that_cannot_be_written_is_known_at_once(cli: Cli) -> None:

@@ -350,6 +350,35 @@ def test_evaluate_on_the_command_line(cli: Cli, small: Path, corpus: Path, tmp_p
     assert lost.stderr.startswith("error: --text: there is no file nowhere*.txt\nhint: ")
 
 
+def test_a_gate_of_nan_is_refused(
+    cli: Cli, byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    for gate in ("--max-cross-entropy", "--min-coverage"):
+        pair = ("--student-model", "bytes", "--teacher-model", "bytes")
+        done = cli("evaluate", "a", "--text", "x", *pair, gate, "nan")
+        assert done.returncode == 2
+        assert f"Invalid value for '{gate}': " in done.stderr
+    found = evaluate([recipe], [corpus], byte_level, digits)
+    with pytest.raises(ValueError, match="max_cross_entropy is nan"):
+        found.failing(max_cross_entropy=float("nan"))
+
+
+def test_the_map_of_another_pair_is_named(cli: Cli, small: Path, corpus: Path) -> None:
+    assert cli("build", *models(small), "--output", "a.safetensors").returncode == 0
+    swapped = [
+        "--student-model", small / "small-digits", "--teacher-model", small / "small-byte-level",
+    ]  # fmt: skip
+    assert cli("build", *swapped, "--output", "b.safetensors").returncode == 0
+    for args in (
+        ["evaluate", "a.safetensors", "b.safetensors", *models(small), "--text", corpus],
+        ["compare", "a.safetensors", "b.safetensors"],
+    ):
+        done = cli(*args)
+        assert done.returncode == 1
+        [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert error.startswith("error: b.safetensors: the map's student is small-digits, ")
+
+
 def test_compare_tells_how_far_rows_are_apart(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap
 ) -> None:

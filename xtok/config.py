@@ -248,7 +248,7 @@ class MergeConfig:
 def _positive(**value: float) -> None:
     for name, number in value.items():
         if not (number > 0 and isfinite(number)):
-            raise ValueError(f"{name} is {number}, and must be above 0")
+            raise ValueError(f"{name} is {number}, and must be above 0 and finite")
 
 
 def _within(minimum: int, **value: int) -> None:

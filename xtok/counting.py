@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from os import PathLike
@@ -524,6 +524,7 @@ def map_of_counts(
         "texts": [asdict(source) for source in plan.sources],
         "counted": asdict(totals),
     }
+    history = history_with(base, step)
     result = finished(
         heaviest(smooth(counted, towards, alpha), config.top_k),
         student=base.student,
@@ -532,14 +533,18 @@ def map_of_counts(
         scale_slot=None,
         method="estimate",
         top_k=config.top_k,
-        history=history_with(base, step),
-        reports=(*base.reports, _report(totals, kind, alpha, config)),
+        history=history,
+        reports=(*base.reports, _report(totals, kind, alpha, config, history)),
     )
     return reapply_exact(result) if config.pin_exact else result
 
 
 def _report(
-    totals: TextTotals, kind: NDArray[np.uint8], alpha: float, config: EstimateConfig
+    totals: TextTotals,
+    kind: NDArray[np.uint8],
+    alpha: float,
+    config: EstimateConfig,
+    history: Iterable[Mapping[str, Any]],
 ) -> StageReport:
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
@@ -559,4 +564,4 @@ def _report(
         notes.append(
             f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"
         )
-    return stage_report("estimate", kind, notes)
+    return stage_report("estimate", kind, notes, history=history)

@@ -12,7 +12,7 @@ from xtok.canonical import match_bytes
 from xtok.config import BuildConfig, EstimateConfig
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import ProjectionMap
-from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.stages import finished_report, multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer, as_tokenizer
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def build(
         first = replace(config.multitoken, weights="prior", scale_trick=False)
         from xtok.counting import estimate
 
-        return estimate(
+        projection = estimate(
             student,
             teacher,
             texts,
@@ -74,13 +74,18 @@ def build(
             count=count,
             text_progress=text_progress,
         )
+        counted = projection.reports[1]
+        done = finished_report("build", projection, student, teacher, config.ignore_student_ids)
+        return replace(projection, reports=(replace(done, notes=done.notes + counted.notes),))
     same = match_bytes(student.table, teacher.table) if _pins_same_bytes(config) else None
     projection = multitoken(
         student, teacher, config.multitoken, spared=same or (), progress=progress
     )
     if config.exact_match:
         projection = reapply_exact(projection, student=student, teacher=teacher, same_bytes=same)
-    return sort_cut(projection, config.sort_cut)
+    projection = sort_cut(projection, config.sort_cut)
+    done = finished_report("build", projection, student, teacher, config.ignore_student_ids)
+    return replace(projection, reports=(done, projection.reports[-1]))
 
 
 def _pins_same_bytes(config: BuildConfig) -> bool:

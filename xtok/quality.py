@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,7 @@ from xtok.sides import require_same_pair, require_table
 from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.tokens import plural
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` says nothing, and is left out."""
@@ -183,7 +185,17 @@ class Evaluation:
     def failing(
         self, *, min_coverage: float | None = None, max_cross_entropy: float | None = None
     ) -> list[str]:
-        """Say in a line each which maps miss a bound on any group of text."""
+        """Say in a line each which maps miss a bound on any group of text.
+
+        Raises:
+            ValueError: if a bound is NaN, which nothing misses.
+        """
+        for name, bound in (
+            ("min_coverage", min_coverage),
+            ("max_cross_entropy", max_cross_entropy),
+        ):
+            if bound is not None and isnan(bound):
+                raise ValueError(f"{name} is nan, which nothing misses")
         missed = []
         for m in self.measures:
             if min_coverage is not None and m.coverage.value < min_coverage:
@@ -264,8 +276,8 @@ def evaluate(
     )
     if not len(seen.keys):
         raise XtokError(
-            f"nothing can be measured: {len(seen.groups):,} documents, {seen.num_bytes:,} bytes "
-            "of text",
+            f"nothing can be measured: {plural(len(seen.groups), 'document')}, "
+            f"{seen.num_bytes:,} bytes of text",
             hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
             "differ",
         )

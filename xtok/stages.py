@@ -42,7 +42,7 @@ from xtok.projection import (
     sum_duplicates,
 )
 from xtok.sides import require_same_pair, require_table, with_vocabularies
-from xtok.tokens import TokenTable, Vocabulary
+from xtok.tokens import TokenTable, Vocabulary, plural
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -84,7 +84,7 @@ def multitoken(
     _check_ignored("teacher", teacher, ignored[1])
     rows = student.table_as(config.token_form, ignore=ignored[0])
     columns = teacher.table_as(config.token_form, ignore=ignored[1])
-    notes = [*_read("student", student), *_read("teacher", teacher)]
+    notes = _side_notes(student, teacher)
     failures = undecodable_tokens(student, teacher, ignored)
     kind = np.zeros(len(rows), np.uint8)
     kind[list(spared)] = RowKind.PIECES
@@ -129,7 +129,8 @@ def multitoken(
     if config.scale_trick:
         candidates = [i for i in slot_candidates(teacher.table) if i not in ignored[1]]
         edges, slot = _add_slots(edges, candidates, teacher.table, len(rows), notes)
-    notes += empty_row_notes(student.vocabulary, kind)
+    notes += _empty_row_notes(student.vocabulary, kind, ignored[0])
+    history = history_with(initial, step)
     return finished(
         edges,
         student=student.vocabulary,
@@ -138,8 +139,8 @@ def multitoken(
         scale_slot=slot,
         method="multitoken",
         top_k=config.top_k,
-        history=history_with(initial, step),
-        reports=(stage_report("multitoken", kind, notes, failures),),
+        history=history,
+        reports=(stage_report("multitoken", kind, notes, failures, history=history),),
     )
 
 
@@ -196,7 +197,8 @@ def reapply_exact(
     used: dict[str, str] = {"special_tokens": options.special_tokens}
     if options.canonicalization == "relaxed":
         used["canonicalization"] = "relaxed"
-    step = {"stage": "reapply-exact", "options": used}
+    history = history_with(projection, {"stage": "reapply-exact", "options": used})
+    report = stage_report("reapply-exact", kind, [], history=history)
     return finished(
         Edges.concatenate([slotted, others, exact, special]),
         student=projection.student,
@@ -205,8 +207,8 @@ def reapply_exact(
         scale_slot=None if slot is None else np.where(pinned, np.uint8(0), slot),
         method=projection.method,
         top_k=projection.top_k,
-        history=history_with(projection, step),
-        reports=(*projection.reports, stage_report("reapply-exact", kind, [])),
+        history=history,
+        reports=(*projection.reports, report),
     )
 
 
@@ -284,7 +286,7 @@ def merge(maps: Sequence[ProjectionMap], config: MergeConfig | None = None) -> P
     weights = config.weights or (1.0,) * len(maps)
     if len(weights) != len(maps):
         raise XtokError(
-            f"there are {len(maps)} maps and {len(weights)} weights",
+            f"there are {len(maps)} maps and {plural(len(weights), 'weight')}",
             hint=f"give one weight per map: --weights {','.join(['1'] * len(maps))}",
         )
     first = maps[0]
@@ -396,17 +398,19 @@ def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
         )
 
 
-def _read(side: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the notes of a side: its width and where that comes from, and what changes text."""
-    vocabulary = tokenizer.vocabulary
-    notes = [
-        f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
-        f"(from the {vocabulary.width_source})"
-    ]
-    notes += [
-        f"{vocabulary.model_id} changes text: {change.normalizer}: {change.changes}"
-        for change in tokenizer.text_changes
-    ]
+def _side_notes(student: Tokenizer, teacher: Tokenizer) -> list[str]:
+    """Return for each side its width, where that comes from, and what changes text."""
+    notes = []
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        vocabulary = tokenizer.vocabulary
+        notes.append(
+            f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
+            f"(from the {vocabulary.width_source})"
+        )
+        notes += [
+            f"{vocabulary.model_id} changes text: {change.normalizer}: {change.changes}"
+            for change in tokenizer.text_changes
+        ]
     return notes
 
 
@@ -458,17 +462,52 @@ def _add_slots(
         waiting &= ~free
         if not waiting.any():
             break
-    if waiting.any():
-        notes.append(
-            f"{int(waiting.sum()):,} rows have no scale slot: no teacher id is free of meaning"
-        )
     rows = np.flatnonzero(slot_of_row >= 0)
-    if len(rows):
-        taken, times = np.unique(slot_of_row[rows], return_counts=True)
-        most_first = taken[np.argsort(-times, kind="stable")].tolist()
-        notes.append(f"scale slots on {_some(most_first, columns, 'teacher id')}")
+    notes += _slot_notes(int(waiting.sum()), slot_of_row[rows], columns)
     slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
     return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)
+
+
+def _slot_notes(without: int, slots: NDArray[Any], columns: TokenTable) -> list[str]:
+    """Return notes on rows without a slot, and on the teacher ids of the others' slots."""
+    notes = []
+    if without:
+        notes.append(
+            f"{plural(without, 'row')} without a scale slot: no teacher id is free of meaning"
+        )
+    if len(slots):
+        taken, times = np.unique(slots, return_counts=True)
+        most_first = taken[np.argsort(-times, kind="stable")].tolist()
+        notes.append(f"scale slots on {_some(most_first, columns, 'teacher id')}")
+    return notes
+
+
+def finished_report(
+    stage: str,
+    projection: ProjectionMap,
+    student: Tokenizer,
+    teacher: Tokenizer,
+    ignored: Collection[int] = (),
+) -> StageReport:
+    """Return one report for what several stages made: rows and notes of the finished map alone.
+
+    Args:
+        stage: the report's name.
+        projection: the map, with the stages' reports, whose failures are kept.
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        ignored: rows that were asked to stay empty.
+    """
+    kind = projection.row_kind
+    notes = _side_notes(student, teacher)
+    if projection.scale_slot is not None:
+        pinned = np.isin(kind, [RowKind.EMPTY, RowKind.EXACT, RowKind.ROLE])
+        without = int(np.count_nonzero(~pinned & (projection.scale_slot == 0)))
+        slots = projection.teacher_ids[projection.is_slot]
+        notes += _slot_notes(without, slots, teacher.table)
+    notes += _empty_row_notes(student.vocabulary, kind, ignored)
+    failures = [failure for report in projection.reports for failure in report.failures]
+    return stage_report(stage, kind, notes, failures, history=projection.history)
 
 
 def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
@@ -506,26 +545,39 @@ _IN_WORDS = {
     RowKind.PIECES: "from pieces",
     RowKind.ROLE: "by role",
     RowKind.EMBEDDING: "by embedding",
-    RowKind.COUNTED: "counted",
+    RowKind.COUNTED: "counted on the text",
     RowKind.MIXED: "mixed",
     RowKind.RELAXED: "relaxed",
 }
 
 
 def stage_report(
-    stage: str, kind: NDArray[np.uint8], notes: Sequence[str], failures: Sequence[str] = ()
+    stage: str,
+    kind: NDArray[np.uint8],
+    notes: Sequence[str],
+    failures: Sequence[str] = (),
+    *,
+    history: Iterable[Mapping[str, Any]] = (),
 ) -> StageReport:
-    """Return the report of a stage that counts the rows of its result by kind."""
+    """Return the report of a stage that counts the rows of its result by kind.
+
+    The history of the map tells whether its pieces were counted on synthetic text.
+    """
     found = np.bincount(kind, minlength=len(RowKind)).tolist()
-    counts = {f"rows {_IN_WORDS[k]}": found[k] for k in RowKind if found[k]}
+    words = dict(_IN_WORDS)
+    if any(step["options"].get("weights") == "prior" for step in history):
+        words[RowKind.PIECES] = "counted on synthetic text"
+    counts = {f"rows {words[k]}": found[k] for k in RowKind if found[k]}
     return StageReport(stage, counts, tuple(notes), tuple(failures))
 
 
-def empty_row_notes(student: Vocabulary, kind: NDArray[np.uint8]) -> list[str]:
-    """Return a note on text rows, and one on special tokens, that are left empty."""
+def _empty_row_notes(
+    student: Vocabulary, kind: NDArray[np.uint8], ignored: Collection[int] = ()
+) -> list[str]:
+    """Return a note on text rows, and one on special tokens, that stay empty unasked."""
     table = require_table(student)
-    text = [i for i in table.text_ids.tolist() if not kind[i]]
-    special = [i for i in table.control_names if not kind[i]]
+    text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
+    special = [i for i in table.control_names if not kind[i] and i not in ignored]
     notes = [f"empty rows: {_some(text, table)}"] if text else []
     if special:
         notes.append(f"no counterpart for {_some(special, table, 'special token')}")
@@ -536,4 +588,4 @@ def _some(ids: list[int], table: TokenTable, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
     examples = ", ".join(f"{i} '{table.shown(i)}'" for i in ids[:3])
     more = ", …" if len(ids) > 3 else ""
-    return f"{len(ids):,} {what}{'s' if len(ids) > 1 else ''}: {examples}{more}"
+    return f"{plural(len(ids), what)}: {examples}{more}"

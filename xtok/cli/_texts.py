@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_like, load_map
-from xtok.cli._run import check_output, command, config, deferred_interrupt, named, write
+from xtok.cli._run import check_output, command, config, deferred_interrupt, is_given, named, write
 from xtok.config import EstimateConfig, Loss
 from xtok.errors import XtokError
 
@@ -26,7 +27,24 @@ _CLUSTER = "Cluster"
 Engine = Literal["local", "ray"]
 
 
+def _is_number(bound: float | None) -> float | None:
+    """Refuse a gate that would be open whatever is measured."""
+    if bound is not None and isnan(bound):
+        raise typer.BadParameter("nan is no bound")
+    return bound
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an error about a map of it."""
+    try:
+        yield
+    except XtokError as error:
+        raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
+
+
 def estimate(
+    context: typer.Context,
     *,
     text: opt.Texts,
     student_model: opt.StudentModel,
@@ -47,8 +65,8 @@ def estimate(
     alpha: Annotated[
         float | None,
         typer.Option(
-            help="How many sightings the initial map counts for; chosen on held-out documents if "
-            "not given."
+            help="Pseudo-count: how many counted pairs a row of the initial map weighs. By default "
+            "chosen on held-out documents."
         ),
     ] = EstimateConfig.alpha,
     pin_exact: Annotated[
@@ -93,6 +111,8 @@ def estimate(
     options = config(
         EstimateConfig, top_k=top_k, target=target, alpha=alpha, pin_exact=pin_exact, field=field
     )
+    if engine == "local" and is_given(context, "address"):
+        raise typer.BadParameter("--address goes with --engine ray")
     if engine == "ray" and checkpoint is not None:
         raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     with command(quiet):
@@ -217,11 +237,19 @@ def evaluate(
     ] = None,
     min_coverage: Annotated[
         float | None,
-        typer.Option(help="Exit with 3 if a map covers less of any group of text.", min=0, max=1),
+        typer.Option(
+            help="Exit with 3 if a map covers less of any group of text.",
+            min=0,
+            max=1,
+            callback=_is_number,
+        ),
     ] = None,
     max_cross_entropy: Annotated[
         float | None,
-        typer.Option(help="Exit with 3 if a map's cross-entropy is above this on any group."),
+        typer.Option(
+            help="Exit with 3 if a map's cross-entropy is above this on any group.",
+            callback=_is_number,
+        ),
     ] = None,
     num_worst: Annotated[
         int, typer.Option(help="Show this many of each map's most costly rows.", min=0, metavar="N")
@@ -254,15 +282,13 @@ def evaluate(
         teacher = load_like(
             maps[0].teacher, teacher_model, teacher_revision, None, teacher_pattern, **safety
         )
-        for projection in maps:
+        for number, (path, projection) in enumerate(zip(map_paths, maps, strict=True)):
             report.print_reports(projection.reports)
+            both = {"student": student.vocabulary, "teacher": teacher.vocabulary}
+            with _naming(path):
+                maps[number] = sides.with_vocabularies(projection, **both, widths=True)
         found = quality.evaluate(
-            [
-                sides.with_vocabularies(
-                    projection, student=student.vocabulary, teacher=teacher.vocabulary
-                )
-                for projection in maps
-            ],
+            maps,
             text,
             student,
             teacher,
@@ -332,8 +358,11 @@ def compare(
             student = load_like(
                 maps[0].student, student_model, student_revision, None, student_pattern, **safety
             )
-            maps[0] = sides.with_vocabularies(maps[0], student=student.vocabulary)
+            with _naming(first):
+                maps[0] = sides.with_vocabularies(maps[0], student=student.vocabulary)
             counts = comparison.count_tokens(text, student, field)
+        with _naming(second):
+            sides.require_same_pair(maps[1], maps[0].student, maps[0].teacher)
         found = comparison.compare(*maps, token_counts=counts, num_examples=num_examples)
         if json:
             print(report.to_json(found))  # noqa: T201

@@ -150,6 +150,8 @@ def align(
     """Show two tokenizations of a text over one another, and the chunks that they share."""
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
+    if chat is None and (student_chat_template or teacher_chat_template):
+        raise typer.BadParameter("a chat template goes with --chat")
     data = read_text(text, file) if chat is None else b""
     conversation = {} if chat is None else read_chat(chat)
     with command(quiet):
