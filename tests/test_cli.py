@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -16,7 +17,10 @@ from conftest import Cli
 from typer.testing import CliRunner
 
 from xtok import __version__
+from xtok.classes import TokenClass, token_classes
 from xtok.cli import COMMANDS, make_app
+from xtok.projection import ProjectionMap
+from xtok.sides import require_table
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +236,36 @@ def test_inspect_as_json(cli: Cli, maps: Path) -> None:
     assert len(found["examples"]) == 3
     weights = [entry["weight"] for entry in found["examples"][1]["entries"]]
     assert sum(weights) == pytest.approx(1)
+
+
+def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
+    path = maps / "map.safetensors"
+    listed = cli("inspect", path, "--class", "digits", "--kind", "exact", "--worst", "2")
+    assert listed.returncode == 0, listed.stderr
+    assert max(map(len, listed.stdout.splitlines())) <= 80
+    assert "2 of " in listed.stdout
+    assert "rows by kind" not in listed.stdout
+    found = json.loads(cli("inspect", path, "--class", "digits", "--json").stdout)
+    projection = ProjectionMap.load(path)
+    classes = token_classes(require_table(projection.student))
+    digits = np.flatnonzero(classes <= TokenClass.DIGITS_MIXED)
+    assert found["found"] == len(digits)
+    assert len(found["rows"]) == min(20, len(digits))
+    heaviest = [[*projection.row(row)[1], 0.0][0] for row in digits.tolist()]  # a slot is last
+    expected = digits[np.argsort(heaviest, kind="stable")][:20].tolist()
+    assert [row["student_id"] for row in found["rows"]] == expected
+    for options, message in (
+        (
+            ["--class", "digit"],
+            "error: there is no class of tokens 'digit'\nhint: give one of: digits",
+        ),
+        (
+            ["--kind", "none"],
+            "error: there is no kind of row 'none'\nhint: give one of: empty, exact",
+        ),
+    ):
+        assert cli("inspect", path, *options).stderr.startswith(message)
+    assert cli("inspect", path, "--worst", "2", "--token", "a").returncode == 2
 
 
 def test_inspect_finds_bytes_and_control_tokens(cli: Cli, maps: Path) -> None:

@@ -209,6 +209,7 @@ def test_doctor_exits_with_3_and_prints_json(cli: Cli, small: Path) -> None:
     assert one["model_id"] == "bytes"
     done = cli("doctor", "bytes")
     assert done.returncode == 3
+    assert done.stdout.splitlines()[0] == "failed: bytes: 1 check failed (bytes: eos)"
     assert done.stdout.splitlines()[-1] == "failed: bytes: eos"
 
 
@@ -351,6 +352,17 @@ def test_real_templates_keep_what_they_wrote(
     assert check(found, "prefix, tool message").level == tool
     assert check(found, "prefix, user turn").level == user
     assert (found.tool_suffix_ids is not None) == (tool == "ok")
+
+
+def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    found = doctor([byte_level, digits])
+    assert found.pair is not None
+    warnings = sum(c.level == "warning" for one in found.tokenizers for c in one.checks)
+    assert not found.failed
+    assert found.verdict == (
+        f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings; "
+        f"{found.pair.loss} suits: {found.pair.why}"
+    )
 
 
 @pytest.mark.real

@@ -213,9 +213,7 @@ ExtendedProjectionPath = Annotated[
 TopK = Annotated[
     int,
     typer.Option(
-        help="Entries per row, the scale slot included; with one, at least 2.",
-        min=1,
-        max=MAX_ENTRIES,
+        help=f"Entries per row, 1 to {MAX_ENTRIES}; from 2 with a scale slot, which is one of them.",
         metavar="N",
         rich_help_panel=_MAKING,
     ),
@@ -225,7 +223,6 @@ MaxPieces = Annotated[
     typer.Option(
         help="How many of a token's pieces on the other side count.",
         min=1,
-        max=MAX_ENTRIES,
         metavar="N",
         rich_help_panel=_MAKING,
     ),
@@ -295,7 +292,6 @@ FuzzyTopK = Annotated[
     typer.Option(
         help="With fuzzy: teacher tokens per special token.",
         min=1,
-        max=MAX_ENTRIES,
         metavar="N",
         rich_help_panel=_MATCHING,
     ),

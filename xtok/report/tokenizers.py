@@ -11,8 +11,9 @@ from xtok.sharing import Overlap
 
 
 def print_diagnosis(found: Diagnosis) -> None:
-    """Print a page per tokenizer, and what a map between two will meet, in 80 columns."""
+    """Print the verdict, a page per tokenizer, and what a map between two will meet."""
     with printing() as console:
+        console.print(cell(found.verdict))
         for one in found.tokenizers:
             console.print(_page(one))
         if found.pair is not None:
