@@ -30,6 +30,7 @@ PAIRS = (
     ("claude-2", "mistral-v3.model"),
 )
 OPTIONS = {
+    "--for p-kl": BuildConfig.for_loss("p-kl"),
     "--canonicalization relaxed": BuildConfig(canonicalization="relaxed"),
     "--special-tokens fuzzy": BuildConfig(special_tokens="fuzzy"),
     "  with NeMo-RL's 0.3 and 32": BuildConfig(

@@ -194,7 +194,8 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(
     assert 0 < p_kl.lead.low < p_kl.lead.value
     assert p_kl.verdict.startswith("For P-KL, chunks is better: ")
     assert " nats over chunks, as P-KL averages, against " in p_kl.verdict
-    for loss, name in (("gold", "gold"), ("h-kl", "H-KL")):
+    gold_like: tuple[tuple[Loss, str], ...] = (("gold", "gold"), ("h-kl", "H-KL"))
+    for loss, name in gold_like:
         other = ranking(loss)
         assert (other.names, other.measure) == (("starts", "chunks"), "cross_entropy")
         assert other.verdict.startswith(f"For {name}, starts is better: ")

@@ -25,7 +25,7 @@ from functools import cached_property
 from math import isnan
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -494,7 +494,8 @@ class _Measured:
     def start_sums(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Each document's losses at shared token boundaries, added up, and their number."""
         seen, num = self.seen, len(self.seen.groups)
-        losses = np.bincount(seen.documents, seen.counts * self.losses[seen.places], num)
+        weighted = seen.counts * self.losses[seen.places]
+        losses = np.bincount(seen.documents, weighted, num).astype(np.float64)
         return losses, np.bincount(seen.documents, seen.counts, num).astype(np.int64)
 
     def measures(self, name: str, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
@@ -509,7 +510,7 @@ class _Measured:
             np.ones(len(seen.keys)), self.losses, self.weights > 0, self.is_top,
             self._losses_of(floor_weights), floor_weights > 0, self.recipe, self.slot_weight,
         ]  # fmt: skip
-        sums = [
+        sums: list[NDArray[Any]] = [
             np.bincount(documents, amounts * values[places], len(seen.groups))[chosen]
             for values in per_pair
         ]

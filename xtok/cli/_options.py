@@ -213,7 +213,7 @@ ExtendedProjectionPath = Annotated[
 TopK = Annotated[
     int,
     typer.Option(
-        help=f"Entries per row, 1 to {MAX_ENTRIES}; from 2 with a scale slot, which is one of them.",
+        help=f"Entries per row, the scale slot included: 1 (with a slot 2) to {MAX_ENTRIES}.",
         metavar="N",
         rich_help_panel=_MAKING,
     ),

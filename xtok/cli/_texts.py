@@ -151,7 +151,7 @@ def estimate(
                 )
                 for model, revision, size, pattern in sides
             ]
-            count = partial(  # type: ignore[assignment]
+            count = partial(
                 cluster.count_on_ray,
                 student=sources[0],
                 teacher=sources[1],
