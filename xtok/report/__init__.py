@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,9 +92,11 @@ def print_examples(rows: Iterable[RowDescription]) -> None:
 def _counted(value: float, what: str) -> str:
     if not isinstance(value, int):
         return f"{value:.2g} {what}"
-    plural, _, rest = what.partition(" ")
-    singular = _SINGULAR.get(plural, plural) if value == 1 else plural
-    return f"{value:,} {singular} {rest}".rstrip()
+    return f"{value:,} {what if value != 1 else _PLURALS.sub(_singular, what, count=1)}"
 
 
-_SINGULAR = {"rows": "row", "entries": "entry", "weights": "weight"}
+_PLURALS = re.compile(r"\b(rows|entries|weights|slots)\b")
+
+
+def _singular(noun: re.Match[str]) -> str:
+    return "entry" if noun[0] == "entries" else noun[0][:-1]
