@@ -661,8 +661,8 @@ def test_documents_count_up_to_a_difference(
     assert sorted(names) == [b",", b"1", b"2"]
     found = map_of_counts(counts, multitoken(composing, byte_level), plan, EstimateConfig(alpha=1))
     assert found.reports[-1].notes[1] == (
-        "2 documents are spelled differently by the two sides; they count up to there: "
-        "69.2% of the text is lost"
+        "the tokenizers disagree on 2 documents (normalization); "
+        "each was counted up to that point, skipping 69.2% of the text"
     )
 
 
