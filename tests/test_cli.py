@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -20,8 +21,11 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok import __version__
+from xtok.classes import TokenClass, token_classes
 from xtok.cli import COMMANDS, make_app
 from xtok.errors import TokenizerError
+from xtok.projection import ProjectionMap
+from xtok.sides import require_table
 from xtok.tokenizers import load_tokenizer
 
 
@@ -65,9 +69,19 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
     assert os.listdir(tmp_path) == ["small-digits_to_small_top4.safetensors"]
     lines = done.stderr.splitlines()
     stages = [line.split(":")[0] for line in lines if not line.startswith((" ", "note"))]
-    assert stages == ["multitoken", "reapply-exact", "sort-cut"]
+    assert stages == ["build", "sort-cut"]
     assert sum(" → " in line for line in lines) == 3
     assert "it/s" not in done.stderr  # no progress bar where there is no terminal
+
+
+def test_build_tells_what_a_loss_chose(cli: Cli, small: Path) -> None:
+    for options, chosen in (
+        ([], "--weights prior --target both --no-exact-match --no-scale-trick --top-k 8"),
+        (["--top-k", "3"], "--weights prior --target both --no-exact-match --no-scale-trick"),
+    ):
+        done = cli("build", *pair(small), "--for", "p-kl", *options)
+        assert done.stderr.startswith(f"note: --for p-kl chose {chosen}\nbuild: ")
+        assert " rows counted on synthetic text" in done.stderr
 
 
 def test_build_is_the_three_commands_byte_for_byte(
@@ -346,6 +360,36 @@ def test_inspect_as_json(cli: Cli, maps: Path) -> None:
     assert sum(weights) == pytest.approx(1)
 
 
+def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
+    path = maps / "map.safetensors"
+    listed = cli("inspect", path, "--class", "digits", "--kind", "exact", "--worst", "2")
+    assert listed.returncode == 0, listed.stderr
+    assert max(map(len, listed.stdout.splitlines())) <= 80
+    assert "2 of " in listed.stdout
+    assert "rows by kind" not in listed.stdout
+    found = json.loads(cli("inspect", path, "--class", "digits", "--json").stdout)
+    projection = ProjectionMap.load(path)
+    classes = token_classes(require_table(projection.student))
+    digits = np.flatnonzero(classes <= TokenClass.DIGITS_MIXED)
+    assert found["found"] == len(digits)
+    assert len(found["rows"]) == min(20, len(digits))
+    heaviest = [[*projection.row(row)[1], 0.0][0] for row in digits.tolist()]  # a slot is last
+    expected = digits[np.argsort(heaviest, kind="stable")][:20].tolist()
+    assert [row["student_id"] for row in found["rows"]] == expected
+    for options, message in (
+        (
+            ["--class", "digit"],
+            "error: there is no class of tokens 'digit'\nhint: give one of: digits",
+        ),
+        (
+            ["--kind", "none"],
+            "error: there is no kind of row 'none'\nhint: give one of: empty, exact",
+        ),
+    ):
+        assert cli("inspect", path, *options).stderr.startswith(message)
+    assert cli("inspect", path, "--worst", "2", "--token", "a").returncode == 2
+
+
 def test_inspect_finds_bytes_and_control_tokens(cli: Cli, maps: Path) -> None:
     for token in (r"\x80", "<|im_end|>"):
         done = cli("inspect", "map.safetensors", "--token", token, cwd=maps)
@@ -409,6 +453,44 @@ def test_a_full_disk_under_stdout_is_an_error(maps: Path) -> None:
     done = shell("xtok inspect map.safetensors > /dev/full", maps)
     assert done.returncode == 1
     assert done.stderr.startswith("error: the output: No space left on device\nhint: ")
+
+
+@pytest.mark.parametrize("option", ["--version", "--help", "build --help"])
+def test_a_full_disk_under_help_is_an_error(tmp_path: Path, option: str) -> None:
+    done = shell(f"xtok {option} > /dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the output: No space left on device\n"
+        "hint: check the path, its permissions, and the free space\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "typer",  # among the imports of the command line
+        "xtok.cli._maps",  # among those of the command
+        "xtok.pipeline",  # within the command
+    ],
+)
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_ctrl_c_is_one_line(small: Path, tmp_path: Path, when: str, quiet: list[str]) -> None:
+    program = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {when!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from xtok.__main__ import program
+program()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "build", *two_files(small), *quiet],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_closed_stdin_is_an_error(small: Path, tmp_path: Path) -> None:

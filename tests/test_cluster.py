@@ -99,7 +99,7 @@ def test_a_users_mistake_comes_back_as_one(
     teacher = TokenizerSource(model=str(small / "small-digits"))
     with pytest.raises(XtokError) as error:
         count_on_ray(plan, student, teacher)
-    assert error.value.message == f"the text {path} is not UTF-8: byte 0xe9 at offset 3"
+    assert error.value.message == f"the text {path} is not UTF-8: byte 0xe9 at offset 3, in line 1"
     with pytest.raises(XtokError) as error:
         count_on_ray(plan, student, student)
     assert error.value.message.startswith(f"{student.model} is another tokenizer on the node ")

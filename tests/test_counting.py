@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -486,6 +487,57 @@ def test_a_killed_process_is_gone_on_from_byte_for_byte(
     assert output.read_bytes() == saved(expected, tmp_path)
 
 
+INTERRUPTED = """
+import os, signal
+from xtok import cooccurrence, counting
+cooccurrence.batches.__defaults__ = (1000,)
+add, calls = counting.TextCounter.add, []
+def interrupted(self, texts):
+    calls.append(texts)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    add(self, texts)
+counting.TextCounter.add = interrupted
+from xtok.__main__ import program
+program()
+"""
+
+
+@pytest.mark.parametrize("command", ["build", "estimate"])
+def test_counting_goes_on_after_ctrl_c(
+    cli: Cli, small: Path, corpus: Path, tmp_path: Path, command: str
+) -> None:
+    args = [
+        command, "--student-model", str(small / "small-byte-level"), "--teacher-model",
+        str(small / "small-digits"), "--text", str(corpus), "--output", "map.safetensors",
+    ]  # fmt: skip
+    stopped = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *args],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert stopped.stderr.splitlines()[-1] == (
+        "interrupted: counts saved in map.safetensors.checkpoint; "
+        "run the same command again to go on"
+    )
+    assert "Traceback" not in stopped.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors.checkpoint"]
+    done = cli(*args)
+    assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
+    size = (tmp_path / "map.safetensors").read_bytes()
+    resumed = re.search(
+        r"^note: resuming at (\d+)% of the text, from map.safetensors.checkpoint$",
+        done.stderr,
+        re.MULTILINE,
+    )
+    assert resumed is not None
+    assert 0 < int(resumed[1]) <= 100
+    assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors"]
+    again = cli(*args)
+    assert "resuming" not in again.stderr
+    assert (tmp_path / "map.safetensors").read_bytes() == size
+
+
 @pytest.fixture
 def checkpoint(
     byte_level: Tokenizer, digits: Tokenizer, corpus: Path, tmp_path: Path
@@ -609,8 +661,8 @@ def test_documents_count_up_to_a_difference(
     assert sorted(names) == [b",", b"1", b"2"]
     found = map_of_counts(counts, multitoken(composing, byte_level), plan, EstimateConfig(alpha=1))
     assert found.reports[-1].notes[1] == (
-        "2 documents are spelled differently by the two sides; they count up to there: "
-        "69.2% of the text is lost"
+        "the tokenizers disagree on 2 documents (normalization); "
+        "each was counted up to that point, skipping 69.2% of the text"
     )
 
 
@@ -764,7 +816,7 @@ def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) 
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     done = cli("estimate", *pair, "--text", "a.txt")
     assert done.returncode == 1
-    assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3\n" in done.stderr
+    assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3, in line 1\n" in done.stderr
     assert cli("estimate", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2
     done = cli("estimate", *pair, "--text", "a.txt", "--checkpoint", "none/saved")
     assert (done.returncode, done.stderr) == (

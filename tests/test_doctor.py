@@ -211,6 +211,7 @@ def test_doctor_exits_with_3_and_prints_json(cli: Cli, small: Path) -> None:
     assert one["model_id"] == "bytes"
     done = cli("doctor", "bytes")
     assert done.returncode == 3
+    assert done.stdout.splitlines()[0] == "failed: bytes: 1 check failed (bytes: eos)"
     assert done.stdout.splitlines()[-1] == "failed: bytes: eos"
 
 
@@ -231,13 +232,13 @@ def test_overlap(byte_level: Tokenizer, digits: Tokenizer, sentencepiece: Tokeni
     for i, a in enumerate(naive):
         for j, b in enumerate(naive):
             assert found.counts[i][j] == len(a & b)
-            assert found.shares[i][j] == len(a & b) / min(len(a), len(b))
+            assert found.shares[i][j] == len(a & b) / len(a)
     assert found.sizes == tuple(map(len, naive))
     rows = list(csv.DictReader(overlap_csv(found).splitlines()))
     assert len(rows) == 9
     assert rows[1]["other"] == "small-digits"
     assert int(rows[1]["shared"]) == found.counts[0][1]
-    assert float(rows[1]["share_of_smaller"]) == pytest.approx(found.shares[0][1], abs=1e-6)
+    assert float(rows[1]["share"]) == pytest.approx(found.shares[0][1], abs=1e-6)
 
 
 def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
@@ -247,6 +248,7 @@ def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "100.0%" in done.stdout
+    assert "note: the plot is overlap.png\n" in done.stderr
     data = (tmp_path / "overlap.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     narrow = cli("overlap", *models, env={"COLUMNS": "40"}).stdout
@@ -255,7 +257,7 @@ def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert as_json["sizes"][-1] == 256
     assert np.array(as_json["counts"]).shape == (4, 4)
     lines = cli("overlap", *models, "--csv").stdout.splitlines()
-    assert lines[0] == "model,other,size,other_size,shared,share_of_smaller"
+    assert lines[0] == "model,other,size,other_size,shared,share"
     assert len(lines) == 17
     assert cli("overlap", "bytes", "--csv", "--json").returncode == 2
 
@@ -355,6 +357,17 @@ def test_real_templates_keep_what_they_wrote(
     assert check(found, "prefix, tool message").level == tool
     assert check(found, "prefix, user turn").level == user
     assert (found.tool_suffix_ids is not None) == (tool == "ok")
+
+
+def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    found = doctor([byte_level, digits])
+    assert found.pair is not None
+    warnings = sum(c.level == "warning" for one in found.tokenizers for c in one.checks)
+    assert not found.failed
+    assert found.verdict == (
+        f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings; "
+        f"{found.pair.loss} suits: {found.pair.why}"
+    )
 
 
 @pytest.mark.real

@@ -92,13 +92,13 @@ def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
     [row] = explain(counted, [258], student=pair[0], teacher=pair[1])
     assert (row.kind, row.why) == (
         "pieces",
-        "counted on a text made up of the two vocabularies, and not pinned",
+        "counted on synthetic text of the two vocabularies, and not pinned",
     )
     assert row.forward is not None
     assert [(p.token, p.weight) for p in row.forward] == [("ab", 0)]
     assert row.reverse is None
     assert row.stages == (
-        "multitoken: counted on made-up text, --target both; at most 32 entries",
+        "multitoken: counted on synthetic text, --target both; at most 32 entries",
         "sort-cut: at most 8 entries",
     )
 

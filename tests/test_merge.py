@@ -300,3 +300,9 @@ def test_convert_normalizes(cli: Cli, tmp_path: Path) -> None:
     found = json.loads(cli("inspect", "x.safetensors", "--json").stdout)
     assert found["history"][0]["options"] == {"normalize": "softmax"}
     assert cli(*args, "--normalize", "maybe").returncode == 2
+
+
+def test_a_weight_that_is_not_finite_is_refused() -> None:
+    message = "weights, number 2, is inf, and must be above 0 and finite"
+    with pytest.raises(ValueError, match=message):
+        MergeConfig(weights=(1.0, float("inf")))

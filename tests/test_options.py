@@ -112,6 +112,42 @@ def test_tokens_that_cannot_be_spelled_are_failures(
         assert report.failures == failures
 
 
+def test_build_tells_of_the_finished_map(tmp_path: Path) -> None:
+    """The row that a slot was on before is pinned; an ignored row is empty as asked."""
+    student = byte_ranks(tmp_path / "student.tiktoken")
+    found = xtok.build(student, student, BuildConfig(ignore_student_ids=(254,)))
+    done, cut = found.reports
+    assert (done.stage, cut.stage) == ("build", "sort-cut")
+    assert dict(done.counts) == {"rows empty": 1, "rows exact": 255}
+    assert [note for note in done.notes if not note.startswith("student")] == [
+        "teacher student.tiktoken: 256 ids wide (from the tokenizer)"
+    ]
+
+
+def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken")
+    for report in (
+        xtok.build(student, student, BuildConfig.for_loss("p-kl")).reports[0],
+        multitoken(student, student, MultitokenConfig(weights="prior")).reports[0],
+    ):
+        assert dict(report.counts) == {"rows counted on synthetic text": 256}
+
+
+@pytest.mark.parametrize("stage", ["build", "multitoken"])
+def test_ignored_ids_are_not_told_as_without_counterpart(
+    sentencepiece: Tokenizer, byte_level: Tokenizer, stage: str
+) -> None:
+    special = tuple(sentencepiece.table.control_names)
+    options = {"special_tokens": "off", "ignore_student_ids": special}
+    if stage == "build":
+        found = xtok.build(sentencepiece, byte_level, BuildConfig(**options))  # type: ignore[arg-type]
+    else:
+        found = multitoken(sentencepiece, byte_level, MultitokenConfig(**options))  # type: ignore[arg-type]
+    notes = [note for report in found.reports for note in report.notes]
+    assert len(special) >= 2
+    assert not [note for note in notes if "no counterpart" in note or "empty rows" in note]
+
+
 # --canonicalization relaxed
 
 
@@ -414,6 +450,44 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert ProjectionMap.load(tmp_path / "back.safetensors").shape == made.shape[::-1]
     wrong = cli("build", *models, "--ignore-student-ids", "a")
     assert (wrong.returncode, "is not a list such as 0,1,2" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (
+            "build",
+            ["--fuzzy-threshold", "0.5"],
+            "--fuzzy-threshold goes with --special-tokens fuzzy",
+        ),
+        ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k goes with --special-tokens fuzzy"),
+        ("build", ["--field", "body"], "--field goes with --text"),
+        ("estimate", ["--text", "x", "--address", "x"], "--address goes with --engine ray"),
+        ("align", ["x", "--student-chat-template", "x"], "a chat template goes with --chat"),
+        ("build", ["--top-k", "x"], "Invalid value for '--top-k': must be a valid integer"),
+        ("build", ["--for", "kl"], "Invalid value for '--for': 'kl' is not one of"),
+        ("build", ["--top-k", "5000"], "4096"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    cli: Cli, command: str, options: list[str], message: str
+) -> None:
+    done = cli(command, "--student-model", "bytes", "--teacher-model", "bytes", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Value error" not in done.stderr
+
+
+def test_options_without_effect_are_told(cli: Cli, tmp_path: Path) -> None:
+    pair = ("--student-model", "bytes", "--teacher-model", "bytes")
+    (tmp_path / "a.txt").write_text("the text")
+    done = cli("build", *pair, "--weights", "prior", "--max-pieces", "2")
+    assert done.stderr.startswith("note: --max-pieces has no effect with --weights prior\n")
+    done = cli("build", *pair, "--text", "a.txt", "--scale-trick", "--weights", "decay")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(
+        "note: --weights has no effect with --text\nnote: --scale-trick has no effect with --text\n"
+    )
 
 
 def test_extend_a_map_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_a_map_in_a_folder_is_kept_under_the_name_that_it_would_have(
     name = "maps/small_to_small_p-kl_top8.safetensors"
     planned = cli("build", *for_loss, "--dry-run")
     assert planned.stdout.startswith(f"{name} (new): 1,000 × 1,000, ")
-    for told in ("multitoken: ", f"note: {name} exists, and is kept\n"):
+    for told in ("build: ", f"note: {name} exists, and is kept\n"):
         done = cli("build", *for_loss)
         assert (done.returncode, done.stdout) == (0, f"{name}\n")
         assert told in done.stderr

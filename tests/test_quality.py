@@ -17,12 +17,12 @@ from naive import rows_of
 from pyarrow import parquet
 
 from xtok.comparison import compare, count_tokens
-from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, SortCutConfig
+from xtok.config import BuildConfig, EstimateConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.counting import estimate
 from xtok.errors import XtokError
 from xtok.pipeline import build
 from xtok.projection import ProjectionMap
-from xtok.quality import Evaluation, evaluate
+from xtok.quality import Evaluation, Ranking, evaluate
 from xtok.report.quality import print_comparison
 from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.tokenizers import Tokenizer
@@ -137,6 +137,88 @@ def test_chunks_are_averaged_as_p_kl_does(
     assert found.cross_entropy.low is None  # one document tells nothing of its spread
 
 
+def test_recipe_and_floor_are_measured_over_chunks_too(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+) -> None:
+    plain = build(byte_level, digits, BuildConfig(top_k=4))
+    counted = estimate(
+        byte_level,
+        digits,
+        [corpus],
+        EstimateConfig(top_k=4, alpha=1e-6, target="chunk"),
+        base=recipe,
+    )
+    found = evaluate([plain, recipe, counted], [corpus], byte_level, digits, group_by="lang")
+    *_, one, two, three = found.measures
+    assert two.chunk_recipe == one.chunk_recipe == pytest.approx(two.chunk_cross_entropy.value)
+    assert three.chunk_floor == pytest.approx(three.chunk_cross_entropy.value, abs=1e-4)
+    assert one.chunk_closed is not None
+    expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / (
+        one.chunk_recipe - one.chunk_floor
+    )
+    assert one.chunk_closed.value == pytest.approx(expected)
+    [alone] = evaluate([plain], [corpus], byte_level, digits, group_by="lang").measures[-1:]
+    assert alone.chunk_floor == one.chunk_floor
+    (tmp_path / "py.jsonl").write_text(3 * f"{json.dumps({'text': TEXTS[3]})}\n")
+    [py] = evaluate([plain], [tmp_path / "py.jsonl"], byte_level, digits).measures
+    [group, *_] = [m for m in found.measures if m.group == "py"]
+    assert group.chunk_floor == py.chunk_floor  # counted on these documents alone
+
+
+def test_maps_are_ranked_by_what_decides_for_a_loss(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    """At starts a map may be better that is worse over chunks."""
+    chunks = estimate(
+        byte_level, digits, [corpus], EstimateConfig(alpha=0.01, target="chunk"), base=recipe
+    )
+    starts_map = estimate(byte_level, digits, [corpus], EstimateConfig(alpha=0.01), base=recipe)
+
+    def ranking(loss: Loss) -> Ranking:
+        found = evaluate(
+            [starts_map, chunks],
+            [corpus],
+            byte_level,
+            digits,
+            names=["starts", "chunks"],
+            for_loss=loss,
+        ).ranking
+        assert found is not None
+        return found
+
+    p_kl = ranking("p-kl")
+    assert p_kl.names == ("chunks", "starts")
+    assert p_kl.measure == "chunk_cross_entropy"
+    assert p_kl.lead is not None
+    assert p_kl.lead.low is not None
+    assert 0 < p_kl.lead.low < p_kl.lead.value
+    assert p_kl.verdict.startswith("For P-KL, chunks is better: ")
+    assert " nats over chunks, as P-KL averages, against " in p_kl.verdict
+    gold_like: tuple[tuple[Loss, str], ...] = (("gold", "gold"), ("h-kl", "H-KL"))
+    for loss, name in gold_like:
+        other = ranking(loss)
+        assert (other.names, other.measure) == (("starts", "chunks"), "cross_entropy")
+        assert other.verdict.startswith(f"For {name}, starts is better: ")
+
+
+def test_maps_that_a_text_cannot_tell_apart(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    found = evaluate(
+        [recipe, recipe], [corpus], byte_level, digits, names=["a", "a"], for_loss="gold"
+    )
+    assert [m.name for m in found.measures] == ["a", "a (2)"]
+    assert found.ranking is not None
+    assert found.ranking.verdict.startswith("For gold, this text does not tell a from a (2): ")
+    [one] = [evaluate([recipe], [corpus], byte_level, digits, names=["a"], for_loss="gold").ranking]
+    assert one is not None
+    assert one.lead is None
+    assert one.verdict.startswith("For gold, a measures ")
+    assert evaluate([recipe], [corpus], byte_level, digits).ranking is None
+    with pytest.raises(ValueError, match="for_loss is 'kl'"):
+        evaluate([recipe], [corpus], byte_level, digits, for_loss="kl")  # type: ignore[arg-type]
+
+
 def test_counted_map_comes_to_the_floor(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
 ) -> None:
@@ -239,6 +321,16 @@ def test_evaluate_on_the_command_line(cli: Cli, small: Path, corpus: Path, tmp_p
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "recipe" in done.stdout
+    assert "map 2: a.safetensors (2)" in done.stdout
+    assert "for gold and H-KL. Over chunks: for P-KL." in " ".join(done.stdout.split())
+    cli("build", *models(small), "--for", "p-kl", "--output", "b.safetensors")
+    ranked = cli(
+        "evaluate", "a.safetensors", "b.safetensors", *models(small), "--text", corpus,
+        "--for", "p-kl",
+    )  # fmt: skip
+    assert ranked.stdout.index("over chunks") < ranked.stdout.index("at starts")
+    assert ranked.stdout.index("  map 2 ") < ranked.stdout.index("  map 1 ")
+    assert ranked.stdout.splitlines()[-1].startswith("For P-KL, b.safetensors is better: ")
     told = cli("evaluate", "a.safetensors", *models(small), "--text", corpus, "--json")
     measures = json.loads(told.stdout)["measures"]
     assert measures[0]["group"] == "corpus.jsonl"
@@ -257,6 +349,35 @@ def test_evaluate_on_the_command_line(cli: Cli, small: Path, corpus: Path, tmp_p
     lost = cli("evaluate", "a.safetensors", *models(small), "--text", "nowhere*.txt")
     assert lost.returncode == 1
     assert lost.stderr.startswith("error: --text: there is no file nowhere*.txt\nhint: ")
+
+
+def test_a_gate_of_nan_is_refused(
+    cli: Cli, byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
+) -> None:
+    for gate in ("--max-cross-entropy", "--min-coverage"):
+        pair = ("--student-model", "bytes", "--teacher-model", "bytes")
+        done = cli("evaluate", "a", "--text", "x", *pair, gate, "nan")
+        assert done.returncode == 2
+        assert f"Invalid value for '{gate}': " in done.stderr
+    found = evaluate([recipe], [corpus], byte_level, digits)
+    with pytest.raises(ValueError, match="max_cross_entropy is nan"):
+        found.failing(max_cross_entropy=float("nan"))
+
+
+def test_the_map_of_another_pair_is_named(cli: Cli, small: Path, corpus: Path) -> None:
+    assert cli("build", *models(small), "--output", "a.safetensors").returncode == 0
+    swapped = [
+        "--student-model", small / "small-digits", "--teacher-model", small / "small-byte-level",
+    ]  # fmt: skip
+    assert cli("build", *swapped, "--output", "b.safetensors").returncode == 0
+    for args in (
+        ["evaluate", "a.safetensors", "b.safetensors", *models(small), "--text", corpus],
+        ["compare", "a.safetensors", "b.safetensors"],
+    ):
+        done = cli(*args)
+        assert done.returncode == 1
+        [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert error.startswith("error: b.safetensors: the map's student is small-digits, ")
 
 
 def test_compare_tells_how_far_rows_are_apart(

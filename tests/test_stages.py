@@ -118,7 +118,7 @@ def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_
     none.check()
     assert none.enable_scale_trick
     assert not none.is_slot.any()
-    assert "262 rows have no scale slot" in none.reports[0].notes[2]
+    assert "262 rows without a scale slot" in none.reports[0].notes[2]
 
 
 def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:

@@ -244,7 +244,7 @@ def test_another_encoding_is_named_with_its_place(tmp_path: Path, suffix: str) -
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(COMPRESSIONS[suffix]("Es war schön\n".encode("latin1")))
     error = refused(path)
-    assert error.message == f"the text {path} is not UTF-8: byte 0xf6 at offset 10"
+    assert error.message == f"the text {path} is not UTF-8: byte 0xf6 at offset 10, in line 1"
     assert error.hint == "convert the text, if it is latin1, with: iconv -f latin1 -t UTF-8"
 
 
@@ -255,7 +255,9 @@ def test_the_place_is_that_in_the_file_not_in_the_document(
     monkeypatch.setattr(texts, "SHARD_BYTES", 12)
     path = tmp_path / "a.txt"
     path.write_bytes(b"one two\n" * 5 + b"x\xff\n")
-    assert refused(path).message == f"the text {path} is not UTF-8: byte 0xff at offset 41"
+    assert (
+        refused(path).message == f"the text {path} is not UTF-8: byte 0xff at offset 41, in line 6"
+    )
 
 
 @pytest.mark.parametrize(("encoding", "byte"), [("utf-16-le", "0xff"), ("utf-16-be", "0xfe")])
@@ -264,7 +266,7 @@ def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> 
     path = tmp_path / name
     path.write_bytes('\ufeff{"text": "one"}\n'.encode(encoding))
     error = refused(path)
-    assert error.message == f"the text {path} is not UTF-8: byte {byte} at offset 0"
+    assert error.message == f"the text {path} is not UTF-8: byte {byte} at offset 0, in line 1"
     assert f"-f {encoding.upper().replace('UTF-16-', 'UTF-16')}" in error.hint
 
 
@@ -293,18 +295,39 @@ def test_a_cut_off_zstd_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b'{"body": "x", "n": 1}', "has no text under 'text', but under: body"),
-        (b'{"text": 3}', "has no text under 'text', but under: nothing"),
-        (b'["x"]', "is no JSON object"),
-        (b'{"text": "x"', "is no JSON: Expecting ',' delimiter: line 1 column 13 (char 12)"),
+        (b'{"body": "x", "n": 1}', "no field 'text'; fields with text: body"),
+        (b'{"n": 1}', "no field 'text'; fields with text: none"),
+        (b'{"text": 3}', "the field 'text' is no string but a number"),
+        (b'{"text": null, "body": "x"}', "the field 'text' is no string but null"),
+        (b'["x"]', "no JSON object"),
+        (b'{"text": "x"', "no JSON: Expecting ',' delimiter at column 13"),
     ],
 )
 def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "x"}\n' + line)
     error = refused(path)
-    assert error.message == f"{path}: the line at byte 14 {problem}"
+    assert error.message == f"{path}, line 2: {problem}"
     assert "--field" in error.hint
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"\n" * 300_000 + line))
+    assert refused(packed).message == f"{packed}, line 300001: {problem}"
+
+
+def test_what_has_no_group_is_refused(tmp_path: Path) -> None:
+    plain, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    plain.write_text("the text")
+    lines.write_text('{"text": "x", "lang": null}\n{"text": "y", "n": 1}\n')
+    for path, message in (
+        (plain, f"{plain} is plain text, and has no field 'lang' to group by"),
+        (lines, f"{lines}, line 2: no field 'lang' to group by"),
+    ):
+        [shard] = shards(path)
+        reader = ShardReader(replace(shard, group_by="lang"))
+        with pytest.raises(XtokError) as raised:
+            list(reader)
+        assert raised.value.message == message
+    assert reader.take_groups() == ["null"]
 
 
 def test_parquet_without_the_column_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,19 @@
-"""`python -m xtok` is the command line."""
+"""`xtok` and `python -m xtok`: the command line."""
 
-from xtok.cli import program
+import os
+import sys
+
+
+def program() -> None:
+    """Run the command line and end the process; an interrupt of its imports ends it, too."""
+    try:
+        from xtok.cli import program as run
+
+        run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(130)
+
 
 if __name__ == "__main__":
     program()

@@ -8,6 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.errors import XtokError
 from xtok.tokens import TokenTable, TokenType
 
 
@@ -69,6 +70,25 @@ _LABELS = {
     TokenClass.CONTROL: "control tokens",
     TokenClass.UNUSED: "unused ids",
 }
+
+
+def classes_named(name: str) -> tuple[TokenClass, ...]:
+    """Return the class of a name in any case, or all of a group: `digits` is all with digits.
+
+    Raises:
+        XtokError: if there is none.
+
+    >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
+    (['HAN'], 5)
+    """
+    wanted = name.upper().replace("-", "_")
+    members = tuple(m for m in TokenClass if m.name == wanted)
+    members = members or tuple(m for m in TokenClass if m.name.startswith(f"{wanted}_"))
+    if not members:
+        known = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])
+        raise XtokError(f"there is no class of tokens {name!r}", hint=f"give one of: {known}")
+    return members
+
 
 NUMERALS = (TokenClass.DIGITS_2, TokenClass.DIGITS_3, TokenClass.DIGITS_MORE)
 """The classes of tokens that are numbers of several digits, which tokenizers split differently."""

@@ -210,7 +210,7 @@ class EstimateConfig:
         target: `start` counts pairs of tokens that begin at one byte; `chunk` every pair of tokens
             within a chunk, each student token's share of it being 1 divided by its tokens; `both`
             adds the two up.
-        alpha: how many sightings the base map's row counts for; > 0. None chooses one on documents
+        alpha: the pseudo-count of the base map's row; > 0. None chooses one on documents
             that are held out.
         pin_exact: give tokens that both sides have the one entry 1.0, as gold losses need it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
@@ -252,7 +252,7 @@ class MergeConfig:
 def _positive(**value: float) -> None:
     for name, number in value.items():
         if not (number > 0 and isfinite(number)):
-            raise ValueError(f"{name} is {number}, and must be above 0")
+            raise ValueError(f"{name} is {number}, and must be above 0 and finite")
 
 
 def _within(minimum: int, **value: int) -> None:

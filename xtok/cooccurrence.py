@@ -89,6 +89,14 @@ class Side(NamedTuple):
         """Return some of the documents; their places in `ids` stay the same."""
         return Side(self.ids, self.bounds[start : stop + 1])
 
+    def of(self, chosen: NDArray[np.bool_]) -> Side:
+        """Return the chosen documents, bool `[documents]`; a copy unless all are."""
+        if chosen.all():
+            return self
+        lengths = np.diff(self.bounds)
+        bounds = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
+        return Side(self.ids[np.repeat(chosen, lengths)], bounds)
+
 
 class Starts(NamedTuple):
     """Where tokens of both sides begin at one byte; see `cooccurrence_kernels.common_starts`."""

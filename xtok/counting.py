@@ -44,6 +44,7 @@ from xtok.stages import (
 )
 from xtok.texts import ShardReader, TextShard, TextSource, describe_text, find_texts, shards
 from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.tokens import plural
 
 HELD_OUT = 16
 """One document in so many is held out to choose alpha on."""
@@ -247,6 +248,8 @@ def count_text(
     checkpoint_seconds: float = 60.0,
     num_threads: int | None = None,
     progress: TextProgress = silent_texts,
+    resumed: Callable[[float], object] | None = None,
+    stopping: Callable[[], bool] | None = None,
 ) -> CountedText:
     """Count what a plan says, on this machine; go on from a checkpoint that is there.
 
@@ -258,45 +261,64 @@ def count_text(
         checkpoint_seconds: how often, in seconds.
         num_threads: threads that encode; as many as there are cores if None.
         progress: called with the bytes on disk.
+        resumed: called with the share of the text that a checkpoint has, if there is one.
+        stopping: asked after each batch; if true, the counts are saved, and counting ends.
 
     Raises:
         XtokError: if a text is none, or the checkpoint is of another run.
+        KeyboardInterrupt: if `stopping` said so.
     """
     with PairEncoder(student, teacher, num_threads) as encoder:
         counter = TextCounter(encoder, plan.target, plan.hold_out)
-        place = (0, 0)
+        place = _Place(0, 0, 0)
         if checkpoint is not None and checkpoint.exists():
             counts, place = _load_checkpoint(checkpoint, plan)
             counter.restore(counts)
+            if resumed is not None:
+                resumed(place.consumed / max(1, sum(shard.size for shard in plan.shards)))
         last_saved = time.monotonic()
         for done in _count_from(plan, counter, place, progress):
-            if checkpoint is not None and time.monotonic() > last_saved + checkpoint_seconds:
+            stops = stopping is not None and stopping()
+            is_due = stops or time.monotonic() > last_saved + checkpoint_seconds
+            if checkpoint is not None and is_due:
                 _save_checkpoint(checkpoint, plan, counter.result(), done)
                 last_saved = time.monotonic()
+            if stops:
+                raise KeyboardInterrupt
     return counter.result()
 
 
+class _Place(NamedTuple):
+    """How far counting has come: documents of a shard, and bytes on disk in all."""
+
+    shard: int
+    documents: int
+    consumed: int
+
+
 def _count_from(
-    plan: CountingPlan, counter: TextCounter, place: tuple[int, int], progress: TextProgress
-) -> Iterator[tuple[int, int]]:
-    """Count what follows a shard's so many documents; tell the place after each batch."""
-    first, skip = place
+    plan: CountingPlan, counter: TextCounter, place: _Place, progress: TextProgress
+) -> Iterator[_Place]:
+    """Count what follows a place; tell the place after each batch."""
+    first, skip, read = place
     sizes = [shard.size for shard in plan.shards]
     with progress("counting", sum(sizes)) as advance:
-        advance(sum(sizes[:first]), counter.totals.student_tokens)
+        advance(read, counter.totals.student_tokens)
         for number in range(first, len(plan.shards)):
             reader = ShardReader(plan.shards[number])
-            done, consumed = skip, 0
+            done, before = skip, sum(sizes[:number])
             for batch in batches(islice(reader, skip, None)):
                 tokens = counter.totals.student_tokens
                 counter.add(batch)
                 done += len(batch)
-                advance(reader.consumed - consumed, counter.totals.student_tokens - tokens)
-                consumed = reader.consumed
-                yield number, done
-            advance(sizes[number] - consumed, 0)
+                now = before + reader.consumed
+                advance(now - read, counter.totals.student_tokens - tokens)
+                read = now
+                yield _Place(number, done, read)
+            advance(before + sizes[number] - read, 0)
+            read = before + sizes[number]
             skip = 0
-            yield number + 1, 0
+            yield _Place(number + 1, 0, read)
 
 
 def count_shard(
@@ -313,9 +335,7 @@ def count_shard(
     return counter.result()
 
 
-def _save_checkpoint(
-    path: Path, plan: CountingPlan, counts: CountedText, place: tuple[int, int]
-) -> None:
+def _save_checkpoint(path: Path, plan: CountingPlan, counts: CountedText, place: _Place) -> None:
     about = {"plan": plan.sha256, "place": place, "totals": asdict(counts.totals)}
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(
@@ -333,7 +353,7 @@ def _save_checkpoint(
 _DAMAGE = (ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
 
 
-def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple[int, int]]:
+def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, _Place]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             about = json.loads(found["about"].tobytes())
@@ -343,9 +363,9 @@ def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, tuple
                 f"the checkpoint {path} is of another run: other texts, tokenizers or options",
                 hint=f"delete it to begin anew (rm {path}), or give another --checkpoint",
             )
-        number, done = about["place"]
+        place = _Place(*about["place"])
         totals = TextTotals(**about["totals"])
-        return CountedText(arrays[0], arrays[1], arrays[2], arrays[3], totals), (number, done)
+        return CountedText(arrays[0], arrays[1], arrays[2], arrays[3], totals), place
     except _DAMAGE as error:
         raise XtokError(
             f"the checkpoint {path} cannot be read: {error}",
@@ -362,7 +382,7 @@ def smooth(counted: Edges, base: Edges, alpha: float) -> Edges:
     Args:
         counted: pairs and their counts.
         base: a map's edges; each row sums to 1.
-        alpha: how many sightings the base counts for.
+        alpha: the base's weight in counts (a pseudo-count).
     """
     weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
     return sum_duplicates(Edges.concatenate([counted, weighted])).normalized()
@@ -399,7 +419,7 @@ def weights_at(edges: Edges, keys: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def choose_alpha(counts: CountedText, base: Edges, top_k: int, width: int, unit: int = 1) -> float:
-    """Return the alpha whose map, cut to `top_k`, foretells the held-out documents best.
+    """Return the alpha whose map, cut to `top_k`, predicts the held-out documents best.
 
     The smallest of equally good ones; 4 where nothing was held out.
     """
@@ -461,13 +481,13 @@ def estimate(
             base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
     plan = plan_counting(student, teacher, texts, config)
+    if base is None:  # first, so that an interruption after hours of counting loses nothing
+        options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
+        base = multitoken(student, teacher, options, progress=progress)
     if count is None:
         counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
     else:
         counts = count(plan)
-    if base is None:
-        options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
-        base = multitoken(student, teacher, options, progress=progress)
     result = map_of_counts(counts, base, plan, config)
     if checkpoint is not None and count is None:
         checkpoint.unlink(missing_ok=True)
@@ -485,7 +505,7 @@ def map_of_counts(
     totals = counts.totals
     if not totals.starts:
         raise XtokError(
-            f"nothing can be counted: {totals.documents:,} documents, "
+            f"nothing can be counted: {plural(totals.documents, 'document')}, "
             f"{totals.num_bytes:,} bytes of text",
             hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
             "differ",
@@ -527,18 +547,18 @@ def _report(
     projection: ProjectionMap, totals: TextTotals, alpha: float, config: EstimateConfig
 ) -> StageReport:
     notes = [
-        f"{totals.documents:,} documents, {totals.student_tokens:,} student and "
-        f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} common starts"
+        f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
+        f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries"
     ]
     if config.alpha is None and totals.held_out:
-        notes.append(f"alpha {alpha:g}, chosen on {totals.held_out:,} held-out documents")
+        notes.append(f"alpha {alpha:g}, chosen on {plural(totals.held_out, 'held-out document')}")
     elif config.alpha is None:
         notes.append(f"alpha {alpha:g}: the text has too few documents to choose it on")
     if totals.differing:
         share = totals.lost_bytes / max(1, totals.num_bytes)
         notes.append(
-            f"{totals.differing:,} documents are spelled differently by the two sides; they count "
-            f"up to there: {share:.1%} of the text is lost"
+            f"the tokenizers disagree on {plural(totals.differing, 'document')} (normalization); "
+            f"each was counted up to that point, skipping {share:.1%} of the text"
         )
     if totals.skipped_chunks:
         notes.append(

@@ -103,6 +103,64 @@ class MapDescription:
     examples: tuple[RowDescription, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowListing:
+    """The worst rows of those that were asked for, and how many there are in all."""
+
+    found: int
+    rows: tuple[RowDescription, ...]
+
+
+def worst_rows(
+    projection: ProjectionMap,
+    *,
+    token_class: str | None = None,
+    kind: str | None = None,
+    count: int = 20,
+) -> RowListing:
+    """List rows by class of token and by kind, the worst first.
+
+    A row is the worse the less weight its heaviest entry has, its slot left out; an empty row is
+    the worst. Ties go by student id. Ids without a token are listed only if their class is named.
+
+    Args:
+        projection: any map.
+        token_class: a class, or a group of them, as `classes_named` takes it; all if None.
+        kind: the name of a `RowKind`, in lower case; all if None.
+        count: how many rows to list.
+
+    Raises:
+        XtokError: if there is no such class or kind, or the map carries no tokens to classify.
+    """
+    from xtok.classes import TokenClass, classes_named, token_classes
+
+    use = np.ones(projection.shape[0], np.bool_)
+    table = projection.student.table
+    if table is not None:
+        named = classes_named(token_class) if token_class else set(TokenClass) - {TokenClass.UNUSED}
+        use = np.isin(token_classes(table), list(named))
+    elif token_class:
+        raise XtokError(
+            "the map carries no tokens, so no classes: xtok did not write it",
+            hint="list its rows by kind alone",
+        )
+    if kind is not None:
+        kinds = {member.name.lower(): member for member in RowKind}
+        if kind not in kinds:
+            raise XtokError(
+                f"there is no kind of row {kind!r}", hint=f"give one of: {', '.join(kinds)}"
+            )
+        use &= projection.row_kind == kinds[kind]
+    heaviest = np.zeros(projection.shape[0])
+    first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
+    heaviest[projection.student_ids[first]] = projection.weights[first]
+    rows = np.flatnonzero(use)
+    worst = rows[np.argsort(heaviest[rows], kind="stable")[:count]]
+    return RowListing(
+        found=len(rows), rows=tuple(describe_row(projection, row) for row in worst.tolist())
+    )
+
+
 def inspect(
     projection: ProjectionMap,
     *,

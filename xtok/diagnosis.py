@@ -11,7 +11,7 @@ from xtok.canonical import match_bytes, match_roles
 from xtok.classes import suited_loss
 from xtok.conversation.checks import ChatChecks, Check, Level
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import TokenTable, TokenType, escape, shortened
+from xtok.tokens import TokenTable, TokenType, escape, plural, shortened
 
 _EXAMPLES = 3
 
@@ -120,6 +120,19 @@ class Diagnosis:
             for check in one.checks
             if check.level == "failed"
         )
+
+    @property
+    def verdict(self) -> str:
+        """Whether a check failed, how many warn, and for a pair the loss that suits, in a line."""
+        joined = " → " if self.pair is not None else ", "
+        who = joined.join(one.model_id for one in self.tokenizers)
+        warnings = sum(c.level == "warning" for one in self.tokenizers for c in one.checks)
+        if self.failed:
+            found = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
+        else:
+            found = f"no check failed, {plural(warnings, 'warning')}"
+        suits = "" if self.pair is None else f"; {self.pair.loss} suits: {self.pair.why}"
+        return f"{'failed' if self.failed else 'ok'}: {who}: {found}{suits}"
 
 
 def doctor(tokenizers: Sequence[Tokenizer], *, template: str | Path | None = None) -> Diagnosis:
@@ -284,7 +297,7 @@ def _role_checks(table: TokenTable) -> Iterator[Check]:
         message = f"{names}; no token of its own ends a document, so eos does"
         yield Check(name="eos", level="ok", message=message)
     if not pad:
-        message = "none: batches need one; an unused or reserved id will do"
+        message = "none: set one before batching; an unused or reserved id works"
         yield Check(name="pad", level="warning", message=message)
     elif set(pad) & set(eos):
         name = table.shown(min(set(pad) & set(eos)))

@@ -188,7 +188,7 @@ def _why(
     if kind == RowKind.EXACT and same is None:
         return "pinned, but no teacher token has these bytes: equal by --token-form, or foreign"
     if kind == RowKind.PIECES and not by_pieces:
-        return "counted on a text made up of the two vocabularies, and not pinned"
+        return "counted on synthetic text of the two vocabularies, and not pinned"
     counterpart = "" if same is None else f"teacher id {same} has the same bytes"
     sentences = {
         RowKind.EXACT: f"pinned: {counterpart}",
@@ -298,7 +298,7 @@ def _did(
         return "special tokens are not spelled"
     most = f"at most {options.get('top_k')} entries"
     if stage == "multitoken" and options.get("weights") == "prior":
-        return f"counted on made-up text, --target {options.get('target', 'start')}; {most}"
+        return f"counted on synthetic text, --target {options.get('target', 'start')}; {most}"
     if stage == "multitoken":
         spelled = [] if forward is None else [f"pieces forward: {len(forward)}"]
         if reverse is not None and options.get("reverse_pass", True):

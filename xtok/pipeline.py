@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xtok.config import BuildConfig, EstimateConfig
 from xtok.progress import Progress, TextProgress, silent, silent_texts
@@ -21,6 +22,9 @@ from xtok.stages import (
 )
 from xtok.tokenizers import Tokenizer, as_tokenizer
 
+if TYPE_CHECKING:
+    from xtok.counting import CountedText, CountingPlan
+
 
 def build(
     student_model: str | PathLike[str] | Tokenizer,
@@ -30,6 +34,7 @@ def build(
     texts: Sequence[str | Path] = (),
     field: str = EstimateConfig.field,
     checkpoint: Path | None = None,
+    count: Callable[[CountingPlan], CountedText] | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> ProjectionMap:
@@ -47,6 +52,7 @@ def build(
         texts: paths and globs of text to count on, as `estimate` takes them.
         field: the field or column that holds the text.
         checkpoint: as in `estimate`.
+        count: likewise.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -60,7 +66,7 @@ def build(
         first = replace(config.multitoken, weights="prior", scale_trick=False)
         from xtok.counting import estimate
 
-        return estimate(
+        projection = estimate(
             student,
             teacher,
             texts,
@@ -72,8 +78,13 @@ def build(
             ),
             base=multitoken(student, teacher, first, progress=progress),
             checkpoint=checkpoint,
+            count=count,
             text_progress=text_progress,
         )
+        counted = projection.reports[1]
+        report = _report(projection, student, teacher, config)
+        report = replace(report, notes=report.notes + counted.notes)
+        return replace(projection, reports=(report,))
     matches = open_rows = None
     if config.exact_match:
         rows = student.table_as(config.token_form, ignore=config.ignore_student_ids)
@@ -84,12 +95,15 @@ def build(
     if matches is not None:
         projection = with_exact(projection, matches, config)
     projection = sort_cut(projection, config.sort_cut)
-    return replace(projection, reports=(_report(projection, student, teacher),))
+    report = _report(projection, student, teacher, config)
+    report = replace(report, counts={**report.counts, **projection.reports[-1].counts})
+    return replace(projection, reports=(report,))
 
 
-def _report(projection: ProjectionMap, student: Tokenizer, teacher: Tokenizer) -> StageReport:
-    """Return one report of what was made, which notes of a stage on its own may not be true of."""
-    first, last = projection.reports[0], projection.reports[-1]
-    notes = [*tokenizer_notes(student, teacher), *map_notes(projection)]
-    report = stage_report("build", projection, notes, first.failures)
-    return replace(report, counts={**report.counts, **last.counts})
+def _report(
+    projection: ProjectionMap, student: Tokenizer, teacher: Tokenizer, config: BuildConfig
+) -> StageReport:
+    """Return one report of the finished map; those of single stages count what was replaced."""
+    notes = tokenizer_notes(student, teacher) + map_notes(projection, config.ignore_student_ids)
+    failures = [failure for report in projection.reports for failure in report.failures]
+    return stage_report("build", projection, notes, failures)

@@ -5,11 +5,15 @@ begin, a good row W[s] gives t a high weight.
 
 - Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
 - Coverage: how often W[s, t] > 0. Top-1: how often t is the row's largest entry.
-- Floor: the cross-entropy of the best map in hindsight, counted on the measured text itself and
-  cut to as many entries per row.
+- Floor: the cross-entropy of the map in hindsight, counted on the measured text itself and cut to
+  as many entries per row.
 - Recipe: that of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact rows
   pinned, no slot.
 - Closed: (recipe - map) / (recipe - floor), the share of the way from the recipe to the floor.
+
+The same over chunks, as P-KL averages: the student rows of a chunk are averaged, and so are the
+losses of its teacher tokens. This decides for P-KL; shared token boundaries decide for gold and
+H-KL, which compare the first tokens there.
 """
 
 from __future__ import annotations
@@ -18,17 +22,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.chunk_losses import EncodedText, Rows
 from xtok.classes import TokenClass, token_classes
-from xtok.config import MultitokenConfig, SortCutConfig
+from xtok.config import Loss, MultitokenConfig, SortCutConfig, check_choice
 from xtok.cooccurrence import PairEncoder, Side, Starts, batches, pair_edges, start_keys
-from xtok.counting import EPSILON, losses, weights_at
+from xtok.counting import losses, weights_at
 from xtok.errors import XtokError
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.projection import Edges, ProjectionMap, heaviest
@@ -36,6 +42,7 @@ from xtok.sides import require_table, with_vocabularies
 from xtok.stages import multitoken, reapply_exact, sort_cut
 from xtok.texts import ShardReader, find_texts, shards
 from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.tokens import plural
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` says nothing, and is left out."""
@@ -64,8 +71,8 @@ class MapMeasures:
         group: of text: a file's name (its path, where several have this name), or a field's value;
             `all` for everything.
         documents: in the group.
-        starts: bytes at which a token begins on both sides.
-        cross_entropy: at common starts, in nats.
+        starts: shared token boundaries, bytes at which a token begins on both sides.
+        cross_entropy: at shared token boundaries, in nats.
         coverage: share of the starts with a weight above 0.
         coverage_of_floor: coverage divided by the floor's.
         top_1: share of the starts whose teacher token is the row's largest entry.
@@ -73,8 +80,10 @@ class MapMeasures:
         recipe: cross-entropy of X-Token's recipe with as many entries per row.
         closed: share of the way from the recipe to the floor; None if they are too close.
         slot_weight: mean weight that the rows give to their scale slots.
-        chunk_cross_entropy: the same measure averaged over chunks as P-KL does it: the student
-            rows of a chunk are averaged, and so are the losses of its teacher tokens.
+        chunk_cross_entropy: averaged over chunks as P-KL does it.
+        chunk_floor: over chunks, of the map counted on this text within chunks.
+        chunk_recipe: over chunks, of the recipe.
+        chunk_closed: over chunks, the share of the way from the recipe to the floor.
     """
 
     name: str
@@ -90,6 +99,9 @@ class MapMeasures:
     closed: Interval | None
     slot_weight: float
     chunk_cross_entropy: Interval
+    chunk_floor: float
+    chunk_recipe: float
+    chunk_closed: Interval | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +138,25 @@ class WorstRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Which map is best for a loss, over all text.
+
+    Attributes:
+        loss: the loss.
+        measure: the field of `MapMeasures` that decides for it.
+        names: the maps, best first.
+        lead: by how much the best map is below the next one, in nats; None for one map alone.
+        verdict: which map to take and why, in a sentence.
+    """
+
+    loss: Loss
+    measure: str
+    names: tuple[str, ...]
+    lead: Interval | None
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What `evaluate` measured.
 
@@ -138,6 +169,7 @@ class Evaluation:
         num_bytes: bytes of text.
         lost_bytes: of them, those behind a first difference between the two sides' spellings.
         differing: documents that the two sides spell differently.
+        ranking: which map is best for the loss asked for; None if none was.
     """
 
     student: str
@@ -148,11 +180,22 @@ class Evaluation:
     num_bytes: int
     lost_bytes: int
     differing: int
+    ranking: Ranking | None = None
 
     def failing(
         self, *, min_coverage: float | None = None, max_cross_entropy: float | None = None
     ) -> list[str]:
-        """Say in a line each which maps miss a bound on any group of text."""
+        """Say in a line each which maps miss a bound on any group of text.
+
+        Raises:
+            ValueError: if a bound is NaN, which nothing misses.
+        """
+        for name, bound in (
+            ("min_coverage", min_coverage),
+            ("max_cross_entropy", max_cross_entropy),
+        ):
+            if bound is not None and isnan(bound):
+                raise ValueError(f"{name} is nan, which nothing misses")
         missed = []
         for m in self.measures:
             if min_coverage is not None and m.coverage.value < min_coverage:
@@ -176,11 +219,12 @@ class _Text(NamedTuple):
     documents: NDArray[np.int32]  # [entries]
     places: NDArray[np.int64]  # [entries], in keys
     counts: NDArray[np.int64]  # [entries]
-    chunk_losses: NDArray[np.float64]  # [maps, documents]
+    chunk_losses: NDArray[np.float64]  # [maps, then recipes by top_k; documents]
     num_chunks: NDArray[np.int64]  # [documents]
     num_bytes: int
     lost_bytes: int
     differing: int
+    encoded: EncodedText
 
 
 def evaluate(
@@ -192,6 +236,7 @@ def evaluate(
     names: Sequence[str] = (),
     field: str = "text",
     group_by: str | None = None,
+    for_loss: Loss | None = None,
     num_worst: int = 5,
     seed: int = 0,
     progress: Progress = silent,
@@ -204,9 +249,10 @@ def evaluate(
         texts: paths and globs of text, as `estimate` takes them.
         student_model: the model of the rows, as `build` takes it.
         teacher_model: the model of the columns, likewise.
-        names: what to call the maps; `map 1` and so on if empty.
+        names: what to call the maps; `map 1` and so on if empty. Repeated ones get a number.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         group_by: a field or column by whose values text is grouped; files are groups if None.
+        for_loss: a loss to rank the maps for.
         num_worst: how many of the most costly rows to list for each map.
         seed: of the bootstrap.
         progress: called for each pass over a vocabulary.
@@ -218,7 +264,7 @@ def evaluate(
     """
     if not maps or (names and len(names) != len(maps)):
         raise ValueError(f"{len(maps)} maps, {len(names)} names")
-    names = names or [f"map {n}" for n in range(1, len(maps) + 1)]
+    names = _distinct(names or [f"map {n}" for n in range(1, len(maps) + 1)])
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     maps = [
         with_vocabularies(
@@ -232,15 +278,22 @@ def evaluate(
     ]
     paths = find_texts(texts)
     recipes = _recipes(student, teacher, {m.top_k for m in maps}, progress)
-    seen = _read(maps, paths, student, teacher, field, group_by, text_progress)
+    measured_edges = [m.edges for m in (*maps, *recipes.values())]
+    seen = _read(
+        measured_edges, maps[0].shape, paths, student, teacher, field, group_by, text_progress
+    )
     if not len(seen.keys):
         raise XtokError(
-            f"nothing can be measured: {len(seen.groups):,} documents, {seen.num_bytes:,} bytes "
-            "of text",
+            f"nothing can be measured: {plural(len(seen.groups), 'document')}, "
+            f"{seen.num_bytes:,} bytes of text",
             hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
             "differ",
         )
-    measured = [_Measured(m, recipes[m.top_k], seen) for m in maps]
+    rank_of = {k: len(maps) + n for n, k in enumerate(recipes)}
+    measured = [
+        _Measured(m, recipes[m.top_k].edges, seen, (n, rank_of[m.top_k]))
+        for n, m in enumerate(maps)
+    ]
     groups = [
         (group, np.array([g == group for g in seen.groups], np.bool_))
         for group in dict.fromkeys(seen.groups)
@@ -248,9 +301,9 @@ def evaluate(
     if len(groups) > 1:
         groups.append(("all", np.ones(len(seen.groups), np.bool_)))
     measures = [
-        one.measures(name, number, group, chosen, seed)  # the same documents for every map
+        one.measures(name, group, chosen, seed)  # the same documents for every map
         for group, chosen in groups
-        for number, (name, one) in enumerate(zip(names, measured, strict=True))
+        for name, one in zip(names, measured, strict=True)
     ]
     return Evaluation(
         student=student.vocabulary.model_id,
@@ -263,20 +316,84 @@ def evaluate(
         num_bytes=seen.num_bytes,
         lost_bytes=seen.lost_bytes,
         differing=seen.differing,
+        ranking=None if for_loss is None else _ranking(for_loss, names, measured, seed),
     )
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Number the repeated names: a, a (2)."""
+    times: Counter[str] = Counter()
+    found = []
+    for name in names:
+        times[name] += 1
+        found.append(name if times[name] == 1 else f"{name} ({times[name]})")
+    return found
+
+
+_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
+
+
+def _ranking(loss: Loss, names: list[str], measured: list[_Measured], seed: int) -> Ranking:
+    """Rank by the measure that decides for the loss; differences are paired by document."""
+    check_choice(Loss, for_loss=loss)
+    is_p_kl = loss == "p-kl"
+    where = "over chunks, as P-KL averages" if is_p_kl else "at the first tokens it compares"
+    tables = [m.chunk_sums if is_p_kl else m.start_sums for m in measured]
+    values = [float(sums.sum() / max(1, counts.sum())) for sums, counts in tables]
+    order = np.argsort(values, kind="stable").tolist()
+    best = order[0]
+    lead = None
+    verdict = f"For {_LOSSES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
+    if len(order) > 1:
+        other = order[1]
+        counts = tables[best][1]
+        table = np.stack([tables[other][0] - tables[best][0], counts], axis=1)
+        gap = values[other] - values[best]
+        lead = Interval(value=gap)
+        if len(counts) > 1:
+            drawn = _resample(table, seed)
+            low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], 1), [0.025, 0.975])
+            lead = Interval(value=gap, low=float(low), high=float(high))
+        verdict = _verdict(_LOSSES[loss], where, names, order, values, lead)
+    return Ranking(
+        loss=loss,
+        measure="chunk_cross_entropy" if is_p_kl else "cross_entropy",
+        names=tuple(names[n] for n in order),
+        lead=lead,
+        verdict=verdict,
+    )
+
+
+def _verdict(
+    loss: str, where: str, names: list[str], order: list[int], values: list[float], lead: Interval
+) -> str:
+    best, other = order[:2]
+    figures = f"{values[best]:.3f} nats {where}, against {values[other]:.3f} of {names[other]}"
+    if lead.low is None or lead.high is None:
+        spread = "one document, so no interval"
+    else:
+        spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
+        if lead.low <= 0:
+            return (
+                f"For {loss}, this text does not tell {names[best]} from {names[other]}: "
+                f"{figures} ({spread})."
+            )
+    word = "better" if len(order) == 2 else "best"
+    return f"For {loss}, {names[best]} is {word}: {figures} ({spread})."
 
 
 def _recipes(
     student: Tokenizer, teacher: Tokenizer, cuts: set[int], progress: Progress
-) -> dict[int, Edges]:
+) -> dict[int, ProjectionMap]:
     """Return X-Token's recipe without a slot, cut to each number of entries per row."""
     whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
     pinned = reapply_exact(whole)
-    return {k: sort_cut(pinned, SortCutConfig(top_k=k)).edges for k in cuts}
+    return {k: sort_cut(pinned, SortCutConfig(top_k=k)) for k in sorted(cuts)}
 
 
 def _read(
-    maps: Sequence[ProjectionMap],
+    maps: Sequence[Edges],
+    shape: tuple[int, int],
     paths: Sequence[Path],
     student: Tokenizer,
     teacher: Tokenizer,
@@ -284,7 +401,7 @@ def _read(
     group_by: str | None,
     progress: TextProgress,
 ) -> _Text:
-    rows = [_Rows.of(projection) for projection in maps]
+    rows = [Rows.of(edges, shape) for edges in maps]
     groups: list[str] = []
     parts: list[tuple[NDArray[np.int64], ...]] = []
     chunk_losses: list[NDArray[np.float64]] = []
@@ -293,6 +410,7 @@ def _read(
     total = sum(path.stat().st_size for path in paths)
     files = Counter(path.name for path in paths)
     with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
+        encoded = EncodedText(encoder, shape)
         for path in paths:
             name = path.name if files[path.name] == 1 else str(path)
             for shard in shards(path, field):
@@ -303,7 +421,8 @@ def _read(
                     sides = encoder.encode(batch)
                     starts = encoder.starts(*sides)
                     parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
-                    found = [r.chunk_losses(*sides, starts) for r in rows]
+                    encoded.add(*sides)
+                    found = [r.losses(*sides, starts) for r in rows]
                     chunk_losses.append(np.stack([loss for loss, _ in found]))
                     chunks.append(found[0][1])
                     size, behind = starts.bytes_of(batch)
@@ -328,6 +447,7 @@ def _read(
         num_bytes,
         lost,
         differing,
+        encoded,
     )
 
 
@@ -346,41 +466,14 @@ def _pairs_per_document(
     return documents[places] + first, keys[places], counts
 
 
-class _Rows(NamedTuple):
-    """A map's rows for a kernel: entries of row s are `bounds[s]` to `bounds[s + 1]`."""
-
-    bounds: NDArray[np.int64]
-    teacher_ids: NDArray[np.int32]
-    weights: NDArray[np.float64]
-    width: int
-
-    @staticmethod
-    def of(projection: ProjectionMap) -> _Rows:
-        bounds = np.concatenate([[0], np.cumsum(projection.entries_per_row)])
-        weights = projection.weights.astype(np.float64)
-        return _Rows(bounds, projection.teacher_ids, weights, projection.shape[1])
-
-    def chunk_losses(
-        self, student: Side, teacher: Side, starts: Starts
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the sum of each document's chunk losses, and the number of its chunks."""
-        from xtok.cooccurrence_kernels import chunk_losses
-
-        losses = np.zeros(len(starts.num_starts))
-        chunks = np.zeros(len(starts.num_starts), np.int64)
-        chunk_losses(
-            *student, *teacher, starts.s_starts, starts.t_starts, starts.num_starts,
-            starts.complete, self.bounds, self.teacher_ids, self.weights,
-            EPSILON, EPSILON / self.width, losses, chunks,
-        )  # fmt: skip
-        return losses, chunks
-
-
 class _Measured:
     """A map's losses on the pairs that were seen."""
 
-    def __init__(self, projection: ProjectionMap, recipe: Edges, seen: _Text) -> None:
+    def __init__(
+        self, projection: ProjectionMap, recipe: Edges, seen: _Text, rows: tuple[int, int]
+    ) -> None:
         self.projection, self.seen = projection, seen
+        self.chunk_losses, self.recipe_chunk_losses = (seen.chunk_losses[row] for row in rows)
         self.weights = weights_at(projection.edges, seen.keys)
         self.losses = self._losses_of(self.weights)
         self.recipe = self._losses_of(weights_at(recipe, seen.keys))
@@ -400,9 +493,20 @@ class _Measured:
         edges = heaviest(pair_edges(self.seen.keys[used], counts[used]), self.projection.top_k)
         return weights_at(edges, self.seen.keys)
 
-    def measures(
-        self, name: str, number: int, group: str, chosen: NDArray[np.bool_], seed: int
-    ) -> MapMeasures:
+    @property
+    def chunk_sums(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Each document's chunk losses, added up, and its number of chunks."""
+        return self.chunk_losses, self.seen.num_chunks
+
+    @property
+    def start_sums(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Each document's losses at shared token boundaries, added up, and their number."""
+        seen, num = self.seen, len(self.seen.groups)
+        weighted = seen.counts * self.losses[seen.places]
+        losses = np.bincount(seen.documents, weighted, num).astype(np.float64)
+        return losses, np.bincount(seen.documents, seen.counts, num).astype(np.int64)
+
+    def measures(self, name: str, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
         """Measure one group of text: the documents chosen, bool `[documents]`."""
         seen = self.seen
         use = chosen[seen.documents]
@@ -414,15 +518,23 @@ class _Measured:
             np.ones(len(seen.keys)), self.losses, self.weights > 0, self.is_top,
             self._losses_of(floor_weights), floor_weights > 0, self.recipe, self.slot_weight,
         ]  # fmt: skip
-        sums = [
+        sums: list[NDArray[Any]] = [
             np.bincount(documents, amounts * values[places], len(seen.groups))[chosen]
             for values in per_pair
         ]
-        sums += [seen.chunk_losses[number][chosen], seen.num_chunks[chosen].astype(np.float64)]
+        sums += [
+            self.chunk_losses[chosen],
+            seen.num_chunks[chosen],
+            self.recipe_chunk_losses[chosen],
+            seen.encoded.hindsight_losses(chosen, self.projection.top_k),
+        ]
         table = np.stack(sums, axis=1).astype(np.float64)
         whole = _figures(table.sum(axis=0, keepdims=True))[0]
         resampled = _figures(_resample(table, seed)) if len(table) > 1 else None
-        ce, coverage, top, floor, of_floor, recipe, slots, chunk, closed = whole.tolist()
+        (
+            ce, coverage, top, floor, of_floor, recipe, slots, closed,
+            chunk, chunk_recipe, chunk_floor, chunk_closed,
+        ) = whole.tolist()  # fmt: skip
 
         def interval(column: int, value: float) -> Interval:
             if resampled is None:
@@ -441,9 +553,14 @@ class _Measured:
             top_1=interval(2, top),
             floor=floor,
             recipe=recipe,
-            closed=interval(8, closed) if recipe - floor >= SMALLEST_GAP else None,
+            closed=interval(7, closed) if recipe - floor >= SMALLEST_GAP else None,
             slot_weight=slots,
-            chunk_cross_entropy=interval(7, chunk),
+            chunk_cross_entropy=interval(8, chunk),
+            chunk_floor=chunk_floor,
+            chunk_recipe=chunk_recipe,
+            chunk_closed=(
+                interval(11, chunk_closed) if chunk_recipe - chunk_floor >= SMALLEST_GAP else None
+            ),
         )
 
     @cached_property
@@ -504,19 +621,26 @@ class _Measured:
 
 
 def _figures(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn sums over documents, `[samples, 10]`, into figures, `[samples, 9]`."""
-    starts, loss, covered, top, floor, floor_covered, recipe, slot, chunk, chunks = sums.T
-    starts = np.maximum(starts, 1)
-    gap = recipe - floor
-    closed = np.divide(recipe - loss, gap, out=np.full_like(gap, np.nan), where=gap > 0)
+    """Turn sums over documents, `[samples, 12]`, into figures, `[samples, 12]`."""
+    starts, loss, covered, top, floor, floor_covered, recipe, slot = sums.T[:8]
+    chunk, chunks, chunk_recipe, chunk_floor = sums.T[8:]
+    starts, chunks = np.maximum(starts, 1), np.maximum(chunks, 1)
     return np.stack(
         [
             loss / starts, covered / starts, top / starts, floor / starts,
             covered / np.maximum(floor_covered, 1), recipe / starts, slot / starts,
-            chunk / np.maximum(chunks, 1), closed,
+            _closed(recipe, loss, floor), chunk / chunks, chunk_recipe / chunks,
+            chunk_floor / chunks, _closed(chunk_recipe, chunk, chunk_floor),
         ],
         axis=1,
     )  # fmt: skip
+
+
+def _closed(
+    recipe: NDArray[np.float64], loss: NDArray[np.float64], floor: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    gap = recipe - floor
+    return np.divide(recipe - loss, gap, out=np.full_like(gap, np.nan), where=gap > 0)
 
 
 def _resample(table: NDArray[np.float64], seed: int) -> NDArray[np.float64]:

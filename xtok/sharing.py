@@ -23,7 +23,8 @@ class Overlap:
         model_ids: the tokenizers.
         sizes: how many different byte strings each has; control tokens have none.
         counts: `[N][N]`, byte strings that both have; the sizes on the diagonal.
-        shares: `[N][N]`, counts over the smaller of the two sizes.
+        shares: `[N][N]`, counts over the size of the row's tokenizer: as a student, so much of it
+            is in the column's.
     """
 
     model_ids: tuple[str, ...]
@@ -46,17 +47,16 @@ def overlap(tokenizers: Sequence[Tokenizer]) -> Overlap:
         sizes=tuple(sizes),
         counts=tuple(map(tuple, counts)),
         shares=tuple(
-            tuple(n / max(1, min(sizes[i], sizes[j])) for j, n in enumerate(row))
-            for i, row in enumerate(counts)
+            tuple(n / max(1, size) for n in row) for size, row in zip(sizes, counts, strict=True)
         ),
     )
 
 
 def overlap_csv(found: Overlap) -> str:
-    """Return one line per ordered pair: both models, their sizes, the count, the share."""
+    """Return one line per ordered pair: both models, their sizes, the count, the model's share."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", "other", "size", "other_size", "shared", "share_of_smaller"])
+    writer.writerow(["model", "other", "size", "other_size", "shared", "share"])
     for i, model in enumerate(found.model_ids):
         for j, other in enumerate(found.model_ids):
             sizes = found.sizes[i], found.sizes[j]
@@ -79,7 +79,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_overlap(found: Overlap, path: Path) -> None:
-    """Draw the matrix: shares as colours, shares and counts as numbers.
+    """Draw the matrix: shares of the row's tokens as colours, shares and counts as numbers.
 
     Raises:
         OutputError: if it cannot be written.
@@ -100,7 +100,9 @@ def plot_overlap(found: Overlap, path: Path) -> None:
             text = f"{count:,}" if i == j else f"{share:.0%}\n{count:,}"
             color = "black" if share > 0.6 else "white"
             axes.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
-    axes.set_title("Tokens with the same bytes, of the smaller vocabulary")
+    axes.set_title("Share of the row's tokens that the column's tokenizer has")
+    axes.set_ylabel("student")
+    axes.set_xlabel("teacher")
     figure.colorbar(image, ax=axes, shrink=0.8)
     image_file = BytesIO()
     figure.savefig(image_file, dpi=150, format=path.suffix[1:])

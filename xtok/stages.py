@@ -50,7 +50,7 @@ from xtok.projection import (
     sum_duplicates,
 )
 from xtok.sides import of_one_pair, require_table, with_vocabularies
-from xtok.tokens import TokenTable
+from xtok.tokens import TokenTable, plural
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -128,7 +128,7 @@ def multitoken(
         history=history_with(initial, step),
     )
     failures = [*undecodable_tokens(student, teacher, ignored), *failures]
-    notes = [*tokenizer_notes(student, teacher), *map_notes(projection)]
+    notes = [*tokenizer_notes(student, teacher), *map_notes(projection, ignored[0])]
     return reported(projection, stage_report("multitoken", projection, notes, failures))
 
 
@@ -353,7 +353,7 @@ def merge(
     weights = config.weights or (1.0,) * len(maps)
     if len(weights) != len(maps):
         raise XtokError(
-            f"there are {len(maps)} maps and {len(weights)} weights",
+            f"there are {len(maps)} maps and {plural(len(weights), 'weight')}",
             hint=f"give one weight per map: --weights {','.join(['1'] * len(maps))}",
         )
     digests = [mapfile.sha256(projection) for projection in maps]
@@ -569,7 +569,7 @@ _IN_WORDS = {
     RowKind.PIECES: "from pieces",
     RowKind.ROLE: "by role",
     RowKind.EMBEDDING: "by embedding",
-    RowKind.COUNTED: "counted",
+    RowKind.COUNTED: "counted on the text",
     RowKind.MIXED: "mixed",
     RowKind.RELAXED: "relaxed",
 }
@@ -583,7 +583,10 @@ def stage_report(
 ) -> StageReport:
     """Return the report of a stage that counts the rows of its result by kind."""
     found = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
-    counts = {f"rows {_IN_WORDS[k]}": found[k] for k in RowKind if found[k]}
+    words = dict(_IN_WORDS)
+    if any(step["options"].get("weights") == "prior" for step in projection.history):
+        words[RowKind.PIECES] = "counted on synthetic text"
+    counts = {f"rows {words[k]}": found[k] for k in RowKind if found[k]}
     return StageReport(stage, counts, tuple(notes), tuple(failures))
 
 
@@ -592,9 +595,12 @@ def reported(projection: ProjectionMap, report: StageReport) -> ProjectionMap:
     return replace(projection, reports=(*projection.reports, report))
 
 
-def map_notes(projection: ProjectionMap) -> list[str]:
-    """Return what deserves a look in a finished map: its scale slots, rows that are empty."""
-    return [*slot_notes(projection), *_empty_row_notes(projection)]
+def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
+    """Return what deserves a look in a finished map: its scale slots, rows that are empty.
+
+    Rows of `ignored` ids were asked to be empty.
+    """
+    return [*slot_notes(projection), *_empty_row_notes(projection, ignored)]
 
 
 def slot_notes(projection: ProjectionMap) -> list[str]:
@@ -606,7 +612,8 @@ def slot_notes(projection: ProjectionMap) -> list[str]:
     lacking = (projection.scale_slot == 0) & ~np.isin(projection.row_kind, needs_none)
     if lacking.any():
         notes.append(
-            f"{int(lacking.sum()):,} rows have no scale slot: no teacher id is free of meaning"
+            f"{plural(int(lacking.sum()), 'row')} without a scale slot: no teacher id is free of "
+            "meaning"
         )
     if projection.is_slot.any():
         most_first = _most_frequent(projection.teacher_ids[projection.is_slot])
@@ -614,11 +621,11 @@ def slot_notes(projection: ProjectionMap) -> list[str]:
     return notes
 
 
-def _empty_row_notes(projection: ProjectionMap) -> list[str]:
+def _empty_row_notes(projection: ProjectionMap, ignored: Collection[int]) -> list[str]:
     """Return a note on text rows, and one on special tokens, that are left empty."""
     table, kind = require_table(projection.student), projection.row_kind
-    text = [i for i in table.text_ids.tolist() if not kind[i]]
-    special = [i for i in table.control_names if not kind[i]]
+    text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
+    special = [i for i in table.control_names if not kind[i] and i not in ignored]
     notes = [f"empty rows: {_some(text, table)}"] if text else []
     if special:
         notes.append(f"no counterpart for {_some(special, table, 'special token')}")
@@ -631,4 +638,4 @@ def _some(ids: list[int], table: TokenTable | None, what: str = "token") -> str:
         str(i) + ("" if table is None else f" '{table.shown(i)}'") for i in ids[:3]
     )
     more = ", …" if len(ids) > 3 else ""
-    return f"{len(ids):,} {what}{'s' if len(ids) > 1 else ''}: {examples}{more}"
+    return f"{plural(len(ids), what)}: {examples}{more}"

@@ -181,6 +181,11 @@ class ShardReader:
 
     def __iter__(self) -> Iterator[str]:
         shard = self.shard
+        if shard.group_by and shard.format == "text":
+            raise XtokError(
+                f"{shard.path} is plain text, and has no field {shard.group_by!r} to group by",
+                hint="group by files: give each group a file of its own, and no field",
+            )
         with _reading(shard.path):
             if shard.format == "parquet":
                 yield from _parquet_documents(shard, self._groups)
@@ -194,7 +199,6 @@ class ShardReader:
                 else:
                     for document in _plain_documents(shard, raw):
                         self.consumed = raw.tell() - shard.start
-                        self._groups.append(shard.path.name)
                         yield document
 
 
@@ -330,42 +334,77 @@ def _decode(shard: TextShard, place: int, data: bytes) -> str:
     if place == 0:
         for mark, name in ((b"\xff\xfe", "UTF-16LE"), (b"\xfe\xff", "UTF-16BE")):
             if data.startswith(mark):
-                raise _not_utf8(shard, f"byte {data[0]:#04x} at offset 0", name)
+                raise _not_utf8(shard, data[0], 0, name)
         data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        where = f"byte {data[error.start]:#04x} at offset {place + error.start}"
-        raise _not_utf8(shard, where, "latin1") from error
+        raise _not_utf8(shard, data[error.start], place + error.start, "latin1") from error
 
 
-def _not_utf8(shard: TextShard, where: str, encoding: str) -> XtokError:
+def _not_utf8(shard: TextShard, byte: int, offset: int, encoding: str) -> XtokError:
+    line = _line_number(shard, offset)
     return XtokError(
-        f"the text {shard.path} is not UTF-8: {where}",
+        f"the text {shard.path} is not UTF-8: byte {byte:#04x} at offset {offset}, in line {line}",
         hint=f"convert the text, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
     )
 
 
+def _line_number(shard: TextShard, place: int) -> int:
+    """Return the number of the line that a byte of the (decompressed) file is in, from 1."""
+    with shard.path.open("rb") as raw:
+        file, number = _decompressed(raw, shard.path), 1
+        while place > 0 and (block := file.read(min(place, _BLOCK))):
+            number += block.count(b"\n")
+            place -= len(block)
+    return number
+
+
 def _json_document(shard: TextShard, place: int, line: bytes, groups: list[str]) -> str:
     text = _decode(shard, place, line)
-    problem = "is no JSON object"
     try:
         found = json.loads(text)
-        if isinstance(found, dict):
-            value = found.get(shard.field)
-            if isinstance(value, str):
-                if shard.group_by:
-                    groups.append(str(found.get(shard.group_by)))
-                return _without_surrogates(value)
-            has = ", ".join(sorted(k for k, v in found.items() if isinstance(v, str))[:8])
-            problem = f"has no text under {shard.field!r}, but under: {has or 'nothing'}"
+    except json.JSONDecodeError as error:
+        problem = f"no JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:
-        problem = f"is no JSON: {error}"
+        problem = f"no JSON: {error}"
+    else:
+        problem = _problem_of(found, shard)
+        if not problem:
+            if shard.group_by:
+                group = found[shard.group_by]
+                groups.append(group if isinstance(group, str) else json.dumps(group))
+            return _without_surrogates(found[shard.field])
     raise XtokError(
-        f"{shard.path}: the line at byte {place} {problem}",
+        f"{shard.path}, line {_line_number(shard, place)}: {problem}",
         hint="give one JSON object per line, and the name of its text with --field; plain text "
         "needs a name that ends in .txt",
     )
+
+
+def _problem_of(found: Any, shard: TextShard) -> str:
+    """Say why a JSON value is no document of a shard; nothing if it is one."""
+    if not isinstance(found, dict):
+        return "no JSON object"
+    if shard.field not in found:
+        has = ", ".join(sorted(k for k, v in found.items() if isinstance(v, str))[:8])
+        return f"no field {shard.field!r}; fields with text: {has or 'none'}"
+    value = found[shard.field]
+    if not isinstance(value, str):
+        return f"the field {shard.field!r} is no string but {_JSON_TYPES[type(value)]}"
+    if shard.group_by and shard.group_by not in found:
+        return f"no field {shard.group_by!r} to group by"
+    return ""
+
+
+_JSON_TYPES = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
 
 
 def _without_surrogates(text: str) -> str:

@@ -396,6 +396,15 @@ def quoted(token: str | None, token_id: int) -> str:
     return f"#{token_id}" if token is None else f"'{shortened(token)}'"
 
 
+def plural(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> plural(1, "document"), plural(1200, "document")
+    ('1 document', '1,200 documents')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _shown(data: bytes) -> str:
     return shortened(escape(data))
 

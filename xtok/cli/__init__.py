@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,12 +33,24 @@ COMMANDS = {
 """Each command, in the order of the help, and the module that has the function of its name."""
 
 
+class _Command(Command):
+    """A command whose usage errors are in xtok's words, not in those of Typer's validator."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
+            error.message = message.replace("Input should be", "must be", 1)
+            raise
+
+
 def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """Return the command line with these commands."""
     app = typer.Typer(
         name="xtok",
         help="Build cross-tokenizer projection maps: for each token of a student model, the tokens "
-        "of a teacher model that it corresponds to, right byte for byte.",
+        "of a teacher model that it corresponds to, byte-exact.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -47,7 +59,7 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     )
     for name in names:
         module = import_module(f"xtok.cli.{COMMANDS[name]}")
-        app.command(cls=Command)(getattr(module, name.replace("-", "_")))
+        app.command(cls=_Command)(getattr(module, name.replace("-", "_")))
     return app
 
 

@@ -2,6 +2,7 @@
 
 # No postponed annotations: Typer would compile the 150 of them one by one, at each start.
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from xtok.cli._run import (
     write,
 )
 from xtok.cli._spellings import nemo_name, refined_name
+from xtok.cli._texts import checkpoint_of, count_here, keeping
 from xtok.config import (
     BuildConfig,
     EstimateConfig,
+    Loss,
     MultitokenConfig,
     SortCutConfig,
 )
@@ -34,6 +37,9 @@ _OF_ONE_PAIR = (
     *("student_revision", "teacher_revision", "student_pattern", "teacher_pattern"),
     *("text", "field", "num_examples"),
 )
+
+
+_OF_A_LOSS = ("weights", "target", "exact_match", "scale_trick", "top_k")
 
 
 def build(
@@ -79,6 +85,7 @@ def build(
 
     With --text, the map is counted on it.
     """
+    _check_companions(context, special_tokens, has_text=bool(text))
     given = {
         "top_k": top_k,
         "max_pieces": max_pieces,
@@ -102,6 +109,7 @@ def build(
         options = config(partial(BuildConfig.for_loss, for_loss), **chosen)
     else:
         options = config(BuildConfig, **given)
+    notes = _remarks(context, options, for_loss, has_text=bool(text))
     safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
     if pairs is not None:
         for name in _OF_ONE_PAIR:
@@ -109,6 +117,9 @@ def build(
                 option = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter(f"{option} is of one pair, and does not go with --pairs")
         with command(quiet) as stderr:
+            from xtok import report
+
+            report.print_notes(notes)
             build_listed(
                 pairs,
                 output_dir or Path(),
@@ -130,6 +141,7 @@ def build(
         from xtok import pair_list, pipeline, report, texts, tokenizers
 
         texts.find_texts(text or [])
+        report.print_notes(notes)
         ids = tokenizers.model_id(student_model), tokenizers.model_id(teacher_model)
         name = pair_list.name_of_map(*ids, options, loss=for_loss, texts=text or [])
         path = named(output, (nemo_name(context) if for_loss is None else None) or name)
@@ -142,16 +154,18 @@ def build(
         sides = student, teacher
         if is_done(*sides, path, options, text or [], keep=skip_existing, dry_run=dry_run):
             return
-        projection = pipeline.build(
-            student,
-            teacher,
-            options,
-            texts=text or [],
-            field=field,
-            progress=report.progress_bar,
-            text_progress=report.text_progress_bar,
-        )
-        write(projection, path, num_examples=num_examples, strict=strict)
+        saved = checkpoint_of(path)
+        with keeping(saved if text else None):
+            projection = pipeline.build(
+                student,
+                teacher,
+                options,
+                texts=text or [],
+                field=field,
+                count=partial(count_here, student=student, teacher=teacher, checkpoint=saved),
+                progress=report.progress_bar,
+            )
+            write(projection, path, num_examples=num_examples, strict=strict)
 
 
 def multitoken(
@@ -189,6 +203,7 @@ def multitoken(
     quiet: opt.Quiet = False,
 ) -> None:
     """Map each student token to the teacher tokens that spell it, and the other way round."""
+    _check_companions(context, special_tokens)
     options = config(
         MultitokenConfig,
         top_k=top_k,
@@ -313,6 +328,47 @@ def sort_cut(
         name = refined_name(initial_projection_path, "sort-cut", projection)
         write(projection, named(output, name), num_examples=num_examples)
         report.print_notes(describe.weight_notes(projection))
+
+
+def _check_companions(
+    context: typer.Context, special_tokens: str, *, has_text: bool = False
+) -> None:
+    """Refuse options that need another one, which is not there."""
+    for name in ("fuzzy_threshold", "fuzzy_top_k"):
+        if special_tokens != "fuzzy" and is_given(context, name):
+            option = name.replace("_", "-")
+            raise typer.BadParameter(f"--{option} goes with --special-tokens fuzzy")
+    if not has_text and is_given(context, "field"):
+        raise typer.BadParameter("--field goes with --text")
+
+
+def _remarks(
+    context: typer.Context, options: BuildConfig, for_loss: Loss | None, *, has_text: bool
+) -> list[str]:
+    """Return what a loss chose, and which options that were given have no effect."""
+    notes = []
+    if for_loss is not None:
+        preset = [name for name in _OF_A_LOSS if not is_given(context, name)]
+        notes.append(f"--for {for_loss} chose {_flags(options, preset)}")
+    for applies, why, names in (
+        (has_text, "--text", ("weights", "scale_trick")),
+        (options.weights == "prior", "--weights prior", ("max_pieces", "reverse_pass")),
+    ):
+        given = [name for name in names if applies and is_given(context, name)]
+        notes += [f"--{name.replace('_', '-')} has no effect with {why}" for name in given]
+    return notes
+
+
+def _flags(options: BuildConfig, names: Iterable[str]) -> str:
+    """Return options as they are typed."""
+    found = []
+    for name in names:
+        value, flag = getattr(options, name), name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            found.append(f"--{flag} {value}")
+    return " ".join(found) or "nothing that is not given"
 
 
 def _ids(text: str | None, option: str) -> tuple[int, ...]:

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from xtok.config import Canonicalization, Loss, SpecialTokens, Target, TokenForm, Weights
+from xtok.config import (
+    MAX_ENTRIES,
+    Canonicalization,
+    Loss,
+    SpecialTokens,
+    Target,
+    TokenForm,
+    Weights,
+)
 
 
 def output_text(text: str) -> str:
@@ -35,8 +43,8 @@ StudentModel = Annotated[
     str,
     typer.Option(
         help="Model of the rows: a Hugging Face repo id or folder; a SentencePiece .model, "
-        "tiktoken, tekken.json or .gguf file; bytes. A prefix settles doubt: hf:, spm:, "
-        "tiktoken:, tekken:, gguf:.",
+        "tiktoken, tekken.json or .gguf file; or the word bytes. If ambiguous, add a prefix: hf:, "
+        "spm:, tiktoken:, tekken:, gguf:.",
         metavar="MODEL",
         rich_help_panel=_MODELS,
     ),
@@ -49,8 +57,8 @@ BuiltStudentModel = Annotated[
     str | None,
     typer.Option(
         help="Model of the rows: a Hugging Face repo id or folder; a SentencePiece .model, "
-        "tiktoken, tekken.json or .gguf file; bytes. A prefix settles doubt: hf:, spm:, "
-        "tiktoken:, tekken:, gguf:.",
+        "tiktoken, tekken.json or .gguf file; or the word bytes. If ambiguous, add a prefix: hf:, "
+        "spm:, tiktoken:, tekken:, gguf:.",
         metavar="MODEL",
         rich_help_panel=_MODELS,
     ),
@@ -170,7 +178,7 @@ TrustRemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Run the code of a repo whose tokenizer is a class of its own; it is said when it is.",
+        help="Allow a repo's custom tokenizer code to run; a note says when it does.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -179,7 +187,8 @@ Models = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Hugging Face repo ids or folders; SentencePiece .model, tiktoken, tekken.json or "
-        ".gguf files; bytes. A prefix settles doubt: hf:, spm:, tiktoken:, tekken:, gguf:.",
+        ".gguf files; or the word bytes. If ambiguous, add a prefix: hf:, spm:, tiktoken:, "
+        "tekken:, gguf:.",
         show_default=False,
     ),
 ]
@@ -223,8 +232,7 @@ ExtendedProjectionPath = Annotated[
 TopK = Annotated[
     int,
     typer.Option(
-        help="Entries per row, the scale slot included.",
-        min=1,
+        help=f"Entries per row, the scale slot included: 1 (with a slot 2) to {MAX_ENTRIES}.",
         metavar="N",
         rich_help_panel=_MAKING,
     ),
@@ -241,16 +249,16 @@ MaxPieces = Annotated[
 WeightsChoice = Annotated[
     Weights,
     typer.Option(
-        help="Weights of a row: falling by tenths from piece to piece, or counted on a text that "
-        "is made up of the two vocabularies.",
+        help="Weights of a row: falling by tenths from piece to piece, or counted on synthetic "
+        "text generated from the two vocabularies.",
         rich_help_panel=_MAKING,
     ),
 ]
 TargetChoice = Annotated[
     Target,
     typer.Option(
-        help="What is counted, on made-up or given text: pairs of tokens that begin at one byte, "
-        "all pairs within a chunk, or both.",
+        help="What is counted, on synthetic or given text: pairs of tokens that begin at one "
+        "byte, all pairs within a chunk, or both.",
         rich_help_panel=_MAKING,
     ),
 ]
@@ -258,8 +266,8 @@ ForLoss = Annotated[
     Loss | None,
     typer.Option(
         "--for",
-        help="Choose weights, pins, slot and --top-k for this loss; any of these options that is "
-        "given as well wins.",
+        help="Preset for a loss (weights, pins, slot, --top-k); options you give explicitly "
+        "override it.",
         rich_help_panel=_MAKING,
     ),
 ]

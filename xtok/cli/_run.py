@@ -7,7 +7,9 @@ import gc
 import io
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -32,12 +34,52 @@ def run(app: typer.Typer) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        with _one_line_errors():
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
     except XtokError as error:
         if os.environ.get("XTOK_DEBUG"):
             raise
         print(f"error: {_line(error.message)}\nhint: {_line(error.hint)}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+    except SystemExit as done:
+        if done.code == INTERRUPTED:  # Typer makes this of an interrupt outside of `command`
+            about = done.about if isinstance(done, Interrupted) else ""
+            print(f"interrupted: {_line(about)}" if about else "interrupted", file=sys.stderr)  # noqa: T201
+        raise
+
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+class Interrupted(SystemExit):
+    """An interrupt within a command; `about` says what is left of its work, or nothing."""
+
+    def __init__(self, about: str) -> None:
+        super().__init__(INTERRUPTED)
+        self.about = about
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether Ctrl-C was pressed, once; a second one interrupts."""
+    pressed = threading.Event()
+
+    def press(number: int, frame: object) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed.is_set():  # after the last question
+        raise KeyboardInterrupt
 
 
 options: list[str] = []
@@ -96,10 +138,20 @@ def command(quiet: bool) -> Iterator[TextIO]:
     Yields:
         The stderr of errors, which is never silenced.
     """
-    try:
-        with _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr:
-            yield stderr
+    with _one_line_errors():
+        try:
+            with _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr:
+                yield stderr
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted(str(interrupt)) from interrupt
         sys.stdout.flush()
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Make an `XtokError` of a failure of the operating system; a closed pipe is none."""
+    try:
+        yield
     except BrokenPipeError:  # what follows may be a gate, which stays shut
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:

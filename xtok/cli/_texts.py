@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from functools import partial
+from math import isnan
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from xtok.cli import _options as opt
 from xtok.cli._load import load, load_map, load_side
-from xtok.cli._run import check_output, command, config, named, write
-from xtok.config import EstimateConfig
+from xtok.cli._run import check_output, command, config, deferred_interrupt, is_given, named, write
+from xtok.config import EstimateConfig, Loss
 from xtok.errors import XtokError
+
+if TYPE_CHECKING:
+    from xtok.counting import CountedText, CountingPlan
+    from xtok.tokenizers import Tokenizer
 
 _CLUSTER = "Cluster"
 
 Engine = Literal["local", "ray"]
 
 
+def _is_number(bound: float | None) -> float | None:
+    """Refuse a gate that would be open whatever is measured."""
+    if bound is not None and isnan(bound):
+        raise typer.BadParameter("nan is no bound")
+    return bound
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an error about a map of it."""
+    try:
+        yield
+    except XtokError as error:
+        raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
+
+
 def estimate(
+    context: typer.Context,
     *,
     text: opt.Texts,
     student_model: opt.StudentModel,
@@ -44,8 +66,8 @@ def estimate(
     alpha: Annotated[
         float | None,
         typer.Option(
-            help="How many sightings the initial map counts for; chosen on held-out documents if "
-            "not given."
+            help="Pseudo-count: how many counted pairs a row of the initial map weighs. By default "
+            "chosen on held-out documents."
         ),
     ] = EstimateConfig.alpha,
     pin_exact: Annotated[
@@ -90,6 +112,8 @@ def estimate(
     options = config(
         EstimateConfig, top_k=top_k, target=target, alpha=alpha, pin_exact=pin_exact, field=field
     )
+    if engine == "local" and is_given(context, "address"):
+        raise typer.BadParameter("--address goes with --engine ray")
     if engine == "ray" and checkpoint is not None:
         raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     with command(quiet):
@@ -124,17 +148,10 @@ def estimate(
         words = names.option_words(chosen, asdict(EstimateConfig()))
         parts = "estimate", f"top{top_k}", *words, names.text_word(text)
         path = named(output, names.default_name(*ids, *parts))
-        saved = checkpoint or path.with_name(f"{path.name}.checkpoint")
-        count: Callable[[counting.CountingPlan], counting.CountedText]
-        if engine == "local":
-            count = partial(
-                counting.count_text,
-                student=student,
-                teacher=teacher,
-                checkpoint=saved,
-                progress=report.text_progress_bar,
-            )
-        else:
+        saved = checkpoint or checkpoint_of(path)
+        is_local = engine == "local"
+        count = partial(count_here, student=student, teacher=teacher, checkpoint=saved)
+        if not is_local:
             from xtok import cluster
 
             sources = [
@@ -156,19 +173,58 @@ def estimate(
                 address=address,
                 progress=report.text_progress_bar,
             )
-        with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
-            projection = counting.estimate(
-                student,
-                teacher,
-                text,
-                options,
-                base=base,
-                count=count,
-                progress=report.progress_bar,
-            )
-        write(projection, path, num_examples=num_examples)
-        if engine == "local":
-            saved.unlink(missing_ok=True)  # not before the map is there
+        with keeping(saved if is_local else None):
+            with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
+                projection = counting.estimate(
+                    student,
+                    teacher,
+                    text,
+                    options,
+                    base=base,
+                    count=count,
+                    progress=report.progress_bar,
+                )
+            write(projection, path, num_examples=num_examples)
+
+
+def checkpoint_of(output: Path) -> Path:
+    """Return where counts are saved if no other place is given: beside the map."""
+    return output.with_name(f"{output.name}.checkpoint")
+
+
+def count_here(
+    plan: CountingPlan, *, student: Tokenizer, teacher: Tokenizer, checkpoint: Path
+) -> CountedText:
+    """Count a plan on this machine; an interruption waits for the next batch, and saves counts."""
+    from xtok import counting, report
+
+    def resumed(share: float) -> None:
+        report.print_notes([f"resuming at {share:.0%} of the text, from {checkpoint}"])
+
+    with deferred_interrupt() as is_interrupted:
+        return counting.count_text(
+            plan,
+            student,
+            teacher,
+            checkpoint=checkpoint,
+            progress=report.text_progress_bar,
+            resumed=resumed,
+            stopping=is_interrupted,
+        )
+
+
+@contextmanager
+def keeping(checkpoint: Path | None) -> Iterator[None]:
+    """Remove a checkpoint at the end, when the map is written; say where it is if interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if checkpoint is None or not checkpoint.exists():
+            raise
+        message = f"counts saved in {checkpoint}; run the same command again to go on"
+        raise KeyboardInterrupt(message) from None
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
 
 
 def evaluate(
@@ -188,13 +244,27 @@ def evaluate(
             rich_help_panel="Text",
         ),
     ] = None,
+    for_loss: Annotated[
+        Loss | None,
+        typer.Option(
+            "--for", help="Rank the maps by what counts for this loss, and say which is better."
+        ),
+    ] = None,
     min_coverage: Annotated[
         float | None,
-        typer.Option(help="Exit with 3 if a map covers less of any group of text.", min=0, max=1),
+        typer.Option(
+            help="Exit with 3 if a map covers less of any group of text.",
+            min=0,
+            max=1,
+            callback=_is_number,
+        ),
     ] = None,
     max_cross_entropy: Annotated[
         float | None,
-        typer.Option(help="Exit with 3 if a map's cross-entropy is above this on any group."),
+        typer.Option(
+            help="Exit with 3 if a map's cross-entropy is above this on any group.",
+            callback=_is_number,
+        ),
     ] = None,
     num_worst: Annotated[
         int, typer.Option(help="Show this many of each map's most costly rows.", min=0, metavar="N")
@@ -238,6 +308,7 @@ def evaluate(
             names=names,
             field=field,
             group_by=group_by,
+            for_loss=for_loss,
             num_worst=num_worst,
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,

@@ -56,7 +56,7 @@ def overlap(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw the matrix into this .png, .svg or .pdf file.",
+            help="Draw the matrix to a .png, .svg or .pdf file.",
             metavar="FILE",
             parser=opt.output_path,
         ),
@@ -67,7 +67,7 @@ def overlap(
     trust_remote_code: opt.TrustRemoteCode = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Show how much of their vocabularies tokenizers share, by bytes."""
+    """Show what share of each tokenizer's tokens the others have, byte by byte."""
     if json and csv:
         raise typer.BadParameter("give --json or --csv, not both")
     with command(quiet):
@@ -80,6 +80,7 @@ def overlap(
         )
         if plot is not None:
             sharing.plot_overlap(found, plot)
+            report.print_notes([f"the plot is {plot}"])
         if json:
             print(report.to_json(found))  # noqa: T201
         elif csv:

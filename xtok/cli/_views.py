@@ -49,6 +49,31 @@ def inspect(
             "they say of the choice of a loss. JSON has them always.",
         ),
     ] = False,
+    token_class: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
+            help="List the rows of this class of tokens instead, worst first: digits, han, "
+            "punctuation, …",
+            metavar="CLASS",
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="List the rows of this kind instead, worst first: pieces, exact, empty, …",
+            metavar="KIND",
+        ),
+    ] = None,
+    worst: Annotated[
+        int | None,
+        typer.Option(
+            help="List so many rows, those with the least weight on their heaviest entry first; "
+            "20 with --class or --kind.",
+            min=1,
+            metavar="N",
+        ),
+    ] = None,
     json: opt.Json = False,
     preserve_last: opt.PreserveLast = None,
     student_vocab_size: opt.MapStudentVocabSize = None,
@@ -56,10 +81,27 @@ def inspect(
     quiet: opt.Quiet = False,
 ) -> None:
     """Show what a map holds: who maps to whom, how it was made, and rows of it."""
+    is_listing = bool(token_class or kind or worst)
+    if is_listing and (token or token_id or num_examples is not None or classes):
+        raise typer.BadParameter(
+            "--class, --kind and --worst list rows; give none of --token, --id, --num-examples, "
+            "--classes with them"
+        )
     with command(quiet):
         from xtok import describe, report
 
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
+        if is_listing:
+            listing = describe.worst_rows(
+                projection, token_class=token_class, kind=kind, count=worst or 20
+            )
+            if json:
+                print(report.to_json(listing))  # noqa: T201
+            else:
+                from xtok.report.maps import print_listing
+
+                print_listing(listing)
+            return
         if num_examples is None:
             num_examples = 0 if token or token_id or classes else 5
         description = describe.inspect(
@@ -160,6 +202,8 @@ def align(
     """Show two tokenizations of a text over one another, and the chunks that they share."""
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
+    if chat is None and (student_chat_template or teacher_chat_template):
+        raise typer.BadParameter("a chat template goes with --chat")
     data = read_text(text, file) if chat is None else b""
     conversation = {} if chat is None else read_chat(chat)
     with command(quiet):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from xtok.tokens import printable, quoted
 
@@ -57,7 +58,7 @@ def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
 def print_reports(reports: Iterable[StageReport]) -> None:
     """Print what the stages did and left out on stderr, a line each."""
     for report in reports:
-        counts = ", ".join(f"{_number(n)} {what}" for what, n in report.counts.items() if n)
+        counts = ", ".join(_counted(n, what) for what, n in report.counts.items() if n)
         print(f"{report.stage}: {counts or 'nothing to do'}", file=sys.stderr)  # noqa: T201
         print_notes((*report.failures, *report.notes))
 
@@ -88,5 +89,14 @@ def print_examples(rows: Iterable[RowDescription]) -> None:
         print(f"{row.kind:>8}  {token} → {entries or '(nothing)'}", file=sys.stderr)  # noqa: T201
 
 
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
+def _counted(value: float, what: str) -> str:
+    if not isinstance(value, int):
+        return f"{value:.2g} {what}"
+    return f"{value:,} {what if value != 1 else _PLURALS.sub(_singular, what, count=1)}"
+
+
+_PLURALS = re.compile(r"\b(rows|entries|weights|slots)\b")
+
+
+def _singular(noun: re.Match[str]) -> str:
+    return "entry" if noun[0] == "entries" else noun[0][:-1]

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.describe import EntryDescription, MapDescription, RowDescription, SideDescription
+from xtok.describe import (
+    EntryDescription,
+    MapDescription,
+    RowDescription,
+    RowListing,
+    SideDescription,
+)
 from xtok.report._tables import STYLES, cell, header, new_table, printing
-from xtok.tokens import quoted
+from xtok.tokens import plural, quoted
 
 if TYPE_CHECKING:
     from xtok.coverage import Coverage
@@ -31,6 +37,17 @@ def print_description(description: MapDescription, *, classes: bool = False) -> 
             console.print(table)
         if classes and description.coverage:
             console.print(cell(loss_note(description.coverage)))
+
+
+def print_listing(listing: RowListing) -> None:
+    """Print rows of a map, the worst first, and how many there are."""
+    with printing() as console:
+        table = _examples(listing.rows)
+        table.caption = (
+            f"{len(listing.rows):,} of {plural(listing.found, 'row')}; first those with the least "
+            "weight on their heaviest entry"
+        )
+        console.print(table)
 
 
 def _overview(d: MapDescription) -> Table:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import groupby
+from operator import attrgetter
 
 from rich.table import Table
 
 from xtok.comparison import Comparison
-from xtok.quality import Evaluation, Interval
+from xtok.quality import Evaluation, Interval, MapMeasures
 from xtok.report._tables import cell, header, new_table, printing
 from xtok.tokens import shortened
 
@@ -23,49 +24,76 @@ def print_evaluation(found: Evaluation) -> None:
         console.print(_classes(found, names, numbers))
         if found.worst_rows:
             console.print(_worst(found, numbers))
+        if found.ranking is not None:
+            console.print(cell(found.ranking.verdict), soft_wrap=True)
+
+
+# Two columns each: the measures at shared token boundaries, and those over chunks.
+_STARTS = (("at starts", "cross_entropy"), ("closed", "closed"))
+_CHUNKS = (("over chunks", "chunk_cross_entropy"), ("closed", "chunk_closed"))
 
 
 def _measures(found: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Table:
-    table = new_table("text, map", "cross-entropy", "coverage", "top-1", "closed", "chunks")
+    """Return the table of measures; with a ranking, what decides comes first, best map first."""
+    is_p_kl = found.ranking is not None and found.ranking.loss == "p-kl"
+    columns = (*_CHUNKS, *_STARTS) if is_p_kl else (*_STARTS, *_CHUNKS)
+    table = new_table("text, map", *(head for head, _ in columns), "coverage", "top-1")
     table.columns[0].min_width = 8
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = not wraps
     for group, grouped in groupby(found.measures, key=lambda m: m.group):
         measures = list(grouped)
+        if found.ranking is not None:
+            of_loss = attrgetter(found.ranking.measure)
+            measures.sort(key=lambda m: of_loss(m).value)
         table.add_section()
         table.add_row(cell(group))
         for label in ("recipe", "floor"):
-            values = list(dict.fromkeys(f"{getattr(m, label):.3f}" for m in measures))
-            table.add_row(f"  {label}", " / ".join(values))
+            table.add_row(f"  {label}", *(_reference(measures, label, name) for _, name in columns))
         for m in measures:
             table.add_row(
                 f"  map {numbers[m.name]}",
-                _with_spread(m.cross_entropy, 3),
+                *(_interval(getattr(m, name), name) for _, name in columns),
                 f"{m.coverage.value:.2%}",
                 f"{m.top_1.value:.1%}",
-                "–" if m.closed is None else _with_spread(m.closed, 2),
-                f"{m.chunk_cross_entropy.value:.3f}",
             )
     slots = {m.name: m.slot_weight for m in found.measures}
     table.caption = (
-        "cross-entropy in nats at common starts, ± half of its 95 % interval; recipe: X-Token's; "
-        "floor: the best map in hindsight; closed: the share of the way between them; chunks: "
-        f"averaged as P-KL does. {found.num_bytes:,} bytes of text"
+        "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): "
+        "for gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's; floor: a map counted on "
+        "this text; closed: the share of the way between them. "
+        f"{found.num_bytes:,} bytes of text"
     )
     if found.differing:
         share = found.lost_bytes / max(1, found.num_bytes)
-        table.caption += f"; {share:.1%} lost where the two sides spell text differently"
+        table.caption += f"; {share:.1%} skipped where the two sides spell text differently"
     if any(slots.values()):
         weights = ", ".join(f"map {numbers[n]} {w:.1%}" for n, w in slots.items() if w)
         table.caption += f"; weight on slots: {weights}"
     return table
 
 
+def _reference(measures: list[MapMeasures], label: str, column: str) -> str:
+    """Return the recipe's or floor's values under a column; several where the cuts differ."""
+    if column.endswith("closed"):
+        return ""
+    field = f"chunk_{label}" if column.startswith("chunk") else label
+    return " / ".join(dict.fromkeys(f"{getattr(m, field):.3f}" for m in measures))
+
+
+def _interval(value: Interval | None, column: str) -> str:
+    if value is None:
+        return "–"
+    if column.endswith("closed"):
+        return f"{value.value:.2f}"
+    return _with_spread(value, 3)
+
+
 def _with_spread(interval: Interval, digits: int) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.value:.{digits}f}"
-    return f"{interval.value:.{digits}f} ± {(interval.high - interval.low) / 2:.{digits}f}"
+    return f"{interval.value:.{digits}f}±{(interval.high - interval.low) / 2:.{digits}f}"
 
 
 def _classes(found: Evaluation, names: list[str], numbers: dict[str, str]) -> Table:

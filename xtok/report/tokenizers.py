@@ -11,8 +11,9 @@ from xtok.sharing import Overlap
 
 
 def print_diagnosis(found: Diagnosis) -> None:
-    """Print a page per tokenizer, and what a map between two will meet, in 80 columns."""
+    """Print the verdict, a page per tokenizer, and what a map between two will meet."""
     with printing() as console:
+        console.print(cell(found.verdict))
         for one in found.tokenizers:
             console.print(_page(one))
         if found.pair is not None:
@@ -48,7 +49,7 @@ def _pair(pair: PairDiagnosis) -> Table:
 
 
 def print_overlap(found: Overlap) -> None:
-    """Print the matrix in blocks of columns that fit: shares above the diagonal, counts below."""
+    """Print the matrix in blocks of columns that fit: sizes on the diagonal, else shares."""
     with printing() as console:
         places = range(len(found.model_ids))
         fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
@@ -60,14 +61,13 @@ def print_overlap(found: Overlap) -> None:
                 column.no_wrap = True
             for i in places:
                 cells = (
-                    f"{found.shares[i][j]:.1%}" if j > i else f"{found.counts[i][j]:,}"
-                    for j in block
+                    f"{found.sizes[i]:,}" if i == j else f"{found.shares[i][j]:.1%}" for j in block
                 )
                 table.add_row(cell(f"{i + 1} {found.model_ids[i]}"), *cells)
             if block[-1] == places[-1]:
                 table.caption = (
-                    "on the diagonal: different byte strings; below it: those that both have; "
-                    "above it: as a share of the smaller vocabulary"
+                    "Diagonal: distinct tokens. Elsewhere: the share of the row's tokens that the "
+                    "column has."
                 )
             console.print(table)
 
