@@ -35,15 +35,6 @@ def _is_number(bound: float | None) -> float | None:
     return bound
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name the file in an error about a map of it."""
-    try:
-        yield
-    except XtokError as error:
-        raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
-
-
 def estimate(
     context: typer.Context,
     *,
