@@ -35,7 +35,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "p-kl": ("training:p_kl_cost", "P-KL's memory and time beside a bare log-softmax"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "quality": ("quality:quality", "maps on held-out text, with and without a corpus (hours)"),
-    "prior": ("prior:constants", "the constants of xtok/prior.py, measured on text"),
+    "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),
 }  # fmt: skip
 
 

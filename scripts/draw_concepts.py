@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 import xtok
-from xtok.projection import ProjectionMap
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import escape
+from xtok.vocab.display import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "guides" / "images"

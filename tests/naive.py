@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, SLOT_WEIGHT
-from xtok.projection import ProjectionMap
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 
 Row = dict[int, float]

@@ -10,7 +10,7 @@ from conftest import Cli
 from rich.cells import cell_len
 from rich.console import Console
 
-from xtok.aligner import TextAlignment, TokenAligner, align, describe_alignment
+from xtok.alignment.aligner import TextAlignment, TokenAligner, align, describe_alignment
 from xtok.report.alignment import draw
 from xtok.tokenizers import Tokenizer, load_tokenizer
 

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import xtok
-from xtok.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
+from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import TokenTable
+from xtok.vocab.table import TokenTable
 
 KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
 TEXT = (

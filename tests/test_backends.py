@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokens import TokenType
+from xtok.vocab.table import TokenType
 
 SAMPLES = [
     b" the", b"the", b"  the ", b"\r\n", b"201", "中文 café".encode(), "ﬁ①".encode(), b"\xe4\xb8",

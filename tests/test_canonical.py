@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from xtok.canonical import find_roles, match_bytes, match_roles, slot_candidates
-from xtok.tokens import Entry, TokenTable, TokenType, decode_vocabulary
+from xtok.vocab.roles import find_roles, match_roles, slot_candidates
+from xtok.vocab.table import Entry, TokenTable, TokenType, decode_vocabulary, match_bytes
 
 
 def table_of(

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from conftest import REAL, Cli
 
-from xtok.aligner import TokenAligner
-from xtok.chats import ChatAlignment, align_chat, describe_chat
+from xtok.alignment.aligner import TokenAligner
+from xtok.alignment.chats import ChatAlignment, align_chat, describe_chat
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import unescape
+from xtok.vocab.display import unescape
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtok.classes import NUMERALS, TokenClass, text_class, token_classes
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import Entry, TokenType, decode_vocabulary
+from xtok.vocab.classes import NUMERALS, TokenClass, text_class, token_classes
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 C = TokenClass
 

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok import __version__
-from xtok.classes import TokenClass, token_classes
 from xtok.cli import COMMANDS, make_app
 from xtok.errors import TokenizerError
-from xtok.projection import ProjectionMap
-from xtok.sides import require_table
+from xtok.maps.pair import require_table
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
+from xtok.vocab.classes import TokenClass, token_classes
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_a_foreign_map_gets_its_tokens_from_the_models(
 @pytest.fixture(scope="module")
 def by_nemo(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A map of the pair as NeMo-RL's tools write it: padded, in bfloat16, of ids only."""
-    from xtok.mapfile._nemo import to_nemo
+    from xtok.maps.nemo import to_nemo
     from xtok.tokenizers import load_tokenizer
 
     student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))
@@ -406,7 +406,7 @@ def test_inspect_of_what_is_not_there(cli: Cli, maps: Path) -> None:
 def test_inspect_obeys_nothing_that_a_map_says(cli: Cli, maps: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from xtok.projection import ProjectionMap
+    from xtok.maps.projection_map import ProjectionMap
 
     projection = ProjectionMap.load(maps / "map.safetensors")
     hostile = replace(projection.student, model_id="\x1b[31m[bold]evil\u202e\n")
@@ -470,7 +470,7 @@ def test_a_full_disk_under_help_is_an_error(tmp_path: Path, option: str) -> None
     [
         "typer",  # among the imports of the command line
         "xtok.cli._maps",  # among those of the command
-        "xtok.pipeline",  # within the command
+        "xtok.stages.build",  # within the command
     ],
 )
 @pytest.mark.parametrize("quiet", [[], ["--quiet"]])

@@ -14,12 +14,14 @@ import pytest
 import small_tokenizers
 from conftest import Cli
 
-from xtok import cluster, texts
-from xtok.cluster import TokenizerSource, count_on_ray
 from xtok.config import EstimateConfig, MultitokenConfig
-from xtok.counting import count_text, map_of_counts, plan_counting
+from xtok.counting import ray as cluster
+from xtok.counting import texts
+from xtok.counting.counts import count_text, plan_counting
+from xtok.counting.ray import TokenizerSource, count_on_ray
 from xtok.errors import XtokError
-from xtok.stages import multitoken
+from xtok.stages.estimate import map_of_counts
+from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")

@@ -11,9 +11,10 @@ from test_chats import PLAIN
 from torch.utils.data import DataLoader
 
 import xtok
-from xtok import DistillationCollator, XtokError, shift_to_predictions
-from xtok.collator import predicted, prepare
+from xtok import DistillationCollator, XtokError
+from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import Tokenizer
+from xtok.training.collator import predicted, prepare
 
 TEXTS = ["The keeper lit 201 lamps.", "Light", ""]
 CHAT = [

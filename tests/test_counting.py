@@ -25,26 +25,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xtok import cooccurrence, cooccurrence_kernels, counting, mapfile, texts
 from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, Target
-from xtok.cooccurrence import PairCounts, PairEncoder
-from xtok.counting import (
+from xtok.counting import counts as counting
+from xtok.counting import encode as cooccurrence
+from xtok.counting import kernels as cooccurrence_kernels
+from xtok.counting import texts
+from xtok.counting.counts import (
     CountedText,
     CountingPlan,
     TextTotals,
-    choose_alpha,
     count_text,
-    estimate,
-    map_of_counts,
     merge_counts,
     plan_counting,
-    smooth,
 )
+from xtok.counting.encode import PairCounts, PairEncoder
+from xtok.counting.prior import prior_edges
+from xtok.counting.smoothing import ALPHAS, choose_alpha, smooth
 from xtok.errors import XtokError
-from xtok.pipeline import build
-from xtok.prior import prior_edges
-from xtok.projection import Edges, ProjectionMap, RowKind
-from xtok.stages import multitoken
+from xtok.maps import file as mapfile
+from xtok.maps.edges import Edges
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.stages.build import build
+from xtok.stages.estimate import estimate, map_of_counts
+from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -443,21 +446,23 @@ def test_counting_goes_on_from_a_checkpoint(
 KILLED = """
 import sys, time
 from pathlib import Path
-from xtok import cooccurrence, counting, mapfile, texts
-cooccurrence.batches.__defaults__ = (2000,)
+from xtok.counting import counts, encode, texts
+from xtok.maps import file
+from xtok.stages import estimate
+encode.batches.__defaults__ = (2000,)
 texts.SHARD_BYTES = 5000
-save = counting._save_checkpoint
+save = counts._save_checkpoint
 def slow(*args):
     save(*args)
     time.sleep(0.2)  # long enough to be killed between two of them
-counting._save_checkpoint = slow
-count = counting.count_text
+counts._save_checkpoint = slow
+count = counts.count_text
 def often(*args, **options):
     return count(*args, **options, checkpoint_seconds=0)
-counting.count_text = often
+estimate.count_text = often
 student, teacher, text, checkpoint, base, output = sys.argv[1:]
-base = mapfile.load(Path(base))
-found = counting.estimate(student, teacher, [text], base=base, checkpoint=Path(checkpoint))
+base = file.load(Path(base))
+found = estimate.estimate(student, teacher, [text], base=base, checkpoint=Path(checkpoint))
 found.save(Path(output))
 """
 
@@ -489,15 +494,15 @@ def test_a_killed_process_is_gone_on_from_byte_for_byte(
 
 INTERRUPTED = """
 import os, signal
-from xtok import cooccurrence, counting
-cooccurrence.batches.__defaults__ = (1000,)
-add, calls = counting.TextCounter.add, []
+from xtok.counting import counts, encode
+encode.batches.__defaults__ = (1000,)
+add, calls = counts.TextCounter.add, []
 def interrupted(self, texts):
     calls.append(texts)
     if len(calls) == 3:
         os.kill(os.getpid(), signal.SIGINT)
     add(self, texts)
-counting.TextCounter.add = interrupted
+counts.TextCounter.add = interrupted
 from xtok.__main__ import program
 program()
 """
@@ -777,7 +782,7 @@ def test_the_command_writes_what_it_read(
     ]
     assert step["counted"]["documents"] == 120
     assert step["counted"]["student_tokens"] > step["counted"]["starts"] > 0
-    assert step["options"]["alpha"] in counting.ALPHAS
+    assert step["options"]["alpha"] in ALPHAS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base.safetensors", "map.safetensors"]
     assert str(corpus.parent) not in json.dumps(projection.history)
 

@@ -11,13 +11,12 @@ from conftest import Cli
 from test_stages import byte_ranks
 
 import xtok
-from xtok.classes import suited_loss
 from xtok.config import BuildConfig
-from xtok.coverage import ClassCoverage, cover
-from xtok.describe import inspect
-from xtok.projection import ProjectionMap
+from xtok.inspection.inspect import ClassCoverage, cover, inspect
+from xtok.maps.projection_map import ProjectionMap
 from xtok.report.maps import loss_note
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.classes import suited_loss
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import torch
 
 import xtok
 from xtok import ProjectionMap, XtokError
-from xtok.collator import DistillationCollator
-from xtok.losses import LossName, make_loss
 from xtok.tokenizers import Tokenizer
+from xtok.training.collator import DistillationCollator
+from xtok.training.losses import LossName, make_loss
 
 STEPS = 6
 

@@ -20,9 +20,9 @@ from test_backends import word_piece
 from test_tokenizers import hf_folder_of_ranks
 
 from xtok.conversation.checks import Check
-from xtok.diagnosis import PROBE, TokenizerDiagnosis, doctor
 from xtok.errors import OutputError
-from xtok.sharing import overlap, overlap_csv, plot_overlap
+from xtok.inspection.doctor import PROBE, TokenizerDiagnosis, doctor
+from xtok.inspection.overlap import overlap, overlap_csv, plot_overlap
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
 

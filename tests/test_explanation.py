@@ -14,8 +14,8 @@ from test_stages import byte_ranks
 import xtok
 from xtok.config import BuildConfig
 from xtok.errors import XtokError
-from xtok.explanation import explain
-from xtok.projection import ProjectionMap
+from xtok.inspection.explain import explain
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 
 Pair = tuple[Tokenizer, Tokenizer]

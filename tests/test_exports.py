@@ -15,10 +15,9 @@ from test_projection import GOOD, make
 
 import xtok
 from xtok import ProjectionMap, XtokError
-from xtok.canonical import match_bytes
-from xtok.exports import byte_prefixes, export, shared_vocabulary, subtokens
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import TokenTable, TokenType
+from xtok.training.exports import byte_prefixes, export, shared_vocabulary, subtokens
+from xtok.vocab.table import TokenTable, TokenType, match_bytes
 
 
 @pytest.fixture(scope="module")

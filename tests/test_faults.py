@@ -30,13 +30,14 @@ from test_cli import fails, two_files
 from test_mapfile import TINY, edited
 
 import xtok
-from xtok import mapfile
 from xtok.errors import OutputError, XtokError
 from xtok.io import STALE_AFTER
-from xtok.mapfile._nemo import to_nemo
-from xtok.mapfile._tensorfile import MAX_BRACKETS, MAX_HEADER
-from xtok.projection import ProjectionMap
-from xtok.tokens import Entry, TokenType, decode_vocabulary, shortened
+from xtok.maps import file as mapfile
+from xtok.maps.nemo import to_nemo
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.tensorfile import MAX_BRACKETS, MAX_HEADER
+from xtok.vocab.display import shortened
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")
 
@@ -171,7 +172,7 @@ def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from xtok.projection import ProjectionMap
+from xtok.maps.projection_map import ProjectionMap
 projection = ProjectionMap.load(sys.argv[1])
 for _ in range(150):
     projection.save(sys.argv[2])
@@ -215,7 +216,7 @@ def test_sixteen_processes_build_at_once(cli: Cli, small: Path, tmp_path: Path) 
 
 KERNEL = """
 import numpy as np
-from xtok.kernels import _hash
+from xtok.alignment.kernels import _hash
 print(_hash(np.arange(20, dtype=np.uint16), 3))
 """
 
@@ -525,7 +526,7 @@ def peak():
 
 READ_ALL = f"""{PEAK}
 from xtok.errors import XtokError
-from xtok.projection import ProjectionMap
+from xtok.maps.projection_map import ProjectionMap
 for path in sys.argv[1:]:
     before = peak()
     try:
@@ -574,11 +575,11 @@ def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 READ_VALID = f"""{PEAK}
-from xtok import mapfile
+from xtok.maps import file
 path = sys.argv[1]
 before = peak()
 widths = dict() if "sparse" in path else dict(student_vocab_size=40_000, teacher_vocab_size=40)
-mapfile.load(path, **widths)
+file.load(path, **widths)
 print(peak() - before)
 """
 
@@ -705,7 +706,7 @@ def test_strict_takes_what_is_whole(cli: Cli, small: Path, tmp_path: Path) -> No
 
 
 def test_strict_refuses_tokens_that_cannot_be_decoded() -> None:
-    from xtok.stages import require_complete, stage_report
+    from xtok.maps.results import require_complete, stage_report
 
     report = stage_report("multitoken", TINY, [], ["student a: no bytes behind 1 id"])
     with pytest.raises(XtokError, match="no bytes behind 1 id"):

@@ -21,14 +21,17 @@ from test_stages import byte_ranks
 
 import xtok
 from xtok.config import GenerateConfig
-from xtok.embeddings import _sources, generate
-from xtok.embeddings._checkpoint import Model, find_layer
+from xtok.embeddings import sources
 from xtok.embeddings.cache import Cache, default_folder
+from xtok.embeddings.checkpoint import Model, find_layer
+from xtok.embeddings.generate import generate
 from xtok.embeddings.similarity import TILE, Cosine
 from xtok.errors import EmbeddingError, XtokError
-from xtok.projection import ProjectionMap, RowKind
+from xtok.maps.file import to_safetensors
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.vocab.table import match_bytes
 
 
 def random_vectors(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
@@ -56,7 +59,7 @@ class Table:
 def source(monkeypatch: pytest.MonkeyPatch) -> Table:
     """The words of both tokenizers on a plane; every other token has no direction."""
     table = Table({"the": [1, 0], " the": [0.8, 0.6], "th": [0, 1], "ab": [-1, 0], "abc": [3, 4]})
-    monkeypatch.setattr("xtok.embeddings.open_source", lambda *args, **options: table)
+    monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *args, **options: table)
     return table
 
 
@@ -133,7 +136,7 @@ def test_what_has_no_text_is_left_out_and_counted(
             assert " the" in texts
             return random_vectors(len(texts), 4)
 
-    monkeypatch.setattr("xtok.embeddings.open_source", lambda *a, **o: Seen({"": [1]}))
+    monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *a, **o: Seen({"": [1]}))
     found = generate(byte_level, sentencepiece, "x", cache=Cache(tmp_path))
     table = byte_level.vocabulary.table
     assert table is not None
@@ -300,7 +303,7 @@ def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer, tmp_path: P
     folder = models / "student"
     pieces = load_tokenizer(str(folder))
     matrix = weights_of(folder)
-    source = _sources.InputLayer(Model(folder))
+    source = sources.InputLayer(Model(folder))
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
     vectors = source.embed(texts, xtok.progress.silent)
     for text, vector in zip(texts, vectors, strict=True):
@@ -332,7 +335,7 @@ def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path, 
     tables = [load_tokenizer(str(f)).vocabulary.table for f in (student, teacher)]
     assert tables[0] is not None
     assert tables[1] is not None
-    pairs = xtok.canonical.match_bytes(tables[0], tables[1])
+    pairs = match_bytes(tables[0], tables[1])
     ours = random_vectors(len(tables[0]), 16)
     theirs = random_vectors(len(tables[1]), 16, seed=1)
     rotation = np.linalg.qr(random_vectors(16, 16, seed=2))[0]
@@ -372,7 +375,7 @@ def test_embeddings_are_cached_by_content(
     assert len(list(folder.iterdir())) == 2
     second = generate(student, teacher, "table", cache=Cache(folder))
     assert source.calls == 2
-    assert xtok.mapfile.to_safetensors(first) == xtok.mapfile.to_safetensors(second)
+    assert to_safetensors(first) == to_safetensors(second)
     generate(student, teacher, "table", cache=Cache(folder, recompute=True))
     assert source.calls == 4
     next(folder.iterdir()).write_bytes(b"damaged")
@@ -443,7 +446,7 @@ def test_an_interrupted_run_goes_on_from_what_it_embedded(
     with pytest.raises(KeyboardInterrupt):
         generate(student, teacher, "table", cache=Cache(tmp_path))
     monkeypatch.undo()
-    monkeypatch.setattr("xtok.embeddings.open_source", lambda *args, **options: source)
+    monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *args, **options: source)
     generate(student, teacher, "table", cache=Cache(tmp_path))
     assert source.calls == 2  # the student's are from the first run
 
@@ -512,7 +515,7 @@ def test_the_default_is_the_models_own_embeddings(
     assert "note: embeddings" not in explicit.stderr
     made = (tmp_path / done.stdout.strip()).read_bytes()
     assert made == (tmp_path / "own.safetensors").read_bytes()
-    assert xtok.mapfile.to_safetensors(xtok.generate(args[2], args[4])) == made
+    assert to_safetensors(xtok.generate(args[2], args[4])) == made
 
 
 def test_the_default_of_a_file_is_a_sentence_model(
@@ -608,7 +611,7 @@ def test_relaxed_forms_are_embedded_alike(tmp_path: Path, monkeypatch: pytest.Mo
             return super().embed(texts, progress)
 
     table = Seen({",": [1, 0], " ,": [0, 1], "\n\n": [1, 1], "\r\n\r\n": [1, -1]})
-    monkeypatch.setattr("xtok.embeddings.open_source", lambda *args, **options: table)
+    monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *args, **options: table)
     student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the")
     cache = Cache(tmp_path / "cache")
@@ -923,7 +926,7 @@ def test_a_sentence_bert_needs_transformers_alone(sentence_bert: Path) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     texts = ["the cat", "c", "cat " * 40, "the"]
-    source = _sources.SentenceModel(Model(sentence_bert), "cpu", "float32")
+    source = sources.SentenceModel(Model(sentence_bert), "cpu", "float32")
     found = source.embed(texts, xtok.progress.silent)
     tokenizer = AutoTokenizer.from_pretrained(sentence_bert)
     model = AutoModel.from_pretrained(sentence_bert, dtype=torch.float32)
@@ -938,7 +941,7 @@ def test_a_sentence_bert_needs_transformers_alone(sentence_bert: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_bits_as_sentence_transformers(sentence_bert: Path, dtype: Any) -> None:
     pytest.importorskip("sentence_transformers")
-    source = _sources.SentenceModel(Model(sentence_bert), "cpu", dtype)
+    source = sources.SentenceModel(Model(sentence_bert), "cpu", dtype)
     texts = ["the cat", "c", "", "cat " * 40, "the"]
     found = source.embed(texts, xtok.progress.silent)
     source._loaded, source._pooling = None, None

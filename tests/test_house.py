@@ -9,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "xtok"
 OUTSIDE = {"__init__", "__main__"}  # they import anything, and nothing imports them
-EXCEPTIONS = {("projection", "mapfile")}  # ProjectionMap.save and .load
 
 
 def floors() -> dict[str, int]:
@@ -42,7 +41,7 @@ def test_imports_come_from_above() -> None:
         wrong += [
             f"{path.relative_to(ROOT)} imports {imported}"
             for imported in imports(path)
-            if floor.get(imported, 0) > above and (name, imported) not in EXCEPTIONS
+            if floor.get(imported, 0) > above
         ]
     assert not wrong
 

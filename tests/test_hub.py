@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import Cli
 
-from xtok import mapfile
+from xtok.maps import file as mapfile
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 

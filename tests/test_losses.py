@@ -17,8 +17,9 @@ from test_runtime import random_map
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError
-from xtok.aligner import AlignmentBatch
-from xtok.losses import (
+from xtok.alignment.aligner import AlignmentBatch
+from xtok.maps.projection_map import RowKind
+from xtok.training.losses import (
     ChunkLossConfig,
     CombineConfig,
     ExactPairs,
@@ -37,8 +38,7 @@ from xtok.losses import (
     sum_teachers,
     uld,
 )
-from xtok.projection import RowKind
-from xtok.runtime import Projection
+from xtok.training.module import ProjectionModule
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
@@ -126,7 +126,7 @@ def test_values_and_gradients_of_nemo_rl(case: str, seed: int) -> None:
     m = nemo_map(data["projection_indices"], data["projection_weights"], teacher.shape[-1])
     mask = torch.from_numpy(data["sample_mask"])
     if case.startswith("p_kl"):
-        loss = p_kl(student, teacher, Projection(m), aligned, CASES[case], sample_mask=mask)
+        loss = p_kl(student, teacher, ProjectionModule(m), aligned, CASES[case], sample_mask=mask)
     elif case.startswith("gold"):
         loss = gold(student, teacher, exact_pairs(m), aligned, CASES[case], sample_mask=mask)
     else:
@@ -161,7 +161,7 @@ def test_p_kl_of_two_coins() -> None:
     teacher = torch.full((1, 1, 6), -torch.inf, dtype=torch.float64)
     teacher[0, 0, [3, 5]] = torch.tensor([log(0.75), log(0.25)], dtype=torch.float64)
     # A quarter each for the rows 0, 2, 3: 0.1875 on token 3, 0.25 on token 5.
-    loss = p_kl(even, teacher, Projection(GOOD), alignment([[0]], [[0]]), PKLConfig(top_k=2))
+    loss = p_kl(even, teacher, ProjectionModule(GOOD), alignment([[0]], [[0]]), PKLConfig(top_k=2))
     share = 0.1875 / 0.4375
     expected = 0.75 * log(0.75 / share) + 0.25 * log(0.25 / (1 - share))
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-8)
@@ -199,7 +199,9 @@ def test_p_kl_is_its_plain_twin(top_k: int | None, temperature: float, reverse: 
     student, teacher = logits()
     m = random_map(10, 13)
     config = PKLConfig(top_k=top_k, temperature=temperature, reverse_kl=reverse)
-    found = value_and_gradient(p_kl(student, teacher, Projection(m), ALIGNED, config), student)
+    found = value_and_gradient(
+        p_kl(student, teacher, ProjectionModule(m), ALIGNED, config), student
+    )
     plain = naive_losses.p_kl(
         student,
         teacher,
@@ -244,7 +246,7 @@ def test_uld_is_its_plain_twin() -> None:
 
 def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
     student, teacher = logits()
-    projection = Projection(random_map(10, 13), learnable=True).double()
+    projection = ProjectionModule(random_map(10, 13), learnable=True).double()
     assert projection.logits is not None
     kept = projection.entry_weights
 
@@ -258,7 +260,7 @@ def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
 
 def test_learning_a_map_with_p_kl_lowers_the_loss() -> None:
     student, teacher = logits(dtype=torch.float32)
-    projection = Projection(random_map(10, 13), learnable=True)
+    projection = ProjectionModule(random_map(10, 13), learnable=True)
     optimizer = torch.optim.Adam(projection.parameters(), lr=0.1)
     losses = []
     for _ in range(30):
@@ -272,12 +274,12 @@ def test_learning_a_map_with_p_kl_lowers_the_loss() -> None:
 
 def test_blocks_and_strides_do_not_change_p_kl(monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher = logits()
-    projection = Projection(random_map(10, 13), learnable=True)
+    projection = ProjectionModule(random_map(10, 13), learnable=True)
     config = PKLConfig(top_k=6, temperature=2)
     expected = value_and_gradient(p_kl(student, teacher, projection, ALIGNED, config), student)
     assert projection.logits is not None
     expected_map, projection.logits.grad = projection.logits.grad, None
-    monkeypatch.setattr("xtok.runtime._BLOCK", 20)
+    monkeypatch.setattr("xtok.training.module._BLOCK", 20)
     cut = value_and_gradient(p_kl(student, teacher, projection, ALIGNED, config), student)
     torch.testing.assert_close(cut, expected)
     torch.testing.assert_close(projection.logits.grad, expected_map)
@@ -359,7 +361,7 @@ def some_loss(
     name: str, student: Tensor, teacher: Tensor, aligned: AlignmentBatch = ALIGNED
 ) -> Tensor:
     if name == "p_kl":
-        return p_kl(student, teacher, Projection(random_map(10, 13)), aligned)
+        return p_kl(student, teacher, ProjectionModule(random_map(10, 13)), aligned)
     if name == "gold":
         return gold(student, teacher, made_pairs(PAIRS, (10, 13)), aligned)
     if name == "uld":
@@ -414,7 +416,7 @@ def test_masked_tokens_give_a_finite_loss_and_no_gradient(name: str, reverse: bo
     barred[..., [1, 3]] = -torch.inf
     if reverse and name == "p_kl":
         config = PKLConfig(reverse_kl=True)
-        loss = p_kl(masked, barred, Projection(random_map(10, 13)), ALIGNED, config)
+        loss = p_kl(masked, barred, ProjectionModule(random_map(10, 13)), ALIGNED, config)
     elif reverse and name == "gold":
         pairs = made_pairs(PAIRS, (10, 13))
         loss = gold(masked, barred, pairs, ALIGNED, GoldConfig(reverse_kl=True))
@@ -454,7 +456,7 @@ def test_no_valid_chunk_is_zero_with_a_gradient_of_zeros(name: str) -> None:
 
 def test_masks_leave_chunks_out() -> None:
     student, teacher = logits()
-    projection = Projection(random_map(10, 13))
+    projection = ProjectionModule(random_map(10, 13))
     config = PKLConfig()
     first = p_kl(student, teacher, projection, ALIGNED, config, sample_mask=torch.tensor([1, 0]))
     alone = alignment(ROWS, COLUMNS, [[True] * 4, [False] * 4])
@@ -481,7 +483,7 @@ def test_masks_leave_chunks_out() -> None:
 def test_bad_chunk_ids(student_ids: Any, teacher_ids: Any, message: str) -> None:
     aligned = alignment(student_ids, teacher_ids, np.ones((1, 3), bool))
     with pytest.raises(ValueError, match=message):
-        p_kl(torch.zeros(1, 3, 4), torch.zeros(1, 2, 6), Projection(GOOD), aligned)
+        p_kl(torch.zeros(1, 3, 4), torch.zeros(1, 2, 6), ProjectionModule(GOOD), aligned)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (2, 7)])

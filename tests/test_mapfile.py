@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load as load_tensors
 
 import xtok
-from xtok import mapfile
 from xtok.config import BuildConfig
 from xtok.errors import MapFileError, OutputError, XtokError
-from xtok.mapfile import names
-from xtok.mapfile._nemo import to_nemo
-from xtok.projection import InvariantError, ProjectionMap, RowKind
+from xtok.maps import file as mapfile
+from xtok.maps import names
+from xtok.maps.nemo import to_nemo
+from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import Entry, TokenType, Vocabulary, decode_vocabulary
+from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
 
 
 def tiny_vocabulary(name: str, *tokens: bytes, width: int) -> Vocabulary:
@@ -605,7 +605,7 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         matrix = torch.tensor([[0, 3.0, 1], [0, 0, 0], [5, 0, 0]]).to_sparse_csr()
     path = save_pt(tmp_path / "csr.pt", matrix)
-    code = "import sys; from xtok import mapfile; print(mapfile.load(sys.argv[1]))"
+    code = "import sys; from xtok.maps import file; print(file.load(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     )
@@ -750,7 +750,7 @@ def test_rows_in_several_blocks_are_one_map(
         )
         for block in (1, 2, 3, 5):
             with monkeypatch.context() as patch:
-                patch.setattr("xtok.mapfile._nemo._BLOCK", block)
+                patch.setattr("xtok.maps.nemo._BLOCK", block)
                 parts = mapfile.load(
                     path, student_vocab_size=whole.shape[0], teacher_vocab_size=whole.shape[1]
                 )
@@ -761,8 +761,8 @@ def test_rows_in_several_blocks_are_one_map(
 def test_a_row_longer_than_any_vocabulary_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xtok.mapfile._nemo._MAX_ROW", 3)
-    monkeypatch.setattr("xtok.mapfile._nemo._BLOCK", 2)
+    monkeypatch.setattr("xtok.maps.nemo._MAX_ROW", 3)
+    monkeypatch.setattr("xtok.maps.nemo._BLOCK", 2)
     values = (
         {(0, t): 1 for t in range(4)},
         {"indices": torch.ones(1, 4).int(), "likelihoods": torch.ones(1, 4)},

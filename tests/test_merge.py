@@ -15,11 +15,12 @@ from safetensors.torch import save_file
 from test_mapfile import tiny_vocabulary
 
 import xtok
-from xtok import mapfile
 from xtok.config import MergeConfig
 from xtok.errors import MapFileError, XtokError
-from xtok.projection import ProjectionMap, RowKind
-from xtok.stages import merge, sort_cut
+from xtok.maps import file as mapfile
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.stages.merge import merge
+from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
 
 STUDENT = tiny_vocabulary("student", b"a", b"b", b"c", b"d", width=5)
@@ -268,7 +269,7 @@ def test_a_map_by_xtok_whose_weights_were_trained(tmp_path: Path, suffix: str) -
     if suffix == ".safetensors":
         from safetensors.numpy import save_file as save
 
-        from xtok.mapfile._packing import pack_metadata, pack_tensors
+        from xtok.maps.packing import pack_metadata, pack_tensors
 
         tensors = pack_tensors(before)
         tensors["weights"] = np.array([0.9, 0.2, 0.6, 0.4], np.float32)

@@ -14,15 +14,18 @@ from conftest import Cli
 from test_stages import PLAIN, byte_ranks, row
 
 import xtok
-from xtok import mapfile
-from xtok.canonical import match_names, match_relaxed, relaxed_form
 from xtok.config import BuildConfig, MultitokenConfig, Weights
 from xtok.errors import XtokError
-from xtok.pair_list import plan
-from xtok.projection import ProjectionMap, RowKind, transpose
-from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.maps import file as mapfile
+from xtok.maps.projection_map import ProjectionMap, RowKind, transpose
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.stages.pairs import plan
+from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import Entry, TokenTable, TokenType, decode_vocabulary
+from xtok.vocab.relaxed import match_relaxed, relaxed_form
+from xtok.vocab.roles import match_names
+from xtok.vocab.table import Entry, TokenTable, TokenType, decode_vocabulary
 
 
 def table(*tokens: bytes | str) -> TokenTable:

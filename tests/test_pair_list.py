@@ -17,7 +17,7 @@ from test_cli import fails, pair, two_files
 import xtok
 from xtok.config import BuildConfig, Loss
 from xtok.errors import XtokError
-from xtok.pair_list import Pair, build_pairs, difference, name_of_map, plan, read_pairs
+from xtok.stages.pairs import Pair, build_pairs, difference, name_of_map, plan, read_pairs
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 

@@ -12,9 +12,9 @@ from test_losses import alignment
 from torch import Tensor
 
 from xtok.errors import XtokError
-from xtok.exports import Subtokens, subtokens
-from xtok.losses import ByteEvents, PartitionConfig, partition_kl
 from xtok.tokenizers import Tokenizer
+from xtok.training.exports import Subtokens, subtokens
+from xtok.training.losses import ByteEvents, PartitionConfig, partition_kl
 
 # The student has a b ab abc abd; the teacher a b c d ab bb.
 STUDENT = ["a", "b", "ab", "abc", "abd"]

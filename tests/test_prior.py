@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from xtok.config import MultitokenConfig, Target
-from xtok.prior import Kind, kind_of, prior_edges
-from xtok.projection import Edges
-from xtok.stages import multitoken
+from xtok.counting.prior import Kind, kind_of, prior_edges
+from xtok.maps.edges import Edges
+from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 
 

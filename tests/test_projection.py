@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtok import projection
-from xtok.projection import Edges, ProjectionMap, map_order, ranks, row_sums, sum_duplicates
-from xtok.tokens import Vocabulary
+from xtok.maps import projection_map as projection
+from xtok.maps.edges import Edges, map_order, ranks, row_sums, sum_duplicates
+from xtok.maps.projection_map import ProjectionMap
+from xtok.vocab.table import Vocabulary
 
 
 def vocabulary(width: int) -> Vocabulary:

@@ -16,17 +16,19 @@ from conftest import Cli
 from naive import rows_of
 from pyarrow import parquet
 
-from xtok.comparison import compare, count_tokens
 from xtok.config import BuildConfig, EstimateConfig, Loss, MultitokenConfig, SortCutConfig
-from xtok.counting import estimate
 from xtok.errors import XtokError
-from xtok.pipeline import build
-from xtok.projection import ProjectionMap
-from xtok.quality import Evaluation, Ranking, evaluate
+from xtok.inspection.compare import compare, count_tokens
+from xtok.inspection.evaluate import Evaluation, Ranking, evaluate
+from xtok.maps.projection_map import ProjectionMap
 from xtok.report.quality import print_comparison
-from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.stages.build import build
+from xtok.stages.estimate import estimate
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
-from xtok.tokens import Entry, TokenType, decode_vocabulary
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 TEXTS = [
     "the cat sat on the mat, and the dog sat on the log.\n",

@@ -15,14 +15,16 @@ from conftest import ROOT
 from test_tokenizers import hf_folder_of_ranks, table_of
 
 import xtok
-from xtok import mapfile
-from xtok.aligner import TokenAligner
+from xtok.alignment.aligner import TokenAligner
 from xtok.config import BuildConfig, MultitokenConfig
-from xtok.projection import ProjectionMap, RowKind
-from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.maps import file as mapfile
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
-from xtok.tokens import TokenType
+from xtok.vocab.table import TokenType
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("real")]
 

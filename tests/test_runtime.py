@@ -1,4 +1,4 @@
-"""`Projection`: the same product as a dense one, frozen or learned, in every setting."""
+"""`ProjectionModule`: the same product as a dense one, frozen or learned, in every setting."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from test_projection import GOOD, SLOT, make
 from torch import Tensor, nn
 
 import xtok
-from xtok import Projection, ProjectionMap, XtokError, project_token_likelihoods
-from xtok.projection import RowKind
+from xtok import ProjectionMap, ProjectionModule, XtokError
+from xtok.maps.projection_map import RowKind
+from xtok.training.module import project_token_likelihoods
 
 SLOTTED = replace(GOOD, scale_slot=SLOT)
 W = torch.tensor(
@@ -54,7 +55,7 @@ def random_map(rows: int, columns: int, seed: int = 0) -> ProjectionMap:
 
 
 def test_exact_product() -> None:
-    projected = Projection(GOOD)(PROBS)
+    projected = ProjectionModule(GOOD)(PROBS)
     assert projected.dtype == torch.float32
     torch.testing.assert_close(
         projected,
@@ -63,7 +64,7 @@ def test_exact_product() -> None:
 
 
 def test_columns_are_computed_alone_in_the_order_given() -> None:
-    projection = Projection(GOOD)
+    projection = ProjectionModule(GOOD)
     columns = torch.tensor([5, 1, 2])
     torch.testing.assert_close(
         projection(PROBS[None], columns), torch.tensor([[[0.3, 0.025, 0], [0.5, 0.0625, 0]]])
@@ -74,7 +75,7 @@ def test_columns_are_computed_alone_in_the_order_given() -> None:
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4)])
 def test_nothing_to_project(shape: tuple[int, ...]) -> None:
     probs = torch.zeros(shape, requires_grad=True)
-    projected = Projection(SLOTTED, learnable=True)(probs)
+    projected = ProjectionModule(SLOTTED, learnable=True)(probs)
     assert projected.shape == (*shape[:-1], 6)
     projected.sum().backward()
     assert probs.grad is not None
@@ -82,7 +83,7 @@ def test_nothing_to_project(shape: tuple[int, ...]) -> None:
 
 
 def test_the_plain_function_is_the_same() -> None:
-    p = Projection(GOOD)
+    p = ProjectionModule(GOOD)
     found = project_token_likelihoods(PROBS, p.student_ids, p.offsets, p.weights)
     assert torch.equal(found, p(PROBS))
 
@@ -90,7 +91,7 @@ def test_the_plain_function_is_the_same() -> None:
 @pytest.mark.parametrize("columns", [None, torch.tensor([7, 0, 3])])
 def test_gradients(columns: Tensor | None) -> None:
     m = random_map(9, 11)
-    p = Projection(m)
+    p = ProjectionModule(m)
     probs = torch.rand(2, 3, 9, dtype=torch.float64, requires_grad=True)
     weights = p.weights.double().requires_grad_()
 
@@ -105,14 +106,14 @@ def test_gradients(columns: Tensor | None) -> None:
 
 
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = Projection(random_map(30, 20), learnable=True)
+    p = ProjectionModule(random_map(30, 20), learnable=True)
     probs = torch.rand(13, 30)
     whole = p(probs)
     whole.square().sum().backward()
     assert p.logits is not None
     expected = p.logits.grad
     p.logits.grad = None
-    monkeypatch.setattr("xtok.runtime._BLOCK", 60)
+    monkeypatch.setattr("xtok.training.module._BLOCK", 60)
     parts = p(probs)
     parts.square().sum().backward()
     torch.testing.assert_close(parts, whole)
@@ -120,7 +121,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
-    projection = Projection(GOOD)
+    projection = ProjectionModule(GOOD)
     padded = torch.cat([PROBS, torch.full((2, 3), 0.5)], 1)
     assert torch.equal(projection(padded), projection(PROBS))
     with pytest.raises(XtokError, match="the student's logits are 3 wide, the map's student 4"):
@@ -139,11 +140,11 @@ def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
 )
 def test_columns_that_are_none(columns: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Projection(GOOD)(PROBS, torch.tensor(columns))
+        ProjectionModule(GOOD)(PROBS, torch.tensor(columns))
 
 
 def test_float32_under_autocast() -> None:
-    projection = Projection(SLOTTED, learnable=True)
+    projection = ProjectionModule(SLOTTED, learnable=True)
     with torch.autocast("cpu", torch.bfloat16):
         probs = PROBS.bfloat16().requires_grad_()
         projected = projection(probs)
@@ -157,13 +158,13 @@ def test_float32_under_autocast() -> None:
 
 def test_a_learnable_projection_begins_as_the_map() -> None:
     for m in (GOOD, SLOTTED, random_map(40, 30)):
-        learned = Projection(m, learnable=True)
-        torch.testing.assert_close(learned.entry_weights(), Projection(m).entry_weights())
+        learned = ProjectionModule(m, learnable=True)
+        torch.testing.assert_close(learned.entry_weights(), ProjectionModule(m).entry_weights())
         assert [name for name, _ in learned.named_parameters()] == ["logits"]
 
 
 def test_the_slot_is_free_and_rows_sum_to_one() -> None:
-    learned = Projection(SLOTTED, learnable=True)
+    learned = ProjectionModule(SLOTTED, learnable=True)
     assert learned.logits is not None
     slot = (learned.student_ids == 0) & learned.is_slot
     assert learned.teacher_ids[slot].tolist() == [1]
@@ -179,7 +180,7 @@ def test_the_slot_is_free_and_rows_sum_to_one() -> None:
 
 def test_a_slot_without_others_is_the_whole_row() -> None:
     lone = replace(GOOD, scale_slot=np.array([1, 0, 1, 0], np.uint8))  # row 2 has one entry
-    learned = Projection(lone, learnable=True)
+    learned = ProjectionModule(lone, learnable=True)
     assert learned.logits is not None
     with torch.no_grad():
         learned.logits.sub_(30)
@@ -195,7 +196,7 @@ def test_a_slot_without_others_is_the_whole_row() -> None:
 
 
 def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:
-    learned = Projection(SLOTTED, learnable=True)
+    learned = ProjectionModule(SLOTTED, learnable=True)
     optimizer = torch.optim.Adam(learned.parameters(), lr=0.3)
     target = torch.tensor([0, 0.9, 0, 0.1, 0, 0])
     for _ in range(200):
@@ -210,13 +211,13 @@ def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:
     assert found.row_kind.tolist() == [RowKind.MIXED, 0, 2, 2]
     assert found.history[-1]["stage"] == "learn"
     found.save(tmp_path / "learned.safetensors")
-    again = Projection(tmp_path / "learned.safetensors")
+    again = ProjectionModule(tmp_path / "learned.safetensors")
     torch.testing.assert_close(again(PROBS), learned(PROBS))
-    assert Projection(GOOD).to_map() is GOOD
+    assert ProjectionModule(GOOD).to_map() is GOOD
 
 
 def test_weights_that_vanish_leave_the_map() -> None:
-    learned = Projection(SLOTTED, learnable=True)
+    learned = ProjectionModule(SLOTTED, learnable=True)
     assert learned.logits is not None
     with torch.no_grad():
         learned.logits[learned.is_slot] = -200.0
@@ -228,26 +229,26 @@ def test_weights_that_vanish_leave_the_map() -> None:
 
 
 def test_state_dict() -> None:
-    learned = Projection(SLOTTED, learnable=True)
+    learned = ProjectionModule(SLOTTED, learnable=True)
     assert learned.logits is not None
     with torch.no_grad():
         learned.logits.add_(torch.arange(5.0))
-    other = Projection(SLOTTED, learnable=True)
+    other = ProjectionModule(SLOTTED, learnable=True)
     other.load_state_dict(learned.state_dict())
     assert torch.equal(other(PROBS), learned(PROBS))
     with pytest.raises(RuntimeError, match="size mismatch"):
-        Projection(random_map(9, 11)).load_state_dict(Projection(GOOD).state_dict())
+        ProjectionModule(random_map(9, 11)).load_state_dict(ProjectionModule(GOOD).state_dict())
 
 
 def test_to_moves_everything() -> None:
-    moved = Projection(SLOTTED, learnable=True).to("meta")
+    moved = ProjectionModule(SLOTTED, learnable=True).to("meta")
     assert {t.device.type for t in moved.state_dict().values()} == {"meta"}
 
 
 @pytest.mark.parametrize("learnable", [False, True])
 @pytest.mark.parametrize("columns", [None, torch.tensor([5, 1])])
 def test_compiled(learnable: bool, columns: Tensor | None) -> None:
-    projection = Projection(SLOTTED, learnable=learnable)
+    projection = ProjectionModule(SLOTTED, learnable=learnable)
     compiled = torch.compile(projection, backend="aot_eager", fullgraph=True)
     results = []
     for module in (projection, compiled):
@@ -278,7 +279,7 @@ class Student(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.projection = Projection(SLOTTED, learnable=True)
+        self.projection = ProjectionModule(SLOTTED, learnable=True)
 
     def forward(self, x: Tensor) -> Tensor:
         projected: Tensor = self.projection(torch.softmax(self.linear(x), -1))
@@ -304,13 +305,13 @@ def test_distributed_gradients_are_the_mean(tmp_path: Path) -> None:
 
 
 def test_public_names() -> None:
-    assert xtok.Projection is Projection
-    assert repr(Projection(GOOD)) == "Projection(4 → 6, nnz=5, learnable=False)"
+    assert xtok.ProjectionModule is ProjectionModule
+    assert repr(ProjectionModule(GOOD)) == "ProjectionModule(4 → 6, nnz=5, learnable=False)"
 
 
 def test_a_module_needs_to_know_how_wide_the_logits_are() -> None:
     known = random_map(4, 6)
     unsure = replace(known, teacher=replace(known.teacher, width_source="ids"))
     with pytest.raises(XtokError, match="the width of the teacher's logits: it is at least 6") as e:
-        Projection(unsure)
+        ProjectionModule(unsure)
     assert "teacher_vocab_size=" in e.value.hint

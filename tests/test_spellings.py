@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from xtok.cli import make_app
 from xtok.cli._spellings import FIXED, SPELLINGS, UNUSED, cleaned, rewritten
-from xtok.projection import ProjectionMap
+from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"
 COMMANDS = get_command(make_app()).commands  # type: ignore[attr-defined]

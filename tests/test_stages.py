@@ -11,11 +11,13 @@ import pytest
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
-from xtok.projection import ProjectionMap, RowKind
-from xtok.sides import with_vocabularies
-from xtok.stages import multitoken, reapply_exact, sort_cut
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokens import TokenTable, TokenType
+from xtok.vocab.table import TokenTable, TokenType
 
 KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
 PLAIN = MultitokenConfig(scale_trick=False)
@@ -256,7 +258,7 @@ def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokeni
 def sha256_of(projection: ProjectionMap) -> str:
     import hashlib
 
-    from xtok import mapfile
+    from xtok.maps import file as mapfile
 
     return hashlib.sha256(mapfile.to_safetensors(projection)).hexdigest()
 

@@ -16,9 +16,16 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtok import texts
+from xtok.counting import texts
+from xtok.counting.texts import (
+    ShardReader,
+    TextSource,
+    describe_text,
+    find_texts,
+    shards,
+    text_format,
+)
 from xtok.errors import XtokError
-from xtok.texts import ShardReader, TextSource, describe_text, find_texts, shards, text_format
 
 DOCUMENTS = ["First: naïve café\n", "", "第二の文書です。\nwith two lines", "4th 😀"]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokens import TokenTable, TokenType
+from xtok.vocab.table import TokenTable, TokenType
 
 KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.tokens import Entries, Entry, TokenType, decode_vocabulary, escape, unescape
+from xtok.vocab.display import escape, unescape
+from xtok.vocab.table import Entries, Entry, TokenType, decode_vocabulary
 
 ENTRIES = [
     Entry(0, TokenType.UNKNOWN, b"<unk>"),

@@ -17,9 +17,9 @@ from test_stages import byte_ranks
 import xtok
 from xtok.config import BuildConfig
 from xtok.errors import MapFileError
-from xtok.projection import ProjectionMap
+from xtok.inspection.verify import Verification, verify
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
-from xtok.verification import Verification, verify
 
 Parts = tuple[dict[str, Any], dict[str, Any]]
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Row, chosen, documents, race, seconds, timed, tokenizer
-from xtok import kernels
-from xtok.aligner import TokenAligner
+from xtok.alignment import kernels
+from xtok.alignment.aligner import TokenAligner
 from xtok.tokenizers import Tokenizer
 
 PAIRS = (

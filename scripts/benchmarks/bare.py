@@ -71,7 +71,7 @@ def show_help() -> None:
 
 def read_pt(path: str, rows: str, columns: str) -> None:
     """Read a .pt with xtok, for its memory."""
-    from xtok import mapfile
+    from xtok.maps import file as mapfile
 
     mapfile.load(path, student_vocab_size=int(rows), teacher_vocab_size=int(columns))
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.harness import Row, chosen, documents, path_of, race, timed, tokenizer
 from xtok import doctor, load_tokenizer, overlap
-from xtok.cooccurrence import PairEncoder, available_cores, batches
-from xtok.counting import TextCounter
+from xtok.counting.counts import TextCounter
+from xtok.counting.encode import PairEncoder, available_cores, batches
 from xtok.tokenizers import Tokenizer
 
 EIGHT = (

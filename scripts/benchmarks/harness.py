@@ -21,10 +21,11 @@ import numpy as np
 import small_tokenizers
 from numpy.typing import NDArray
 
-from xtok.projection import Edges, ProjectionMap, RowKind, sum_duplicates
-from xtok.stages import finished
+from xtok.maps.edges import Edges, sum_duplicates
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.results import finished
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokens import TokenTable, Vocabulary
+from xtok.vocab.table import TokenTable, Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (128_256, 151_936)  # Llama 3 and Qwen

@@ -1,4 +1,4 @@
-"""What xtok/prior.py quotes: how kinds of tokens follow each other, and Zipf's law in each kind.
+"""What xtok/counting/prior.py quotes: kinds of tokens that follow each other, Zipf's law in each.
 
 Adds up over six tokenizers; Chinese and Japanese are the languages without spaces. Prints the two
 matrices, and the shift and exponent of 1 / (rank + shift) ** exponent that predict the text's
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import Row, documents, tokenizer
-from xtok import prior
-from xtok.prior import Kind, kind_of
+from xtok.counting import prior
+from xtok.counting.prior import Kind, kind_of
 from xtok.tokenizers import Tokenizer
 
 NAMES = ("llama3", "mistral-v3", "deepseek-v3", "qwen", "claude-2", "tekken")

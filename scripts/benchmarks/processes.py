@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Row, chosen, path_of, race, run_python
 from xtok.tokenizers import _tiktoken
-from xtok.tokens import Entry, TokenType, decode_vocabulary
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 BARE = Path(__file__).with_name("bare.py")
 PAIRS = (

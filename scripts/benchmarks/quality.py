@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 import xtok
 from benchmarks.harness import Row, chosen, tokenizer
-from xtok import ProjectionMap, RowKind, Tokenizer
+from xtok import ProjectionMap, Tokenizer
 from xtok.config import Target
-from xtok.counting import CountedText, count_text, map_of_counts, merge_counts, plan_counting
-from xtok.sides import with_vocabularies
+from xtok.counting.counts import CountedText, count_text, merge_counts, plan_counting
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import RowKind
+from xtok.stages.estimate import map_of_counts
 
 PAIRS = (
     ("llama3", "qwen"), ("llama3", "mistral-v3"), ("llama3", "tekken"), ("qwen", "llama3"),

@@ -13,11 +13,11 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import Row, Run, race, seconds, timed
 from xtok import ProjectionMap, build
-from xtok.aligner import AlignmentBatch
+from xtok.alignment.aligner import AlignmentBatch
 from xtok.embeddings.similarity import Cosine
-from xtok.losses import PKLConfig, p_kl
-from xtok.runtime import Projection
 from xtok.threads import one_thread_each
+from xtok.training.losses import PKLConfig, p_kl
+from xtok.training.module import ProjectionModule
 
 DIMENSION, POSITIONS, TOP_K = 384, 512, 8192
 _BLOCK = 1024  # rows of the bare product at once: 0.6 GB with all of the teacher's columns
@@ -109,7 +109,7 @@ def p_kl_row(
     student, teacher = (torch.randn(1, positions, n, device=device) for n in weights.shape)
     student.requires_grad_()
     teacher -= 2 * torch.arange(weights.shape[1], device=device).log1p() / np.log(weights.shape[1])
-    projection = Projection(weights, learnable=learnable).to(device)
+    projection = ProjectionModule(weights, learnable=learnable).to(device)
     alignment, upstream = make_alignment(positions, device), torch.randn_like(student)
 
     def ours() -> None:
@@ -123,7 +123,7 @@ def p_kl_row(
         teacher.index_select(2, teacher.amax((0, 1)).topk(top_k).indices)
         finish(device)
 
-    small = Projection(frequent_map(16, 16)).to(device)
+    small = ProjectionModule(frequent_map(16, 16)).to(device)
     part = student[..., :16].detach().requires_grad_()
     p_kl(part, teacher[..., :16], small, alignment).backward()  # loads the libraries
     peak = peak_above(ours, device)

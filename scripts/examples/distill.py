@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from xtok import losses
-from xtok.collator import DistillationCollator, prepare
 from xtok.errors import XtokError
-from xtok.runtime import Projection
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.training import losses
+from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.module import ProjectionModule
 
 NUMBERS: tuple[tuple[str, Any, Any], ...] = (
     ("steps", int, 1000),
@@ -200,7 +200,7 @@ def train(options: argparse.Namespace) -> None:
     student = load_model(options.student, tokenizer, from_scratch=options.from_scratch)
     pairs = zip(options.teacher, theirs, strict=True)
     teachers = [load_model(*pair).to(options.device).eval() for pair in pairs]
-    maps: list[Any] = [Projection(path, learnable=options.learn_map) for path in options.map]
+    maps: list[Any] = [ProjectionModule(path, learnable=options.learn_map) for path in options.map]
     projections = torch.nn.ModuleList(maps).to(options.device)
     names = options.loss or ["p-kl"]
     names *= len(teachers) if len(names) == 1 else 1

@@ -34,8 +34,9 @@ from xtok import (
     load_tokenizer,
 )
 from xtok.config import SLOT_WEIGHT, Target
-from xtok.projection import Edges, RowKind
-from xtok.stages import finished
+from xtok.maps.edges import Edges
+from xtok.maps.projection_map import RowKind
+from xtok.maps.results import finished
 from xtok.tokenizers import Tokenizer
 
 LANGUAGES = ("en", "de", "zh")

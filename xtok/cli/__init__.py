@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xtok._version import __version__
+from xtok import __version__
 from xtok.cli._run import leave, run
 from xtok.cli._spellings import Command
 

@@ -60,7 +60,9 @@ def explain(
     if token is None and not token_id:
         raise typer.BadParameter("give a token, or --id")
     with command(quiet):
-        from xtok import describe, explanation, report
+        from xtok import report
+        from xtok.inspection import explain as explanation
+        from xtok.inspection import inspect as describe
 
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
@@ -102,7 +104,8 @@ def verify(
 ) -> None:
     """Check a map file, and that it is of these models; exit with 3 if a check fails."""
     with command(quiet):
-        from xtok import report, verification
+        from xtok import report
+        from xtok.inspection import verify as verification
 
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = teacher = None

@@ -141,8 +141,9 @@ def generate(
     )
     with command(quiet):
         check_output(output)
-        from xtok import embeddings, report
+        from xtok import report
         from xtok.embeddings import cache
+        from xtok.embeddings import generate as embeddings
 
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = load(
@@ -206,7 +207,7 @@ def merge(
     options = config(MergeConfig, weights=_numbers(weights), fill=fill, top_k=top_k)
     with command(quiet):
         check_output(output)
-        from xtok import stages
+        from xtok.stages import merge as stages
 
         maps = [
             load_map(path, student_vocab_size, teacher_vocab_size, preserve_last)

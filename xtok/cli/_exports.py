@@ -50,7 +50,8 @@ def export(
 ) -> None:
     """Export a map's tables for trainers that want something else than a map."""
     with command(quiet):
-        from xtok import exports, report
+        from xtok import report
+        from xtok.training import exports
 
         exports.check_export(output, kind)
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)

@@ -9,7 +9,7 @@ from xtok.cli._run import keep
 from xtok.config import Normalize
 
 if TYPE_CHECKING:
-    from xtok.projection import ProjectionMap
+    from xtok.maps.projection_map import ProjectionMap
     from xtok.tokenizers import Tokenizer
 
 Side = Literal["student", "teacher"]
@@ -49,7 +49,7 @@ def load_side(
     Returns:
         the map, with the tokenizer's tokens if it had none, and the tokenizer.
     """
-    from xtok import sides
+    from xtok.maps import pair as sides
 
     tokenizer = load(model, revision, vocab_size, pattern, **safety)
     width = sides.shared_width(getattr(projection, side), tokenizer.vocabulary)
@@ -67,7 +67,7 @@ def load_map(
     normalize: Normalize | None = None,
 ) -> ProjectionMap:
     """Load a map; options win over what its file says of slots."""
-    from xtok import mapfile
+    from xtok.maps import file as mapfile
 
     return mapfile.load(
         path,

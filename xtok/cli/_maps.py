@@ -138,7 +138,10 @@ def build(
         raise typer.BadParameter("--output-dir goes with --pairs; give --output")
     with command(quiet):
         check_output(output)
-        from xtok import pair_list, pipeline, report, texts, tokenizers
+        from xtok import report, tokenizers
+        from xtok.counting import texts
+        from xtok.stages import build as pipeline
+        from xtok.stages import pairs as pair_list
 
         texts.find_texts(text or [])
         report.print_notes(notes)
@@ -222,7 +225,9 @@ def multitoken(
     )
     with command(quiet):
         check_output(output)
-        from xtok import report, stages
+        from xtok import report
+        from xtok.stages import exact as xtok_exact
+        from xtok.stages import multitoken as stages
 
         models = (
             (student_model, student_revision, student_vocab_size, student_pattern),
@@ -243,7 +248,7 @@ def multitoken(
             student, teacher, options, initial=initial, progress=report.progress_bar
         )
         if exact_match:
-            projection = stages.reapply_exact(projection, student=student, teacher=teacher)
+            projection = xtok_exact.reapply_exact(projection, student=student, teacher=teacher)
         name = nemo_name(context) or default_name(projection, "multitoken")
         write(projection, named(output, name), num_examples=num_examples, strict=strict)
 
@@ -278,7 +283,7 @@ def reapply_exact(
     output = output or folder_of(initial_projection_path)
     with command(quiet):
         check_output(output)
-        from xtok import stages
+        from xtok.stages import exact as stages
 
         projection = load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last
@@ -319,7 +324,9 @@ def sort_cut(
     output = output or folder_of(initial_projection_path)
     with command(quiet):
         check_output(output)
-        from xtok import describe, report, stages
+        from xtok import report
+        from xtok.inspection import inspect as describe
+        from xtok.stages import sort_cut as stages
 
         projection = load_map(
             initial_projection_path, student_vocab_size, teacher_vocab_size, preserve_last

@@ -35,7 +35,9 @@ def build_listed(
     Raises:
         XtokError: at the end, if a pair failed.
     """
-    from xtok import mapfile, pair_list, report
+    from xtok import report
+    from xtok.maps import file as mapfile
+    from xtok.stages import pairs as pair_list
 
     listed = pair_list.read_pairs(path, output_dir, options, loss)
     failed: list[int] = []
@@ -123,7 +125,8 @@ def is_done(
         keep: whether an output that is the same map already is kept.
         dry_run: only show what would be written.
     """
-    from xtok import pair_list, report
+    from xtok import report
+    from xtok.stages import pairs as pair_list
 
     exists = keep and path.exists()
     replaced = pair_list.difference(path, student, teacher, options, texts) if exists else None
@@ -146,7 +149,7 @@ def _show_plan(
     replaced: str | None,
 ) -> None:
     """Print what `build` would write, and where, on a line."""
-    from xtok import pair_list
+    from xtok.stages import pairs as pair_list
 
     kept = keep and replaced is None
     there = "exists, would be kept" if kept else "exists, would be replaced"

@@ -20,7 +20,7 @@ import typer
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
-    from xtok.projection import ProjectionMap
+    from xtok.maps.projection_map import ProjectionMap
 
 Config = TypeVar("Config")
 T = TypeVar("T")
@@ -123,7 +123,7 @@ def _null() -> TextIO:
 def _line(text: str) -> str:
     if text.isprintable():
         return text
-    from xtok.tokens import printable
+    from xtok.vocab.display import printable
 
     return printable(text)
 
@@ -199,7 +199,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 def check_output(output: str | None) -> None:
     """Check that the result can be written, before anything costs time."""
-    from xtok import mapfile
+    from xtok.maps import file as mapfile
 
     mapfile.check_output(named(output, "map.safetensors"))
 
@@ -265,10 +265,11 @@ def write(
     projection: ProjectionMap, path: Path, *, num_examples: int = 0, strict: bool = False
 ) -> None:
     """Write the map, report on stderr, and print the map's path on stdout."""
-    from xtok import describe, report
+    from xtok import report
+    from xtok.inspection import inspect as describe
 
     if strict:
-        from xtok import stages
+        from xtok.maps import results as stages
 
         stages.require_complete(projection)
     keep(projection).save(path)
@@ -281,7 +282,7 @@ def write(
 
 def default_name(projection: ProjectionMap, stage: str = "") -> str:
     """Return a file name that tells the pair, the stage, and what differs from the defaults."""
-    from xtok.mapfile import names
+    from xtok.maps import names
 
     stages = [step["stage"] for step in projection.history]
     pinned = "reapply-exact" in stages

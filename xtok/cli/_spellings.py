@@ -22,7 +22,7 @@ from xtok.cli._run import default_name, hint, options
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
-    from xtok.projection import ProjectionMap
+    from xtok.maps.projection_map import ProjectionMap
 
 # NeMo-RL's option to xtok's arguments; `{}` is its value. An empty list: it is so anyway. Besides,
 # any option may be spelled in snake case, and `--output-dir` with `--output-filename` is one path.

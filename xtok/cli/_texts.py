@@ -20,7 +20,7 @@ from xtok.config import EstimateConfig, Loss
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
-    from xtok.counting import CountedText, CountingPlan
+    from xtok.counting.counts import CountedText, CountingPlan
     from xtok.tokenizers import Tokenizer
 
 _CLUSTER = "Cluster"
@@ -109,8 +109,10 @@ def estimate(
         raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     with command(quiet):
         check_output(output)
-        from xtok import counting, report, texts
-        from xtok.mapfile import names
+        from xtok import report
+        from xtok.counting import texts
+        from xtok.maps import names
+        from xtok.stages import estimate as counting
 
         texts.find_texts(text)
         if checkpoint is not None and not checkpoint.parent.is_dir():
@@ -143,7 +145,7 @@ def estimate(
         is_local = engine == "local"
         count = partial(count_here, student=student, teacher=teacher, checkpoint=saved)
         if not is_local:
-            from xtok import cluster
+            from xtok.counting import ray as cluster
 
             sources = [
                 cluster.TokenizerSource(
@@ -187,7 +189,8 @@ def count_here(
     plan: CountingPlan, *, student: Tokenizer, teacher: Tokenizer, checkpoint: Path
 ) -> CountedText:
     """Count a plan on this machine; an interruption waits for the next batch, and saves counts."""
-    from xtok import counting, report
+    from xtok import report
+    from xtok.counting import counts as counting
 
     def resumed(share: float) -> None:
         report.print_notes([f"resuming at {share:.0%} of the text, from {checkpoint}"])
@@ -274,7 +277,9 @@ def evaluate(
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
     with command(quiet) as stderr:
-        from xtok import quality, report, texts
+        from xtok import report
+        from xtok.counting import texts
+        from xtok.inspection import evaluate as quality
 
         texts.find_texts(text)
         maps = [
@@ -347,7 +352,9 @@ def compare(
     if bool(text) != (student_model is not None):
         raise typer.BadParameter("--text and --student-model go together")
     with command(quiet):
-        from xtok import comparison, report, texts
+        from xtok import report
+        from xtok.counting import texts
+        from xtok.inspection import compare as comparison
 
         texts.find_texts(text or [])
         maps = [

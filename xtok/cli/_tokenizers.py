@@ -30,7 +30,8 @@ def doctor(
     Of exactly two, the first is taken for the student of a map, the second for its teacher.
     """
     with command(quiet):
-        from xtok import diagnosis, report
+        from xtok import report
+        from xtok.inspection import doctor as diagnosis
 
         found = diagnosis.doctor(
             _load_all(models, revision, vocab_size, pattern, offline, trust_remote_code),
@@ -71,7 +72,8 @@ def overlap(
     if json and csv:
         raise typer.BadParameter("give --json or --csv, not both")
     with command(quiet):
-        from xtok import report, sharing
+        from xtok import report
+        from xtok.inspection import overlap as sharing
 
         if plot is not None:
             sharing.check_plot(plot)

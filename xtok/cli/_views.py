@@ -88,7 +88,8 @@ def inspect(
             "--classes with them"
         )
     with command(quiet):
-        from xtok import describe, report
+        from xtok import report
+        from xtok.inspection import inspect as describe
 
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         if is_listing:
@@ -157,7 +158,7 @@ def convert(
             map_path, student_vocab_size, teacher_vocab_size, preserve_last, normalize
         )
         if transpose:
-            from xtok import projection as maps
+            from xtok.maps import projection_map as maps
 
             projection = maps.transpose(projection)
         write(projection, named(output, default_name(projection)))
@@ -207,7 +208,8 @@ def align(
     data = read_text(text, file) if chat is None else b""
     conversation = {} if chat is None else read_chat(chat)
     with command(quiet):
-        from xtok import aligner, chats, report
+        from xtok import report
+        from xtok.alignment import aligner, chats
 
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
         student = load(student_model, student_revision, None, student_pattern, **safety)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xtok.conversation.templates import Message
 from xtok.errors import XtokError
-from xtok.tokens import TokenTable
+from xtok.vocab.table import TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)

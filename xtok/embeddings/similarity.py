@@ -147,7 +147,7 @@ class Cosine:
     def _top_k_cpu(
         self, rows: torch.Tensor, k: int, absolute: bool
     ) -> tuple[Vectors, NDArray[np.int32]]:
-        from xtok.kernels import keep_largest
+        from xtok.embeddings.kernels import keep_largest
 
         values = np.full((len(rows), k), -2, np.float32)
         ids = np.full((len(rows), k), -1, np.int32)

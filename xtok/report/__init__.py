@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
-from xtok.tokens import printable, quoted
+from xtok.vocab.display import printable, quoted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from xtok.describe import RowDescription
-    from xtok.projection import StageReport
+    from xtok.inspection.inspect import RowDescription
+    from xtok.maps.projection_map import StageReport
 
 
 @contextmanager

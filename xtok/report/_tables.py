@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xtok.tokens import printable
+from xtok.vocab.display import printable
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold red"}
 

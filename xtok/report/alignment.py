@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from xtok.aligner import TextAlignment
+from xtok.alignment.aligner import TextAlignment
 from xtok.report._tables import new_console
 
 _COLOURS = ("cyan", "green", "magenta", "blue")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.describe import (
+from xtok.inspection.inspect import (
     EntryDescription,
     MapDescription,
     RowDescription,
@@ -16,12 +16,12 @@ from xtok.describe import (
     SideDescription,
 )
 from xtok.report._tables import STYLES, cell, header, new_table, printing
-from xtok.tokens import plural, quoted
+from xtok.vocab.display import plural, quoted
 
 if TYPE_CHECKING:
-    from xtok.coverage import Coverage
-    from xtok.explanation import Explanation, SpelledPiece
-    from xtok.verification import Verification
+    from xtok.inspection.explain import Explanation, SpelledPiece
+    from xtok.inspection.inspect import Coverage
+    from xtok.inspection.verify import Verification
 
 
 def print_description(description: MapDescription, *, classes: bool = False) -> None:

@@ -7,10 +7,10 @@ from operator import attrgetter
 
 from rich.table import Table
 
-from xtok.comparison import Comparison
-from xtok.quality import Evaluation, Interval, MapMeasures
+from xtok.inspection.compare import Comparison
+from xtok.inspection.evaluate import Evaluation, Interval, MapMeasures
 from xtok.report._tables import cell, header, new_table, printing
-from xtok.tokens import shortened
+from xtok.vocab.display import shortened
 
 
 def print_evaluation(found: Evaluation) -> None:

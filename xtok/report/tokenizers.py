@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from xtok.diagnosis import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+from xtok.inspection.doctor import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+from xtok.inspection.overlap import Overlap
 from xtok.report._tables import STYLES, cell, header, new_table, printing
-from xtok.sharing import Overlap
 
 
 def print_diagnosis(found: Diagnosis) -> None:

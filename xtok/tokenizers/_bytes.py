@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokens import MAX_WIDTH, Entry, TokenType
+from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 _NULL_SIZE = 131_072
 

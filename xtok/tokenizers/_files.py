@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.hub import find_file
+from xtok.tokenizers.hub import find_file
 
 
 class ModelFiles:

@@ -9,7 +9,7 @@ from typing import Any
 from xtok.errors import TokenizerError
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
 from xtok.tokenizers._tokenizer import Backend, TextChange
-from xtok.tokens import Entry, TokenType
+from xtok.vocab.table import Entry, TokenType
 
 NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),

@@ -12,7 +12,7 @@ from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
 from xtok.tokenizers._tokenizer import Backend, TextChange
-from xtok.tokens import Entry, TokenType
+from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

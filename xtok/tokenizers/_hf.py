@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xtok.errors import TokenizerError
-from xtok.hub import hub_answers, quiet_hub
 from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
 from xtok.tokenizers._plain import SPECIAL_NAMES, load_plain
 from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
+from xtok.tokenizers.hub import hub_answers, quiet_hub
+from xtok.vocab.table import MAX_WIDTH, Entries, Entry, TokenType
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

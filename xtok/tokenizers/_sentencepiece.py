@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokens import Entries, TokenType
+from xtok.vocab.table import Entries, TokenType
 
 if TYPE_CHECKING:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto

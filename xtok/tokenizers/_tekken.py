@@ -12,7 +12,7 @@ from typing import Any
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tiktoken import encode_plain, make_encoding, require_single_bytes
 from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokens import MAX_WIDTH, Entry, TokenType
+from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
 # tokens/tokenizers/tekken.py.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xtok.errors import TokenizerError
 from xtok.tokenizers._panics import is_panic
 from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokens import MAX_WIDTH, Entries, Entry, TokenType
+from xtok.vocab.table import MAX_WIDTH, Entries, Entry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

@@ -15,11 +15,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.canonical import find_roles
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
 from xtok.tokenizers._panics import no_panic
-from xtok.tokens import (
+from xtok.vocab.roles import find_roles
+from xtok.vocab.table import (
     MAX_WIDTH,
     Entries,
     Entry,

@@ -1,0 +1,1 @@
+"""Two tokenizations of one text, in chunks that they share."""

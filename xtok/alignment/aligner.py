@@ -1,0 +1,539 @@
+"""Align two tokenizations of one text: the finest alignment there is, by bytes, from ids alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.maps.pair import require_same_tokens
+from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers import Tokenizer, from_transformers
+from xtok.vocab.roles import match_roles
+from xtok.vocab.table import TokenTable, TokenType, match_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    Array: TypeAlias = NDArray[Any] | torch.Tensor
+
+_FIRST_CONTROL = 256  # `kernels.CONTROL`, without the import of Numba
+
+
+@dataclass
+class AlignmentBatch:
+    """Which tokens of two batches belong together, with the fields that NeMo-RL's trainers read.
+
+    A chunk is a stretch of text that begins and ends at a token boundary on both sides, and that
+    holds no such boundary within. Chunk k of a row is its pair k. NumPy arrays, or torch tensors
+    where tensors were given.
+
+    Attributes:
+        pair_valid: bool `[B, max_pairs]`, True where a row has this chunk.
+        pair_is_correct: bool `[B, max_pairs]`, True where both sides of the chunk have equal bytes
+            or are special tokens of one role.
+        student_exact_partition_mask: bool `[B, T_s]`, True for the one student token of a correct
+            chunk of one token on each side.
+        teacher_exact_partition_mask: bool `[B, T_t]`, likewise.
+        student_chunk_id: int64 `[B, T_s]`, the chunk of each token itself; −1 = in none.
+        teacher_chunk_id: int64 `[B, T_t]`, likewise.
+        num_chunks: int64 `[B]`.
+    """
+
+    pair_valid: Array
+    pair_is_correct: Array
+    student_exact_partition_mask: Array
+    teacher_exact_partition_mask: Array
+    student_chunk_id: Array
+    teacher_chunk_id: Array
+    num_chunks: Array
+
+
+@dataclass(frozen=True, eq=False)
+class FlatAlignment:
+    """The alignment of many documents on flat arrays; chunks are numbered anew in each document.
+
+    Attributes:
+        student_chunk_id: int32 `[student tokens]`; −1 = in no chunk.
+        teacher_chunk_id: int32 `[teacher tokens]`, likewise.
+        num_chunks: int64 `[documents]`.
+        is_correct: bool `[all chunks]`, document after document.
+    """
+
+    student_chunk_id: NDArray[np.int32]
+    teacher_chunk_id: NDArray[np.int32]
+    num_chunks: NDArray[np.int64]
+    is_correct: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class AlignedPair:
+    """One chunk, for a person or a check.
+
+    Attributes:
+        student_ids: the student's token ids.
+        teacher_ids: the teacher's.
+        student_tokens: positions of the first token and behind the last one.
+        teacher_tokens: likewise.
+        student_bytes: the span in the student's text, in bytes from its beginning.
+        teacher_bytes: the span in the teacher's text.
+        is_correct: whether both sides have equal bytes, or are special tokens of one role.
+    """
+
+    student_ids: tuple[int, ...]
+    teacher_ids: tuple[int, ...]
+    student_tokens: tuple[int, int]
+    teacher_tokens: tuple[int, int]
+    student_bytes: tuple[int, int]
+    teacher_bytes: tuple[int, int]
+    is_correct: bool
+
+
+class TokenAligner:
+    """Aligns token ids of a student and a teacher on one text; nothing is decoded again.
+
+    Both sides' bytes are walked together: a chunk ends wherever a token ends on both. Where the
+    sides do not spell the same bytes (normalizers, prefix spaces, special tokens without a
+    counterpart, other text), the tokens between the nearest common boundaries are aligned by a
+    banded Needleman-Wunsch; what has no counterpart, such as the tail that truncation left on one
+    side, is in no chunk. It holds arrays only, so it can be pickled and used in forked and
+    spawned workers, and starts no threads unless `align_ids` is asked to.
+
+    Args:
+        student_tokenizer: an xtok `Tokenizer`, a fast Hugging Face tokenizer, or a `TokenTable`;
+            None takes the table of the map.
+        teacher_tokenizer: likewise.
+        projection_matrix_path: a map of this pair whose tables are used, and checked against the
+            tokenizers that are given.
+        max_comb_len: how many tokens on a side may match as one where the sides differ; ≥ 1.
+
+    Raises:
+        XtokError: if the map is of other tokenizers, or carries none where they are needed.
+        ValueError: if there is neither a tokenizer nor a map, or `max_comb_len` is less than 1.
+    """
+
+    def __init__(
+        self,
+        student_tokenizer: Any = None,
+        teacher_tokenizer: Any = None,
+        projection_matrix_path: str | PathLike[str] | None = None,
+        max_comb_len: int = 4,
+    ) -> None:
+        if max_comb_len < 1:
+            raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
+        projection = projection_matrix_path and ProjectionMap.load(projection_matrix_path)
+        tables = []
+        for side, given in (("student", student_tokenizer), ("teacher", teacher_tokenizer)):
+            of_map = getattr(projection, side).table if projection else None
+            tables.append(_table(side, given, of_map))
+        self.student, self.teacher = _Side("student", tables[0]), _Side("teacher", tables[1])
+        self.max_comb_len = max_comb_len
+        self._exact = np.full(len(self.student.table) + 1, -1, np.int32)
+        for s, t in match_bytes(*tables).items():
+            self._exact[s] = t
+        control = self.teacher.table.control_names
+        roles = {s: t for s, t in match_roles(*tables).items() if t in control}
+        symbols = {t: _FIRST_CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
+        if len(symbols) > 2**16 - _FIRST_CONTROL:
+            raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
+        for s, t in roles.items():
+            self._exact[s] = t
+        self.student.set_symbols({s: symbols[t] for s, t in roles.items()})
+        self.teacher.set_symbols(symbols)
+
+    def align(
+        self,
+        student_ids: Array,
+        teacher_ids: Array,
+        *,
+        student_attention_mask: Array | None = None,
+        teacher_attention_mask: Array | None = None,
+    ) -> AlignmentBatch:
+        """Align a batch of rows of token ids.
+
+        Args:
+            student_ids: integers `[B, T_s]`, NumPy or torch.
+            teacher_ids: integers `[B, T_t]`.
+            student_attention_mask: `[B, T_s]`, 0 where a token is padding. Without it, tokens of
+                the pad role are; where the end of text pads as well, all but the first of them at
+                a row's end, and all at its beginning.
+            teacher_attention_mask: `[B, T_t]`, likewise.
+
+        Raises:
+            ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
+                that stand for nothing.
+        """
+        s_ids = self.student.rows(student_ids, student_attention_mask)
+        t_ids = self.teacher.rows(teacher_ids, teacher_attention_mask)
+        if len(s_ids) != len(t_ids):
+            raise ValueError(f"{len(s_ids)} rows of student ids, {len(t_ids)} of teacher ids")
+        (batch, s_len), t_len = s_ids.shape, t_ids.shape[1]
+        bounds = np.arange(batch + 1)
+        found = self._align(s_ids.ravel(), bounds * s_len, t_ids.ravel(), bounds * t_len)
+        s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks = found
+        max_pairs = int(num_chunks.max(initial=0))
+        result = AlignmentBatch(
+            pair_valid=np.arange(max_pairs) < num_chunks[:, None],
+            pair_is_correct=correct.reshape(batch, s_len)[:, :max_pairs],
+            student_exact_partition_mask=s_exact.reshape(batch, s_len),
+            teacher_exact_partition_mask=t_exact.reshape(batch, t_len),
+            student_chunk_id=s_chunk.reshape(batch, s_len).astype(np.int64),
+            teacher_chunk_id=t_chunk.reshape(batch, t_len).astype(np.int64),
+            num_chunks=num_chunks,
+        )
+        return result if isinstance(student_ids, np.ndarray) else _to_torch(result, student_ids)
+
+    def align_ids(
+        self,
+        student_ids: NDArray[Any],
+        student_offsets: NDArray[Any],
+        teacher_ids: NDArray[Any],
+        teacher_offsets: NDArray[Any],
+        *,
+        num_threads: int = 1,
+    ) -> FlatAlignment:
+        """Align many documents on flat arrays, in one kernel call a thread.
+
+        Args:
+            student_ids: integers `[student tokens]`, document after document, without padding.
+            student_offsets: integers `[documents + 1]`; document d is
+                `student_ids[student_offsets[d]:student_offsets[d + 1]]`.
+            teacher_ids: integers `[teacher tokens]`.
+            teacher_offsets: integers `[documents + 1]`.
+            num_threads: how many threads share the documents; the result is the same.
+
+        Raises:
+            ValueError: as `align`, and for offsets that do not fit.
+        """
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}, and must be at least 1")
+        s_ids, s_bounds = self.student.flat(student_ids, student_offsets)
+        t_ids, t_bounds = self.teacher.flat(teacher_ids, teacher_offsets)
+        if len(s_bounds) != len(t_bounds):
+            raise ValueError(
+                f"{len(s_bounds) - 1} student documents, {len(t_bounds) - 1} teacher documents"
+            )
+        found = self._align(s_ids, s_bounds, t_ids, t_bounds, num_threads)
+        s_chunk, t_chunk, _, _, correct, num_chunks = found
+        place = np.arange(len(s_ids)) - np.repeat(s_bounds[:-1], np.diff(s_bounds))
+        has_chunk = place < np.repeat(num_chunks, np.diff(s_bounds))
+        return FlatAlignment(s_chunk, t_chunk, num_chunks, correct[has_chunk])
+
+    def pairs(self, student_ids: Sequence[int], teacher_ids: Sequence[int]) -> list[AlignedPair]:
+        """Align one text and return its chunks with token and byte spans, in order.
+
+        Raises:
+            ValueError: as `align`.
+        """
+        rows = [np.asarray(ids, np.int64) for ids in (student_ids, teacher_ids)]
+        bounds = [np.array([0, len(row)]) for row in rows]
+        found = self.align_ids(rows[0], bounds[0], rows[1], bounds[1])
+        return self.pairs_of(rows[0], rows[1], found)
+
+    def pairs_of(
+        self,
+        student_ids: Sequence[int] | NDArray[Any],
+        teacher_ids: Sequence[int] | NDArray[Any],
+        found: FlatAlignment,
+    ) -> list[AlignedPair]:
+        """Return the chunks of an alignment of one document, in order."""
+        spans = []
+        for side, ids, chunk in (
+            (self.student, student_ids, found.student_chunk_id),
+            (self.teacher, teacher_ids, found.teacher_chunk_id),
+        ):
+            row = np.asarray(ids, np.int64)
+            lengths = side.table.lengths[row]
+            ends = np.cumsum(lengths)
+            members: list[list[int]] = [[] for _ in range(len(found.is_correct))]
+            for position in np.flatnonzero(chunk >= 0).tolist():
+                members[chunk[position]].append(position)
+            spans.append(
+                [
+                    (
+                        tuple(row[m].tolist()),
+                        (m[0], m[-1] + 1),
+                        (int(ends[m[0]] - lengths[m[0]]), int(ends[m[-1]])),
+                    )
+                    for m in members
+                ]
+            )
+        return [
+            AlignedPair(s[0], t[0], s[1], t[1], s[2], t[2], correct)
+            for s, t, correct in zip(*spans, found.is_correct.tolist(), strict=True)
+        ]
+
+    def _align(
+        self,
+        s_ids: NDArray[np.int32],
+        s_bounds: NDArray[np.int64],
+        t_ids: NDArray[np.int32],
+        t_bounds: NDArray[np.int64],
+        num_threads: int = 1,
+    ) -> tuple[NDArray[Any], ...]:
+        from xtok.alignment.kernels import align_documents
+
+        chunks = [np.full(len(ids), -1, np.int32) for ids in (s_ids, t_ids)]
+        masks = [np.zeros(len(ids), np.bool_) for ids in (s_ids, t_ids, s_ids)]
+        num_chunks = np.zeros(len(s_bounds) - 1, np.int64)
+        max_comb_len = min(self.max_comb_len, len(s_ids) + len(t_ids))  # fits into an int64
+
+        def run(first: int, last: int) -> None:
+            align_documents(
+                s_ids, s_bounds[first : last + 1], self.student.symbols, self.student.offsets,
+                t_ids, t_bounds[first : last + 1], self.teacher.symbols, self.teacher.offsets,
+                self._exact, max_comb_len, *chunks, *masks, num_chunks[first:last],
+            )  # fmt: skip
+
+        if num_threads == 1:
+            run(0, len(num_chunks))
+        else:
+            # Blocks of about equally many tokens; the kernel releases the GIL.
+            goals = np.linspace(0, len(s_ids), 4 * num_threads + 1)
+            cuts = np.unique(np.searchsorted(s_bounds, goals).clip(0, len(num_chunks))).tolist()
+            cuts = sorted({0, *cuts, len(num_chunks)})
+            with ThreadPoolExecutor(num_threads) as pool:
+                list(pool.map(run, cuts, cuts[1:]))
+        return (*chunks, *masks, num_chunks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextAlignment:
+    """Two tokenizations of one text, and how they fit together.
+
+    Attributes:
+        student: model id of the student.
+        teacher: model id of the teacher.
+        student_tokens: the student's tokens in order, escaped.
+        teacher_tokens: likewise.
+        pairs: the chunks, in order.
+        num_correct: chunks that are correct.
+        num_one_to_one: correct chunks of one token on each side.
+        student_unaligned: student tokens in no chunk.
+        teacher_unaligned: teacher tokens in no chunk.
+    """
+
+    student: str
+    teacher: str
+    student_tokens: tuple[str, ...]
+    teacher_tokens: tuple[str, ...]
+    pairs: tuple[AlignedPair, ...]
+    num_correct: int
+    num_one_to_one: int
+    student_unaligned: int
+    teacher_unaligned: int
+
+
+def align(
+    student: Tokenizer, teacher: Tokenizer, text: bytes, *, max_comb_len: int = 4
+) -> TextAlignment:
+    """Segment one text with both tokenizers, as in the middle of a longer one, and align it.
+
+    Raises:
+        TokenizerError: if a vocabulary cannot spell the text.
+    """
+    aligner = TokenAligner(student, teacher, max_comb_len=max_comb_len)
+    return describe_alignment(
+        aligner, student, teacher, student.segment(text), teacher.segment(text)
+    )
+
+
+def describe_alignment(
+    aligner: TokenAligner,
+    student: Tokenizer,
+    teacher: Tokenizer,
+    student_ids: Sequence[int],
+    teacher_ids: Sequence[int],
+    *,
+    alignment: FlatAlignment | None = None,
+) -> TextAlignment:
+    """Describe an alignment of two rows of ids; if none is given, align them first."""
+    if alignment is None:
+        pairs = tuple(aligner.pairs(student_ids, teacher_ids))
+    else:
+        pairs = tuple(aligner.pairs_of(student_ids, teacher_ids, alignment))
+    correct = [pair for pair in pairs if pair.is_correct]
+    return TextAlignment(
+        student=student.vocabulary.model_id,
+        teacher=teacher.vocabulary.model_id,
+        student_tokens=tuple(map(aligner.student.table.name, student_ids)),
+        teacher_tokens=tuple(map(aligner.teacher.table.name, teacher_ids)),
+        pairs=pairs,
+        num_correct=len(correct),
+        num_one_to_one=sum(len(p.student_ids) == len(p.teacher_ids) == 1 for p in correct),
+        student_unaligned=len(student_ids) - sum(len(p.student_ids) for p in pairs),
+        teacher_unaligned=len(teacher_ids) - sum(len(p.teacher_ids) for p in pairs),
+    )
+
+
+def shift_to_predictions(batch: AlignmentBatch) -> AlignmentBatch:
+    """Return the alignment of the positions that predict the tokens, which is what losses take.
+
+    Position i predicts token i + 1, so it takes that token's chunk; the last position predicts
+    nothing. A chunk that has no predicting position left on one side (it was the first token) is
+    no longer valid.
+    """
+    masks = ("student_exact_partition_mask", "teacher_exact_partition_mask")
+    shifted: dict[str, Any] = {
+        name: _shift(getattr(batch, name), fill)
+        for name, fill in (
+            ("student_chunk_id", -1),
+            ("teacher_chunk_id", -1),
+            *((mask, False) for mask in masks),
+        )
+    }
+    first = [shifted[f"{side}_chunk_id"] for side in ("student", "teacher")]
+    valid: Any = batch.pair_valid
+    if valid.shape[1]:
+        # Only chunk 0 can hold a row's first token, and lose its last predicting position.
+        kept = [(ids == 0).any(1) for ids in first]
+        valid = valid.copy() if isinstance(valid, np.ndarray) else valid.clone()
+        valid[:, 0] &= kept[0] & kept[1]
+    return AlignmentBatch(
+        pair_valid=valid,
+        pair_is_correct=batch.pair_is_correct,
+        num_chunks=batch.num_chunks,
+        **shifted,
+    )
+
+
+def _shift(array: Any, fill: Any) -> Any:
+    shifted = array.copy() if isinstance(array, np.ndarray) else array.clone()
+    shifted[:, :-1] = array[:, 1:]
+    shifted[:, -1:] = fill
+    return shifted
+
+
+class _Side:
+    """One side's table as the kernels take it, and the checks on what is given."""
+
+    symbols: NDArray[np.uint16]
+    offsets: NDArray[np.int64]
+    paired_controls: frozenset[int]  # control ids that have a counterpart on the other side
+
+    def __init__(self, name: str, table: TokenTable) -> None:
+        self.name = name
+        self.table = table
+        without_bytes = (table.lengths == 0) & ~np.isin(
+            table.types, [TokenType.CONTROL, TokenType.UNKNOWN]
+        )
+        self._refused = np.append(without_bytes, False)
+        self._first_refused = int(np.argmax(without_bytes)) if without_bytes.any() else len(table)
+        pads = set(table.roles.get("pad", ()))
+        text_ends = {i for role in ("bos", "eos", "turn_end") for i in table.roles.get(role, ())}
+        self._pads = sorted(pads - text_ends)
+        self._ending_pads = sorted(pads & text_ends)
+
+    def set_symbols(self, control: dict[int, int]) -> None:
+        """Lay out the symbols of all ids, and of one more that stands for padding."""
+        self.paired_controls = frozenset(control)
+        ids = np.array(sorted(control), np.int64)
+        lengths = np.append(self.table.lengths, 0)
+        lengths[ids] = 1
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)])
+        self.symbols = np.empty(int(self.offsets[-1]), np.uint16)
+        is_text = np.ones(len(self.symbols), np.bool_)
+        is_text[self.offsets[ids]] = False
+        self.symbols[is_text] = self.table.data
+        self.symbols[self.offsets[ids]] = [control[i] for i in ids.tolist()]
+
+    def rows(self, given: Any, mask: Any) -> NDArray[np.int32]:
+        """Return int32 `[B, T]` with padding replaced by the id V."""
+        ids = _array(given)
+        if ids.ndim != 2 or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"{self.name}_ids are {ids.dtype} of shape {list(ids.shape)}, not integers [B, T]"
+            )
+        if mask is not None:
+            keep = _array(mask) != 0
+            if keep.shape != ids.shape:
+                raise ValueError(
+                    f"{self.name}_attention_mask is of shape {list(keep.shape)}, "
+                    f"{self.name}_ids of {list(ids.shape)}"
+                )
+        else:
+            keep = ~self._padding(ids)
+        # What is padding may be any id, even one that the vocabulary does not have.
+        ids = np.where(keep, ids, len(self.table))
+        self._check(ids, padding=True)
+        return ids.astype(np.int32)
+
+    def flat(self, given: Any, bounds: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return ids as int32 `[tokens]` and offsets as int64 `[documents + 1]`."""
+        ids, offsets = _array(given), _array(bounds)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(f"{self.name}_ids are not a flat array of integers")
+        valid = offsets.ndim == 1 and len(offsets) > 0 and offsets.dtype.kind in "iu"
+        valid = valid and offsets[0] == 0 and offsets[-1] == len(ids)
+        if not valid or (np.diff(offsets) < 0).any():
+            raise ValueError(
+                f"{self.name}_offsets do not rise from 0 to the number of ids, {len(ids)}"
+            )
+        self._check(ids, padding=False)
+        return ids.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
+
+    def _check(self, ids: NDArray[Any], *, padding: bool) -> None:
+        width = len(self.table)
+        if not ids.size:
+            return
+        if int(ids.min()) < 0 or int(ids.max()) >= width + padding:
+            where = (ids < 0) | (ids >= width + padding)
+            raise ValueError(f"{self._at(ids, where)} is not in 0..{width - 1}")
+        if int(ids.max()) >= self._first_refused:
+            where = self._refused[ids]
+            if where.any():
+                raise ValueError(f"{self._at(ids, where)} stands for nothing: an id without bytes")
+
+    def _at(self, ids: NDArray[Any], where: NDArray[np.bool_]) -> str:
+        place = np.argwhere(where)[0]
+        return f"{self.name} id {int(ids[tuple(place)])} at {place.tolist()}"
+
+    def _padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        padding = np.isin(ids, self._pads)
+        if self._ending_pads:
+            ends = np.isin(ids, self._ending_pads)
+            leading = np.logical_and.accumulate(ends, axis=1)
+            trailing = np.logical_and.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+            padding |= leading & ~leading.all(axis=1, keepdims=True)
+            padding[:, 1:] |= trailing[:, 1:] & trailing[:, :-1]
+        return padding
+
+
+def _table(side: str, given: Any, of_map: TokenTable | None) -> TokenTable:
+    if given is None:
+        if of_map is None:
+            raise ValueError(
+                f"there is neither a {side} tokenizer nor a map that carries its tokens"
+            )
+        return of_map
+    if isinstance(given, TokenTable):
+        table = given
+    else:
+        tokenizer = given if isinstance(given, Tokenizer) else from_transformers(given)
+        table = tokenizer.table
+    if of_map is None:
+        return table
+    require_same_tokens(side, of_map, table, what="the map", other=f"the {side} tokenizer")
+    return of_map
+
+
+def _array(given: Any) -> NDArray[Any]:
+    array = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+    return array if array.size else array.astype(np.int64)  # an empty list has no type of its own
+
+
+def _to_torch(batch: AlignmentBatch, like: Any) -> AlignmentBatch:
+    import torch
+
+    device = getattr(like, "device", None)
+    return AlignmentBatch(
+        **{
+            name: torch.from_numpy(np.ascontiguousarray(array)).to(device)
+            for name, array in vars(batch).items()
+        }
+    )

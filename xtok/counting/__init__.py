@@ -1,0 +1,1 @@
+"""Text in, counts of token pairs out."""

@@ -1,0 +1,444 @@
+"""Vocabularies as a corpus: a text made of two vocabularies' tokens, and pairs counted on it.
+
+No corpus is at hand, but a vocabulary tells much about the text that it was trained on: its tokens
+are what occurs often, in the order of how often (byte-pair encoding merges the most frequent pair
+first; Sennrich et al., ACL 2016). So a text is made up: the kinds of its tokens (a word, the
+continuation of one, a number, white space, …) are a Markov chain, tokens of one kind are drawn by
+Zipf's law over their order, and a word is continued as other tokens that hold the same letters go
+on, the longest context first. Both tokenizers encode it, and what begins at the same byte is
+counted, as on any text.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import chain, compress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.config import Target
+from xtok.counting.encode import PairCounts, PairEncoder, batches, pair_edges, pair_keys, unit_of
+from xtok.maps.edges import Edges, ranks
+from xtok.progress import Progress, silent
+from xtok.vocab.table import TokenTable, TokenType
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
+
+
+class Kind(IntEnum):
+    """What a token of a made-up text is."""
+
+    WORD = 0  # a space and letters
+    CONTINUATION = 1  # letters alone
+    UNSPACED = 2  # of a script without spaces between words
+    NUMBER = 3
+    SPACE = 4
+    SYMBOL = 5
+
+
+# How often each kind follows each, in languages with spaces (English, French, German, Python) and
+# without (Chinese, Japanese); scripts/benchmark.py prior prints them, to within 0.03.
+_SPACED = np.array(
+    [
+        [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
+        [0.263, 0.375, 0.000, 0.023, 0.070, 0.270],
+        [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
+        [0.053, 0.103, 0.000, 0.305, 0.177, 0.362],
+        [0.196, 0.433, 0.000, 0.136, 0.104, 0.130],
+        [0.209, 0.377, 0.000, 0.077, 0.157, 0.180],
+    ]
+)
+_UNSPACED = np.array(
+    [
+        [0.484, 0.159, 0.030, 0.016, 0.113, 0.198],
+        [0.123, 0.261, 0.039, 0.026, 0.183, 0.367],
+        [0.021, 0.005, 0.825, 0.002, 0.038, 0.108],
+        [0.044, 0.113, 0.042, 0.275, 0.207, 0.318],
+        [0.045, 0.230, 0.415, 0.119, 0.058, 0.133],
+        [0.078, 0.308, 0.194, 0.087, 0.147, 0.186],
+    ]
+)
+_SHARE_UNSPACED = 0.33
+
+# A token's weight among its kind is 1 / (rank + shift) ** exponent; fitted a little flatter than
+# what scripts/benchmark.py prior prints, so that rare tokens are drawn often enough to be counted.
+_ZIPF = {
+    Kind.WORD: (1.0, 0.9),
+    Kind.CONTINUATION: (5.0, 0.8),
+    Kind.UNSPACED: (10.0, 0.7),
+    Kind.SYMBOL: (10.0, 0.95),
+}
+_SINGLE_SHARE = {Kind.CONTINUATION: 0.16, Kind.SYMBOL: 0.3}  # of single ASCII characters
+
+_CONTEXTS = (6, 5, 4, 3, 2)  # bytes of a word by which a continuation is looked up
+_LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
+_TOKENS_PER_TEXT = 24
+
+MAX_TEXTS = 150_000
+"""More texts cost seconds, and add little (scripts/benchmark.py quality)."""
+
+FIRST_PIECE = 1.0
+"""How many sightings it counts for that a token is the first piece of another's bytes, or, shared
+by all the pieces, that they spell it."""
+
+FALLBACK = 0.1
+"""How many sightings it counts for that one token's bytes begin the other's."""
+
+Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def prior_edges(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    target: Target = "start",
+    *,
+    num_texts: int | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuple[Edges, list[int]]:
+    """Count pairs of tokens on made-up text; how likely is teacher token t where s begins?
+
+    Every text token of the student also gets a little weight on the first piece that the teacher
+    makes of it, and on all teacher tokens that its bytes begin with or that begin with its bytes;
+    where chunks are counted, on all its pieces, and on the teacher tokens that it helps to spell.
+
+    Args:
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        target: what is counted, as in `EstimateConfig`.
+        num_texts: how many texts, of 24 tokens each; if None, two for each id of the two
+            vocabularies, but no more than 150,000.
+        seed: of the random numbers; the same seed gives the same edges.
+        progress: called with the number of texts.
+
+    Returns:
+        Edges with float64 weights, in which a pair may come twice; and the student ids whose bytes
+        the teacher cannot spell.
+    """
+    if num_texts is None:
+        num_texts = min(MAX_TEXTS, 2 * (len(student.table) + len(teacher.table)))
+    source = _Source([student.table, teacher.table])
+    rng = np.random.default_rng(seed)
+    counts = PairCounts()
+    with PairEncoder(student, teacher) as encoder, progress("making up text", num_texts) as advance:
+        for start in range(0, num_texts, 25_000):
+            size = min(25_000, num_texts - start)
+            for batch in batches(source.texts(size, rng)):
+                sides = encoder.encode(batch)
+                keys, amounts, _ = pair_keys(*sides, encoder.starts(*sides), target)
+                counts.add(keys, amounts)
+            advance(size)
+    keys, found = counts.arrays()
+    parts = [pair_edges(keys, found / unit_of(target))]
+    pieces = _pieces(student.table, teacher)
+    unspelled: list[int] = np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
+    if target in ("start", "both"):
+        first = pieces.take(ranks(pieces.student_ids) == 0)
+        parts.append(first._replace(weights=np.full(len(first.weights), FIRST_PIECE)))
+    if target in ("chunk", "both"):
+        t, s, weights = _pieces(teacher.table, student)
+        parts += [pieces, Edges(s, t, weights)]
+    return Edges.concatenate([*parts, _prefixes(student, teacher)]), unspelled
+
+
+def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
+    """Return the pieces of each text token in order; those of one token weigh the same."""
+    ids = table.text_ids
+    pieces = tokenizer.segment_batch([token for token in table.tokens() if token])
+    counts = np.array([len(found or ()) for found in pieces], np.int64)
+    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int64, int(counts.sum()))
+    weights = np.repeat(FIRST_PIECE / np.maximum(counts, 1), counts)
+    return Edges(np.repeat(ids, counts), flat, weights)
+
+
+def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:
+    """Return a pair for each two tokens of which one's bytes begin the other's, by Zipf's law."""
+    rows, columns = student.table.canonical_ids(), teacher.table.canonical_ids()
+    found: list[tuple[int, int]] = []
+    for token, s in rows.items():
+        for length in range(1, len(token) + 1):
+            t = columns.get(token[:length])
+            if t is not None:
+                found.append((s, t))
+    for token, t in columns.items():
+        for length in range(1, len(token)):
+            s_id = rows.get(token[:length])
+            if s_id is not None:
+                found.append((s_id, t))
+    s_ids, t_ids = np.array(found, np.int64).reshape(-1, 2).T
+    edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
+    return edges._replace(weights=FALLBACK * edges.weights)
+
+
+class _Source:
+    """The tokens of several vocabularies by kind, with weights, and how words go on."""
+
+    def __init__(self, tables: Sequence[TokenTable]) -> None:
+        tokens: list[bytes] = []
+        weights: list[NDArray[np.float64]] = []
+        kinds: list[int] = []
+        for table in tables:
+            of_kind: dict[Kind, list[bytes]] = {kind: [] for kind in _ZIPF}
+            # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
+            normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
+            for token in compress(table.tokens(), normal):
+                kind = kind_of(token)
+                if kind in of_kind and b"\r" not in token:
+                    of_kind[kind].append(token)
+            for kind, members in of_kind.items():
+                tokens += members
+                weights.append(_zipf(kind, members))
+                kinds += [kind] * len(members)
+        for kind, fixed in (
+            (Kind.NUMBER, _numbers()),
+            (Kind.SPACE, _spaces()),
+            (Kind.UNSPACED, _characters()),
+        ):
+            tokens += [text.encode() for text in fixed]
+            weights.append(np.array(list(fixed.values())))
+            kinds += [kind] * len(fixed)
+        self.joined = b"".join(tokens)
+        self.data = np.frombuffer(self.joined, np.uint8)
+        self.ends = np.cumsum([len(token) for token in tokens])
+        self.starts = np.append(0, self.ends[:-1])
+        self.weights = np.concatenate(weights)
+        kind_array = np.array(kinds)
+        self.pools = {kind: self._pool(np.flatnonzero(kind_array == kind)) for kind in Kind}
+        unspaced = np.flatnonzero(kind_array == Kind.UNSPACED)
+        scripts = np.array([_script(tokens[i]) for i in unspaced], np.int64)
+        self.scripts = {s: self._pool(unspaced[scripts == s]) for s in np.unique(scripts).tolist()}
+        self._index(kind_array)
+
+    def _pool(self, ids: NDArray[np.int64]) -> Pool:
+        return ids, np.cumsum(self.weights[ids])
+
+    def _index(self, kinds: NDArray[np.int64]) -> None:
+        """Index the places in tokens where a letter follows, by the bytes before them."""
+        token_at = np.repeat(np.arange(len(self.ends)), self.ends - self.starts)
+        self.end_at = self.ends[token_at]
+        spelled = np.isin(kinds[token_at], [Kind.WORD, Kind.CONTINUATION, Kind.SYMBOL])
+        lower = self.data | 32
+        begins_letter = (self.data >= 0xC0) | ((lower >= ord("a")) & (lower <= ord("z")))
+        self.contexts: dict[int, tuple[NDArray[np.int64], Pool]] = {}
+        for length in _CONTEXTS:
+            places = np.arange(len(self.data) - length if len(self.data) > length else 0)
+            fits = spelled[places] & (places + length < self.end_at[places])
+            places = places[fits & begins_letter[places + length]]
+            keys = np.zeros(len(places), np.int64)
+            for offset in range(length):
+                keys = keys << 8 | self.data[places + offset]
+            order = np.argsort(keys, kind="stable")
+            places = places[order]
+            cumulated = np.cumsum(self.weights[token_at[places]])
+            self.contexts[length] = keys[order], (places + length, cumulated)
+
+    def texts(self, number: int, rng: np.random.Generator) -> list[str]:
+        """Make up texts; what is cut within a character at an end is left out."""
+        starts, stops = self._spans(number, rng)
+        joined = self.joined
+        return [
+            b"".join([joined[a:b] for a, b in zip(*row, strict=True)]).decode("utf-8", "ignore")
+            for row in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+
+    def _spans(
+        self, number: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where in the joined tokens each piece of each text lies, int64 `[number, 24]`."""
+        unspaced = (rng.random(number) < _SHARE_UNSPACED) & (len(self.scripts) > 0)
+        script = self._draw_scripts(number, rng)
+        chain = np.where(unspaced[:, None, None], np.cumsum(_UNSPACED, 1), np.cumsum(_SPACED, 1))
+        kind = np.where(unspaced, Kind.UNSPACED, Kind.WORD)
+        indented = np.zeros(number, np.bool_)
+        tail, tail_length = np.zeros((2, number), np.int64)  # the last 7 bytes of each text
+        starts, stops = np.zeros((2, number, _TOKENS_PER_TEXT), np.int64)
+        for step in range(_TOKENS_PER_TEXT):
+            before = kind
+            if step:
+                passed = rng.random(number)[:, None] > chain[np.arange(number), before]
+                kind = passed.sum(1).clip(0, len(Kind) - 1)
+                kind[indented & (kind == Kind.SPACE)] = Kind.WORD
+            start, stop = self._draw_tokens(kind, script, rng)
+            if step:
+                goes_on = (kind == Kind.CONTINUATION) & (before <= Kind.CONTINUATION)
+                goes_on &= rng.random(number) < _LOOK_UP
+                self._continue_words(goes_on, tail, tail_length, start, stop, rng)
+            starts[:, step], stops[:, step] = start, stop
+            for offset in range(-8, 0):
+                place = stop + offset
+                shifted = (tail << 8 | self.data[place.clip(0)]) & ((1 << 56) - 1)
+                tail = np.where(place >= start, shifted, tail)
+            tail_length = np.minimum(tail_length + stop - start, 7)
+            indented = (kind == Kind.SPACE) & (self.data[(stop - 1).clip(0)] == ord(" "))
+        return starts, stops
+
+    def _draw_scripts(self, number: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return a script for each text: Chinese, Japanese, or another by its tokens' weight."""
+        language = rng.random(number)
+        others = sorted(set(self.scripts) - {_HAN, _KANA})
+        mass = np.cumsum([self.scripts[s][1][-1] for s in others])
+        script = np.where(language < 0.45, _HAN, _JAPANESE)
+        if others:
+            place = np.searchsorted(mass, rng.random(number) * mass[-1], side="right")
+            chosen = np.array(others)[place.clip(0, len(others) - 1)]
+            script = np.where(language > 0.8, chosen, script)
+        return script
+
+    def _draw_tokens(
+        self, kind: NDArray[np.int64], script: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        start, stop = np.zeros((2, len(kind)), np.int64)
+        kana = rng.random(len(kind)) < 0.6
+        script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
+        groups = [(kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
+        for s in np.unique(script[kind == Kind.UNSPACED]).tolist():
+            pool = self.scripts.get(s, self.pools[Kind.UNSPACED])
+            groups.append(((kind == Kind.UNSPACED) & (script == s), pool))
+        for chosen, (ids, cumulated) in groups:
+            rows = np.flatnonzero(chosen)
+            if len(rows) and len(ids):
+                place = np.searchsorted(cumulated, rng.random(len(rows)) * cumulated[-1], "right")
+                tokens = ids[place.clip(0, len(ids) - 1)]
+                start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
+        return start, stop
+
+    def _continue_words(
+        self,
+        goes_on: NDArray[np.bool_],
+        tail: NDArray[np.int64],
+        tail_length: NDArray[np.int64],
+        start: NDArray[np.int64],
+        stop: NDArray[np.int64],
+        rng: np.random.Generator,
+    ) -> None:
+        """Replace drawn tokens by what follows a text's last letters in some token."""
+        left = goes_on.copy()
+        for length in _CONTEXTS:
+            rows = np.flatnonzero(left & (tail_length >= length))
+            keys, (places, cumulated) = self.contexts[length]
+            query = tail[rows] & ((1 << 8 * length) - 1)
+            low, high = (np.searchsorted(keys, query, side=side) for side in ("left", "right"))
+            serves = (high > low) & (rng.random(len(rows)) < _SERVES)
+            rows, low, high = rows[serves], low[serves], high[serves]
+            if not len(rows):
+                continue
+            below = np.where(low > 0, cumulated[low - 1], 0.0)
+            goal = below + rng.random(len(rows)) * (cumulated[high - 1] - below)
+            place = places[np.searchsorted(cumulated, goal, side="right").clip(low, high - 1)]
+            start[rows], stop[rows] = place, self.end_at[place]
+            left[rows] = False
+
+
+_HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8
+_UNSPACED_BLOCKS = ((0x0E00, 0x1100), (0x2E80, 0xD7A4), (0xF900, 0xFB00), (0x20000, 0x32000))
+
+
+def kind_of(token: bytes) -> Kind | None:
+    """Return what a token is in a made-up text; None for one that is not text on its own."""
+    try:
+        text = token.decode()
+    except UnicodeDecodeError:
+        return None
+    if not text:
+        return None
+    body = text.removeprefix(" ")
+    if text.isspace():
+        kind = Kind.SPACE
+    elif body.isdigit():
+        kind = Kind.NUMBER
+    elif any(_is_unspaced(c) for c in text):
+        kind = Kind.UNSPACED
+    elif all(c.isalpha() or unicodedata.combining(c) for c in body):
+        kind = Kind.WORD if text[0] == " " else Kind.CONTINUATION
+    else:
+        kind = Kind.SYMBOL
+    return kind
+
+
+def _is_unspaced(char: str) -> bool:
+    return (
+        char > "\u0dff" and char.isalpha() and any(a <= ord(char) < b for a, b in _UNSPACED_BLOCKS)
+    )
+
+
+def _script(token: bytes) -> int:
+    for char in token.decode():
+        code = ord(char)
+        if 0x3040 <= code < 0x3100:
+            return _KANA
+        if 0x3400 <= code < 0xA000 or code >= 0x20000:
+            return _HAN
+        if code >= 0xE00 and char.isalpha():
+            return 0xAC if 0xAC00 <= code < 0xD7A4 else code >> 8
+    return 0
+
+
+def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
+    """Return weights by rank; single ASCII characters, which have none, by where else they are."""
+    shift, exponent = _ZIPF[kind]
+    single = np.array([len(token) == 1 for token in tokens], np.bool_)
+    weights = np.asarray((np.cumsum(~single) + shift) ** -exponent, np.float64)
+    if kind not in _SINGLE_SHARE or not single.any() or single.all():
+        weights /= max(weights.sum(), 1.0)
+        return weights
+    weights[single] = 0
+    weights /= weights.sum()
+    within: dict[int, float] = {}
+    for token, weight in zip(tokens, weights.tolist(), strict=True):
+        for byte in token:
+            within[byte] = within.get(byte, 0.0) + weight
+    share = np.array([within[t[0]] + 1e-6 if len(t) == 1 else 0.0 for t in tokens])
+    share *= _SINGLE_SHARE[kind] / share.sum()
+    weights *= 1 - _SINGLE_SHARE[kind]
+    weights += share
+    return weights
+
+
+def _numbers() -> dict[str, float]:
+    """Return numbers and their weights: small ones, round ones, years, powers of two."""
+    weights: dict[str, Any] = {str(n): 1 / n for n in range(1, 10)}
+    weights |= {str(n): 0.6 / n for n in range(10, 100)}
+    weights |= {str(n): 0.3 / n for n in range(100, 1000)}
+    weights |= {str(n): 0.2 / 700 for n in range(1000, 10000, 13)}
+    weights |= {f"0{n}": 0.03 for n in range(1, 10)}
+    extra = {str(n): 0.7 / 40 if n >= 1990 else 0.1 / 90 for n in range(1900, 2030)}
+    extra |= {"0": 0.6, "00": 0.08, "000": 0.06, "10": 0.1, "20": 0.05, "100": 0.05, "1000": 0.03}
+    extra |= {"200": 0.03, "999": 0.01, "255": 0.03, "16": 0.04, "32": 0.04, "64": 0.04}
+    extra |= {"128": 0.02, "256": 0.03, "512": 0.02, "1024": 0.02, "4096": 0.01}
+    for number, weight in extra.items():
+        weights[number] = weights.get(number, 0.0) + weight
+    return weights
+
+
+def _spaces() -> dict[str, float]:
+    """Return white space and its weights: line ends, and indentation, mostly by fours."""
+    weights = {"\n": 0.4, "\n\n": 0.12, "\n\n\n": 0.01, "\t": 0.05, "\t\t": 0.02, "\n\t": 0.01}
+    weights |= {" ": 0.1, "\r\n": 0.005}
+    runs = {" " * n: 0.03 * (4 if n % 4 in (0, 3) else 1) / n for n in range(2, 25)}
+    return weights | runs
+
+
+# National standards list the characters in common use: GB 2312 and JIS X 0208 their first levels
+# (the rows of a 94 by 94 table), KS X 1001 the syllables of Korean; and the kana.
+_STANDARDS = (("gb2312", 16, 56, 0.1), ("euc_jp", 16, 48, 0.1), ("euc_kr", 16, 41, 0.1))
+_KANA_SHARE = 0.1
+
+
+def _characters() -> dict[str, float]:
+    """Return characters of scripts without spaces, which a vocabulary may have only in bytes."""
+    weights: dict[str, float] = {}
+    for codec, first, end, share in _STANDARDS:
+        codes = [
+            bytes([0xA0 + row, 0xA0 + cell]) for row in range(first, end) for cell in range(1, 95)
+        ]
+        found = [code.decode(codec, "ignore") for code in codes]
+        characters = [c for c in found if len(c) == 1]
+        for c in characters:
+            weights[c] = weights.get(c, 0.0) + share / len(characters)
+    kana = [chr(code) for code in (*range(0x3041, 0x3094), *range(0x30A1, 0x30F5), 0x30FC)]
+    return weights | dict.fromkeys(kana, _KANA_SHARE / len(kana))

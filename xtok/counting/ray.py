@@ -1,0 +1,253 @@
+"""Text counted on a Ray cluster: a task per shard, and the counts added up in a tree of tasks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from xtok.config import Target
+from xtok.counting.counts import (
+    CountedText,
+    CountingPlan,
+    TextTotals,
+    count_shard,
+    digest_of,
+    merge_counts,
+)
+from xtok.counting.encode import PairEncoder
+from xtok.counting.texts import TextShard
+from xtok.errors import XtokError, install_hint
+from xtok.progress import TextProgress, silent_texts
+from xtok.tokenizers import Tokenizer, load_tokenizer
+
+FAN_IN = 8
+"""So many counts are added up by one task."""
+
+WAITING_PER_CORE = 4
+"""So many shards for each core of the cluster are handed out at a time."""
+
+MAX_RETRIES = 16
+"""So often a task is run again whose node or process is lost."""
+
+Packed = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSource:
+    """What a worker loads a tokenizer from: the arguments of `load_tokenizer`.
+
+    Attributes:
+        model: a repo id, or a folder or file that every node has under this path.
+        revision: branch, tag or commit of a hub repo.
+        vocab_size: the width of the model's logits.
+        pattern: the split pattern of a rank file of an unknown family.
+        offline: take only what is in the local cache.
+        trust_remote_code: run the code of a repo.
+    """
+
+    model: str
+    revision: str | None = None
+    vocab_size: int | None = None
+    pattern: str | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+
+    def load(self) -> Tokenizer:
+        """Load it."""
+        options = {name: value for name, value in vars(self).items() if name != "model"}
+        return load_tokenizer(self.model, **options)
+
+    def absolute(self) -> TokenizerSource:
+        """Return it with an absolute path if it is one that is there: workers run elsewhere."""
+        prefix, colon, rest = self.model.rpartition(":")
+        for head, path in (("", self.model), (prefix + colon, rest)):
+            if os.path.exists(os.path.expanduser(path)):
+                return replace(self, model=head + os.path.abspath(os.path.expanduser(path)))
+        return self
+
+
+class Job(NamedTuple):
+    """What all tasks have in common; see `CountingPlan`."""
+
+    sources: tuple[TokenizerSource, TokenizerSource]
+    digests: tuple[str, str]
+    target: Target
+    hold_out: bool
+
+
+def count_on_ray(
+    plan: CountingPlan,
+    student: TokenizerSource,
+    teacher: TokenizerSource,
+    *,
+    address: str | None = "auto",
+    progress: TextProgress = silent_texts,
+) -> CountedText:
+    """Count what a plan says on a Ray cluster; the counts are those of `counting.count_text`.
+
+    Each shard of text is a task that reads it, encodes it on one core and returns its counts; they
+    stay on the nodes, and tasks add them up eight at a time. What a lost node was at, or held, is
+    made again by Ray elsewhere. The nodes read the text and the tokenizers under the same paths.
+
+    Args:
+        plan: of these tokenizers.
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        address: of the cluster, as `ray.init` takes it; None starts one on this machine.
+        progress: called with the bytes on disk.
+
+    Raises:
+        XtokError: if Ray is not installed, there is no cluster, a node does not have the text or
+            the tokenizers, or a text is none.
+    """
+    ray = _ray()
+    started = not ray.is_initialized()
+    if started:
+        _connect(ray, address)
+    try:
+        return _count(ray, plan, (student.absolute(), teacher.absolute()), progress)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise XtokError(
+            "--engine ray needs the package ray, which is not installed",
+            hint=install_hint("ray"),
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise XtokError(
+            f"there is no Ray cluster at {address}: {_first_line(error)}",
+            hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
+            "or count on this machine with --engine local",
+        ) from error
+
+
+def _count(
+    ray: Any,
+    plan: CountingPlan,
+    sources: tuple[TokenizerSource, TokenizerSource],
+    progress: TextProgress,
+) -> CountedText:
+    # Only what a lost node or process takes along is run again; an error of ours is a value.
+    remote = functools.partial(ray.remote, num_cpus=1, max_retries=MAX_RETRIES)
+    count = remote(num_returns=2)(_count_task)
+    merge = remote()(_merge_task)
+    shards = [replace(shard, path=shard.path.absolute()) for shard in plan.shards]
+    job = ray.put(Job(sources, plan.digests, plan.target, plan.hold_out))
+    waiting: dict[Any, tuple[int, Any]] = {}
+    levels: dict[tuple[int, int], Any] = {}
+    rest = iter(enumerate(shards))
+    most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
+    with progress("counting", sum(shard.size for shard in shards)) as advance:
+        while True:
+            while len(waiting) < most and (item := next(rest, None)) is not None:
+                number, shard = item
+                counts, tokens = count.remote(job, shard)
+                waiting[tokens] = (number, counts)
+            if not waiting:
+                break
+            [done], _ = ray.wait(list(waiting), num_returns=1)
+            number, counts = waiting.pop(done)
+            advance(shards[number].size, _tokens(_result(ray, done)))
+            levels[0, number] = counts
+            _merge_upwards(levels, number, len(shards), merge)
+        [root] = levels.values()
+        return _unpacked(_result(ray, root))
+
+
+def _merge_upwards(levels: dict[tuple[int, int], Any], place: int, number: int, merge: Any) -> None:
+    """Replace the group of neighbours that one completes by a task that adds them up, and so on."""
+    level = 0
+    while number > 1:
+        group = place // FAN_IN
+        first, last = group * FAN_IN, min(number, (group + 1) * FAN_IN)
+        members = [(level, i) for i in range(first, last)]
+        if not all(member in levels for member in members):
+            return
+        parts = [levels.pop(member) for member in members]
+        level, place, number = level + 1, group, -(-number // FAN_IN)
+        levels[level, place] = parts[0] if len(parts) == 1 else merge.remote(*parts)
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError:
+        raise  # a bug: what a user can fix comes back as a value
+    except ray.exceptions.RayError as error:
+        raise XtokError(
+            f"the cluster has lost a part of the work: {_first_line(error)}",
+            hint="start the command again; ray status shows which nodes are there",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).partition("\n")[0]
+
+
+def _tokens(found: int | tuple[str, str]) -> int:
+    if isinstance(found, tuple):
+        raise XtokError(found[0], hint=found[1])
+    return found
+
+
+def _count_task(job: Job, shard: TextShard) -> tuple[Packed | None, int | tuple[str, str]]:
+    """Return a shard's counts, and its student tokens; or, in their place, an error's two lines."""
+    try:
+        counts = _count_here(job, shard)
+    except XtokError as error:
+        return None, (error.message, error.hint)
+    return _packed(counts), counts.totals.student_tokens
+
+
+def _count_here(job: Job, shard: TextShard) -> CountedText:
+    encoder = _encoder(job.sources, job.digests)
+    if not shard.path.exists():
+        raise XtokError(
+            f"the node {socket.gethostname()} has no file {shard.path}",
+            hint="put the text on a file system that all nodes share",
+        )
+    return count_shard(shard, encoder, job.target, job.hold_out)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(
+    sources: tuple[TokenizerSource, TokenizerSource], digests: tuple[str, str]
+) -> PairEncoder:
+    """Load the tokenizers once per worker process."""
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
+    loaded = [source.load() for source in sources]
+    for tokenizer, source, digest in zip(loaded, sources, digests, strict=True):
+        if digest_of(tokenizer) != digest:
+            raise XtokError(
+                f"{source.model} is another tokenizer on the node {socket.gethostname()}",
+                hint="give all nodes the same files, or name a --student-revision and a "
+                "--teacher-revision",
+            )
+    return PairEncoder(loaded[0], loaded[1], num_threads=1)
+
+
+def _merge_task(*parts: Packed) -> Packed:
+    return _packed(merge_counts(map(_unpacked, parts)))
+
+
+def _packed(counts: CountedText) -> Packed:
+    return {**counts._asdict(), "totals": dict(vars(counts.totals))}
+
+
+def _unpacked(packed: Packed) -> CountedText:
+    return CountedText(**{**packed, "totals": TextTotals(**packed["totals"])})

@@ -1,0 +1,200 @@
+"""The input-embedding layer of a checkpoint: which tensor it is, read without the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import EmbeddingError
+from xtok.tokenizers.hub import find_file, has_file
+
+# The layer's name in the checkpoints of transformers' models, the more common first.
+_NAMES = (
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "embeddings.word_embeddings.weight",
+    "model.language_model.embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+    "model.text_model.embed_tokens.weight",
+    "embed_tokens.weight",
+    "wte.weight",
+    "bert.embeddings.word_embeddings.weight",
+    "roberta.embeddings.word_embeddings.weight",
+    "distilbert.embeddings.word_embeddings.weight",
+    "model.embeddings.tok_embeddings.weight",
+    "embeddings.tok_embeddings.weight",
+    "model.tok_embeddings.weight",
+    "model.word_embeddings.weight",
+    "model.decoder.embed_tokens.weight",
+    "transformer.word_embeddings.weight",
+    "word_embeddings.weight",
+    "transformer.embedding.word_embeddings.weight",
+    "transformer.embd.wte.weight",
+    "gpt_neox.embed_in.weight",
+    "embed_in.weight",
+    "backbone.embeddings.weight",
+    "backbone.embedding.weight",
+    "shared.weight",
+)
+_OUTPUT_NAME = "lm_head.weight"  # the same matrix where config.json ties the two
+
+_DTYPES = ("F64", "F32", "F16", "BF16")  # by safetensors' names; no integers of quantized weights
+
+_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's files: those of a folder (a `Path`), or of a hub repo (a `str`)."""
+
+    location: str | Path
+    revision: str | None = None
+    offline: bool = False
+
+    def __str__(self) -> str:
+        return str(self.location)
+
+    @property
+    def model_id(self) -> str:
+        """The name that a map gives it: a folder's own, without the path to it."""
+        return self.location.name if isinstance(self.location, Path) else self.location
+
+    def find(self, name: str, *, required: bool = False) -> Path | None:
+        """Return a file's path as `hub.find_file` does."""
+        return find_file(
+            self.location,
+            name,
+            revision=self.revision,
+            required=required,
+            offline=self.offline,
+            error=EmbeddingError,
+        )
+
+    def has_checkpoint(self) -> bool:
+        """Tell whether there is a safetensors checkpoint, without fetching it.
+
+        Raises:
+            EmbeddingError: if that is unknown, because the repo is not in the local cache.
+        """
+        if self.find(_INDEX) is not None:
+            return True
+        found = has_file(
+            self.location,
+            _FILE,
+            revision=self.revision,
+            offline=self.offline,
+            error=EmbeddingError,
+        )
+        if found is None:
+            raise EmbeddingError(
+                f"the weights of {self} are not in the local cache, so its own embeddings are "
+                "not available offline",
+                hint=f"where there is a network: hf download {self} --include "
+                "'model*.safetensors*'; or name an embedding model",
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Which tensor of which file is the layer, and its shape."""
+
+    path: Path
+    name: str
+    shape: tuple[int, int]
+
+    def read(self) -> NDArray[np.float32]:
+        """Read the matrix, and no other tensor of the file, as float32 `[rows, dimension]`."""
+        with _opened(self.path) as file:  # by PyTorch, because NumPy has no bfloat16
+            matrix: NDArray[np.float32] = file.get_tensor(self.name).float().numpy()
+        return matrix
+
+
+def find_layer(model: Model) -> Layer:
+    """Find the input-embedding layer of a model's checkpoint.
+
+    Raises:
+        EmbeddingError: if there is no safetensors checkpoint, or no such layer in it.
+    """
+    index = model.find(_INDEX)
+    if index is None:
+        path = model.find(_FILE, required=True)
+        if path is None:
+            raise EmbeddingError(
+                f"{model} has neither {_FILE} nor {_INDEX}",
+                hint="give a model with a safetensors checkpoint; save_pretrained writes one",
+            )
+        with _opened(path) as file:
+            return _layer(path, _choose(list(file.keys()), model), file)
+    try:
+        files = json.loads(index.read_bytes())["weight_map"]
+        name = _choose(list(files), model)
+        shard = str(files[name])
+    except (ValueError, LookupError, TypeError) as error:
+        raise EmbeddingError(f"{index} is not an index of shards: {error}", hint=_FETCH) from error
+    path = model.find(shard, required=True)
+    if path is None:
+        raise EmbeddingError(f"{model} lacks {shard}, which holds {name}", hint=_FETCH)
+    with _opened(path) as file:
+        return _layer(path, name, file)
+
+
+_FETCH = "the checkpoint is damaged: fetch it again"
+
+
+def _choose(names: list[str], model: Model) -> str:
+    """Return the layer's name of a checkpoint's tensors, by the known names alone."""
+    for name in _NAMES:
+        if name in names:
+            return name
+    if _OUTPUT_NAME in names and _is_tied(model):
+        return _OUTPUT_NAME
+    raise EmbeddingError(
+        f"none of the {len(names)} tensors of {model} is an input-embedding layer that xtok knows",
+        hint="give another model; known names are model.embed_tokens.weight, "
+        "transformer.wte.weight, embeddings.word_embeddings.weight and their like",
+    )
+
+
+def _is_tied(model: Model) -> bool:
+    path = model.find("config.json")
+    try:
+        return path is not None and json.loads(path.read_bytes())["tie_word_embeddings"] is True
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def _layer(path: Path, name: str, file: Any) -> Layer:
+    if name not in file.keys():  # noqa: SIM118 - it is no dict
+        raise EmbeddingError(f"{path} lacks {name}, which its index says it has", hint=_FETCH)
+    tensor = file.get_slice(name)
+    dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+    if dtype not in _DTYPES:
+        raise EmbeddingError(
+            f"{name} of {path} is stored as {dtype}, not as float32, bfloat16 or float16",
+            hint="give the checkpoint that is not quantized",
+        )
+    if len(shape) != 2:
+        raise EmbeddingError(f"{name} of {path} is no matrix: its shape is {shape}", hint=_FETCH)
+    return Layer(path, name, shape)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file: its header is read and checked, its tensors only when asked for."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise EmbeddingError(
+            f"{path} is not a whole safetensors file: {error}", hint=_FETCH
+        ) from error

@@ -1,0 +1,372 @@
+"""`generate`: a map from what tokens mean, by the similarity of their embeddings."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.config import POWER_OF_LARGEST, GenerateConfig
+from xtok.embeddings.cache import Cache, default_folder
+from xtok.embeddings.similarity import Cosine, Vectors
+from xtok.embeddings.sources import Source, open_source, own_embeddings, own_model, table_embeddings
+from xtok.errors import EmbeddingError, XtokError
+from xtok.maps.edges import Edges
+from xtok.maps.pair import require_table
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.results import finished, history_with, reported, stage_report, undecodable_tokens
+from xtok.progress import Progress, silent
+from xtok.threads import one_thread_each
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.vocab.relaxed import relaxed_form
+from xtok.vocab.table import TokenTable, TokenType, match_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+OWN = "own"
+"""The embedding model that stands for the two models' own input-embedding layers."""
+
+DEFAULT_SENTENCE_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+"""The model that embeds tokens as text where none is named and `own` is not possible."""
+
+_HELD_OUT = 10  # every tenth anchor is not fitted on
+_FEWEST_ANCHORS = 20
+
+
+def generate(
+    student_model: str | PathLike[str] | Tokenizer,
+    teacher_model: str | PathLike[str] | Tokenizer,
+    embedding_model: str | None = None,
+    config: GenerateConfig | None = None,
+    *,
+    embedding_revision: str | None = None,
+    offline: bool = False,
+    cache: Cache | None = None,
+    progress: Progress = silent,
+) -> ProjectionMap:
+    """Map each student token to the teacher tokens whose text has the most similar embedding.
+
+    Tokens enter as text, with their leading space; those that are not UTF-8 alone, and control and
+    unused ids, have no text, and their rows are empty. Weights are by NeMo-RL's rule: |cosine|
+    to the power of 10 times the row's largest, over the sum of the whole row.
+
+    Args:
+        student_model: the model of the rows, as `build` takes it.
+        teacher_model: the model of the columns, likewise.
+        embedding_model: `sentence:MODEL`, a sentence-transformers model; `input:MODEL`, the mean
+            of a language model's input embeddings over the token's pieces; or `own`, the two
+            models' own input embeddings, fitted to each other on the tokens that both have. None
+            is `own` if both models have safetensors weights, else `DEFAULT_SENTENCE_MODEL`.
+        config: the options; the defaults if None.
+        embedding_revision: branch, tag or commit of the embedding model's repo.
+        offline: take models from the local cache only, as with `HF_HUB_OFFLINE=1`.
+        cache: where embeddings are kept; in the user's cache folder if None.
+        progress: called for each pass.
+
+    Raises:
+        EmbeddingError: if embeddings are missing or unusable.
+        TokenizerError: if a tokenizer cannot be.
+        XtokError: if `top_k` is more than the teacher's tokens.
+    """
+    config = config or GenerateConfig()
+    cache = cache or Cache(default_folder())
+    _check_device(config.device)
+    if embedding_revision is not None and embedding_model in (None, OWN):
+        raise EmbeddingError(
+            f"the embedding revision {embedding_revision} is of no embedding model",
+            hint="name one: sentence:MODEL or input:MODEL",
+        )
+    how: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "offline": offline}
+    source = None
+    if embedding_model not in (None, OWN):  # a mistake shows before tokenizers take time
+        cache.check()
+        source = open_source(embedding_model, revision=embedding_revision, **how)
+    student, teacher = (
+        model if isinstance(model, Tokenizer) else load_tokenizer(model, offline=offline)
+        for model in (student_model, teacher_model)
+    )
+    notes: list[str] = []
+    if embedding_model is None:
+        source = _default_source(student, teacher, cache, notes, how)
+    rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
+    if config.top_k > len(columns):
+        raise XtokError(
+            f"--top-k {config.top_k} is more than the {len(columns)} tokens of the teacher",
+            hint="give a smaller --top-k",
+        )
+    counts: dict[str, float] = {}
+    options = _recorded(config)
+    relaxed = config.canonicalization == "relaxed"
+    row_ids, row_texts = _texts(rows, "student", relaxed, notes)
+    column_ids, column_texts = _texts(columns, "teacher", relaxed, notes)
+    if source is None:
+        if relaxed:
+            notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
+        x, y = (
+            own_embeddings(tokenizer, ids, offline=offline)
+            for tokenizer, ids in ((student, row_ids), (teacher, column_ids))
+        )
+        anchors = _anchors(rows, columns, row_ids, column_ids)
+        x, y = _fitted(x, y, anchors, config, counts, progress)
+        options["embedding_model"] = {"kind": OWN}
+    else:
+        (x, x_cached), (y, y_cached) = (
+            table_embeddings(source, table, ids, texts, cache, progress, config.canonicalization)
+            for table, ids, texts in (
+                (rows, row_ids, row_texts),
+                (columns, column_ids, column_texts),
+            )
+        )
+        counts["vocabularies' embeddings from the cache"] = x_cached + y_cached
+        options["embedding_model"] = source.key
+    single = np.isin(column_ids, list(columns.canonical_ids().values()))
+    row_ids, x = _with_direction(row_ids, x, "student", notes)
+    column_ids, y = _with_direction(column_ids[single], y[single], "teacher", notes)
+    edges = _similar(row_ids, x, column_ids, y, config, counts, progress)
+    kind = np.zeros(len(rows), np.uint8)
+    kind[edges.student_ids] = RowKind.EMBEDDING
+    projection = finished(
+        edges,
+        student=student.vocabulary,
+        teacher=teacher.vocabulary,
+        row_kind=kind,
+        scale_slot=None,
+        method="generate",
+        top_k=config.top_k,
+        history=history_with(None, {"stage": "generate", "options": options}),
+    )
+    report = stage_report("generate", projection, notes, undecodable_tokens(student, teacher))
+    return reported(projection, replace(report, counts={**report.counts, **counts}))
+
+
+def _recorded(config: GenerateConfig) -> dict[str, Any]:
+    """Return the options that the history names: those that the map depends on."""
+    options = asdict(config) | {"device": config.device.partition(":")[0]}
+    del options["chunk_size"]
+    if config.canonicalization == "exact":  # maps without it keep their bytes
+        del options["canonicalization"]
+    return options
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", device):
+        raise EmbeddingError(
+            f"there is no device {device}", hint="give --device cpu, cuda or cuda:0"
+        )
+    kind, _, number = device.partition(":")
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and available <= int(number or 0):
+        raise EmbeddingError(
+            f"--device {device} is asked for, and PyTorch finds {available} CUDA devices",
+            hint="give --device cpu, or install a PyTorch with CUDA on a machine with a GPU",
+        )
+
+
+def _default_source(
+    student: Tokenizer, teacher: Tokenizer, cache: Cache, notes: list[str], how: dict[str, Any]
+) -> Source | None:
+    """Return None, which is `own`, if both models have weights, else the default sentence model."""
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        model = own_model(tokenizer, offline=how["offline"])
+        if model is None or not model.has_checkpoint():
+            cause = f"the {side} {tokenizer.vocabulary.model_id} has no safetensors weights"
+            break
+    else:
+        notes.append("embeddings: own, as both models have weights")
+        return None
+    notes.append(f"embeddings: sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}")
+    cache.check()
+    try:
+        return open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", revision=None, **how)
+    except EmbeddingError as error:
+        raise EmbeddingError(
+            f"{cause}, and the default embedding model is not usable: {error.message}",
+            hint=f"where there is a network: hf download {DEFAULT_SENTENCE_MODEL}; without the "
+            "hub: python scripts/fetch_tokenizers.py minilm, then name the embedding model "
+            "sentence:data/tokenizers/minilm",
+        ) from error
+
+
+def _texts(
+    table: TokenTable, side: str, relaxed: bool, notes: list[str]
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the ids that have a text, and the texts; a note counts the others."""
+    ids: list[int] = []
+    texts: list[str] = []
+    tokens = table.tokens()
+    for i in table.text_ids.tolist():
+        try:
+            texts.append((relaxed_form(tokens[i]) if relaxed else tokens[i]).decode())
+        except UnicodeDecodeError:
+            continue
+        ids.append(i)
+    partial = len(table.text_ids) - len(ids)
+    control = len(table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN))
+    unused = len(table.ids_of_type(TokenType.UNUSED))
+    left_out = ((partial, "partial UTF-8"), (control, "control"), (unused, "unused"))
+    said = ", ".join(f"{n:,} {what}" for n, what in left_out if n)
+    if said:
+        notes.append(f"{side} tokens without a text to embed: {said}")
+    return np.array(ids, np.int64), texts
+
+
+def _with_direction(
+    ids: NDArray[np.int64], vectors: Vectors, side: str, notes: list[str]
+) -> tuple[NDArray[np.int64], Vectors]:
+    """Leave out zero vectors, which are similar to nothing."""
+    zero = ~vectors.any(axis=1)
+    if zero.any():
+        notes.append(f"{side} tokens whose embedding is zero: {int(zero.sum()):,}")
+        ids, vectors = ids[~zero], vectors[~zero]
+    return ids, vectors
+
+
+def _similar(
+    row_ids: NDArray[np.int64],
+    x: Vectors,
+    column_ids: NDArray[np.int64],
+    y: Vectors,
+    config: GenerateConfig,
+    counts: dict[str, float],
+    progress: Progress,
+) -> Edges:
+    """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
+    power = config.weighting == "power"
+    k = min(config.top_k, len(column_ids))
+    if not (len(row_ids) and k):
+        return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    with one_thread_each() as pool:
+        cosine = Cosine(
+            y, device=config.device, dtype=config.dtype, chunk_size=config.chunk_size, pool=pool
+        )
+        with progress("comparing", len(x)) as advance:
+            values, found = cosine.top_k(x, k, absolute=power, advance=advance)
+        largest = values[:, :1]
+        if power:
+            weights = values.astype(np.float64) ** (POWER_OF_LARGEST * largest)
+        else:
+            weights = np.exp((values.astype(np.float64) - largest) / config.temperature)
+        keep = weights > 0
+        if config.weight_threshold > 0:
+            parameters = np.float32(POWER_OF_LARGEST) * largest if power else largest
+            with progress("summing up rows", len(x)) as advance:
+                sums = cosine.sums(
+                    x,
+                    _power if power else _softmax(config.temperature),
+                    parameters[:, 0],
+                    advance=advance,
+                )
+            keep &= weights >= config.weight_threshold * sums[:, None]
+            counts["entries below the threshold"] = int((~keep).sum())
+            counts["rows emptied by the threshold"] = int((~keep.any(axis=1)).sum())
+    rows, places = np.nonzero(keep)
+    edges = Edges(row_ids[rows], column_ids[found[rows, places]], weights[rows, places])
+    return edges.normalized()
+
+
+def _power(tile: torch.Tensor, exponent: torch.Tensor) -> None:
+    tile.abs_().pow_(exponent)
+
+
+def _softmax(temperature: float) -> Any:
+    def apply(tile: torch.Tensor, largest: torch.Tensor) -> None:
+        tile.sub_(largest).div_(temperature).exp_()
+
+    return apply
+
+
+def _anchors(
+    rows: TokenTable,
+    columns: TokenTable,
+    row_ids: NDArray[np.int64],
+    column_ids: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of exactly equal tokens among the embedded ids, in order of student id."""
+    equal = match_bytes(rows, columns)
+    place_of_row = {i: place for place, i in enumerate(row_ids.tolist())}
+    place_of_column = {i: place for place, i in enumerate(column_ids.tolist())}
+    pairs = [(place_of_row[s], place_of_column[t]) for s, t in equal.items() if s in place_of_row]
+    if len(pairs) < _FEWEST_ANCHORS:
+        raise EmbeddingError(
+            f"only {len(pairs)} tokens are exactly equal on both sides, too few to fit "
+            "one model's embeddings to the other's",
+            hint="give --embedding-model sentence:MODEL or input:MODEL",
+        )
+    x, y = np.array(pairs, np.int64).T
+    return x, y
+
+
+def _fitted(
+    x: Vectors,
+    y: Vectors,
+    anchors: tuple[NDArray[np.int64], NDArray[np.int64]],
+    config: GenerateConfig,
+    counts: dict[str, float],
+    progress: Progress,
+) -> tuple[Vectors, Vectors]:
+    """Bring student vectors into the teacher's space by a linear map fitted on the anchors.
+
+    Both sides are centred on the anchors' means first. Every tenth anchor is held out: the error
+    on these is that of the very map that is used. Orthogonal: Schönemann 1966, "A generalized
+    solution of the orthogonal Procrustes problem".
+    """
+    import torch
+
+    if config.anchor_fit == "orthogonal" and x.shape[1] != y.shape[1]:
+        raise EmbeddingError(
+            f"the student's embeddings have {x.shape[1]} dimensions, the teacher's {y.shape[1]}: "
+            "no rotation makes them comparable",
+            hint="give --anchor-fit ridge",
+        )
+    held_out = np.arange(len(anchors[0])) % _HELD_OUT == _HELD_OUT - 1
+    fit, test = ([side[chosen] for side in anchors] for chosen in (~held_out, held_out))
+    x_mean = x[fit[0]].mean(axis=0, dtype=np.float64).astype(np.float32)
+    y_mean = y[fit[1]].mean(axis=0, dtype=np.float64).astype(np.float32)
+    x, y = x - x_mean, y - y_mean
+    with one_thread_each() as pool, progress("fitting", len(fit[0])) as advance:
+        xx = _product(x[fit[0]], x[fit[0]], pool)
+        xy = _product(x[fit[0]], y[fit[1]], pool)
+        if config.anchor_fit == "ridge":
+            penalty = config.ridge * float(xx.diagonal().mean()) * torch.eye(len(xx)).double()
+            matrix, scale = torch.linalg.solve(xx + penalty, xy), 1.0
+        else:
+            u, singular, v = torch.linalg.svd(xy)
+            matrix, scale = u @ v, float(singular.sum() / xx.trace())
+        right = matrix.float()
+        blocks = [torch.from_numpy(x[start : start + 4096]) for start in range(0, len(x), 4096)]
+        parts = pool.map(lambda block: torch.mm(block, right), blocks)
+        mapped = torch.cat(list(parts)).numpy()
+        advance(len(fit[0]))
+    ours, truth = mapped[test[0]].astype(np.float64), y[test[1]].astype(np.float64)
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
+    cosines = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-30)
+    error = np.square(scale * ours - truth).sum() / max(np.square(truth).sum(), 1e-30)
+    counts["anchors fitted on"] = len(fit[0])
+    counts["anchors held out"] = len(test[0])
+    counts["mean cosine of held-out anchors"] = float(cosines.mean())
+    counts["squared error of held-out anchors, relative"] = float(error)
+    return mapped, y
+
+
+def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:
+    """Return xᵀy in float64, summed over blocks of rows in their order."""
+    import torch
+
+    def work(start: int) -> torch.Tensor:
+        left, right = (torch.from_numpy(v[start : start + 8192]).double() for v in (x, y))
+        return left.T @ right
+
+    total = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64)
+    starts = range(0, len(x), 8192)
+    for first in range(0, len(starts), 4):  # few at a time: each is a whole matrix
+        for part in pool.map(work, starts[first : first + 4]):
+            total += part
+    return total

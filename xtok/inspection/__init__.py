@@ -1,0 +1,1 @@
+"""What there is to know of maps and tokenizers; returns dataclasses, prints nothing."""

@@ -1,0 +1,189 @@
+"""`compare`: how two maps of one pair differ, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.counting.encode import batches, edge_keys
+from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.maps.pair import of_one_pair
+from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.classes import TokenClass, token_classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowDifference:
+    """A row that differs: the total variation distance of the two rows, and their entries."""
+
+    student_id: int
+    token: str
+    distance: float
+    share: float
+    first: tuple[tuple[str, float], ...]
+    second: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassDifference:
+    """How much the rows of a class of student tokens differ."""
+
+    token_class: str
+    rows: int
+    rows_that_differ: int
+    mean_distance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What `compare` found between two maps of one pair.
+
+    Attributes:
+        student: model id of the rows.
+        teacher: model id of the columns.
+        rows: rows that are not empty in at least one of the maps.
+        rows_that_differ: rows whose weights differ by more than float32 rounding.
+        rows_of_other_top: rows whose heaviest entry is another.
+        mean_distance: mean total variation distance of the rows, from 0 to 1; with text, weighted
+            by how often their tokens occur.
+        weighted_by_text: whether it is.
+        classes: by class of student token.
+        examples: the rows whose distance, times their share of the text if there is one, is
+            largest.
+    """
+
+    student: str
+    teacher: str
+    rows: int
+    rows_that_differ: int
+    rows_of_other_top: int
+    mean_distance: float
+    weighted_by_text: bool
+    classes: tuple[ClassDifference, ...]
+    examples: tuple[RowDifference, ...]
+
+
+_SAME = 1e-6  # a total variation distance that is rounding
+
+
+def compare(
+    first: ProjectionMap,
+    second: ProjectionMap,
+    *,
+    token_counts: NDArray[np.int64] | None = None,
+    num_examples: int = 10,
+    names: Sequence[str] = (),
+) -> Comparison:
+    """Compare two maps of one pair row by row, by total variation distance.
+
+    The distance of two rows is half the sum of the differences of their weights: the share of the
+    row that has to move. An empty row is at distance 1 from one that is not.
+
+    Args:
+        first: a map.
+        second: another of the same pair.
+        token_counts: how often each student token occurs, int64 `[V_student]`, to weigh the rows.
+        num_examples: how many rows to show.
+        names: what errors call the maps.
+
+    Raises:
+        XtokError: if the maps are of different pairs.
+    """
+    first, second = of_one_pair([first, second], names)
+    distance = _distances(first, second)
+    filled = (first.row_kind != 0) | (second.row_kind != 0)
+    share = filled / max(1, int(filled.sum()))
+    if token_counts is not None:
+        occurs = np.where(filled, token_counts, 0)
+        share = occurs / max(1, int(occurs.sum()))
+    cost = distance * share
+    rows = np.argsort(-cost, kind="stable")[:num_examples]
+    return Comparison(
+        student=first.student.model_id,
+        teacher=first.teacher.model_id,
+        rows=int(filled.sum()),
+        rows_that_differ=int(np.count_nonzero(distance > _SAME)),
+        rows_of_other_top=int(
+            np.count_nonzero(first.heaviest_teacher_ids != second.heaviest_teacher_ids)
+        ),
+        mean_distance=float(cost.sum()),
+        weighted_by_text=token_counts is not None,
+        classes=_class_differences(first, filled, distance, share),
+        examples=tuple(
+            RowDifference(
+                student_id=row,
+                token=_name(first, row),
+                distance=float(distance[row]),
+                share=float(share[row]),
+                first=_entries(first, row),
+                second=_entries(second, row),
+            )
+            for row in rows.tolist()
+            if distance[row] > _SAME and cost[row] > 0
+        ),
+    )
+
+
+def count_tokens(
+    texts: Sequence[str | Path], tokenizer: Tokenizer, field: str = "text"
+) -> NDArray[np.int64]:
+    """Count how often each token occurs in text, int64 `[V]`."""
+    counts = np.zeros(len(tokenizer.table), np.int64)
+    for path in find_texts(texts):
+        for shard in shards(path, field):
+            for batch in batches(ShardReader(shard)):
+                ids = np.concatenate(tokenizer.library_arrays(batch))
+                counts += np.bincount(ids, minlength=len(counts))
+    return counts
+
+
+def _distances(first: ProjectionMap, second: ProjectionMap) -> NDArray[np.float64]:
+    keys = np.concatenate([edge_keys(first.edges), edge_keys(second.edges)])
+    weights = np.concatenate([first.weights.astype(np.float64), -second.weights.astype(np.float64)])
+    pairs, place = np.unique(keys, return_inverse=True)
+    moved = np.abs(np.bincount(place, weights, len(pairs)))
+    distance = np.bincount(pairs >> 32, moved, first.shape[0]) / 2
+    distance[(first.row_kind == 0) != (second.row_kind == 0)] = 1.0
+    return distance
+
+
+def _class_differences(
+    projection: ProjectionMap,
+    filled: NDArray[np.bool_],
+    distance: NDArray[np.float64],
+    share: NDArray[np.float64],
+) -> tuple[ClassDifference, ...]:
+    if projection.student.table is None:
+        return ()
+    kinds = token_classes(projection.student.table)
+    found = []
+    for kind in np.unique(kinds[filled]).tolist():
+        use = filled & (kinds == kind)
+        total = share[use].sum()
+        found.append(
+            ClassDifference(
+                token_class=TokenClass(kind).label,
+                rows=int(use.sum()),
+                rows_that_differ=int(np.count_nonzero(distance[use] > _SAME)),
+                mean_distance=float((distance * share)[use].sum() / total) if total else 0.0,
+            )
+        )
+    return tuple(found)
+
+
+def _name(projection: ProjectionMap, row: int) -> str:
+    table = projection.student.table
+    return f"#{row}" if table is None else table.name(row)
+
+
+def _entries(projection: ProjectionMap, row: int) -> tuple[tuple[str, float], ...]:
+    table = projection.teacher.table
+    return tuple(
+        (f"#{t}" if table is None else table.name(t), w)
+        for t, w in zip(*(array.tolist() for array in projection.row(row)), strict=True)
+    )

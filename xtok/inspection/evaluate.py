@@ -1,0 +1,656 @@
+"""`evaluate`: measures of a map on text.
+
+Text is tokenized by both sides. At each byte where a student token s and a teacher token t both
+begin, a good row W[s] gives t a high weight.
+
+- Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
+- Coverage: how often W[s, t] > 0. Top-1: how often t is the row's largest entry.
+- Floor: the cross-entropy of the map in hindsight, counted on the measured text itself and cut to
+  as many entries per row.
+- Recipe: that of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact rows
+  pinned, no slot.
+- Closed: (recipe - map) / (recipe - floor), the share of the way from the recipe to the floor.
+
+The same over chunks, as P-KL averages: the student rows of a chunk are averaged, and so are the
+losses of its teacher tokens. This decides for P-KL; shared token boundaries decide for gold and
+H-KL, which compare the first tokens there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isnan
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.config import Loss, MultitokenConfig, SortCutConfig, check_choice
+from xtok.counting.encode import PairEncoder, Side, Starts, batches, pair_edges, start_keys
+from xtok.counting.smoothing import losses, weights_at
+from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.errors import XtokError
+from xtok.inspection.chunk_losses import EncodedText, Rows
+from xtok.maps.edges import Edges, heaviest
+from xtok.maps.pair import require_table, with_vocabularies
+from xtok.maps.projection_map import ProjectionMap
+from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.stages.sort_cut import sort_cut
+from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.vocab.classes import TokenClass, token_classes
+from xtok.vocab.display import plural
+
+SMALLEST_GAP = 0.02
+"""Nats between recipe and floor below which `closed` says nothing, and is left out."""
+
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A figure with its 95 % confidence interval, by bootstrap over documents.
+
+    `low` and `high` are None where there is only one document.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapMeasures:
+    """How a map does on one group of text.
+
+    Attributes:
+        name: of the map.
+        group: of text: a file's name (its path, where several have this name), or a field's value;
+            `all` for everything.
+        documents: in the group.
+        starts: shared token boundaries, bytes at which a token begins on both sides.
+        cross_entropy: at shared token boundaries, in nats.
+        coverage: share of the starts with a weight above 0.
+        coverage_of_floor: coverage divided by the floor's.
+        top_1: share of the starts whose teacher token is the row's largest entry.
+        floor: cross-entropy of the best map in hindsight with as many entries per row.
+        recipe: cross-entropy of X-Token's recipe with as many entries per row.
+        closed: share of the way from the recipe to the floor; None if they are too close.
+        slot_weight: mean weight that the rows give to their scale slots.
+        chunk_cross_entropy: averaged over chunks as P-KL does it.
+        chunk_floor: over chunks, of the map counted on this text within chunks.
+        chunk_recipe: over chunks, of the recipe.
+        chunk_closed: over chunks, the share of the way from the recipe to the floor.
+    """
+
+    name: str
+    group: str
+    documents: int
+    starts: int
+    cross_entropy: Interval
+    coverage: Interval
+    coverage_of_floor: float
+    top_1: Interval
+    floor: float
+    recipe: float
+    closed: Interval | None
+    slot_weight: float
+    chunk_cross_entropy: Interval
+    chunk_floor: float
+    chunk_recipe: float
+    chunk_closed: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassMeasures:
+    """How a map does on the student tokens of one class, over all text."""
+
+    name: str
+    token_class: str
+    starts: int
+    cross_entropy: float
+    floor: float
+    coverage: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstRow:
+    """A row that costs much: `excess` is its share of the cross-entropy above the floor's, in nats.
+
+    Attributes:
+        name: of the map.
+        student_id: the row.
+        token: the student's token, escaped.
+        starts: how often it begins where a teacher token does.
+        excess: see above.
+        wanted: the teacher tokens that began there most, with their share and the map's weight.
+    """
+
+    name: str
+    student_id: int
+    token: str
+    starts: int
+    excess: float
+    wanted: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Which map is best for a loss, over all text.
+
+    Attributes:
+        loss: the loss.
+        measure: the field of `MapMeasures` that decides for it.
+        names: the maps, best first.
+        lead: by how much the best map is below the next one, in nats; None for one map alone.
+        verdict: which map to take and why, in a sentence.
+    """
+
+    loss: Loss
+    measure: str
+    names: tuple[str, ...]
+    lead: Interval | None
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What `evaluate` measured.
+
+    Attributes:
+        student: model id of the rows.
+        teacher: model id of the columns.
+        measures: for each group of text, then for each map; the group `all` comes last.
+        classes: for each map, by class of student token.
+        worst_rows: for each map, the most costly first.
+        num_bytes: bytes of text.
+        lost_bytes: of them, those behind a first difference between the two sides' spellings.
+        differing: documents that the two sides spell differently.
+        ranking: which map is best for the loss asked for; None if none was.
+    """
+
+    student: str
+    teacher: str
+    measures: tuple[MapMeasures, ...]
+    classes: tuple[ClassMeasures, ...]
+    worst_rows: tuple[WorstRow, ...]
+    num_bytes: int
+    lost_bytes: int
+    differing: int
+    ranking: Ranking | None = None
+
+    def failing(
+        self, *, min_coverage: float | None = None, max_cross_entropy: float | None = None
+    ) -> list[str]:
+        """Say in a line each which maps miss a bound on any group of text.
+
+        Raises:
+            ValueError: if a bound is NaN, which nothing misses.
+        """
+        for name, bound in (
+            ("min_coverage", min_coverage),
+            ("max_cross_entropy", max_cross_entropy),
+        ):
+            if bound is not None and isnan(bound):
+                raise ValueError(f"{name} is nan, which nothing misses")
+        missed = []
+        for m in self.measures:
+            if min_coverage is not None and m.coverage.value < min_coverage:
+                missed.append(
+                    f"{m.name} on {m.group}: coverage {m.coverage.value:.4f} is below "
+                    f"{min_coverage:g}"
+                )
+            if max_cross_entropy is not None and m.cross_entropy.value > max_cross_entropy:
+                missed.append(
+                    f"{m.name} on {m.group}: cross-entropy {m.cross_entropy.value:.4f} is above "
+                    f"{max_cross_entropy:g}"
+                )
+        return missed
+
+
+class _Text(NamedTuple):
+    """What was seen: pairs per document, and chunk losses per map and document."""
+
+    groups: list[str]  # one per document
+    keys: NDArray[np.int64]  # [pairs], all different
+    documents: NDArray[np.int32]  # [entries]
+    places: NDArray[np.int64]  # [entries], in keys
+    counts: NDArray[np.int64]  # [entries]
+    chunk_losses: NDArray[np.float64]  # [maps, then recipes by top_k; documents]
+    num_chunks: NDArray[np.int64]  # [documents]
+    num_bytes: int
+    lost_bytes: int
+    differing: int
+    encoded: EncodedText
+
+
+def evaluate(
+    maps: Sequence[ProjectionMap],
+    texts: Sequence[str | Path],
+    student_model: str | PathLike[str] | Tokenizer,
+    teacher_model: str | PathLike[str] | Tokenizer,
+    *,
+    names: Sequence[str] = (),
+    field: str = "text",
+    group_by: str | None = None,
+    for_loss: Loss | None = None,
+    num_worst: int = 5,
+    seed: int = 0,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> Evaluation:
+    """Measure maps of one pair on text, in one pass over it.
+
+    Args:
+        maps: maps of the pair.
+        texts: paths and globs of text, as `estimate` takes them.
+        student_model: the model of the rows, as `build` takes it.
+        teacher_model: the model of the columns, likewise.
+        names: what to call the maps; `map 1` and so on if empty. Repeated ones get a number.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        group_by: a field or column by whose values text is grouped; files are groups if None.
+        for_loss: a loss to rank the maps for.
+        num_worst: how many of the most costly rows to list for each map.
+        seed: of the bootstrap.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
+
+    Raises:
+        XtokError: if a text cannot be read or nothing in it measured, or a map is of another pair.
+        ValueError: for no map, or names that are not as many.
+    """
+    if not maps or (names and len(names) != len(maps)):
+        raise ValueError(f"{len(maps)} maps, {len(names)} names")
+    names = _distinct(names or [f"map {n}" for n in range(1, len(maps) + 1)])
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    maps = [
+        with_vocabularies(
+            projection,
+            student=student.vocabulary,
+            teacher=teacher.vocabulary,
+            widths=True,
+            name=name,
+        )
+        for name, projection in zip(names, maps, strict=True)
+    ]
+    paths = find_texts(texts)
+    recipes = _recipes(student, teacher, {m.top_k for m in maps}, progress)
+    measured_edges = [m.edges for m in (*maps, *recipes.values())]
+    seen = _read(
+        measured_edges, maps[0].shape, paths, student, teacher, field, group_by, text_progress
+    )
+    if not len(seen.keys):
+        raise XtokError(
+            f"nothing can be measured: {plural(len(seen.groups), 'document')}, "
+            f"{seen.num_bytes:,} bytes of text",
+            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
+            "differ",
+        )
+    rank_of = {k: len(maps) + n for n, k in enumerate(recipes)}
+    measured = [
+        _Measured(m, recipes[m.top_k].edges, seen, (n, rank_of[m.top_k]))
+        for n, m in enumerate(maps)
+    ]
+    groups = [
+        (group, np.array([g == group for g in seen.groups], np.bool_))
+        for group in dict.fromkeys(seen.groups)
+    ]
+    if len(groups) > 1:
+        groups.append(("all", np.ones(len(seen.groups), np.bool_)))
+    measures = [
+        one.measures(name, group, chosen, seed)  # the same documents for every map
+        for group, chosen in groups
+        for name, one in zip(names, measured, strict=True)
+    ]
+    return Evaluation(
+        student=student.vocabulary.model_id,
+        teacher=teacher.vocabulary.model_id,
+        measures=tuple(measures),
+        classes=tuple(c for n, one in zip(names, measured, strict=True) for c in one.classes(n)),
+        worst_rows=tuple(
+            row for n, one in zip(names, measured, strict=True) for row in one.worst(n, num_worst)
+        ),
+        num_bytes=seen.num_bytes,
+        lost_bytes=seen.lost_bytes,
+        differing=seen.differing,
+        ranking=None if for_loss is None else _ranking(for_loss, names, measured, seed),
+    )
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Number the repeated names: a, a (2)."""
+    times: Counter[str] = Counter()
+    found = []
+    for name in names:
+        times[name] += 1
+        found.append(name if times[name] == 1 else f"{name} ({times[name]})")
+    return found
+
+
+_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
+
+
+def _ranking(loss: Loss, names: list[str], measured: list[_Measured], seed: int) -> Ranking:
+    """Rank by the measure that decides for the loss; differences are paired by document."""
+    check_choice(Loss, for_loss=loss)
+    is_p_kl = loss == "p-kl"
+    where = "over chunks, as P-KL averages" if is_p_kl else "at the first tokens it compares"
+    tables = [m.chunk_sums if is_p_kl else m.start_sums for m in measured]
+    values = [float(sums.sum() / max(1, counts.sum())) for sums, counts in tables]
+    order = np.argsort(values, kind="stable").tolist()
+    best = order[0]
+    lead = None
+    verdict = f"For {_LOSSES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
+    if len(order) > 1:
+        other = order[1]
+        counts = tables[best][1]
+        table = np.stack([tables[other][0] - tables[best][0], counts], axis=1)
+        gap = values[other] - values[best]
+        lead = Interval(value=gap)
+        if len(counts) > 1:
+            drawn = _resample(table, seed)
+            low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], 1), [0.025, 0.975])
+            lead = Interval(value=gap, low=float(low), high=float(high))
+        verdict = _verdict(_LOSSES[loss], where, names, order, values, lead)
+    return Ranking(
+        loss=loss,
+        measure="chunk_cross_entropy" if is_p_kl else "cross_entropy",
+        names=tuple(names[n] for n in order),
+        lead=lead,
+        verdict=verdict,
+    )
+
+
+def _verdict(
+    loss: str, where: str, names: list[str], order: list[int], values: list[float], lead: Interval
+) -> str:
+    best, other = order[:2]
+    figures = f"{values[best]:.3f} nats {where}, against {values[other]:.3f} of {names[other]}"
+    if lead.low is None or lead.high is None:
+        spread = "one document, so no interval"
+    else:
+        spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
+        if lead.low <= 0:
+            return (
+                f"For {loss}, this text does not tell {names[best]} from {names[other]}: "
+                f"{figures} ({spread})."
+            )
+    word = "better" if len(order) == 2 else "best"
+    return f"For {loss}, {names[best]} is {word}: {figures} ({spread})."
+
+
+def _recipes(
+    student: Tokenizer, teacher: Tokenizer, cuts: set[int], progress: Progress
+) -> dict[int, ProjectionMap]:
+    """Return X-Token's recipe without a slot, cut to each number of entries per row."""
+    whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
+    pinned = reapply_exact(whole)
+    return {k: sort_cut(pinned, SortCutConfig(top_k=k)) for k in sorted(cuts)}
+
+
+def _read(
+    maps: Sequence[Edges],
+    shape: tuple[int, int],
+    paths: Sequence[Path],
+    student: Tokenizer,
+    teacher: Tokenizer,
+    field: str,
+    group_by: str | None,
+    progress: TextProgress,
+) -> _Text:
+    rows = [Rows.of(edges, shape) for edges in maps]
+    groups: list[str] = []
+    parts: list[tuple[NDArray[np.int64], ...]] = []
+    chunk_losses: list[NDArray[np.float64]] = []
+    chunks: list[NDArray[np.int64]] = []
+    num_bytes = lost = differing = 0
+    total = sum(path.stat().st_size for path in paths)
+    files = Counter(path.name for path in paths)
+    with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
+        encoded = EncodedText(encoder, shape)
+        for path in paths:
+            name = path.name if files[path.name] == 1 else str(path)
+            for shard in shards(path, field):
+                consumed = 0
+                reader = ShardReader(replace(shard, group_by=group_by))
+                for batch in batches(reader):
+                    groups += reader.take_groups() if group_by else [name] * len(batch)
+                    sides = encoder.encode(batch)
+                    starts = encoder.starts(*sides)
+                    parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
+                    encoded.add(*sides)
+                    found = [r.losses(*sides, starts) for r in rows]
+                    chunk_losses.append(np.stack([loss for loss, _ in found]))
+                    chunks.append(found[0][1])
+                    size, behind = starts.bytes_of(batch)
+                    num_bytes, lost = num_bytes + size, lost + behind
+                    differing += starts.num_differing
+                    advance(reader.consumed - consumed, len(sides[0].ids))
+                    consumed = reader.consumed
+                advance(shard.size - consumed, 0)
+    empty = np.zeros(0, np.int64)
+    documents, keys, counts = (
+        np.concatenate([part[n] for part in parts]) if parts else empty for n in range(3)
+    )
+    unique, places = np.unique(keys, return_inverse=True)
+    return _Text(
+        groups,
+        unique,
+        documents.astype(np.int32),
+        places,
+        counts,
+        np.concatenate(chunk_losses, axis=1) if chunk_losses else np.zeros((len(maps), 0)),
+        np.concatenate(chunks) if chunks else empty,
+        num_bytes,
+        lost,
+        differing,
+        encoded,
+    )
+
+
+def _pairs_per_document(
+    student: Side, teacher: Side, starts: Starts, first: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return document, pair and count of each different pair of each document."""
+    keys = start_keys(student, teacher, starts)
+    documents = np.repeat(np.arange(len(starts.num_starts)), starts.num_starts)
+    order = np.lexsort((keys, documents))
+    keys, documents = keys[order], documents[order]
+    new = np.ones(len(keys), np.bool_)
+    new[1:] = (keys[1:] != keys[:-1]) | (documents[1:] != documents[:-1])
+    places = np.flatnonzero(new)
+    counts = np.diff(np.append(places, len(keys)))
+    return documents[places] + first, keys[places], counts
+
+
+class _Measured:
+    """A map's losses on the pairs that were seen."""
+
+    def __init__(
+        self, projection: ProjectionMap, recipe: Edges, seen: _Text, rows: tuple[int, int]
+    ) -> None:
+        self.projection, self.seen = projection, seen
+        self.chunk_losses, self.recipe_chunk_losses = (seen.chunk_losses[row] for row in rows)
+        self.weights = weights_at(projection.edges, seen.keys)
+        self.losses = self._losses_of(self.weights)
+        self.recipe = self._losses_of(weights_at(recipe, seen.keys))
+        s = seen.keys >> 32
+        self.is_top = projection.heaviest_teacher_ids[s] == (seen.keys & 0xFFFFFFFF)
+        slots = projection.edges.take(projection.is_slot)
+        slot_weight = np.zeros(projection.shape[0])
+        slot_weight[slots.student_ids] = slots.weights
+        self.slot_weight = slot_weight[s]
+
+    def _losses_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        return losses(weights, self.projection.shape[1])
+
+    def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the weights of the map counted on this text, cut to as many entries per row."""
+        used = counts > 0
+        edges = heaviest(pair_edges(self.seen.keys[used], counts[used]), self.projection.top_k)
+        return weights_at(edges, self.seen.keys)
+
+    @property
+    def chunk_sums(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Each document's chunk losses, added up, and its number of chunks."""
+        return self.chunk_losses, self.seen.num_chunks
+
+    @property
+    def start_sums(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Each document's losses at shared token boundaries, added up, and their number."""
+        seen, num = self.seen, len(self.seen.groups)
+        weighted = seen.counts * self.losses[seen.places]
+        losses = np.bincount(seen.documents, weighted, num).astype(np.float64)
+        return losses, np.bincount(seen.documents, seen.counts, num).astype(np.int64)
+
+    def measures(self, name: str, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
+        """Measure one group of text: the documents chosen, bool `[documents]`."""
+        seen = self.seen
+        use = chosen[seen.documents]
+        documents, places = seen.documents[use], seen.places[use]
+        amounts = seen.counts[use].astype(np.float64)
+        counts = np.bincount(places, amounts, len(seen.keys)).astype(np.float64)
+        floor_weights = self._floor(counts)
+        per_pair = [
+            np.ones(len(seen.keys)), self.losses, self.weights > 0, self.is_top,
+            self._losses_of(floor_weights), floor_weights > 0, self.recipe, self.slot_weight,
+        ]  # fmt: skip
+        sums: list[NDArray[Any]] = [
+            np.bincount(documents, amounts * values[places], len(seen.groups))[chosen]
+            for values in per_pair
+        ]
+        sums += [
+            self.chunk_losses[chosen],
+            seen.num_chunks[chosen],
+            self.recipe_chunk_losses[chosen],
+            seen.encoded.hindsight_losses(chosen, self.projection.top_k),
+        ]
+        table = np.stack(sums, axis=1).astype(np.float64)
+        whole = _figures(table.sum(axis=0, keepdims=True))[0]
+        resampled = _figures(_resample(table, seed)) if len(table) > 1 else None
+        (
+            ce, coverage, top, floor, of_floor, recipe, slots, closed,
+            chunk, chunk_recipe, chunk_floor, chunk_closed,
+        ) = whole.tolist()  # fmt: skip
+
+        def interval(column: int, value: float) -> Interval:
+            if resampled is None:
+                return Interval(value=value)
+            low, high = np.nanquantile(resampled[:, column], [0.025, 0.975]).tolist()
+            return Interval(value=value, low=low, high=high)
+
+        return MapMeasures(
+            name=name,
+            group=group,
+            documents=int(chosen.sum()),
+            starts=int(counts.sum()),
+            cross_entropy=interval(0, ce),
+            coverage=interval(1, coverage),
+            coverage_of_floor=of_floor,
+            top_1=interval(2, top),
+            floor=floor,
+            recipe=recipe,
+            closed=interval(7, closed) if recipe - floor >= SMALLEST_GAP else None,
+            slot_weight=slots,
+            chunk_cross_entropy=interval(8, chunk),
+            chunk_floor=chunk_floor,
+            chunk_recipe=chunk_recipe,
+            chunk_closed=(
+                interval(11, chunk_closed) if chunk_recipe - chunk_floor >= SMALLEST_GAP else None
+            ),
+        )
+
+    @cached_property
+    def _totals(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        seen = self.seen
+        counts = np.bincount(seen.places, seen.counts, len(seen.keys)).astype(np.float64)
+        return counts, self._losses_of(self._floor(counts))
+
+    def classes(self, name: str) -> list[ClassMeasures]:
+        """Measure each class of student token over all text."""
+        counts, floor = self._totals
+        kinds = token_classes(require_table(self.projection.student))[self.seen.keys >> 32]
+        found = []
+        for kind in np.unique(kinds).tolist():
+            use = kinds == kind
+            total = counts[use].sum()
+            found.append(
+                ClassMeasures(
+                    name=name,
+                    token_class=TokenClass(kind).label,
+                    starts=int(total),
+                    cross_entropy=float((counts * self.losses)[use].sum() / total),
+                    floor=float((counts * floor)[use].sum() / total),
+                    coverage=float(counts[use & (self.weights > 0)].sum() / total),
+                )
+            )
+        return found
+
+    def worst(self, name: str, number: int) -> list[WorstRow]:
+        """Return the rows whose losses exceed the floor's most, over all text."""
+        counts, floor = self._totals
+        students = self.seen.keys >> 32
+        excess = np.bincount(students, counts * (self.losses - floor)) / max(1.0, counts.sum())
+        rows = np.argsort(-excess, kind="stable")[:number]
+        return [
+            self._worst(name, row, float(excess[row]), counts)
+            for row in rows.tolist()
+            if excess[row] > 0
+        ]
+
+    def _worst(self, name: str, row: int, excess: float, counts: NDArray[np.float64]) -> WorstRow:
+        places = np.flatnonzero(self.seen.keys >> 32 == row)
+        places = places[np.argsort(-counts[places], kind="stable")]
+        total = counts[places].sum()
+        teacher = require_table(self.projection.teacher)
+        wanted = tuple(
+            (
+                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF)),
+                float(counts[p] / total),
+                float(self.weights[p]),
+            )
+            for p in places[:3]
+        )
+        token = require_table(self.projection.student).name(row)
+        return WorstRow(
+            name=name, student_id=row, token=token, starts=int(total), excess=excess, wanted=wanted
+        )
+
+
+def _figures(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turn sums over documents, `[samples, 12]`, into figures, `[samples, 12]`."""
+    starts, loss, covered, top, floor, floor_covered, recipe, slot = sums.T[:8]
+    chunk, chunks, chunk_recipe, chunk_floor = sums.T[8:]
+    starts, chunks = np.maximum(starts, 1), np.maximum(chunks, 1)
+    return np.stack(
+        [
+            loss / starts, covered / starts, top / starts, floor / starts,
+            covered / np.maximum(floor_covered, 1), recipe / starts, slot / starts,
+            _closed(recipe, loss, floor), chunk / chunks, chunk_recipe / chunks,
+            chunk_floor / chunks, _closed(chunk_recipe, chunk, chunk_floor),
+        ],
+        axis=1,
+    )  # fmt: skip
+
+
+def _closed(
+    recipe: NDArray[np.float64], loss: NDArray[np.float64], floor: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    gap = recipe - floor
+    return np.divide(recipe - loss, gap, out=np.full_like(gap, np.nan), where=gap > 0)
+
+
+def _resample(table: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """Draw documents with replacement, and add up; float64 `[resamples, columns]`."""
+    rng = np.random.default_rng(seed)
+    found = np.empty((_RESAMPLES, table.shape[1]))
+    for row in range(_RESAMPLES):
+        times = np.bincount(rng.integers(0, len(table), len(table)), minlength=len(table))
+        found[row] = times @ table
+    return found

@@ -1,0 +1,317 @@
+"""Why a row of a map is as it is: bytes, pieces both ways, and what each stage did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
+from xtok.inspection.inspect import EntryDescription, describe_row
+from xtok.maps.pair import require_table, with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.classes import TokenClass, text_class
+from xtok.vocab.relaxed import relaxed_form
+from xtok.vocab.table import TokenTable, TokenType, match_bytes
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedEntry:
+    """An entry of the row, and what its token has to do with the row's."""
+
+    teacher_id: int
+    token: str
+    weight: float
+    relation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpelledPiece:
+    """A teacher token of one pass of `multitoken`, and the weight that this pass gives it.
+
+    That is before both passes are added up, the row is cut, and what both sides have is pinned.
+
+    Attributes:
+        teacher_id: forward, a piece of the student's token; in reverse, a token of the teacher's
+            that has the student's as a piece.
+        token: escaped.
+        place: which piece it is, from 0.
+        weight: 0 where it is beyond `max_pieces`, or the weights were counted (`prior`).
+    """
+
+    teacher_id: int
+    token: str
+    place: int
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why a row is as it is.
+
+    Attributes:
+        student_id: the row.
+        token: the student's token, escaped, or its name.
+        bytes: in hexadecimal.
+        type: the name of a `TokenType`, in lower case.
+        token_class: the label of a `TokenClass`.
+        roles: of a special token.
+        kind: how the row came about.
+        why: a sentence about that.
+        entries: the row.
+        forward: its pieces by the teacher's tokenizer; None if that was not given.
+        reverse: the teacher tokens that have it as a piece by the student's tokenizer, heaviest
+            first, at most 10; None if that was not given.
+        reverse_count: how many there are in all.
+        stages: a sentence about each.
+    """
+
+    student_id: int
+    token: str
+    bytes: str
+    type: str
+    token_class: str
+    roles: tuple[str, ...]
+    kind: str
+    why: str
+    entries: tuple[ExplainedEntry, ...]
+    forward: tuple[SpelledPiece, ...] | None
+    reverse: tuple[SpelledPiece, ...] | None
+    reverse_count: int | None
+    stages: tuple[str, ...]
+
+
+def explain(
+    projection: ProjectionMap,
+    student_ids: Sequence[int],
+    *,
+    student: Tokenizer | None = None,
+    teacher: Tokenizer | None = None,
+) -> tuple[Explanation, ...]:
+    """Explain rows of a map, from the map alone and, where given, by real segmentation.
+
+    Args:
+        projection: a map that carries its tokens, or whose two tokenizers are given.
+        student_ids: the rows; `describe.find_token` finds those of a token.
+        student: the tokenizer of the rows, to spell the teacher's tokens in.
+        teacher: the tokenizer of the columns, to spell the row's token in.
+
+    Raises:
+        XtokError: if there is no such row, the map carries no tokens, or is of other tokenizers.
+    """
+    projection = with_vocabularies(
+        projection,
+        student=None if student is None else student.vocabulary,
+        teacher=None if teacher is None else teacher.vocabulary,
+    )
+    tables = require_table(projection.student), require_table(projection.teacher)
+    same_bytes = match_bytes(*tables)
+    return tuple(
+        _explain(projection, i, *tables, same_bytes.get(i), student, teacher) for i in student_ids
+    )
+
+
+def _explain(
+    projection: ProjectionMap,
+    student_id: int,
+    rows: TokenTable,
+    columns: TokenTable,
+    same: int | None,
+    student: Tokenizer | None,
+    teacher: Tokenizer | None,
+) -> Explanation:
+    row = describe_row(projection, student_id)
+    token = rows[student_id]
+    kind = RowKind(int(projection.row_kind[student_id]))
+    decay = _decay(projection)
+    forward = reverse = None
+    if teacher is not None and token:
+        forward = tuple(_forward(token, teacher, columns, decay))
+    if student is not None and token and decay:
+        reverse = sorted(
+            _reverse(student_id, student, columns, token, decay),
+            key=lambda piece: (-piece.weight, piece.teacher_id),
+        )
+    return Explanation(
+        student_id=student_id,
+        token=rows.name(student_id),
+        bytes=token.hex(" "),
+        type=TokenType(int(rows.types[student_id])).name.lower(),
+        token_class=_class_of(rows, student_id).label,
+        roles=_roles(rows, student_id),
+        kind=row.kind,
+        why=_why(kind, rows, columns, student_id, same, by_pieces=bool(decay)),
+        entries=tuple(
+            ExplainedEntry(
+                teacher_id=e.teacher_id,
+                token=columns.name(e.teacher_id),
+                weight=e.weight,
+                relation=_relation(e, rows, columns, student_id),
+            )
+            for e in row.entries
+        ),
+        forward=forward,
+        reverse=None if reverse is None else tuple(reverse[:_SHOWN]),
+        reverse_count=None if reverse is None else len(reverse),
+        stages=tuple(_stages(projection, kind, forward, reverse)),
+    )
+
+
+def _class_of(table: TokenTable, token_id: int) -> TokenClass:
+    token = table[token_id]
+    if not token:
+        return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
+    try:
+        return text_class(token.decode())
+    except UnicodeDecodeError:
+        return TokenClass.PARTIAL_UTF8
+
+
+def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:
+    return tuple(role for role, ids in table.roles.items() if token_id in ids)
+
+
+def _why(
+    kind: RowKind,
+    rows: TokenTable,
+    columns: TokenTable,
+    student_id: int,
+    same: int | None,
+    *,
+    by_pieces: bool,
+) -> str:
+    if kind == RowKind.EMPTY:
+        return _why_empty(rows, student_id)
+    if kind == RowKind.EXACT and same is None:
+        return "pinned, but no teacher token has these bytes: equal by --token-form, or foreign"
+    if kind == RowKind.PIECES and not by_pieces:
+        return "counted on synthetic text of the two vocabularies, and not pinned"
+    counterpart = "" if same is None else f"teacher id {same} has the same bytes"
+    sentences = {
+        RowKind.EXACT: f"pinned: {counterpart}",
+        RowKind.ROLE: "a special token, paired by role or by name",
+        RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
+        RowKind.PIECES: f"{counterpart}, and is not pinned"
+        if counterpart
+        else "no teacher token has these bytes: spelled in pieces, both ways",
+        RowKind.EMBEDDING: "by the similarity of embeddings",
+        RowKind.COUNTED: "counted on aligned text",
+        RowKind.MIXED: "from several sources, or an unknown one",
+    }
+    return sentences[kind]
+
+
+def _why_empty(rows: TokenTable, student_id: int) -> str:
+    if student_id in rows.control_names:
+        roles = _roles(rows, student_id)
+        if not roles:
+            return "a special token without a known role, and without one of its name"
+        return f"a special token: the teacher has none for it ({', '.join(roles)})"
+    if not rows[student_id]:
+        return "the tokenizer does not use this id"
+    return "its id was ignored, or the teacher cannot spell it"
+
+
+def _relation(
+    entry: EntryDescription, rows: TokenTable, columns: TokenTable, student_id: int
+) -> str:
+    ours, theirs = rows[student_id], columns[entry.teacher_id]
+    if entry.is_slot:
+        return "scale slot: stands for nothing"
+    if not ours or not theirs:
+        shared = [r for r in _roles(rows, student_id) if r in _roles(columns, entry.teacher_id)]
+        return f"role {', '.join(shared)}" if shared else "special token"
+    if ours == theirs:
+        return "the same bytes"
+    tests: Mapping[str, bool] = {
+        "the same relaxed form": relaxed_form(ours) == relaxed_form(theirs),
+        "its beginning": ours.startswith(theirs),
+        "longer, begins with it": theirs.startswith(ours),
+        "a part of it": theirs in ours,
+        "longer, contains it": ours in theirs,
+    }
+    return next((words for words, holds in tests.items() if holds), "neither contains the other")
+
+
+def _decay(projection: ProjectionMap) -> list[float]:
+    """Return the weights of a token's first pieces before they are normalized; none if counted."""
+    steps = [s["options"] for s in projection.history if s["stage"] == "multitoken"]
+    if steps and steps[-1].get("weights") == "prior":
+        return []
+    pieces = steps[-1].get("max_pieces") if steps else None
+    if not (isinstance(pieces, int) and 1 <= pieces <= MAX_ENTRIES):
+        pieces = MultitokenConfig.max_pieces
+    return [FIRST_PIECE_WEIGHT * PIECE_DECAY**i for i in range(pieces)]
+
+
+def _forward(
+    token: bytes, teacher: Tokenizer, columns: TokenTable, decay: Sequence[float]
+) -> Iterator[SpelledPiece]:
+    [ids] = teacher.segment_batch([token])
+    total = sum(decay[: len(ids or ())])
+    for place, t in enumerate(ids or ()):
+        weight = decay[place] / total if place < len(decay) else 0.0
+        yield SpelledPiece(teacher_id=t, token=columns.name(t), place=place, weight=weight)
+
+
+def _reverse(
+    student_id: int, student: Tokenizer, columns: TokenTable, token: bytes, decay: Sequence[float]
+) -> Iterator[SpelledPiece]:
+    """Spell the teacher's tokens that contain the student's, and take those it is a piece of."""
+    holders = [(t, whole) for t, whole in enumerate(columns.tokens()) if token in whole]
+    spelled = student.segment_batch([whole for _, whole in holders])
+    for (t, _), ids in zip(holders, spelled, strict=True):
+        counted = list(ids or ())[: len(decay)]
+        if student_id in counted:
+            total = sum(decay[: len(counted)])
+            yield SpelledPiece(
+                teacher_id=t,
+                token=columns.name(t),
+                place=counted.index(student_id),
+                weight=sum(w for i, w in zip(counted, decay, strict=False) if i == student_id)
+                / total,
+            )
+
+
+def _stages(
+    projection: ProjectionMap,
+    kind: RowKind,
+    forward: Sequence[SpelledPiece] | None,
+    reverse: Sequence[SpelledPiece] | None,
+) -> Iterator[str]:
+    for step in projection.history:
+        name, options = str(step["stage"]), step["options"]
+        yield f"{name}: {_did(name, options, kind, forward, reverse)}"
+
+
+def _did(
+    stage: str,
+    options: Mapping[str, Any],
+    kind: RowKind,
+    forward: Sequence[SpelledPiece] | None,
+    reverse: Sequence[SpelledPiece] | None,
+) -> str:
+    if stage == "multitoken" and kind == RowKind.ROLE:
+        return "special tokens are not spelled"
+    most = f"at most {options.get('top_k')} entries"
+    if stage == "multitoken" and options.get("weights") == "prior":
+        return f"counted on synthetic text, --target {options.get('target', 'start')}; {most}"
+    if stage == "multitoken":
+        spelled = [] if forward is None else [f"pieces forward: {len(forward)}"]
+        if reverse is not None and options.get("reverse_pass", True):
+            spelled.append(f"teacher tokens in reverse: {len(reverse):,}")
+        slot = ", the slot included" if options.get("scale_trick") else ""
+        return "; ".join([*spelled, most + slot])
+    if stage == "reapply-exact":
+        return {
+            RowKind.EXACT: "pinned to the token of equal bytes",
+            RowKind.ROLE: "pinned to its counterpart",
+            RowKind.RELAXED: "pinned to the near-equivalent, beside the slot",
+            RowKind.EMPTY: "no counterpart",
+        }.get(kind, "left as it was: no equal bytes")
+    if stage == "sort-cut":
+        return f"at most {options.get('top_k')} entries"
+    return ", ".join(f"{k}={v}" for k, v in sorted(options.items())) or "done"

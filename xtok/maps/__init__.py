@@ -1,0 +1,1 @@
+"""Projection maps: arrays, invariants, files."""

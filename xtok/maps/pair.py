@@ -1,0 +1,224 @@
+"""Is this map of these tokenizers?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from xtok.errors import MapFileError, XtokError
+from xtok.maps.projection_map import ProjectionMap
+from xtok.vocab.table import MAX_WIDTH, TokenTable, Vocabulary
+
+
+def with_vocabularies(
+    projection: ProjectionMap,
+    *,
+    student: Vocabulary | None = None,
+    teacher: Vocabulary | None = None,
+    widths: bool = False,
+    name: str = "the map",
+) -> ProjectionMap:
+    """Check a map's sides against vocabularies; a side without tokens takes the one given.
+
+    Args:
+        projection: any map.
+        student: what the rows should be of; not checked if None.
+        teacher: what the columns should be of, likewise.
+        widths: whether a width that differs is an error where the tokens are the same. Where the
+            map has no tokens it always is, unless the map `can_grow` to the other.
+        name: what errors call the map.
+
+    Raises:
+        XtokError: naming the map and the side whose tokens or width differ, and how.
+    """
+    for side, given in (("student", student), ("teacher", teacher)):
+        if given is not None:
+            ours: Vocabulary = getattr(projection, side)
+            what = f"{name} ({ours.model_id})"
+            require_same_tokens(side, ours.table, given.table, what=what, other=given.model_id)
+            if widths or ours.table is None:
+                _require_same_width(side, ours, given, what)
+            projection = _with_side(projection, side, _better(ours, given))
+    return projection
+
+
+def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str] = ()) -> list[ProjectionMap]:
+    """Check that maps are of one pair, at the same widths; those without tokens take the others'.
+
+    Args:
+        maps: at least one.
+        names: what errors call them.
+
+    Raises:
+        XtokError: naming the first map that is not of the first one's pair.
+    """
+    names = names or ["the first map", *(f"map {n}" for n in range(2, len(maps) + 1))]
+    first = maps[0]
+    for other, name in zip(maps[1:], names[1:], strict=True):
+        with_vocabularies(
+            other, student=first.student, teacher=first.teacher, widths=True, name=name
+        )
+        first = with_vocabularies(first, student=other.student, teacher=other.teacher, widths=True)
+    return [
+        first,
+        *(with_vocabularies(m, student=first.student, teacher=first.teacher) for m in maps[1:]),
+    ]
+
+
+def at_width(
+    projection: ProjectionMap, side: str, width: int, *, name: str = "the map"
+) -> ProjectionMap:
+    """Return a map whose side has this width.
+
+    Raises:
+        MapFileError: if it has ids beyond it, or is known to have another.
+    """
+    ours: Vocabulary = getattr(projection, side)
+    wider = replace(ours, vocab_size=width, width_source="option")
+    if ours.vocab_size != width and not _is_lower_bound(ours):
+        raise MapFileError(
+            f"{name} is {ours.vocab_size} wide on the {side}'s side, not {width}",
+            hint=f"is it the map of this pair? It is of {projection.student.model_id} and "
+            f"{projection.teacher.model_id}; else leave out --{side}-vocab-size",
+        )
+    if width < ours.vocab_size:
+        raise MapFileError(
+            f"{name} has the {side} id {ours.vocab_size - 1}, and is not {width} wide",
+            hint=f"give the width of its logits with --{side}-vocab-size, at least "
+            f"{ours.vocab_size}",
+        )
+    if width > MAX_WIDTH:
+        raise MapFileError(
+            f"{name} cannot be {width} wide", hint=f"give --{side}-vocab-size up to {MAX_WIDTH}"
+        )
+    return projection if ours.table is not None else _with_side(projection, side, wider)
+
+
+def shared_width(ours: Vocabulary, tokenizer: Vocabulary) -> int:
+    """Return the width that a tokenizer should have to be used with a side of a map.
+
+    A map with the tokenizer's tokens tells it, and so does one whose width a person gave. Else it
+    is the tokenizer's; one that is not from a model's config is a lower bound, like a map's ids.
+    """
+    if ours.table is not None:
+        return (
+            ours.vocab_size if _same_tokens(ours.table, tokenizer.table) else tokenizer.vocab_size
+        )
+    if not _is_lower_bound(ours):
+        return ours.vocab_size
+    if tokenizer.width_source == "tokenizer" or ours.width_source == "map":
+        return max(ours.vocab_size, tokenizer.vocab_size)
+    return tokenizer.vocab_size
+
+
+def can_grow(ours: Vocabulary, given: Vocabulary) -> bool:
+    """Tell whether a side of a map may be made as wide as another vocabulary.
+
+    That is where its file tells its ids, and not the width: rows and columns beyond are empty. The
+    rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
+    """
+    if not _is_lower_bound(ours) or ours.vocab_size > given.vocab_size:
+        return False
+    return not ours.width_is_known or ours.vocab_size >= _tokens_of(given)
+
+
+def require_widths(projection: ProjectionMap) -> None:
+    """Check that a map's widths are known.
+
+    Raises:
+        XtokError: if one is a lower bound only.
+    """
+    for side in ("student", "teacher"):
+        ours: Vocabulary = getattr(projection, side)
+        if not ours.width_is_known:
+            raise XtokError(
+                f"the map does not tell the width of the {side}'s logits: it is {ours.width}",
+                hint=f"load the map with {side}_vocab_size=…, or convert it once with "
+                f"xtok convert --{side}-vocab-size",
+            )
+
+
+def require_table(vocabulary: Vocabulary) -> TokenTable:
+    """Return a vocabulary's tokens.
+
+    Raises:
+        XtokError: if it has none.
+    """
+    if vocabulary.table is None:
+        raise XtokError(
+            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
+            hint="give both tokenizers with --student-model and --teacher-model",
+        )
+    return vocabulary.table
+
+
+def _is_lower_bound(ours: Vocabulary) -> bool:
+    """Tell whether a side is of a file by another program, which may have fewer rows than V."""
+    return ours.table is None and ours.width_source in ("ids", "map")
+
+
+def require_same_tokens(
+    side: str, ours: TokenTable | None, given: TokenTable | None, *, what: str, other: str
+) -> None:
+    """Check that a side of a map has the tokens of a tokenizer or of another map, if it has any.
+
+    Args:
+        side: `student` or `teacher`.
+        ours: the map's tokens.
+        given: the others.
+        what: what the error calls the map.
+        other: what it calls the others.
+
+    Raises:
+        XtokError: if they differ.
+    """
+    if ours is not None and given is not None and not _same_tokens(ours, given):
+        raise XtokError(
+            f"the {side} of {what} has other tokens than {other}",
+            hint="give the models, or the maps, of one pair, student first; xtok inspect shows the "
+            "pair of a map",
+        )
+
+
+def _same_tokens(ours: TokenTable, given: TokenTable | None) -> bool:
+    return ours is given or (given is not None and ours.sha256() == given.sha256())
+
+
+def _require_same_width(side: str, ours: Vocabulary, given: Vocabulary, what: str) -> None:
+    same = ours.vocab_size == given.vocab_size
+    if not (same or can_grow(ours, given) or can_grow(given, ours)):
+        hint = "give the map of this pair; xtok inspect shows the pair of a map"
+        if _tokens_of(given) <= ours.vocab_size:
+            hint += f", or, if it is, --{side}-vocab-size {ours.vocab_size}"
+        raise XtokError(
+            f"the {side} of {what} is {ours.width} wide, {given.model_id} is {given.width}",
+            hint=hint,
+        )
+
+
+def _tokens_of(given: Vocabulary) -> int:
+    """Return the least width that a vocabulary can have."""
+    return given.tokenizer_vocab_size or given.vocab_size
+
+
+def _better(ours: Vocabulary, given: Vocabulary) -> Vocabulary:
+    """Return what is known of a side, its own or the one given."""
+    if ours.table is not None or given.vocab_size < ours.vocab_size:
+        return ours
+    if given.table is None and not ours.width_is_known:
+        return replace(ours, vocab_size=given.vocab_size, width_source=given.width_source)
+    return ours if given.table is None else given
+
+
+def _with_side(projection: ProjectionMap, side: str, vocabulary: Vocabulary) -> ProjectionMap:
+    if getattr(projection, side) is vocabulary:
+        return projection
+    rows = {}
+    if side == "student":
+        more = vocabulary.vocab_size - projection.shape[0]
+        rows["row_kind"] = np.pad(projection.row_kind, (0, more))
+        if projection.scale_slot is not None:
+            rows["scale_slot"] = np.pad(projection.scale_slot, (0, more))
+    return replace(projection, **{side: vocabulary}, **rows)  # type: ignore[arg-type]

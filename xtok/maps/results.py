@@ -1,0 +1,182 @@
+"""What a stage returns: a finished map, its history, its report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok import __version__
+from xtok.errors import XtokError
+from xtok.maps.edges import Edges, in_map_order
+from xtok.maps.pair import require_table
+from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
+from xtok.vocab.display import plural
+from xtok.vocab.table import TokenTable
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
+
+
+def tokenizer_notes(student: Tokenizer, teacher: Tokenizer) -> list[str]:
+    """Return a note on each side's width and where it comes from, and on what changes text."""
+    notes = []
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        vocabulary = tokenizer.vocabulary
+        notes.append(
+            f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
+            f"(from the {vocabulary.width_source})"
+        )
+        notes += [
+            f"{vocabulary.model_id} changes text: {change.normalizer}: {change.changes}"
+            for change in tokenizer.text_changes
+        ]
+    return notes
+
+
+def undecodable_tokens(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    ignored: tuple[Collection[int], Collection[int]] = ((), ()),
+) -> list[str]:
+    """Return a sentence for each side that has ids that should stand for text and do not."""
+    failures = []
+    sides = zip(("student", "teacher"), (student, teacher), ignored, strict=True)
+    for side, tokenizer, left_out in sides:
+        undecodable = [i for i in tokenizer.report.undecodable if i not in left_out]
+        if undecodable:
+            what = examples_of(undecodable, tokenizer.table, "id")
+            failures.append(f"{side} {tokenizer.vocabulary.model_id}: no bytes behind {what}")
+    return failures
+
+
+def require_complete(projection: ProjectionMap) -> None:
+    """Check that no stage of this process met a token that it could not decode or spell.
+
+    Raises:
+        XtokError: naming the first few.
+    """
+    failures = [failure for report in projection.reports for failure in report.failures]
+    if failures:
+        raise XtokError(
+            "; ".join(failures),
+            hint="leave out --strict to do without them: their rows and columns stay empty",
+        )
+
+
+def most_frequent(ids: NDArray[np.integer[Any]]) -> list[int]:
+    """Return the different ids of a list, the most frequent first."""
+    different, times = np.unique(ids, return_counts=True)
+    return [int(i) for i in different[np.argsort(-times, kind="stable")]]
+
+
+def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
+    """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind."""
+    edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
+    last = np.zeros(len(edges.weights), np.bool_)
+    if scale_slot is not None:
+        final = np.zeros(len(scale_slot), np.int64)
+        np.maximum.at(final, edges.student_ids, np.arange(len(last)))
+        last[final[scale_slot == 1]] = True
+    keep = edges.weights > 0  # a piece's weight may be too small for float32
+    if not keep.all():
+        edges, last = edges.take(keep), last[keep]
+    edges = in_map_order(edges, last)
+    return ProjectionMap(
+        student_ids=edges.student_ids.astype(np.int32, copy=False),
+        teacher_ids=edges.teacher_ids.astype(np.int32, copy=False),
+        weights=edges.weights,
+        scale_slot=scale_slot,
+        **fields,
+    )
+
+
+def history_with(
+    before: ProjectionMap | None, step: dict[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return a map's history, none if there is no map, with one more step, by this version."""
+    done = () if before is None else tuple(before.history)
+    return (*done, {**step, "xtok_version": __version__})
+
+
+_IN_WORDS = {
+    RowKind.EMPTY: "empty",
+    RowKind.EXACT: "exact",
+    RowKind.PIECES: "from pieces",
+    RowKind.ROLE: "by role",
+    RowKind.EMBEDDING: "by embedding",
+    RowKind.COUNTED: "counted on the text",
+    RowKind.MIXED: "mixed",
+    RowKind.RELAXED: "relaxed",
+}
+
+
+def stage_report(
+    stage: str,
+    projection: ProjectionMap,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+) -> StageReport:
+    """Return the report of a stage that counts the rows of its result by kind."""
+    found = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
+    words = dict(_IN_WORDS)
+    if any(step["options"].get("weights") == "prior" for step in projection.history):
+        words[RowKind.PIECES] = "counted on synthetic text"
+    counts = {f"rows {words[k]}": found[k] for k in RowKind if found[k]}
+    return StageReport(stage, counts, tuple(notes), tuple(failures))
+
+
+def reported(projection: ProjectionMap, report: StageReport) -> ProjectionMap:
+    """Return a map with one more report."""
+    return replace(projection, reports=(*projection.reports, report))
+
+
+def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
+    """Return what deserves a look in a finished map: its scale slots, rows that are empty.
+
+    Rows of `ignored` ids were asked to be empty.
+    """
+    return [*slot_notes(projection), *_empty_row_notes(projection, ignored)]
+
+
+def slot_notes(projection: ProjectionMap) -> list[str]:
+    """Return a note on rows that have no scale slot, and one on the ids that serve as slots."""
+    if projection.scale_slot is None:
+        return []
+    notes = []
+    needs_none = [RowKind.EMPTY, RowKind.EXACT, RowKind.ROLE]
+    lacking = (projection.scale_slot == 0) & ~np.isin(projection.row_kind, needs_none)
+    if lacking.any():
+        notes.append(
+            f"{plural(int(lacking.sum()), 'row')} without a scale slot: no teacher id is free of "
+            "meaning"
+        )
+    if projection.is_slot.any():
+        most_first = most_frequent(projection.teacher_ids[projection.is_slot])
+        notes.append(
+            f"scale slots on {examples_of(most_first, projection.teacher.table, 'teacher id')}"
+        )
+    return notes
+
+
+def _empty_row_notes(projection: ProjectionMap, ignored: Collection[int]) -> list[str]:
+    """Return a note on text rows, and one on special tokens, that are left empty."""
+    table, kind = require_table(projection.student), projection.row_kind
+    text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
+    special = [i for i in table.control_names if not kind[i] and i not in ignored]
+    notes = [f"empty rows: {examples_of(text, table)}"] if text else []
+    if special:
+        notes.append(f"no counterpart for {examples_of(special, table, 'special token')}")
+    return notes
+
+
+def examples_of(ids: list[int], table: TokenTable | None, what: str = "token") -> str:
+    """Count ids in words, with the first few as examples."""
+    examples = ", ".join(
+        str(i) + ("" if table is None else f" '{table.shown(i)}'") for i in ids[:3]
+    )
+    more = ", …" if len(ids) > 3 else ""
+    return f"{plural(len(ids), what)}: {examples}{more}"

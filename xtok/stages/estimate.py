@@ -1,0 +1,159 @@
+"""`estimate`: a map of counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from xtok.config import EstimateConfig, MultitokenConfig
+from xtok.counting.counts import CountedText, CountingPlan, TextTotals, count_text, plan_counting
+from xtok.counting.encode import (
+    LONGEST_CHUNK,
+    pair_edges,
+    unit_of,
+)
+from xtok.counting.smoothing import choose_alpha, smooth
+from xtok.errors import XtokError
+from xtok.maps import file as mapfile
+from xtok.maps.edges import heaviest
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
+from xtok.maps.results import finished, history_with, reported, stage_report
+from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.vocab.display import plural
+
+
+def estimate(
+    student_model: str | PathLike[str] | Tokenizer,
+    teacher_model: str | PathLike[str] | Tokenizer,
+    texts: Sequence[str | Path],
+    config: EstimateConfig | None = None,
+    *,
+    base: ProjectionMap | None = None,
+    checkpoint: Path | None = None,
+    count: Callable[[CountingPlan], CountedText] | None = None,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> ProjectionMap:
+    """Count a map on text: how likely teacher token t is where student token s begins.
+
+    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What is
+    counted depends on `config.target`. Counts are integers to the end, so that the result depends
+    on the texts alone, not on how they were read or interrupted.
+
+    Args:
+        student_model: the model of the rows, as `build` takes it.
+        teacher_model: the model of the columns, likewise.
+        texts: paths and globs of plain text, JSON lines or Parquet, gzip and zstd included.
+        config: the options; the defaults if None.
+        base: a map of this pair that is smoothed towards, its slots left out; one of the
+            vocabularies alone (`multitoken` with the weights `prior`, and this target) if None.
+        checkpoint: a file where counts are saved every minute; if it is there, counting goes on
+            from it. It is removed at the end.
+        count: counts a plan in another way, such as on a cluster, without `checkpoint` and
+            `text_progress`; `count_text` if None.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
+
+    Raises:
+        XtokError: if a text cannot be read, nothing in it can be counted, or the base or the
+            checkpoint is of something else.
+    """
+    config = config or EstimateConfig()
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    if base is not None:
+        base = with_vocabularies(
+            base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+        )
+    plan = plan_counting(student, teacher, texts, config)
+    if base is None:  # first, so that an interruption after hours of counting loses nothing
+        options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
+        base = multitoken(student, teacher, options, progress=progress)
+    if count is None:
+        counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
+    else:
+        counts = count(plan)
+    result = map_of_counts(counts, base, plan, config)
+    if checkpoint is not None and count is None:
+        checkpoint.unlink(missing_ok=True)
+    return result
+
+
+def map_of_counts(
+    counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: EstimateConfig
+) -> ProjectionMap:
+    """Smooth counts towards a base map, and cut: the end of `estimate`.
+
+    Raises:
+        XtokError: if there is nothing to count.
+    """
+    totals = counts.totals
+    if not totals.starts:
+        raise XtokError(
+            f"nothing can be counted: {plural(totals.documents, 'document')}, "
+            f"{totals.num_bytes:,} bytes of text",
+            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
+            "differ",
+        )
+    unit = unit_of(plan.target)
+    towards = base.edges.take(~base.is_slot).normalized()
+    alpha = config.alpha
+    if alpha is None:
+        alpha = choose_alpha(counts, towards, config.top_k, base.shape[1], unit)
+    counted = pair_edges(
+        np.concatenate([counts.keys, counts.held_keys]),
+        np.concatenate([counts.counts, counts.held_counts]) / unit,
+    )
+    kind = base.row_kind.copy()
+    kind[counted.student_ids] = RowKind.COUNTED
+    step = {
+        "stage": "estimate",
+        "options": {"top_k": config.top_k, "target": config.target, "alpha": alpha},
+        "initial_sha256": mapfile.sha256(base),
+        "texts": [asdict(source) for source in plan.sources],
+        "counted": asdict(totals),
+    }
+    result = finished(
+        heaviest(smooth(counted, towards, alpha), config.top_k),
+        student=base.student,
+        teacher=base.teacher,
+        row_kind=kind,
+        scale_slot=None,
+        method="estimate",
+        top_k=config.top_k,
+        history=history_with(base, step),
+        reports=base.reports,
+    )
+    result = reported(result, _report(result, totals, alpha, config))
+    return reapply_exact(result) if config.pin_exact else result
+
+
+def _report(
+    projection: ProjectionMap, totals: TextTotals, alpha: float, config: EstimateConfig
+) -> StageReport:
+    notes = [
+        f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
+        f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries"
+    ]
+    if config.alpha is None and totals.held_out:
+        notes.append(f"alpha {alpha:g}, chosen on {plural(totals.held_out, 'held-out document')}")
+    elif config.alpha is None:
+        notes.append(f"alpha {alpha:g}: the text has too few documents to choose it on")
+    if totals.differing:
+        share = totals.lost_bytes / max(1, totals.num_bytes)
+        notes.append(
+            f"the tokenizers disagree on {plural(totals.differing, 'document')} (normalization); "
+            f"each was counted up to that point, skipping {share:.1%} of the text"
+        )
+    if totals.skipped_chunks:
+        notes.append(
+            f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"
+        )
+    return stage_report("estimate", projection, notes)

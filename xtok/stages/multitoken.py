@@ -1,0 +1,199 @@
+"""`multitoken`: each side's tokens spelled in the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.config import (
+    FIRST_PIECE_WEIGHT,
+    PIECE_DECAY,
+    MultitokenConfig,
+)
+from xtok.errors import XtokError
+from xtok.maps import file as mapfile
+from xtok.maps.edges import Edges, heaviest, ranks, sum_duplicates
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.results import (
+    examples_of,
+    finished,
+    history_with,
+    map_notes,
+    reported,
+    stage_report,
+    tokenizer_notes,
+    undecodable_tokens,
+)
+from xtok.progress import Progress, silent
+from xtok.stages.exact import (
+    single_edges,
+    special_edges,
+    without,
+)
+from xtok.stages.slots import add_slots
+from xtok.vocab.relaxed import match_relaxed
+from xtok.vocab.roles import slot_candidates
+from xtok.vocab.table import TokenTable
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
+
+_CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
+
+
+def multitoken(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    config: MultitokenConfig | None = None,
+    *,
+    initial: ProjectionMap | None = None,
+    only: NDArray[np.bool_] | None = None,
+    progress: Progress = silent,
+) -> ProjectionMap:
+    """Map each student token to the teacher tokens that spell it, and the other way round.
+
+    Forward, a student token's bytes are segmented by the teacher's tokenizer; its first
+    `max_pieces` pieces have the weights 0.9·0.1^i, normalized. In reverse, each teacher token is
+    segmented by the student's, and its weights are added into (student piece, teacher token).
+    Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
+
+    Args:
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        config: the options; the defaults if None.
+        initial: a map of the same pair whose weights (but for slots) are added in.
+        only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
+        progress: called for each pass over a vocabulary.
+
+    Raises:
+        XtokError: if `initial` is of other tokenizers.
+    """
+    config = config or MultitokenConfig()
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    _check_ignored("student", student, ignored[0])
+    _check_ignored("teacher", teacher, ignored[1])
+    rows = student.table_as(config.token_form, ignore=ignored[0])
+    columns = teacher.table_as(config.token_form, ignore=ignored[1])
+    if only is None:
+        only = np.ones(len(rows), np.bool_)
+    spelled, failures = _spelled_edges(student, teacher, rows, columns, config, only, progress)
+    special = special_edges(rows, columns, config)
+    special = special.take(only[special.student_ids])
+    kind = np.zeros(len(rows), np.uint8)
+    kind[spelled.student_ids] = RowKind.PIECES
+    kind[special.student_ids] = RowKind.ROLE
+    parts = [spelled, special]
+    step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
+    if initial is not None:
+        step["initial_sha256"] = mapfile.sha256(initial)
+        initial = with_vocabularies(
+            initial, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+        )
+        earlier = without(initial.edges.take(~initial.is_slot), *ignored)
+        parts.insert(0, earlier.normalized())
+        both = (initial.row_kind != kind) & (initial.row_kind != 0) & (kind != 0)
+        kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
+    edges = sum_duplicates(Edges.concatenate(parts)).normalized()
+    filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
+    edges = heaviest(edges, config.top_k - config.scale_trick)
+    slot = None
+    if config.scale_trick:
+        candidates = [i for i in slot_candidates(teacher.table) if i not in ignored[1]]
+        edges, slot = add_slots(edges, candidates, len(rows))
+    projection = finished(
+        edges,
+        student=student.vocabulary,
+        teacher=teacher.vocabulary,
+        row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
+        scale_slot=slot,
+        method="multitoken",
+        top_k=config.top_k,
+        history=history_with(initial, step),
+    )
+    failures = [*undecodable_tokens(student, teacher, ignored), *failures]
+    notes = [*tokenizer_notes(student, teacher), *map_notes(projection, ignored[0])]
+    return reported(projection, stage_report("multitoken", projection, notes, failures))
+
+
+def _spelled_edges(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    rows: TokenTable,
+    columns: TokenTable,
+    config: MultitokenConfig,
+    only: NDArray[np.bool_],
+    progress: Progress,
+) -> tuple[Edges, list[str]]:
+    """Return the edges that text tokens of the wanted rows have, and what cannot be spelled."""
+    if config.weights == "prior":
+        from xtok.counting.prior import prior_edges
+
+        edges, unspelled = prior_edges(student, teacher, config.target, progress=progress)
+        wanted = set(unspelled) - set(config.ignore_student_ids)
+        parts, failures = [edges], _unspelled(teacher, wanted, rows)
+    else:
+        open_ids = rows.text_ids[only[rows.text_ids]]
+        forward, failures = _spell(rows, open_ids, teacher, config.max_pieces, progress)
+        parts = [forward]
+        if config.reverse_pass:
+            all_ids = columns.text_ids
+            reverse, more = _spell(columns, all_ids, student, config.max_pieces, progress)
+            parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
+            failures += more
+    if config.canonicalization == "relaxed":
+        parts.append(single_edges(match_relaxed(rows, columns)))
+    ignored = config.ignore_student_ids, config.ignore_teacher_ids
+    edges = without(Edges.concatenate(parts), *ignored)
+    return edges.take(only[edges.student_ids]), failures
+
+
+def _spell(
+    table: TokenTable,
+    ids: NDArray[np.int64],
+    tokenizer: Tokenizer,
+    max_pieces: int,
+    progress: Progress,
+) -> tuple[Edges, list[str]]:
+    """Segment tokens of a table: edges from the tokens to their first pieces, and failures."""
+    all_tokens = table.tokens()
+    tokens = [all_tokens[i] for i in ids.tolist()]
+    pieces: list[Sequence[int] | None] = []
+    with progress(f"spelling in {tokenizer.vocabulary.model_id}", len(tokens)) as advance:
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = tokens[start : start + _CHUNK]
+            pieces += tokenizer.segment_batch(chunk)
+            advance(len(chunk))
+    failed = [i for i, found in zip(ids.tolist(), pieces, strict=True) if found is None]
+    counts = np.fromiter((0 if found is None else len(found) for found in pieces), np.int64)
+    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
+    owner = np.repeat(np.arange(len(pieces)), counts)
+    place = ranks(owner)
+    first = place < max_pieces
+    decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
+    total = np.concatenate([[1.0], np.cumsum(decay)])
+    edges = Edges(
+        ids[owner[first]].astype(np.int32),
+        flat[first],
+        decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
+    )
+    return edges, _unspelled(tokenizer, failed, table)
+
+
+def _unspelled(tokenizer: Tokenizer, ids: Collection[int], table: TokenTable) -> list[str]:
+    model_id = tokenizer.vocabulary.model_id
+    return [f"{model_id} cannot spell {examples_of(sorted(ids), table)}"] if ids else []
+
+
+def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
+    width = tokenizer.vocabulary.vocab_size
+    if ids and max(ids) >= width:
+        raise XtokError(
+            f"there is no {side} id {max(ids)} to ignore: "
+            f"{tokenizer.vocabulary.model_id} is {width} wide",
+            hint=f"give ids from 0 to {width - 1} with --ignore-{side}-ids",
+        )

@@ -1,0 +1,286 @@
+"""A data collator: texts or conversations in, both tokenizations and their alignment out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
+from xtok.alignment.chats import align_chat
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer, from_transformers
+
+Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+IGNORED = -100
+"""The label of what is no target, as PyTorch's cross-entropy has it."""
+
+
+class _Row(NamedTuple):
+    """One sample on one side: ids, which of them are targets, and their chunks."""
+
+    ids: NDArray[Any]
+    is_target: NDArray[np.bool_]
+    chunk: NDArray[Any]
+
+
+class DistillationCollator:
+    """Turns samples into a batch for a student and its teachers, for a `DataLoader`.
+
+    A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
+    `tools`. Texts are spelled byte for byte, control tokens in them as text; conversations are
+    rendered by each side's chat template, and only what the assistant wrote is a target. Rows are
+    padded on the right; a chunk that `max_length` cuts into is none. It holds no tensors, and can
+    be pickled.
+
+    The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
+    one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
+    Labels are those of the tokens themselves (-100 where they are no target), as Hugging Face
+    models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
+    `xtok.shift_to_predictions`. In conversations, chunks that are no target on both
+    sides are not valid.
+
+    Args:
+        student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
+        teachers: one, or a list of several, likewise; of none for a student that learns alone.
+        max_length: how many tokens of a sample are kept, on each side; all if None.
+        bos: begin texts with the token for it, where a tokenizer has one.
+        eos: end texts with the token for it, where a tokenizer has one.
+        max_comb_len: as in `TokenAligner`.
+        student_template: chat template of the student, if not its own.
+        teacher_templates: chat templates of the teachers, one each; None is a teacher's own.
+
+    Raises:
+        ValueError: if there is not a template for each teacher.
+    """
+
+    def __init__(
+        self,
+        student: Any,
+        teachers: Any,
+        *,
+        max_length: int | None = None,
+        bos: bool = True,
+        eos: bool = False,
+        max_comb_len: int = 4,
+        student_template: str | Path | None = None,
+        teacher_templates: Sequence[str | Path | None] | None = None,
+    ) -> None:
+        several = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
+        templates = list(teacher_templates or [None] * len(several))
+        if len(templates) != len(several):
+            raise ValueError(f"{len(several)} teachers, {len(templates)} templates for them")
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length is {max_length}, and must be at least 1")
+        self.student = _tokenizer(student)
+        self.teachers = [_tokenizer(teacher) for teacher in several]
+        self.aligners = [
+            TokenAligner(self.student, teacher, max_comb_len=max_comb_len)
+            for teacher in self.teachers or [self.student]
+        ]
+        self.max_length, self.bos, self.eos = max_length, bos, eos
+        self.student_template, self.teacher_templates = student_template, templates
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Return the batch of the samples.
+
+        Raises:
+            XtokError: if a vocabulary cannot spell a text, or a conversation cannot be rendered.
+            ValueError: if there are no samples, or one is something else.
+        """
+        if not samples:
+            raise ValueError("a batch needs samples")
+        chats = [_messages(sample) for sample in samples]
+        ours = self._spell(self.student, samples, chats)
+        sides = []
+        for number, teacher in enumerate(self.teachers or [self.student]):
+            theirs = self._spell(teacher, samples, chats)
+            aligned = [
+                self._align(number, s, t) if chat is None else self._align_chat(number, chat)
+                for s, t, chat in zip(ours, theirs, chats, strict=True)
+            ]
+            rows = [row[0] for row in aligned], [row[1] for row in aligned]
+            side = _pad(rows[1], _pad_id(teacher))
+            side["alignment"] = _batch(*rows, [row[2] for row in aligned])
+            sides.append(side)
+        own = _pad(rows[0], _pad_id(self.student))
+        return {**own, "teachers": sides[: len(self.teachers)]}
+
+    def _spell(
+        self, tokenizer: Tokenizer, samples: Sequence[Sample], chats: Sequence[Any]
+    ) -> list[NDArray[np.int64]]:
+        """Return the ids of the texts; none for conversations."""
+        texts = ["" if chat else _text(s) for s, chat in zip(samples, chats, strict=True)]
+        roles = tokenizer.table.roles
+        begin, end = (
+            list(roles.get(role, ())[:1]) if wanted else []
+            for role, wanted in (("bos", self.bos), ("eos", self.eos))
+        )
+        found = []
+        for text, ids in zip(
+            texts, tokenizer.segment_batch([text.encode() for text in texts]), strict=True
+        ):
+            if ids is None:
+                raise XtokError(
+                    f"{tokenizer.vocabulary.model_id} cannot spell the text {text[:40]!r}",
+                    hint="leave the text out, or use a tokenizer with byte tokens",
+                )
+            found.append(np.array([*begin, *ids, *end], np.int64)[: self.max_length])
+        return found
+
+    def _align(
+        self, number: int, ours: NDArray[np.int64], theirs: NDArray[np.int64]
+    ) -> tuple[_Row, _Row, NDArray[np.bool_]]:
+        bounds = (np.array([0, len(ours)]), np.array([0, len(theirs)]))
+        found = self.aligners[number].align_ids(ours, bounds[0], theirs, bounds[1])
+        rows = [
+            _Row(ids, np.ones(len(ids), np.bool_), chunk)
+            for ids, chunk in (
+                (ours, found.student_chunk_id),
+                (theirs, found.teacher_chunk_id),
+            )
+        ]
+        return rows[0], rows[1], found.is_correct
+
+    def _align_chat(
+        self, number: int, chat: Mapping[str, Any]
+    ) -> tuple[_Row, _Row, NDArray[np.bool_]]:
+        teacher, template = self.student, self.student_template
+        if self.teachers:
+            teacher, template = self.teachers[number], self.teacher_templates[number]
+        found = align_chat(
+            self.aligners[number],
+            self.student,
+            teacher,
+            chat["messages"],
+            tools=chat.get("tools"),
+            student_template=self.student_template,
+            teacher_template=template,
+        )
+        sides = (
+            (found.student, found.alignment.student_chunk_id),
+            (found.teacher, found.alignment.teacher_chunk_id),
+        )
+        kept = np.ones(len(found.alignment.is_correct), np.bool_)
+        for side, chunk in sides:
+            out = ~side.assistant_mask
+            out[len(out) if self.max_length is None else self.max_length :] = True
+            kept[np.unique(chunk[(chunk >= 0) & out])] = False
+        number_of = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
+        rows = [
+            _Row(
+                side.ids[: self.max_length].astype(np.int64),
+                side.assistant_mask[: self.max_length],
+                number_of[chunk[: self.max_length]],
+            )
+            for side, chunk in sides
+        ]
+        return rows[0], rows[1], found.alignment.is_correct[kept]
+
+
+def to_device(batch: Any, device: torch.device | str) -> Any:
+    """Return a batch, and all that is in it, on a device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, AlignmentBatch):
+        return AlignmentBatch(**to_device(vars(batch), device))
+    if isinstance(batch, dict):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, list):
+        return [to_device(value, device) for value in batch]
+    return batch
+
+
+def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Return a batch on a device, with what losses take: shifted to the positions that predict.
+
+    Each side has `targets`, its labels, and `predicted_ids`, its ids, of the next position; each
+    teacher also `shifted`, its alignment as `shift_to_predictions` gives it.
+    """
+    moved: dict[str, Any] = to_device(batch, device)
+    for side in (moved, *moved["teachers"]):
+        side["targets"] = predicted(side["labels"])
+        side["predicted_ids"] = predicted(side["input_ids"])
+    for side in moved["teachers"]:
+        side["shifted"] = shift_to_predictions(side["alignment"])
+    return moved
+
+
+def predicted(ids: torch.Tensor, fill: int = IGNORED) -> torch.Tensor:
+    """Return what each position predicts, `[B, T]`: the id, label or mask of the next one."""
+    return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
+
+
+def _tokenizer(given: Any) -> Tokenizer:
+    return given if isinstance(given, Tokenizer) else from_transformers(given)
+
+
+def _messages(sample: Sample) -> Mapping[str, Any] | None:
+    """Return a conversation as a mapping, and None for a text."""
+    if isinstance(sample, str) or (isinstance(sample, Mapping) and "text" in sample):
+        return None
+    if isinstance(sample, Mapping) and "messages" in sample:
+        return sample
+    if isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
+        return {"messages": sample}
+    raise ValueError(f"a sample is {type(sample).__name__}: neither a text nor a conversation")
+
+
+def _text(sample: Sample) -> str:
+    text = sample["text"] if isinstance(sample, Mapping) else sample
+    if not isinstance(text, str):
+        raise ValueError(f"a text is {type(text).__name__}, and must be a str")
+    return text
+
+
+def _pad_id(tokenizer: Tokenizer) -> int:
+    roles = tokenizer.table.roles
+    return next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
+
+
+def _pad(rows: Sequence[_Row], pad_id: int) -> dict[str, Any]:
+    labels = [np.where(row.is_target, row.ids, IGNORED) for row in rows]
+    ones = [np.ones(len(row.ids), np.int64) for row in rows]
+    return {
+        "input_ids": _stack([row.ids for row in rows], pad_id),
+        "attention_mask": _stack(ones, 0),
+        "labels": _stack(labels, IGNORED),
+    }
+
+
+def _stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
+    width = max(1, *(len(row) for row in rows))
+    stacked = np.full((len(rows), width), fill, np.result_type(*rows))
+    for place, row in zip(stacked, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(stacked)
+
+
+def _batch(
+    ours: Sequence[_Row], theirs: Sequence[_Row], correct: Sequence[NDArray[np.bool_]]
+) -> AlignmentBatch:
+    """Stack the alignments of rows into one of a batch."""
+    valid, exact = [], ([], [])  # type: ignore[var-annotated]
+    for s, t, right in zip(ours, theirs, correct, strict=True):
+        sizes = [
+            np.bincount(row.chunk[row.chunk >= 0], minlength=len(right))[: len(right)]
+            for row in (s, t)
+        ]
+        valid.append((sizes[0] > 0) & (sizes[1] > 0))
+        single = np.append(right & (sizes[0] == 1) & (sizes[1] == 1), False)
+        for masks, row in zip(exact, (s, t), strict=True):
+            masks.append(single[row.chunk])
+    return AlignmentBatch(
+        pair_valid=_stack(valid, False),
+        pair_is_correct=_stack(correct, False),
+        student_exact_partition_mask=_stack(exact[0], False),
+        teacher_exact_partition_mask=_stack(exact[1], False),
+        student_chunk_id=_stack([row.chunk.astype(np.int64) for row in ours], -1),
+        teacher_chunk_id=_stack([row.chunk.astype(np.int64) for row in theirs], -1),
+        num_chunks=torch.tensor([len(right) for right in correct]),
+    )

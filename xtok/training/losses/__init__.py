@@ -1,0 +1,53 @@
+"""Distillation losses across tokenizers: pure functions of logits, a map, and an alignment.
+
+All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` makes them of what an
+aligner gives.
+"""
+
+from xtok.training.losses.combine import (
+    averaged_logits,
+    combine,
+    same_tokenizer_kl,
+    select_teacher,
+    sum_teachers,
+)
+from xtok.training.losses.config import (
+    ChunkLossConfig,
+    CombineConfig,
+    GoldConfig,
+    PartitionConfig,
+    PKLConfig,
+    SameTokenizerConfig,
+    ULDConfig,
+)
+from xtok.training.losses.gold import gold, h_kl, uld
+from xtok.training.losses.named import BatchLoss, LossName, make_loss
+from xtok.training.losses.p_kl import p_kl
+from xtok.training.losses.pairs import ExactPairs, exact_pairs
+from xtok.training.losses.partition import ByteEvents, partition_kl
+
+__all__ = [
+    "BatchLoss",
+    "ByteEvents",
+    "ChunkLossConfig",
+    "CombineConfig",
+    "ExactPairs",
+    "GoldConfig",
+    "LossName",
+    "PKLConfig",
+    "PartitionConfig",
+    "SameTokenizerConfig",
+    "ULDConfig",
+    "averaged_logits",
+    "combine",
+    "exact_pairs",
+    "gold",
+    "h_kl",
+    "make_loss",
+    "p_kl",
+    "partition_kl",
+    "same_tokenizer_kl",
+    "select_teacher",
+    "sum_teachers",
+    "uld",
+]

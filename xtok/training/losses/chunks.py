@@ -1,0 +1,150 @@
+"""Chunks on tensors: which positions belong to which, checked, and means over them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from xtok.training.losses.config import ChunkLossConfig, ULDConfig
+from xtok.training.module import check_width, work_dtype
+
+EPSILON = 1e-10
+"""NeMo-RL adds it to a chunk's size and to what a logarithm is taken of; so its values are met."""
+
+FLOOR = -23.02585092994046
+"""log(1e-10): what the log-probability of a token that is masked with −∞ counts as."""
+
+
+class Chunks(NamedTuple):
+    """The N chunks that a loss is the mean of, numbered through the batch.
+
+    Attributes:
+        student: int64 `[B, T_s]`, the number of each position's chunk; N where it has none.
+        teacher: int64 `[B, T_t]`, likewise.
+        student_sizes: `[N]`, positions per chunk, at least 1.
+        teacher_sizes: `[N]`, likewise.
+        total: N.
+    """
+
+    student: Tensor
+    teacher: Tensor
+    student_sizes: Tensor
+    teacher_sizes: Tensor
+    total: int
+
+
+def find_chunks(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    alignment: Any,
+    config: ChunkLossConfig | ULDConfig,
+    sample_mask: Tensor | None,
+    widths: tuple[int, int] = (0, 0),
+) -> Chunks:
+    """Number the chunks that count: valid, with a predicting position on both sides.
+
+    Raises:
+        XtokError: if logits are narrower than their side of `widths`.
+        ValueError: for shapes that do not fit, or chunk ids that fall within a row.
+    """
+    device = student_logits.device
+    valid = torch.as_tensor(alignment.pair_valid, device=device)
+    if config.exact_token_match_only:
+        valid = valid & torch.as_tensor(alignment.pair_is_correct, device=device)
+    if sample_mask is not None:
+        mask = torch.as_tensor(sample_mask, device=device)
+        if mask.shape != valid.shape[:1]:
+            raise ValueError(
+                f"sample_mask is {list(mask.shape)}, and must be {list(valid.shape[:1])}"
+            )
+        valid = valid & (mask != 0)[:, None]
+    sides = []
+    for side, logits, width in zip(
+        ("student", "teacher"), (student_logits, teacher_logits), widths, strict=True
+    ):
+        check_width(side, logits.shape[-1], width)
+        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"), device=device)
+        if logits.ndim != 3 or ids.shape != logits.shape[:2] or len(ids) != len(valid):
+            raise ValueError(
+                f"{side}_chunk_id is {list(ids.shape)} and pair_valid {list(valid.shape)}, which "
+                f"do not fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
+            )
+        _check_monotone(side, ids, valid.shape[1])
+        sides.append(ids)
+    sizes = [_sizes(ids, valid.shape[1]) for ids in sides]
+    valid = valid & (sizes[0] > 0) & (sizes[1] > 0)
+    count = int(valid.sum())
+    number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, count)
+    number = torch.nn.functional.pad(number, (1, 0), value=count)  # place 0 is for "no chunk"
+    student, teacher = (number.gather(1, ids + 1) for ids in sides)
+    dtype = work_dtype(student_logits, teacher_logits)
+    of_student, of_teacher = (size[valid].to(dtype) for size in sizes)
+    return Chunks(student, teacher, of_student, of_teacher, count)
+
+
+def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
+    """Raise unless the ids of a row never fall, −1 left out, and are all in −1..C−1."""
+    if not ids.numel():
+        return
+    wrong = (ids >= 0) & (ids < ids.cummax(1).values)
+    outside = (ids < -1) | (ids >= num_chunks)
+    if bool((wrong | outside).any()):
+        where = outside if bool(outside.any()) else wrong
+        row, place = where.nonzero()[0].tolist()
+        problem = (
+            f"not in -1..{num_chunks - 1}" if bool(outside.any()) else "less than one before it"
+        )
+        raise ValueError(
+            f"{side}_chunk_id[{row}, {place}] is {int(ids[row, place])}, {problem}; chunk ids "
+            "never fall within a row"
+        )
+
+
+def _sizes(ids: Tensor, num_chunks: int) -> Tensor:
+    counts = torch.zeros((len(ids), num_chunks + 1), dtype=torch.int64, device=ids.device)
+    return counts.scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:]
+
+
+def chunk_means(values: Tensor, chunk: Tensor, sizes: Tensor) -> Tensor:
+    """Return the mean of the rows of each chunk: `[n, V]` and int64 `[n]` into `[N, V]`."""
+    sums = torch.zeros((len(sizes), values.shape[1]), dtype=values.dtype, device=values.device)
+    return sums.index_add(0, chunk, values) / (sizes[:, None] + EPSILON)
+
+
+def rows_in_chunks(logits: Tensor, chunk: Tensor, count: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the logits of positions in a chunk, `[n, width]` in float32 or 64, and the chunks."""
+    inside = chunk.flatten() < count
+    rows = logits[..., :width].flatten(0, 1)[inside]
+    return rows.to(work_dtype(logits)), chunk.flatten()[inside]
+
+
+def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """Return the log-softmax over the last dimension, where −∞ counts as `FLOOR`."""
+    found = torch.log_softmax(logits / temperature, -1)
+    masked = torch.isneginf(found)
+    return found.masked_fill(masked, FLOOR) if bool(masked.any()) else found
+
+
+def no_chunks(student_logits: Tensor) -> Tensor:
+    """Return 0 with a gradient of zeros, whatever the logits hold."""
+    zeros = torch.zeros_like(student_logits)
+    return torch.where(zeros == 0, zeros, student_logits).sum(dtype=work_dtype(student_logits))
+
+
+def checked(loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Return the loss, if it is a number.
+
+    Raises:
+        ValueError: naming the logits that are not; −∞ is allowed, NaN and +∞ are not.
+    """
+    if bool(torch.isfinite(loss)):
+        return loss
+    for side, logits in (("student", student_logits), ("teacher", teacher_logits)):
+        wrong = torch.isnan(logits) | torch.isposinf(logits)
+        if bool(wrong.any()):
+            place = wrong.nonzero()[0].tolist()
+            value = logits[tuple(place)].item()
+            raise ValueError(f"the {side}'s logits are {value} at {place}")
+    raise ValueError("a position of a chunk has no finite logit, so the loss is no number")

@@ -1,0 +1,152 @@
+"""Same-tokenizer teachers, several teachers, and the sum with the cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from xtok.training.losses.chunks import checked, log_probabilities, no_chunks
+from xtok.training.losses.config import CombineConfig, SameTokenizerConfig
+from xtok.training.losses.p_kl import largest_columns
+from xtok.training.module import work_dtype
+
+
+def same_tokenizer_kl(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor,
+    config: SameTokenizerConfig | None = None,
+) -> Tensor:
+    """Return the KL on k tokens, position by position, from a teacher of the same tokenizer.
+
+    With K the k tokens with the largest maximum teacher logit in the microbatch, and both sides'
+    softmax at temperature τ taken within K (Hinton et al., arXiv 1503.02531; the selection is that
+    of NeMo-RL's teachers without a map):
+
+        loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
+
+    Args:
+        student_logits: `[B, T, V]`; computed in float32 under any autocast (float64 if they are).
+        teacher_logits: `[B, T, V]`; what one side has beyond the other's width takes no part.
+        mask: `[B, T]`, 0 where a position does not count: padding, and the last one, which
+            predicts nothing.
+        config: see there.
+
+    Returns:
+        A scalar; 0 with a gradient of zeros where no position counts.
+
+    Raises:
+        ValueError: for shapes that do not fit, and logits of NaN or +∞.
+    """
+    config = config or SameTokenizerConfig()
+    if not student_logits.shape[:-1] == teacher_logits.shape[:-1] == mask.shape:
+        raise ValueError(
+            f"student's logits {list(student_logits.shape)}, teacher's "
+            f"{list(teacher_logits.shape)} and mask {list(mask.shape)} do not fit"
+        )
+    inside = mask != 0
+    if not bool(inside.any()):
+        return no_chunks(student_logits)
+    with torch.autocast(student_logits.device.type, enabled=False):
+        width = min(student_logits.shape[-1], teacher_logits.shape[-1])
+        teacher = teacher_logits.detach()[..., :width]
+        columns = largest_columns(teacher, config.top_k)
+        dtype = work_dtype(student_logits, teacher_logits)
+        log_s, log_r = (
+            log_probabilities(
+                logits[inside].index_select(-1, columns).to(dtype), config.temperature
+            )
+            for logits in (student_logits, teacher)
+        )
+        if config.reverse_kl:
+            log_s, log_r = log_r, log_s
+        loss = (log_r.exp() * (log_r - log_s)).sum() * (config.temperature**2 / len(log_r))
+    return checked(loss, student_logits, teacher_logits)
+
+
+def averaged_logits(
+    teacher_logits: Sequence[Tensor], weights: Sequence[float] | None = None
+) -> Tensor:
+    """Return the weighted mean of the logits of teachers of one tokenizer, float32 `[B, T, V]`.
+
+    Args:
+        teacher_logits: `[B, T, V]` each; of different widths, the narrowest counts.
+        weights: one per teacher, with a sum above 0; equal ones if None.
+
+    Raises:
+        ValueError: for weights that do not fit.
+    """
+    shares = _weights(weights, len(teacher_logits))
+    if sum(shares) <= 0:
+        raise ValueError(f"the weights {shares} do not have a sum above 0")
+    width = min(logits.shape[-1] for logits in teacher_logits)
+    mean = torch.zeros((), device=teacher_logits[0].device)
+    for logits, weight in zip(teacher_logits, shares, strict=True):
+        if weight > 0:  # 0 · −∞ is no number
+            mean = mean + logits[..., :width].to(work_dtype(logits)) * (weight / sum(shares))
+    return mean
+
+
+def select_teacher(
+    teacher_logits: Sequence[Tensor], teacher_labels: Sequence[Tensor], *, per_token: bool = False
+) -> int:
+    """Return which teacher finds the batch's text likeliest, the first one of equals.
+
+    All of them read the same text, so their total −log p is compared. A mean over tokens, which
+    NeMo-RL compares, favours the tokenizer with the shorter tokens.
+
+    Args:
+        teacher_logits: `[B, T, V]` each.
+        teacher_labels: int64 `[B, T]` each, the ids that the positions predict; -100 where a
+            position does not count.
+        per_token: compare the mean over tokens.
+    """
+    scores = []
+    with torch.no_grad():
+        for logits, labels in zip(teacher_logits, teacher_labels, strict=True):
+            inside = labels >= 0
+            rows = logits[inside].to(work_dtype(logits))
+            reduction = "mean" if per_token else "sum"
+            score = torch.nn.functional.cross_entropy(rows, labels[inside], reduction=reduction)
+            scores.append(float(score))
+    return min(range(len(scores)), key=scores.__getitem__)
+
+
+def sum_teachers(losses: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+    """Return Σ weight · loss over the teachers; each weight is 1 if None.
+
+    Raises:
+        ValueError: for weights that do not fit.
+    """
+    total = losses[0] * 0
+    for loss, weight in zip(losses, _weights(weights, len(losses)), strict=True):
+        total = total + loss * weight
+    return total
+
+
+def combine(
+    distillation: Tensor, cross_entropy: Tensor, config: CombineConfig | None = None
+) -> Tensor:
+    """Return the sum of a distillation loss d and the student's own cross-entropy c.
+
+    loss = w_d · d + w_c · c, or, with dynamic scaling (X-Token, arXiv 2605.21699, eq. 7),
+
+        loss = sg(|c| / |d|) · d + c
+
+    where sg lets no gradient through, and the factor is 1 where d is 0.
+    """
+    config = config or CombineConfig()
+    if not config.dynamic_scaling:
+        weighted = config.distillation_weight * distillation
+        return weighted + config.cross_entropy_weight * cross_entropy
+    d, c = distillation.detach().abs(), cross_entropy.detach().abs()
+    return torch.where(d > 0, c / d.clamp(min=1e-30), 1.0) * distillation + cross_entropy
+
+
+def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
+    found = [1.0] * count if weights is None else list(weights)
+    if len(found) != count or any(weight < 0 for weight in found):
+        raise ValueError(f"{found} are not {count} weights of 0 or above, one per teacher")
+    return found

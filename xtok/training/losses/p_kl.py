@@ -1,0 +1,278 @@
+"""P-KL: the student's probabilities projected by a map, against the teacher's, chunk by chunk.
+
+Neither a `[B, T, V_teacher]` tensor nor one of probabilities `[B, T, V_student]` is ever made: the
+work goes through blocks of positions, and the gradient is the only large thing that is allocated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from xtok.threads import one_thread_each
+from xtok.training.losses.chunks import EPSILON, FLOOR, Chunks, checked, find_chunks, no_chunks
+from xtok.training.losses.config import PKLConfig
+from xtok.training.module import (
+    ProjectionModule,
+    Restricted,
+    block_length,
+    entry_gradient,
+    multiply,
+    restrict,
+    sparse_pair,
+    work_dtype,
+)
+
+Result = TypeVar("Result")
+
+
+def p_kl(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    projection: ProjectionModule,
+    alignment: Any,
+    config: PKLConfig | None = None,
+    *,
+    sample_mask: Tensor | None = None,
+) -> Tensor:
+    """Return the P-KL loss of X-Token (arXiv 2605.21699) as NeMo-RL computes it.
+
+    With p the student's softmax at temperature τ, W the map, K the k teacher tokens with the
+    largest maximum logit in the microbatch, and C a chunk with positions C_s and C_t:
+
+        a_j = (1/|C_s|) Σ_{t∈C_s} Σ_v p_t(v) W[v, j]      q = a / Σ_{j∈K} a_j
+        log r_j = (1/|C_t|) Σ_{t∈C_t} log softmax_K(z_t / τ)_j
+        loss = τ² · mean over chunks of Σ_{j∈K} r_j (log r_j − log q_j)
+
+    Reversed, Σ q (log q − log r). 1e-10 is added to sizes, sums, and q before its logarithm.
+
+    Args:
+        student_logits: `[B, T_s, V_s]`, any floating type; computed in float32 under any autocast
+            (in float64 if they are). Columns beyond the map's width take no part.
+        teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
+        projection: the map; a learnable one gets gradients too.
+        alignment: an `AlignmentBatch` whose chunk ids are those of the *predicted* tokens, as
+            `xtok.shift_to_predictions` gives them.
+        config: see there.
+        sample_mask: `[B]`, 0 where a row does not count.
+
+    Returns:
+        A scalar; 0 with a gradient of zeros where no chunk is valid.
+
+    Raises:
+        XtokError: if logits are narrower than the map.
+        ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
+    """
+    config = config or PKLConfig()
+    num_rows, num_columns = projection.shape
+    chunks = find_chunks(
+        student_logits, teacher_logits, alignment, config, sample_mask, projection.shape
+    )
+    if chunks.total == 0:
+        return no_chunks(student_logits)
+    teacher_logits = teacher_logits.detach()[..., :num_columns]
+    columns = largest_columns(teacher_logits, config.top_k)
+    found = restrict(projection.student_ids, projection.offsets, columns)
+    weights = projection.entry_weights()[found.picked]
+    job = _Job(teacher_logits, columns, found, chunks, num_rows, config)
+    loss: Tensor = _PKL.apply(student_logits, weights, job)  # type: ignore[no-untyped-call]
+    return checked(loss, student_logits, teacher_logits)
+
+
+def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
+    """Return the ids of the k columns with the largest maximum, rising, int64 `[k]`."""
+    width = teacher_logits.shape[-1]
+    if top_k is None or top_k >= width:
+        return torch.arange(width, device=teacher_logits.device)
+    return teacher_logits.amax((0, 1)).topk(top_k).indices.sort().values
+
+
+class _Job(NamedTuple):
+    """What the two passes need besides the student's logits and the weights."""
+
+    teacher_logits: Tensor
+    columns: Tensor
+    found: Restricted
+    chunks: Chunks
+    width: int
+    config: PKLConfig
+
+
+class _PKL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, weights: Tensor, job: _Job) -> Tensor:
+        with torch.autocast(logits.device.type, enabled=False):
+            dtype = work_dtype(logits, job.teacher_logits)
+            matrices = sparse_pair(job.found, weights.detach().to(dtype))
+            projected = _projected_chunks(logits, matrices[0], job)
+            target = _teacher_chunks(job, dtype)
+            loss = _compare(projected, target, job.config)
+        ctx.save_for_backward(logits, projected)
+        ctx.job, ctx.matrix, ctx.weights_dtype = job, matrices[1], weights.dtype
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        logits, grad_chunks = ctx.saved_tensors
+        with torch.autocast(logits.device.type, enabled=False):
+            scale = grad_loss.to(grad_chunks.dtype) / (ctx.job.chunks.student_sizes + EPSILON)
+            grad_logits, grad_weights = _differentiate(
+                logits,
+                grad_chunks * scale[:, None],
+                ctx.matrix,
+                ctx.job,
+                learnable=ctx.needs_input_grad[1],
+            )
+        to_weights = grad_weights.to(ctx.weights_dtype) if ctx.needs_input_grad[1] else None
+        return grad_logits if ctx.needs_input_grad[0] else None, to_weights, None
+
+
+def _is_flat(logits: Tensor) -> bool:
+    """Tell whether the positions of all rows follow one another at equal steps."""
+    return len(logits) == 1 or logits.stride(0) == logits.shape[1] * logits.stride(1)
+
+
+def _blocks(
+    logits: Tensor, chunk: Tensor, width: int, *, flat: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Go through `[B, T, V]` in blocks of positions with their chunks; `flat`: across rows."""
+    step = max(1, block_length(logits, width) // _num_threads(logits))
+    views = [(logits.flatten(0, 1), chunk.flatten())] if flat else zip(logits, chunk, strict=True)
+    for rows, ids in views:
+        for start in range(0, len(rows), step):
+            yield rows[start : start + step], ids[start : start + step]
+
+
+def _num_threads(like: Tensor) -> int:
+    return torch.get_num_threads() if like.device.type == "cpu" else 1
+
+
+def _each(work: Callable[..., Result], blocks: Iterable[Any], like: Tensor) -> Iterator[Result]:
+    """Work on blocks without gradients, and yield the results in order.
+
+    On a CPU each block is computed by one thread alone. Threads that share every small step wait
+    for one another at each, which on a busy machine costs many times the work itself.
+    """
+
+    def one(block: Any) -> Result:
+        with torch.no_grad():
+            return work(*block)
+
+    listed = list(blocks)
+    if len(listed) == 1 or _num_threads(like) == 1:
+        yield from map(one, listed)
+    else:
+        with one_thread_each() as pool:
+            yield from pool.map(one, listed)
+
+
+def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
+    """Return the chunks' mean projected probabilities, `[N, k]`."""
+    chunks = job.chunks
+
+    def project(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        probs = _softmax(rows, job, matrix.dtype).index_select(1, job.found.used)
+        return ids, multiply(matrix, probs.t()).t()
+
+    total = matrix.new_zeros((chunks.total + 1, len(job.columns)), layout=torch.strided)
+    blocks = _blocks(logits, chunks.student, job.width, flat=_is_flat(logits))
+    for ids, projected in _each(project, blocks, logits):
+        total.index_add_(0, ids, projected)
+    return total[:-1].div_(chunks.student_sizes[:, None] + EPSILON)
+
+
+def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
+    """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
+    chunks, logits, num_columns = job.chunks, job.teacher_logits, len(job.columns)
+    everything = num_columns == logits.shape[-1]
+
+    def pick(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        picked = (rows if everything else rows.index_select(1, job.columns)).to(dtype)
+        found = torch.log_softmax(_tempered(picked, job), -1)
+        return ids, found.masked_fill_(torch.isneginf(found), FLOOR)
+
+    total = torch.zeros((chunks.total + 1, num_columns), dtype=dtype, device=logits.device)
+    blocks = _blocks(logits, chunks.teacher, num_columns, flat=_is_flat(logits))
+    for ids, found in _each(pick, blocks, logits):
+        total.index_add_(0, ids, found)
+    return total[:-1].div_(chunks.teacher_sizes[:, None] + EPSILON)
+
+
+def _tempered(rows: Tensor, job: _Job) -> Tensor:
+    return rows if job.config.temperature == 1 else rows / job.config.temperature
+
+
+def _softmax(rows: Tensor, job: _Job, dtype: torch.dtype) -> Tensor:
+    return torch.softmax(_tempered(rows[:, : job.width].to(dtype), job), -1)
+
+
+def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
+    """Return the loss; `projected`, `[N, k]`, is overwritten with its gradient, in blocks."""
+    scale = config.temperature**2 / len(projected)
+    losses = projected.new_empty(len(projected))
+    step = max(1, block_length(projected, 4 * projected.shape[1]) // _num_threads(projected))
+
+    def compare(part: slice) -> None:
+        sums = projected[part].sum(1, keepdim=True) + EPSILON
+        q, log_r = projected[part] / sums, target[part]
+        log_q = (q + EPSILON).log()
+        if config.reverse_kl:
+            difference = log_q - log_r
+            losses[part] = ((q + EPSILON) * difference).sum(1)
+            to_q = difference.add_(1)
+        else:
+            r = log_r.exp()
+            losses[part] = (r * (log_r - log_q)).sum(1)
+            to_q = r.div_(q + EPSILON).neg_()
+        to_q -= (to_q * q).sum(1, keepdim=True)
+        projected[part] = to_q.div_(sums).mul_(scale)
+
+    parts = [(slice(start, start + step),) for start in range(0, len(projected), step)]
+    deque(_each(compare, parts, projected), maxlen=0)
+    return losses.sum() * scale
+
+
+def _differentiate(
+    logits: Tensor, grad_chunks: Tensor, matrix: Tensor, job: _Job, *, learnable: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients to the logits and to the entries, from that to the chunks' sums."""
+    chunks, found = job.chunks, job.found
+    grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if grad.shape[-1] > job.width:
+        grad[..., job.width :] = 0
+
+    def differentiate(rows: Tensor, ids: Tensor, into: Tensor) -> Tensor | None:
+        inside = ids < chunks.total
+        back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
+        probs = _softmax(rows, job, matrix.dtype)
+        used = probs.index_select(1, found.used)
+        to_probs = multiply(matrix, back).t()
+        mean = (used * to_probs).sum(1, keepdim=True)
+        target = into[:, : job.width]
+        torch.mul(probs, -mean, out=target)
+        target[:, found.used] = (used * (to_probs - mean)).to(target.dtype)
+        if job.config.temperature != 1:
+            target /= job.config.temperature
+        outside = ~inside[:, None]
+        if bool(outside.any()):
+            target.masked_fill_(outside, 0)
+        if not learnable:
+            return None
+        part = used.masked_fill(outside, 0).t().contiguous()
+        return entry_gradient(found, part, back)
+
+    flat = _is_flat(logits)
+    blocks, places = (
+        _blocks(tensor, chunks.student, job.width, flat=flat) for tensor in (logits, grad)
+    )
+    joined = ((rows, ids, into) for (rows, ids), (into, _) in zip(blocks, places, strict=True))
+    entries = torch.zeros(len(found.rows), dtype=matrix.dtype, device=logits.device)
+    for part in _each(differentiate, joined, logits):
+        if part is not None:
+            entries += part
+    return grad, entries

@@ -1,0 +1,380 @@
+"""A map in PyTorch: student probabilities to teacher probabilities, frozen or learnable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from xtok import __version__
+from xtok.errors import XtokError
+from xtok.maps.edges import Edges, map_order
+from xtok.maps.pair import require_widths
+from xtok.maps.projection_map import ProjectionMap, RowKind
+
+_BLOCK = 2**22
+"""How many numbers a temporary may have on a CPU: 16 MiB in float32."""
+
+_BLOCK_ON_DEVICE = 2**27
+
+
+class ProjectionModule(nn.Module):
+    """A map W as a module: `[..., V_student]` probabilities to `[..., V_teacher]`.
+
+    Frozen, its weights are a buffer. Learnable, each row is a softmax over parameters of its own,
+    one per entry, that begin at the map's weights; a scale slot is outside that softmax, a sigmoid
+    of a parameter of its own, and the row's other entries share what it leaves. So each row sums
+    to 1 whatever is learned, and a row of one entry stays as it is. `to_map` gives a map again.
+
+    Everything is computed in float32 under any autocast (float64 if the probabilities are). The
+    entries are kept column by column, so that a few columns cost a few columns' work.
+
+    Args:
+        projection: a map, or the path of its file.
+        learnable: train the weights.
+
+    Attributes:
+        student_ids: int64 `[nnz]`, entries sorted by teacher id, then by student id.
+        teacher_ids: int64 `[nnz]`.
+        offsets: int64 `[V_teacher + 1]`; column t is entries `offsets[t]` to `offsets[t + 1]`.
+        is_slot: bool `[nnz]`, which entries are scale slots beside others of their row.
+        weights: float32 `[nnz]`; of a learnable projection those of the map it was made from.
+        logits: float32 `[nnz]`, the parameter of a learnable projection, else None.
+    """
+
+    student_ids: Tensor
+    teacher_ids: Tensor
+    offsets: Tensor
+    is_slot: Tensor
+    weights: Tensor
+    logits: nn.Parameter | None
+
+    def __init__(
+        self, projection: ProjectionMap | str | PathLike[str], *, learnable: bool = False
+    ) -> None:
+        super().__init__()
+        if not isinstance(projection, ProjectionMap):
+            projection = ProjectionMap.load(projection)
+        require_widths(projection)
+        self.map = projection
+        order = np.lexsort((projection.student_ids, projection.teacher_ids))
+        has_others = projection.entries_per_row[projection.student_ids] > 1
+        num_columns = projection.shape[1]
+        offsets = np.zeros(num_columns + 1, np.int64)
+        np.cumsum(np.bincount(projection.teacher_ids, minlength=num_columns), out=offsets[1:])
+        for name, array in (
+            ("student_ids", projection.student_ids[order].astype(np.int64)),
+            ("teacher_ids", projection.teacher_ids[order].astype(np.int64)),
+            ("offsets", offsets),
+            ("is_slot", (projection.is_slot & has_others)[order]),
+            ("weights", projection.weights[order]),
+        ):
+            self.register_buffer(name, torch.from_numpy(np.array(array)))
+        self.logits = nn.Parameter(self._initial_logits()) if learnable else None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(V_student, V_teacher)`, the map's widths."""
+        return self.map.shape
+
+    @property
+    def learnable(self) -> bool:
+        """Whether the weights are trained."""
+        return self.logits is not None
+
+    def entry_weights(self) -> Tensor:
+        """Return the weights as they stand, float32 `[nnz]`, with gradient if learnable."""
+        if self.logits is None:
+            return self.weights
+        num_rows = self.shape[0]
+        with torch.autocast(self.logits.device.type, enabled=False):
+            logits = self.logits.float()
+            slot = torch.where(self.is_slot, torch.sigmoid(logits), 0.0)
+            row_slot = torch.zeros(num_rows, device=logits.device)
+            left = 1 - row_slot.index_add(0, self.student_ids, slot)
+            masked = logits.detach().masked_fill(self.is_slot, -torch.inf)
+            largest = torch.full((num_rows,), -torch.inf, device=logits.device)
+            largest = largest.scatter_reduce(0, self.student_ids, masked, "amax")
+            powers = (logits - largest[self.student_ids]).exp()
+            powers = torch.where(self.is_slot, 0.0, powers)
+            sums = torch.zeros_like(row_slot).index_add(0, self.student_ids, powers)
+            shares = powers / sums[self.student_ids]
+            return torch.where(self.is_slot, slot, shares * left[self.student_ids])
+
+    def forward(self, student_probs: Tensor, columns: Tensor | None = None) -> Tensor:
+        """Return the teacher probabilities that the student's correspond to.
+
+        Args:
+            student_probs: `[..., V_s]`; columns beyond the map's width are the padding of a wider
+                model, and take no part.
+            columns: int64 `[k]`, different teacher ids: only these are computed.
+
+        Returns:
+            float32 `[..., V_teacher]`, or `[..., k]` in the order of `columns`.
+
+        Raises:
+            XtokError: if the probabilities are narrower than the map.
+            ValueError: if `columns` is not a flat tensor of different ids of the teacher.
+        """
+        check_width("student", student_probs.shape[-1], self.shape[0])
+        if columns is not None:
+            check_columns(columns, self.shape[1])
+        return project_token_likelihoods(
+            student_probs, self.student_ids, self.offsets, self.entry_weights(), columns
+        )
+
+    def to_map(self) -> ProjectionMap:
+        """Return the map with the weights as they stand; entries that became 0 are left out.
+
+        Of a learnable projection the history has one more step, `learn`, and the rows whose
+        weights changed by more than rounding are of kind MIXED.
+        """
+        if self.logits is None:
+            return self.map
+        with torch.no_grad():
+            weights = self.entry_weights().cpu().numpy()
+        edges = Edges(self.student_ids.cpu().numpy(), self.teacher_ids.cpu().numpy(), weights)
+        is_slot = self.is_slot.cpu().numpy()
+        changed = ~np.isclose(weights, self.weights.cpu().numpy(), rtol=1e-5, atol=1e-7)
+        kind, scale_slot = self.map.row_kind.copy(), self.map.scale_slot
+        kind[edges.student_ids[changed]] = RowKind.MIXED
+        keep = weights > 0
+        if scale_slot is not None:
+            scale_slot = scale_slot.copy()
+            scale_slot[edges.student_ids[is_slot & ~keep]] = 0
+        edges, is_slot = edges.take(keep), is_slot[keep]
+        edges = edges.take(map_order(edges, is_slot))
+        step = {"stage": "learn", "options": {}, "xtok_version": __version__}
+        return replace(
+            self.map,
+            student_ids=edges.student_ids.astype(np.int32),
+            teacher_ids=edges.teacher_ids.astype(np.int32),
+            weights=edges.weights.astype(np.float32),
+            row_kind=kind,
+            scale_slot=scale_slot,
+            history=(*self.map.history, step),
+            reports=(),
+        )
+
+    def extra_repr(self) -> str:
+        """Return what `print` shows of the module."""
+        rows, columns = self.shape
+        return f"{rows} → {columns}, nnz={len(self.weights)}, learnable={self.learnable}"
+
+    def _initial_logits(self) -> Tensor:
+        slot_logits = torch.logit(self.weights.double(), eps=1e-12)
+        return torch.where(self.is_slot, slot_logits, self.weights.double().log()).float()
+
+
+def project_token_likelihoods(
+    student_probs: Tensor,
+    student_ids: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    columns: Tensor | None = None,
+) -> Tensor:
+    """Multiply probabilities by a sparse map that is given column by column.
+
+    out[..., j] = Σ_s student_probs[..., s] · W[s, columns[j]]
+
+    Args:
+        student_probs: `[..., V_s]`, at least as wide as the largest student id.
+        student_ids: int64 `[nnz]`, sorted by the teacher's id.
+        offsets: int64 `[V_teacher + 1]`, where each teacher id's entries begin.
+        weights: `[nnz]`.
+        columns: int64 `[k]`, different teacher ids; all of them if None.
+
+    Returns:
+        float32 `[..., V_teacher]` or `[..., k]`, float64 if the probabilities are; with gradients
+        to the probabilities and to the weights.
+    """
+    flat = student_probs.reshape(-1, student_probs.shape[-1])
+    projected: Tensor = _project(flat, student_ids, offsets, weights, columns)
+    return projected.reshape(*student_probs.shape[:-1], projected.shape[-1])
+
+
+def check_width(side: str, of_logits: int, of_map: int) -> None:
+    """Raise an `XtokError` that names both widths, if the logits do not hold the map's."""
+    if of_logits < of_map:
+        raise XtokError(
+            f"the {side}'s logits are {of_logits} wide, the map's {side} {of_map}",
+            hint=f"give a map of this {side}, or build it with --{side}-vocab-size {of_logits}",
+        )
+
+
+def check_columns(columns: Tensor, width: int) -> None:
+    """Raise a `ValueError` unless `columns` is int64 `[k]`, and in range where that is cheap."""
+    if columns.ndim != 1 or columns.dtype != torch.int64:
+        raise ValueError(f"columns are {columns.dtype} {list(columns.shape)}, not int64 [k]")
+    if columns.device.type == "cpu" and not torch.compiler.is_compiling():
+        inside = not len(columns) or bool(columns.min() >= 0 and columns.max() < width)
+        if not inside or len(columns.unique()) != len(columns):
+            raise ValueError(f"columns are not different ids in 0..{width - 1}")
+
+
+class Restricted(NamedTuple):
+    """A map restricted to k columns, as local indices.
+
+    Attributes:
+        used: int64 `[R]`, the student ids that have an entry there, rising.
+        rows: int64 `[m]`, for each entry its place in `used`.
+        columns: int64 `[m]`, for each entry its place among the k columns, rising.
+        picked: int64 `[m]`, for each entry its place among all entries.
+        num_columns: k.
+    """
+
+    used: Tensor
+    rows: Tensor
+    columns: Tensor
+    picked: Tensor
+    num_columns: int
+
+
+def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor | None) -> Restricted:
+    """Pick the entries of some columns; all entries if `columns` is None."""
+    device = student_ids.device
+    if columns is None:
+        columns = torch.arange(len(offsets) - 1, device=device)
+    starts = offsets[columns]
+    counts = offsets[columns + 1] - starts
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    local = torch.arange(len(columns), device=device).repeat_interleave(counts, output_size=total)
+    picked = torch.arange(total, device=device) + (starts - ends + counts)[local]
+    used, rows = torch.unique(student_ids[picked], return_inverse=True)
+    return Restricted(used, rows, local, picked, len(columns))
+
+
+def sparse_pair(found: Restricted, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the restricted map as `[k, R]` and as `[R, k]`, sparse, for products with columns."""
+    size = (found.num_columns, len(found.used))
+    by_row = torch.argsort(found.rows, stable=True)
+    return (
+        _sparse(found.columns, found.rows, weights, size),
+        _sparse(found.rows[by_row], found.columns[by_row], weights[by_row], size[::-1]),
+    )
+
+
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+    # Entries are sorted by row, which is all that a product asks of a coalesced tensor.
+    return torch.sparse_coo_tensor(
+        torch.stack([rows, columns]), values, size, is_coalesced=True, check_invariants=False
+    )
+
+
+def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
+    """Return a sparse matrix times `[..., b]`, in their own type under any autocast."""
+    with torch.autocast(matrix.device.type, enabled=False):
+        product: Tensor = torch.sparse.mm(matrix, columns.contiguous())
+        return product
+
+
+def block_length(like: Tensor, width: int) -> int:
+    """Return how many rows of a width a temporary may have."""
+    size = _BLOCK if like.device.type == "cpu" else _BLOCK_ON_DEVICE
+    return max(1, size // max(width, 1))
+
+
+def work_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return float64 if any tensor is, else float32."""
+    return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
+
+
+@torch.library.custom_op("xtok::project", mutates_args=())
+def _project(
+    probs: Tensor, student_ids: Tensor, offsets: Tensor, weights: Tensor, columns: Tensor | None
+) -> Tensor:
+    dtype = work_dtype(probs)
+    found = restrict(student_ids, offsets, columns)
+    matrix, _ = sparse_pair(found, weights[found.picked].to(dtype))
+    out = probs.new_empty((len(probs), found.num_columns), dtype=dtype)
+    step = block_length(probs, max(found.num_columns, len(found.used)))
+    for start in range(0, len(probs), step):
+        part = probs[start : start + step].index_select(1, found.used).to(dtype)
+        out[start : start + step] = multiply(matrix, part.t()).t()
+    return out
+
+
+@_project.register_fake
+def _(
+    probs: Tensor, student_ids: Tensor, offsets: Tensor, weights: Tensor, columns: Tensor | None
+) -> Tensor:
+    width = len(offsets) - 1 if columns is None else len(columns)
+    return probs.new_empty((len(probs), width), dtype=work_dtype(probs))
+
+
+@torch.library.custom_op("xtok::project_backward", mutates_args=())
+def _project_backward(
+    grad: Tensor,
+    probs: Tensor,
+    student_ids: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    columns: Tensor | None,
+    learnable: bool,
+) -> tuple[Tensor, Tensor]:
+    dtype = work_dtype(probs)
+    found = restrict(student_ids, offsets, columns)
+    _, matrix = sparse_pair(found, weights[found.picked].to(dtype))
+    grad_probs = torch.zeros_like(probs)
+    grad_weights = torch.zeros_like(weights)
+    grad_entries = torch.zeros(len(found.picked), dtype=dtype, device=probs.device)
+    step = block_length(probs, max(found.num_columns, len(found.used)))
+    for start in range(0, len(probs), step):
+        block = slice(start, start + step)
+        back = grad[block].to(dtype).t().contiguous()
+        grad_probs[block, found.used] = multiply(matrix, back).t().to(probs.dtype)
+        if learnable:
+            part = probs[block].index_select(1, found.used).to(dtype).t().contiguous()
+            grad_entries += entry_gradient(found, part, back)
+    grad_weights[found.picked] = grad_entries.to(weights.dtype)
+    return grad_probs, grad_weights
+
+
+@_project_backward.register_fake
+def _(
+    grad: Tensor,
+    probs: Tensor,
+    student_ids: Tensor,
+    offsets: Tensor,
+    weights: Tensor,
+    columns: Tensor | None,
+    learnable: bool,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(probs), torch.empty_like(weights)
+
+
+def entry_gradient(found: Restricted, probs: Tensor, grad: Tensor) -> Tensor:
+    """Return Σ_b probs[row, b] · grad[column, b] for each entry; `[R, b]`, `[k, b]` into `[m]`."""
+    total = torch.empty(len(found.rows), dtype=probs.dtype, device=probs.device)
+    step = block_length(probs, probs.shape[1])
+    for start in range(0, len(total), step):
+        part = slice(start, start + step)
+        total[part] = (probs[found.rows[part]] * grad[found.columns[part]]).sum(1)
+    return total
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    probs, student_ids, offsets, weights, columns = ctx.saved_tensors
+    to_probs, to_weights = _project_backward(
+        grad, probs, student_ids, offsets, weights, columns, ctx.needs_input_grad[3]
+    )
+    needs_probs, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
+    return (
+        to_probs if needs_probs else None,
+        None,
+        None,
+        to_weights if needs_weights else None,
+        None,
+    )
+
+
+_project.register_autograd(_differentiate, setup_context=_set_up)

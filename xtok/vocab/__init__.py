@@ -1,0 +1,1 @@
+"""What a vocabulary is: its tokens' exact bytes, types, roles and classes."""

@@ -1,0 +1,240 @@
+"""What kind of text a token is: digits, punctuation, whitespace, a script, part of a character."""
+
+from __future__ import annotations
+
+import unicodedata
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import XtokError
+from xtok.vocab.table import TokenTable, TokenType
+
+
+class TokenClass(IntEnum):
+    """The class of a token, in the order in which people are shown them.
+
+    A space before or after a token is not looked at. Letters decide before punctuation and emoji:
+    `.append` is Latin. Digits are decimal digits of any script, and only them; `x2` and `1.` are
+    DIGITS_MIXED. Han with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 alone.
+    """
+
+    DIGITS_1 = 0
+    DIGITS_2 = 1
+    DIGITS_3 = 2
+    DIGITS_MORE = 3
+    DIGITS_MIXED = 4
+    PUNCTUATION = 5
+    SPACES = 6
+    LINE_BREAKS = 7
+    LATIN = 8
+    GREEK = 9
+    CYRILLIC = 10
+    HEBREW = 11
+    ARABIC = 12
+    DEVANAGARI = 13
+    THAI = 14
+    HAN = 15
+    KANA = 16
+    HANGUL = 17
+    OTHER_SCRIPT = 18
+    SEVERAL_SCRIPTS = 19
+    EMOJI = 20
+    PARTIAL_UTF8 = 21
+    OTHER = 22
+    CONTROL = 23
+    UNUSED = 24
+
+    @property
+    def label(self) -> str:
+        """The class as a person reads it."""
+        return _LABELS.get(self, self.name.replace("_", " ").capitalize())
+
+
+_LABELS = {
+    TokenClass.DIGITS_1: "1 digit",
+    TokenClass.DIGITS_2: "2 digits",
+    TokenClass.DIGITS_3: "3 digits",
+    TokenClass.DIGITS_MORE: "4 digits or more",
+    TokenClass.DIGITS_MIXED: "digits with others",
+    TokenClass.PUNCTUATION: "punctuation, symbols",
+    TokenClass.SPACES: "spaces, tabs",
+    TokenClass.LINE_BREAKS: "line breaks",
+    TokenClass.KANA: "Kana, or with Han",
+    TokenClass.OTHER_SCRIPT: "other script",
+    TokenClass.SEVERAL_SCRIPTS: "several scripts",
+    TokenClass.EMOJI: "emoji",
+    TokenClass.PARTIAL_UTF8: "partial UTF-8",
+    TokenClass.OTHER: "other characters",
+    TokenClass.CONTROL: "control tokens",
+    TokenClass.UNUSED: "unused ids",
+}
+
+
+def classes_named(name: str) -> tuple[TokenClass, ...]:
+    """Return the class of a name in any case, or all of a group: `digits` is all with digits.
+
+    Raises:
+        XtokError: if there is none.
+
+    >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
+    (['HAN'], 5)
+    """
+    wanted = name.upper().replace("-", "_")
+    members = tuple(m for m in TokenClass if m.name == wanted)
+    members = members or tuple(m for m in TokenClass if m.name.startswith(f"{wanted}_"))
+    if not members:
+        known = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])
+        raise XtokError(f"there is no class of tokens {name!r}", hint=f"give one of: {known}")
+    return members
+
+
+NUMERALS = (TokenClass.DIGITS_2, TokenClass.DIGITS_3, TokenClass.DIGITS_MORE)
+"""The classes of tokens that are numbers of several digits, which tokenizers split differently."""
+
+# What a character is, as a bit; a token has those of all its characters. The scripts' bits are
+# those of their classes.
+_BIT = {member: 1 << member for member in TokenClass}
+_DIGIT = _BIT[TokenClass.DIGITS_1]
+_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors, which go with what they follow
+_SCRIPTS = sum(_BIT[TokenClass(i)] for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT + 1))
+_AROUND = _BIT[TokenClass.SPACES] | _BIT[TokenClass.LINE_BREAKS] | _JOINER
+
+# The first word of a letter's name in Unicode is its script.
+_SCRIPT_OF_NAME = {
+    "LATIN": TokenClass.LATIN,
+    "FEMININE": TokenClass.LATIN,  # ordinal indicator
+    "MASCULINE": TokenClass.LATIN,
+    "GREEK": TokenClass.GREEK,
+    "CYRILLIC": TokenClass.CYRILLIC,
+    "HEBREW": TokenClass.HEBREW,
+    "ARABIC": TokenClass.ARABIC,
+    "DEVANAGARI": TokenClass.DEVANAGARI,
+    "THAI": TokenClass.THAI,
+    "CJK": TokenClass.HAN,
+    "IDEOGRAPHIC": TokenClass.HAN,
+    "HIRAGANA": TokenClass.KANA,
+    "KATAKANA": TokenClass.KANA,
+    "KATAKANA-HIRAGANA": TokenClass.KANA,
+    "HANGUL": TokenClass.HANGUL,
+}
+
+
+def token_classes(table: TokenTable) -> NDArray[np.uint8]:
+    """Return the class of each id of a vocabulary, uint8 `[V]`, a `TokenClass` each."""
+    classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
+    classes[table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)] = TokenClass.CONTROL
+    texts: list[str] = []
+    ids: list[int] = []
+    for token_id, token in enumerate(table.tokens()):
+        if token:
+            try:
+                texts.append(token.decode())
+            except UnicodeDecodeError:
+                classes[token_id] = TokenClass.PARTIAL_UTF8
+            else:
+                ids.append(token_id)
+    if ids:
+        classes[ids] = _classes_of_texts(texts)
+    return classes
+
+
+def text_class(text: str) -> TokenClass:
+    """Return the class of one text that is not empty.
+
+    >>> text_class(" 201").name, text_class("(x").name, text_class("食べる").name
+    ('DIGITS_3', 'LATIN', 'KANA')
+    """
+    return TokenClass(int(_classes_of_texts([text])[0]))
+
+
+def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
+    """Return the class of each text, none of them empty, uint8 `[len(texts)]`."""
+    points = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
+    bits = _bits_of_characters(points)
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    starts = np.cumsum(lengths) - lengths
+    found = np.bitwise_or.reduceat(bits, starts)
+    digits = np.add.reduceat((bits == _DIGIT).astype(np.int64), starts)
+    scripts, core = found & _SCRIPTS, found & ~np.uint32(_AROUND)
+    one_script = (scripts & (scripts - 1)) == 0
+    kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
+    has_digit = (found & _DIGIT) != 0
+
+    def has(member: TokenClass) -> NDArray[np.bool_]:
+        return np.asarray((found & _BIT[member]) != 0)
+
+    rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
+        (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
+        (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
+        (kana, TokenClass.KANA),
+        ((scripts != 0) & ~one_script, TokenClass.SEVERAL_SCRIPTS),
+        *(
+            (has(member), member)
+            for member in (*TokenClass,)[TokenClass.LATIN : TokenClass.SEVERAL_SCRIPTS]
+        ),
+        (has(TokenClass.EMOJI), TokenClass.EMOJI),
+        (has(TokenClass.PUNCTUATION), TokenClass.PUNCTUATION),
+        (has(TokenClass.OTHER), TokenClass.OTHER),
+        (has(TokenClass.LINE_BREAKS), TokenClass.LINE_BREAKS),
+        (has(TokenClass.SPACES), TokenClass.SPACES),
+    ]
+    conditions, values = zip(*rules, strict=True)
+    chosen: NDArray[np.uint8] = np.select(conditions, values, default=TokenClass.OTHER)
+    return chosen.astype(np.uint8)
+
+
+def _bits_of_characters(points: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the bit of each code point; each different one is looked up once."""
+    table = np.zeros(0x110000, np.uint32)
+    table[points] = 1
+    different = np.flatnonzero(table)
+    table[different] = [_bit(chr(point)) for point in different.tolist()]
+    return table[points]
+
+
+def _bit(char: str) -> int:
+    category = unicodedata.category(char)
+    if category == "Nd":
+        return _DIGIT
+    if char in "\n\r\v\f\x85\u2028\u2029":
+        return _BIT[TokenClass.LINE_BREAKS]
+    if char.isspace():
+        return _BIT[TokenClass.SPACES]
+    if category[0] in "LM":
+        return _letter(char, is_mark=category[0] == "M")
+    if char in "\u200c\u200d" or "\U000e0020" <= char <= "\U000e007f":  # joiners, tags of flags
+        return _JOINER
+    if category in ("So", "Sk") and ("\u2600" <= char <= "\u27bf" or char >= "\U0001f000"):
+        return _BIT[TokenClass.EMOJI]
+    return _BIT[TokenClass.PUNCTUATION if category[0] in "PSN" else TokenClass.OTHER]
+
+
+def _letter(char: str, *, is_mark: bool) -> int:
+    words = unicodedata.name(char, "").split()
+    if words and words[0] in ("FULLWIDTH", "HALFWIDTH"):
+        del words[0]
+    script = _SCRIPT_OF_NAME.get(words[0]) if words else None
+    if script is None and is_mark and words[:1] in (["COMBINING"], ["VARIATION"]):
+        return _JOINER
+    return _BIT[TokenClass.OTHER_SCRIPT if script is None else script]
+
+
+def suited_loss(exact_share: float, numerals: int, numerals_exact: int) -> tuple[str, str]:
+    """Return which loss suits a pair, and why: pins must exist in the places that matter.
+
+    Gold-type losses score the exact pairs and compare the rest by rank alone, so tokens without a
+    pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699).
+
+    Args:
+        exact_share: of the student's tokens, those with an exact counterpart.
+        numerals: the student's tokens of several digits.
+        numerals_exact: those of them with an exact counterpart.
+    """
+    if numerals and numerals_exact < numerals / 2:
+        missing = numerals - numerals_exact
+        return "P-KL", f"{missing:,} of {numerals:,} numerals have no exact counterpart"
+    if exact_share < 0.5:
+        return "P-KL", f"only {exact_share:.0%} of the student's tokens have an exact counterpart"
+    return "H-KL or gold", f"{exact_share:.0%} of the student's tokens have an exact counterpart"
