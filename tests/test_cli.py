@@ -469,7 +469,7 @@ def test_a_full_disk_under_help_is_an_error(tmp_path: Path, option: str) -> None
     "when",
     [
         "typer",  # among the imports of the command line
-        "xtok.cli._maps",  # among those of the command
+        "xtok.cli.build",  # among those of the command
         "xtok.stages.build",  # within the command
     ],
 )
@@ -525,7 +525,7 @@ def test_quiet_silences_everything_but_errors(cli: Cli, small: Path, tmp_path: P
     done = cli("build", "--student-model", "x/y/z", "--teacher-model", "x", "--quiet")
     assert done.stderr.startswith("error: no such file or folder: x/y/z\nhint: ")
     (tmp_path / "pairs.txt").write_text(f"{small / 'small.model'} bytes\nx/y/z bytes\n")
-    done = cli("build", "--pairs", "pairs.txt", "--quiet")
+    done = cli("build-pairs", "pairs.txt", "--quiet")
     assert done.stdout == "small_to_bytes_top4.safetensors\n"
     assert done.stderr == (
         "error: line 2: no such file or folder: x/y/z\n"
@@ -565,10 +565,10 @@ HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokeniz
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [
-        ("from xtok.cli import main; sys.argv = ['xtok', '--help']", []),
-        ("from xtok.cli import main; sys.argv = ['xtok', 'inspect', 'map.safetensors']", []),
+        ("from xtok.cli import program; sys.argv = ['xtok', '--help']", []),
+        ("from xtok.cli import program; sys.argv = ['xtok', 'inspect', 'map.safetensors']", []),
         (
-            "from xtok.cli import main; sys.argv = "
+            "from xtok.cli import program; sys.argv = "
             "['xtok', 'sort-cut', '--initial-projection-path', 'map.safetensors']",
             [],
         ),
@@ -666,7 +666,7 @@ def test_where_an_output_goes(
 def test_an_empty_path_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
     for args in (
         ["build", "--student-model", "bytes", "--teacher-model", "bytes", "--output", ""],
-        ["build", "--pairs", "no", "--output-dir="],
+        ["build-pairs", "no", "--output-dir="],
         ["sort-cut", "--initial-projection-path", "no", "--output", ""],
         ["convert", "no", "--output="],
         ["export", "no", "--format", "parquet", "--output", ""],

@@ -324,7 +324,7 @@ def test_pins_give_exact_tokens_one_entry(
     byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, corpus: Path
 ) -> None:
     loose = estimate(byte_level, digits, [corpus], base=base)
-    pinned = estimate(byte_level, digits, [corpus], EstimateConfig(pin_exact=True), base=base)
+    pinned = estimate(byte_level, digits, [corpus], EstimateConfig(exact_match=True), base=base)
     two = token(byte_level, b"2")
     assert len(naive.rows_of(loose)[two]) > 1
     assert naive.rows_of(pinned)[two] == [(token(digits, b"2"), 1.0)]

@@ -100,7 +100,7 @@ def test_weights_by_the_power_of_the_largest_cosine(
 def test_softmax_takes_the_sign_into_account(
     student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path
 ) -> None:
-    config = GenerateConfig(top_k=2, weighting="softmax", temperature=0.5)
+    config = GenerateConfig(top_k=2, transform="softmax", temperature=0.5)
     found = rows_of(generate(student, teacher, "table", config, cache=Cache(tmp_path)))
     weights = np.exp(np.array([1, 0.8]) / 0.5)
     first, second = (round(float(w), 5) for w in weights / weights.sum())
@@ -108,16 +108,16 @@ def test_softmax_takes_the_sign_into_account(
     assert [t for t, _ in found[257]] == [256, 259]  # "ab" is opposite to all but "th"
 
 
-@pytest.mark.parametrize(("weighting", "kept"), [("power", [258, 257]), ("softmax", [258, 257])])
+@pytest.mark.parametrize(("transform", "kept"), [("power", [258, 257]), ("softmax", [258, 257])])
 def test_the_threshold_is_on_shares_of_the_whole_row(
     student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path,
-    weighting: Any, kept: list[int],
+    transform: Any, kept: list[int],
 ) -> None:  # fmt: skip
     cosines = np.array([1, 0.8, 0.6, 0])
-    weights = cosines**10 if weighting == "power" else np.exp(cosines / 0.05)
+    weights = cosines**10 if transform == "power" else np.exp(cosines / 0.05)
     shares = weights / weights.sum()
     assert shares[1] > 0.01 > shares[2]
-    config = GenerateConfig(top_k=1, weighting=weighting, weight_threshold=0.99)
+    config = GenerateConfig(top_k=1, transform=transform, weight_threshold=0.99)
     cache = Cache(tmp_path)
     assert generate(student, teacher, "table", config, cache=cache).row_kind[256] == RowKind.EMPTY
     config = replace(config, top_k=4, weight_threshold=0.01)
@@ -740,7 +740,7 @@ def test_the_history_says_what_made_it(
         "temperature": 0.05,
         "top_k": 3,
         "weight_threshold": 0.0,
-        "weighting": "power",
+        "transform": "power",
     }  # fmt: skip
     assert set(found["rows_by_kind"]) == {"empty", "embedding"}
     path = "--initial-projection-path"
@@ -887,7 +887,7 @@ def test_top_k_and_anchors_that_are_not_there(
         generate(student, student, "table", GenerateConfig(top_k=300), cache=Cache(tmp_path))
     wrong: list[dict[str, Any]] = [
         {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0}, {"ridge": -1.0},
-        {"weighting": "sofmax"}, {"anchor_fit": "none"}, {"dtype": "int8"},
+        {"transform": "sofmax"}, {"anchor_fit": "none"}, {"dtype": "int8"},
     ]  # fmt: skip
     for options in wrong:
         with pytest.raises(ValueError, match=next(iter(options))):

@@ -65,7 +65,7 @@ def rows(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
 
 
 def test_a_weighted_sum_of_rows(first: ProjectionMap, second: ProjectionMap) -> None:
-    found = merge([first, second], MergeConfig(weights=(3, 1)))
+    found = merge([first, second], MergeConfig(map_weights=(3, 1)))
     assert rows(found) == {
         1: [(1, 0.75), (2, 0.25)],
         2: [(2, 0.5625), (4, 0.25), (3, 0.1875)],
@@ -101,7 +101,7 @@ def test_fill_leaves_exact_rows_alone(first: ProjectionMap, second: ProjectionMa
 
 
 def test_the_history_names_what_was_merged(first: ProjectionMap, second: ProjectionMap) -> None:
-    [step] = merge([first, second], MergeConfig(weights=(2, 1), fill=True)).history
+    [step] = merge([first, second], MergeConfig(map_weights=(2, 1), fill=True)).history
     assert step["options"] == {"weights": [2, 1], "fill": True, "top_k": 3}
     assert step["initial_sha256"] == mapfile.sha256(first)
     assert step["merged_sha256"] == [mapfile.sha256(second)]
@@ -143,8 +143,8 @@ def test_maps_and_weights_that_do_not_go_together(
 ) -> None:
     with pytest.raises(XtokError, match="only one map"):
         merge([first])
-    with pytest.raises(XtokError, match=r"2 maps and 3 weights .*--weights 1,1"):
-        merge([first, second], MergeConfig(weights=(1, 1, 1)))
+    with pytest.raises(XtokError, match=r"2 maps and 3 weights .*--map-weights 1,1"):
+        merge([first, second], MergeConfig(map_weights=(1, 1, 1)))
     wide = replace(second, teacher=tiny_vocabulary("teacher", b"a", b"x", b"y", b"z", width=7))
     with pytest.raises(XtokError, match=r"the teacher of map 2 .* is 7 wide, teacher is 6"):
         merge([first, wide])
@@ -153,7 +153,7 @@ def test_maps_and_weights_that_do_not_go_together(
         merge([first, other])
     for weights in ((1.0, 0.0), (1.0, -1.0), (float("nan"), 1.0)):
         with pytest.raises(ValueError, match="weights, number"):
-            MergeConfig(weights=weights)
+            MergeConfig(map_weights=weights)
 
 
 def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     assert cli("build", *pair, "--output", "a.safetensors").returncode == 0
     args = ["multitoken", *pair, "--no-scale-trick", "--output", "b.safetensors"]
     assert cli(*args).returncode == 0
-    done = cli("merge", "a.safetensors", "b.safetensors", "--weights", "0.7,0.3", "--fill")
+    done = cli("merge", "a.safetensors", "b.safetensors", "--map-weights", "0.7,0.3", "--fill")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "small_to_small_merge_top32_weights-908ddf_fill.safetensors\n"
     first = (tmp_path / done.stdout.strip()).read_bytes()
@@ -173,11 +173,11 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     history = json.loads(cli("inspect", "y.safetensors", "--json").stdout)["history"]
     assert [step["stage"] for step in history][-1] == "merge"
     for weights in ("a,b", "0,1", ""):
-        done = cli("merge", "a.safetensors", "b.safetensors", "--weights", weights)
+        done = cli("merge", "a.safetensors", "b.safetensors", "--map-weights", weights)
         assert done.returncode == 2
-    done = cli("merge", "a.safetensors", "b.safetensors", "--weights", "1")
+    done = cli("merge", "a.safetensors", "b.safetensors", "--map-weights", "1")
     assert done.returncode == 1
-    assert "hint: give one weight per map: --weights 1,1" in done.stderr
+    assert "hint: give one weight per map: --map-weights 1,1" in done.stderr
 
 
 def test_an_embedding_map_is_extended_by_multitoken(
@@ -306,4 +306,4 @@ def test_convert_normalizes(cli: Cli, tmp_path: Path) -> None:
 def test_a_weight_that_is_not_finite_is_refused() -> None:
     message = "weights, number 2, is inf, and must be above 0 and finite"
     with pytest.raises(ValueError, match=message):
-        MergeConfig(weights=(1.0, float("inf")))
+        MergeConfig(map_weights=(1.0, float("inf")))

@@ -16,7 +16,7 @@ from test_generate import causal_lm
 from typer.main import get_command
 
 from xtok.cli import make_app
-from xtok.cli._spellings import FIXED, SPELLINGS, UNUSED, cleaned, rewritten
+from xtok.cli.spellings import FIXED, SPELLINGS, UNUSED, cleaned, rewritten
 from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"

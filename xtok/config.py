@@ -1,26 +1,34 @@
-"""Every tunable and its default, stated once."""
+"""Every tunable: its name, type, default, range and help, stated once.
+
+The command line makes its options of these fields, so that Python and the command line have the
+same ones.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import functools
+from dataclasses import dataclass, field, fields
 from math import isfinite
-from numbers import Integral
-from typing import Any, Literal, get_args
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-SpecialTokens = Literal["roles", "fuzzy", "off"]
-Canonicalization = Literal["exact", "relaxed"]
-TokenForm = Literal["bytes", "text", "raw"]
-Weighting = Literal["power", "softmax"]
-AnchorFit = Literal["ridge", "orthogonal"]
-Normalize = Literal["sum", "softmax"]
-Dtype = Literal["float32", "bfloat16", "float16"]
-Weights = Literal["decay", "prior"]
-Target = Literal["start", "chunk", "both"]
-Loss = Literal["p-kl", "gold", "h-kl"]
-ExportFormat = Literal["nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"]
+SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
+Canonicalization: TypeAlias = Literal["exact", "relaxed"]
+TokenForm: TypeAlias = Literal["bytes", "text", "raw"]
+Transform: TypeAlias = Literal["power", "softmax"]
+AnchorFit: TypeAlias = Literal["ridge", "orthogonal"]
+Normalize: TypeAlias = Literal["sum", "softmax"]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+Weights: TypeAlias = Literal["decay", "prior"]
+Target: TypeAlias = Literal["start", "chunk", "both"]
+Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
+ExportFormat: TypeAlias = Literal[
+    "nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"
+]
 
 MAX_ENTRIES = 4096
-"""How many entries or pieces a row may be asked for: far more than any map has."""
+"""The most entries or pieces that a row may be asked for: far more than any map has."""
 
 FIRST_PIECE_WEIGHT = 0.9
 """Weight of a token's first piece; each further one has `PIECE_DECAY` times the last one's."""
@@ -30,63 +38,157 @@ PIECE_DECAY = 0.1
 SLOT_WEIGHT = 0.2
 """Weight of the scale slot beside a row that sums to 1, before both are normalized."""
 
+POWER_OF_LARGEST = 10.0
+"""A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
+NeMo-RL)."""
 
-@dataclass(frozen=True, kw_only=True)
-class MultitokenConfig:
-    """How `multitoken` makes a map.
+MATCHING = "Which tokens match"
+COMPUTING = "Computing"
+TEXT = "Text"
 
-    Attributes:
-        top_k: entries per row, the slot included; ≥ 1, with the scale trick ≥ 2.
-        max_pieces: how many of a token's pieces on the other side count; ≥ 1.
-        reverse_pass: spell the teacher's tokens in the student's as well.
-        scale_trick: give every non-empty row a scale slot.
-        special_tokens: `roles` pairs special tokens by role, `fuzzy` by the similarity of their
-            names, `off` leaves their rows empty.
-        fuzzy_threshold: the least similarity that counts with `fuzzy`; 0 < threshold ≤ 1.
-        fuzzy_top_k: how many teacher tokens a special token may have with `fuzzy`; ≥ 1.
-        canonicalization: `relaxed` also pairs tokens that differ only in a space before
-            punctuation, or in the form of a line break, where they have no exact counterpart.
-        token_form: what a token is taken for: its `bytes`; the `text` that they decode to, U+FFFD
-            for what is not UTF-8; or the `raw` display string of the vocabulary.
-        ignore_student_ids: rows that are left empty.
-        ignore_teacher_ids: columns that are not used.
-        weights: `decay` gives pieces falling weights; `prior` counts pairs on a text that is made
-            up of the two vocabularies (`max_pieces` and `reverse_pass` then have no effect).
-        target: what `prior` counts, as in `EstimateConfig`.
+
+def option(default: Any, help: str, **about: Any) -> Any:
+    """Return a field of a config.
+
+    Args:
+        default: its default.
+        help: what it does, for `--help`.
+        about: `min`, `max` (inclusive), `above`, `below` (exclusive): its range; `panel`: the part
+            of the help that it stands in; `metavar`; `short`: a short option such as `-k`.
     """
+    return field(default=default, metadata={"help": help, **about})
 
-    top_k: int = 32
-    max_pieces: int = 4
-    reverse_pass: bool = True
-    scale_trick: bool = True
-    special_tokens: SpecialTokens = "roles"
-    fuzzy_threshold: float = 0.6
-    fuzzy_top_k: int = 1
-    canonicalization: Canonicalization = "exact"
-    token_form: TokenForm = "bytes"
-    ignore_student_ids: tuple[int, ...] = ()
-    ignore_teacher_ids: tuple[int, ...] = ()
-    weights: Weights = "decay"
-    target: Target = "start"
+
+@functools.cache
+def _types(config: Any) -> dict[str, Any]:
+    return get_type_hints(config)
+
+
+class Config:
+    """What all configs have in common: their values are checked against their fields."""
 
     def __post_init__(self) -> None:
-        _within(2 if self.scale_trick else 1, top_k=self.top_k)
-        _within(1, max_pieces=self.max_pieces)
-        _within(1, fuzzy_top_k=self.fuzzy_top_k)
-        check_choice(SpecialTokens, special_tokens=self.special_tokens)
-        check_choice(Canonicalization, canonicalization=self.canonicalization)
-        check_choice(TokenForm, token_form=self.token_form)
-        check_choice(Weights, weights=self.weights)
-        check_choice(Target, target=self.target)
-        if self.target != "start" and self.weights != "prior":
+        """Check every field.
+
+        Raises:
+            ValueError: if a value is not of its choices or outside its range.
+        """
+        config: Any = type(self)
+        types = _types(config)
+        for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
+            value = getattr(self, f.name)
+            if value is not None:
+                _check(f.name, value, types[f.name], f.metadata)
+
+
+def _check(name: str, value: Any, kind: Any, about: Any) -> None:
+    kinds = (
+        [k for k in get_args(kind) if k is not NoneType] if NoneType in get_args(kind) else [kind]
+    )
+    [kind] = kinds
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
+    if get_origin(kind) is tuple:
+        for number, item in enumerate(value, start=1):
+            _check(f"{name}, number {number},", item, get_args(kind)[0], about)
+    elif kind is int and not isinstance(value, Integral):
+        raise ValueError(f"{name} is {value!r}, and must be an integer")
+    elif kind in (int, float) and not _is_within(value, about):
+        raise ValueError(f"{name} is {value}, and must be {range_in_words(about)}")
+
+
+def check_loss(loss: Loss) -> None:
+    """Raise a `ValueError` unless a loss is one that maps are built for."""
+    if loss not in get_args(Loss):
+        raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
+
+
+def _is_within(value: Real, about: Any) -> bool:
+    return (
+        isfinite(value)
+        and about.get("min", value) <= value <= about.get("max", value)
+        and not ("above" in about and value <= about["above"])
+        and not ("below" in about and value >= about["below"])
+    )
+
+
+def range_in_words(about: Any) -> str:
+    """Return a field's range: `at least 1, at most 4096`."""
+    words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
+    return (
+        ", ".join(f"{word} {about[key]}" for key, word in words.items() if key in about) or "finite"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultitokenConfig(Config):
+    """How `multitoken` makes a map."""
+
+    top_k: int = option(
+        32, "Entries per row, the scale slot included.", min=1, max=MAX_ENTRIES, short="-k"
+    )
+    max_pieces: int = option(
+        4, "How many of a token's pieces on the other side count.", min=1, max=MAX_ENTRIES
+    )
+    scale_trick: bool = option(
+        True, "Give each row that is not exact a slot that takes a sixth of its weight."
+    )
+    reverse_pass: bool = option(True, "Also spell the teacher's tokens in the student's.")
+    special_tokens: SpecialTokens = option(
+        "roles",
+        "Pair special tokens by role, or by similar names, or leave their rows empty.",
+        panel=MATCHING,
+    )
+    fuzzy_threshold: float = option(
+        0.6,
+        "With --special-tokens fuzzy: the least similarity that counts.",
+        above=0,
+        max=1,
+        panel=MATCHING,
+    )
+    fuzzy_top_k: int = option(
+        1,
+        "With --special-tokens fuzzy: teacher tokens per special token.",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MATCHING,
+    )
+    canonicalization: Canonicalization = option(
+        "exact",
+        "Match tokens of equal bytes only; relaxed also pairs ' ,' with ',' and the forms of a "
+        "line break where there are no equal bytes.",
+        panel=MATCHING,
+    )
+    token_form: TokenForm = option(
+        "bytes",
+        "Compare tokens by their bytes, by the text that they decode to, or by the vocabulary's "
+        "display strings.",
+        panel=MATCHING,
+    )
+    ignore_student_ids: tuple[int, ...] = option(
+        (), "Leave the rows of these ids empty.", min=0, metavar="ID,ID…", panel=MATCHING
+    )
+    ignore_teacher_ids: tuple[int, ...] = option(
+        (), "Do not use these columns.", min=0, metavar="ID,ID…", panel=MATCHING
+    )
+    weights: Weights = option(
+        "decay",
+        "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
+        "from the two vocabularies.",
+    )
+    target: Target = option(
+        "start",
+        "What is counted, on synthetic or given text: pairs of tokens that begin at the same byte, "
+        "all pairs within a chunk, or both.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale_trick and self.top_k < 2:
             raise ValueError(
-                f"target is {self.target!r}, which goes with the weights 'prior' (--weights prior)"
+                "top_k is 1, and must be at least 2: one of the entries is the scale slot "
+                "(scale_trick)"
             )
-        if not 0 < self.fuzzy_threshold <= 1:
-            raise ValueError(f"fuzzy_threshold is {self.fuzzy_threshold}, and must be in (0, 1]")
-        for name in ("ignore_student_ids", "ignore_teacher_ids"):
-            if any(i < 0 for i in getattr(self, name)):
-                raise ValueError(f"{name} has an id below 0")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -103,37 +205,39 @@ class MultitokenConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SortCutConfig:
-    """How `sort_cut` cuts a map: to `top_k` entries per row, the slot included."""
+class SortCutConfig(Config):
+    """How `sort_cut` cuts a map."""
 
-    top_k: int = 4
-
-    def __post_init__(self) -> None:
-        _within(1, top_k=self.top_k)
+    top_k: int = option(
+        4, "Entries per row, the scale slot included.", min=1, max=MAX_ENTRIES, short="-k"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig(MultitokenConfig):
-    """How `build` composes the stages: `multitoken`, then `reapply_exact`, then `sort_cut`.
+    """How `build` composes the stages: exact matches, `multitoken`, `sort_cut`.
 
-    Attributes:
-        top_k: entries per row of the result, the slot included; `multitoken` has its own default.
-        exact_match: pin tokens that both sides have to each other.
+    `top_k` is that of the result; `multitoken` has its own default.
     """
 
-    top_k: int = SortCutConfig.top_k
-    exact_match: bool = True
+    top_k: int = option(
+        SortCutConfig.top_k,
+        "Entries per row, the scale slot included.",
+        min=1,
+        max=MAX_ENTRIES,
+        short="-k",
+    )
+    exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
 
     @classmethod
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
-        """Return the options that suit a loss; those that are given go before.
+        """Defaults for a loss; explicit options override them.
 
-        P-KL compares distributions averaged over chunks: rows are probabilities, counted at common
-        starts and within chunks, nothing is pinned, 8 entries. Gold and H-KL need tokens that both
-        sides have as pairs: these are pinned. None has a scale slot.
+        P-KL compares distributions averaged over chunks: rows are probabilities, counted at shared
+        token boundaries and within chunks, there are no exact rows, 8 entries. Gold and H-KL need
+        the tokens that both sides have as pairs: exact rows. None has a scale slot.
         """
-        if loss not in get_args(Loss):
-            raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
+        check_loss(loss)
         suits: dict[str, Any] = {"weights": "prior", "scale_trick": False, "top_k": 8}
         if loss == "p-kl" and options.get("weights", "prior") == "prior":
             suits["target"] = "both"
@@ -151,122 +255,81 @@ class BuildConfig(MultitokenConfig):
         return SortCutConfig(top_k=self.top_k)
 
 
-POWER_OF_LARGEST = 10.0
-"""A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
-NeMo-RL)."""
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(Config):
+    """How `generate` makes a map."""
+
+    top_k: int = option(10, "Entries per row.", min=1, max=MAX_ENTRIES, short="-k")
+    weight_threshold: float = option(
+        0.0, "Drop entries whose share of the whole row is less.", min=0, below=1
+    )
+    transform: Transform = option(
+        "power",
+        "From cosines to weights: |cosine| to the power of 10 times the row's largest, or the "
+        "softmax of cosine / temperature.",
+    )
+    temperature: float = option(0.05, "Of the softmax.", above=0)
+    anchor_fit: AnchorFit = option(
+        "ridge", "With own embeddings: how exact tokens bring the student's to the teacher's space."
+    )
+    ridge: float = option(
+        0.01, "Penalty of the ridge regression, as a share of the mean variance.", above=0
+    )
+    canonicalization: Canonicalization = option(
+        "exact",
+        "relaxed embeds near-equivalent tokens, such as ' ,' and ',' and the forms of a line "
+        "break, as one text.",
+        panel=MATCHING,
+    )
+    device: str = option("cpu", "cpu, cuda, or cuda:N.", panel=COMPUTING)
+    dtype: Dtype = option(
+        "float32",
+        "What a sentence model computes in, and embeddings are rounded to; sums are float32.",
+        panel=COMPUTING,
+    )
+    chunk_size: int = option(
+        8192,
+        "Student tokens at once: bounds the memory, changes nothing else.",
+        min=1,
+        panel=COMPUTING,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    """How `generate` makes a map.
+class EstimateConfig(Config):
+    """How `estimate` makes a map of counts."""
 
-    Attributes:
-        top_k: entries per row; ≥ 1.
-        weight_threshold: entries of less weight are dropped, and their row normalized; the weights
-            are those that sum to 1 over the teacher's whole vocabulary. 0 ≤ threshold < 1.
-        weighting: `power` raises |cosine| to 10 times the row's largest; `softmax` takes
-            exp(cosine / temperature).
-        temperature: of the softmax; > 0.
-        anchor_fit: how the student's input embeddings are brought into the teacher's space, with
-            the embedding model `own`.
-        ridge: the penalty of the ridge regression, as a share of the mean variance; > 0.
-        canonicalization: `relaxed` embeds near-equivalent tokens, such as ` ,` and `,` and the
-            forms of a line break, as one text.
-        device: `cpu`, `cuda`, or `cuda:N`.
-        dtype: what a sentence-transformers model computes in, and what normalized embeddings are
-            rounded to; sums of products are always float32.
-        chunk_size: student tokens at once; it bounds the memory and changes nothing else.
-    """
-
-    top_k: int = 10
-    weight_threshold: float = 0.0
-    weighting: Weighting = "power"
-    temperature: float = 0.05
-    anchor_fit: AnchorFit = "ridge"
-    ridge: float = 0.01
-    canonicalization: Canonicalization = "exact"
-    device: str = "cpu"
-    dtype: Dtype = "float32"
-    chunk_size: int = 8192
-
-    def __post_init__(self) -> None:
-        _within(1, top_k=self.top_k)
-        _positive(chunk_size=self.chunk_size)
-        _positive(temperature=self.temperature, ridge=self.ridge)
-        check_choice(Weighting, weighting=self.weighting)
-        check_choice(AnchorFit, anchor_fit=self.anchor_fit)
-        check_choice(Canonicalization, canonicalization=self.canonicalization)
-        check_choice(Dtype, dtype=self.dtype)
-        if not 0 <= self.weight_threshold < 1:
-            raise ValueError(f"weight_threshold is {self.weight_threshold}, and must be in [0, 1)")
+    top_k: int = option(8, "Entries per row.", min=1, max=MAX_ENTRIES, short="-k")
+    target: Target = option(
+        "start",
+        "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
+        "(a student token's share is 1 divided by the chunk's student tokens), or both.",
+    )
+    alpha: float | None = option(
+        None,
+        "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
+        above=0,
+    )
+    exact_match: bool = option(
+        False, "Give tokens that both sides have a single entry of weight 1, for gold and H-KL."
+    )
+    field: str = option(
+        "text", "Field of JSON lines, or column of Parquet, that holds the text.", panel=TEXT
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateConfig:
-    """How `estimate` makes a map of counts.
+class MergeConfig(Config):
+    """How `merge` makes one map of several."""
 
-    Attributes:
-        top_k: entries per row; ≥ 1.
-        target: `start` counts pairs of tokens that begin at one byte; `chunk` every pair of tokens
-            within a chunk, each student token's share of it being 1 divided by its tokens; `both`
-            adds the two up.
-        alpha: the pseudo-count of the base map's row; > 0. None chooses one on documents
-            that are held out.
-        pin_exact: give tokens that both sides have the one entry 1.0, as gold losses need it.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
-    """
-
-    top_k: int = 8
-    target: Target = "start"
-    alpha: float | None = None
-    pin_exact: bool = False
-    field: str = "text"
-
-    def __post_init__(self) -> None:
-        _within(1, top_k=self.top_k)
-        check_choice(Target, target=self.target)
-        if self.alpha is not None:
-            _positive(alpha=self.alpha)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeConfig:
-    """How `merge` makes one map of several.
-
-    Attributes:
-        weights: one per map, each > 0; equal ones if None.
-        fill: leave the exact and role rows of the first map as they are.
-        top_k: entries per row, a slot included; that of the widest map if None.
-    """
-
-    weights: tuple[float, ...] | None = None
-    fill: bool = False
-    top_k: int | None = None
-
-    def __post_init__(self) -> None:
-        _within(1, **({} if self.top_k is None else {"top_k": self.top_k}))
-        for number, weight in enumerate(self.weights or (), start=1):
-            _positive(**{f"weights, number {number},": weight})
-
-
-def _positive(**value: float) -> None:
-    for name, number in value.items():
-        if not (number > 0 and isfinite(number)):
-            raise ValueError(f"{name} is {number}, and must be above 0 and finite")
-
-
-def _within(minimum: int, **value: int) -> None:
-    for name, number in value.items():
-        if not isinstance(number, Integral):
-            raise ValueError(f"{name} is {number!r}, and must be an integer")
-        if not minimum <= number <= MAX_ENTRIES:
-            raise ValueError(
-                f"{name} is {number}, and must be at least {minimum}, at most {MAX_ENTRIES}"
-            )
-
-
-def check_choice(choices: Any, **value: str) -> None:
-    """Raise a `ValueError` unless the value is one of a `Literal`'s."""
-    for name, chosen in value.items():
-        if chosen not in get_args(choices):
-            raise ValueError(f"{name} is {chosen!r}, and must be one of {get_args(choices)}")
+    map_weights: tuple[float, ...] | None = option(
+        None, "A weight for each map, as in 0.7,0.3; equal by default.", above=0, metavar="A,B"
+    )
+    fill: bool = option(False, "Only add to rows of the first map that are empty or not exact.")
+    top_k: int | None = option(
+        None,
+        "Entries per row, a slot included; by default those of the widest map.",
+        min=1,
+        max=MAX_ENTRIES,
+        short="-k",
+    )

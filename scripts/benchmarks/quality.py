@@ -188,7 +188,7 @@ def measure(
             "hindsight": counted(measured, alpha=1e-3),
         }
         if embedded is not None:
-            beside = xtok.MergeConfig(weights=(0.9, 0.1), fill=True, top_k=k)
+            beside = xtok.MergeConfig(map_weights=(0.9, 0.1), fill=True, top_k=k)
             maps["embeddings"] = xtok.sort_cut(embedded, xtok.SortCutConfig(top_k=k))
             maps["with embeddings"] = xtok.merge([maps["recipe"], embedded], beside)
         if options.reference is not None and k == 4 and pair == PAIRS[-1]:

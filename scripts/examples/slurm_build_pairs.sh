@@ -8,7 +8,7 @@
 #
 #     sbatch --array=1-"$(grep -cvE '^[[:space:]]*(#|$)' pairs.txt)" scripts/examples/slurm_build_pairs.sh pairs.txt maps
 #
-# The list has a student, a teacher and, if you like, an output on each line, as `xtok build --pairs`
+# The list has a student, a teacher and, if you like, an output on each line, as `xtok build-pairs`
 # reads it. Maps that are there are kept, so a job that was cut short can be sent again as it is;
 # OVERWRITE=1 builds them anew. Further arguments go to `xtok build`: --top-k 8.
 set -euo pipefail
@@ -33,11 +33,11 @@ list=$(mktemp)
 trap 'rm -f "$list"' EXIT
 printf '%s\n' "$line" >"$list"
 mkdir -p -- "$folder"
-options=(--pairs "$list" --output-dir "$folder")
+options=("$list" --output-dir "$folder")
 [[ ${OVERWRITE:-0} = 1 ]] || options+=(--skip-existing)
 
 # As many threads as the task has processors, and models from the cache that the login node filled.
 export RAYON_NUM_THREADS=${SLURM_CPUS_PER_TASK:-2} OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-2}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 # One process, and not exec, so that the list is removed.
-"${PYTHON:-python3}" -m xtok build "${options[@]}" "$@"
+"${PYTHON:-python3}" -m xtok build-pairs "${options[@]}" "$@"

@@ -3,46 +3,38 @@
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from xtok import __version__
-from xtok.cli._run import leave, run
-from xtok.cli._spellings import Command
+from xtok.cli.command import run
+from xtok.cli.spellings import Command
 
 COMMANDS = {
-    "build": "_maps",
-    "multitoken": "_maps",
-    "reapply-exact": "_maps",
-    "sort-cut": "_maps",
-    "estimate": "_texts",
-    "evaluate": "_texts",
-    "compare": "_texts",
-    "generate": "_embeddings",
-    "merge": "_embeddings",
-    "inspect": "_views",
-    "explain": "_checks",
-    "verify": "_checks",
-    "convert": "_views",
-    "export": "_exports",
-    "align": "_views",
-    "doctor": "_tokenizers",
-    "overlap": "_tokenizers",
+    "build": "Everyday",
+    "build-pairs": "Everyday",
+    "inspect": "Everyday",
+    "explain": "Everyday",
+    "verify": "Everyday",
+    "convert": "Everyday",
+    "doctor": "Everyday",
+    "evaluate": "Measure",
+    "compare": "Measure",
+    "align": "Measure",
+    "overlap": "Measure",
+    "multitoken": "Stages",
+    "reapply-exact": "Stages",
+    "sort-cut": "Stages",
+    "generate": "Stages",
+    "estimate": "Stages",
+    "merge": "Stages",
+    "export": "Train",
 }
-"""Each command, in the order of the help, and the module that has the function of its name."""
+"""Each command, in the order of the help, and the part of the help that it stands in.
 
-
-class _Command(Command):
-    """A command whose usage errors are in xtok's words, not in those of Typer's validator."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
-            error.message = message.replace("Input should be", "must be", 1)
-            raise
+The function of a command has its name, and so has the module that it is in.
+"""
 
 
 def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -58,23 +50,16 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         callback=_root,
     )
     for name in names:
-        module = import_module(f"xtok.cli.{COMMANDS[name]}")
-        app.command(cls=_Command)(getattr(module, name.replace("-", "_")))
+        function = name.replace("-", "_")
+        module = import_module(f"xtok.cli.{function}")
+        app.command(name, cls=Command, rich_help_panel=COMMANDS[name])(getattr(module, function))
     return app
 
 
-def main() -> None:
+def program() -> None:
     """Run the command line."""
     # A command's own options take Typer a millisecond, those of all commands together thirty.
     run(make_app([name for name in sys.argv[1:2] if name in COMMANDS] or COMMANDS))
-
-
-def program() -> None:
-    """Run the command line, and end the process."""
-    try:
-        main()
-    except SystemExit as done:
-        leave(done.code)
 
 
 def _version(show: bool) -> None:

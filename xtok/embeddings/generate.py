@@ -239,7 +239,7 @@ def _similar(
     progress: Progress,
 ) -> Edges:
     """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
-    power = config.weighting == "power"
+    power = config.transform == "power"
     k = min(config.top_k, len(column_ids))
     if not (len(row_ids) and k):
         return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))

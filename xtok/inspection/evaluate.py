@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, MultitokenConfig, SortCutConfig, check_choice
+from xtok.config import Loss, MultitokenConfig, SortCutConfig, check_loss
 from xtok.counting.encode import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import ShardReader, find_texts, shards
@@ -338,7 +338,7 @@ _LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 
 def _ranking(loss: Loss, names: list[str], measured: list[_Measured], seed: int) -> Ranking:
     """Rank by the measure that decides for the loss; differences are paired by document."""
-    check_choice(Loss, for_loss=loss)
+    check_loss(loss)
     is_p_kl = loss == "p-kl"
     where = "over chunks, as P-KL averages" if is_p_kl else "at the first tokens it compares"
     tables = [m.chunk_sums if is_p_kl else m.start_sums for m in measured]

@@ -8,10 +8,13 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xtok.config import EstimateConfig, GenerateConfig, MultitokenConfig
 from xtok.io import shortened
+
+if TYPE_CHECKING:
+    from xtok.maps.projection_map import ProjectionMap
 
 
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
@@ -82,3 +85,18 @@ def history_words(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         defaults = _DEFAULTS.get(step["stage"], {})
         words |= dict.fromkeys(option_words(step["options"], defaults))
     yield from words
+
+
+def map_name(projection: ProjectionMap, stage: str = "") -> str:
+    """Return a file name that tells the pair, the stage, and what differs from the defaults."""
+    stages = [step["stage"] for step in projection.history]
+    has_exact = "reapply-exact" in stages
+    exact = ""
+    if stage == "multitoken" and has_exact:
+        exact = "exact-match"
+    elif stage in ("", "sort-cut") and "multitoken" in stages and not has_exact:
+        exact = "no-exact-match"
+    slot = "" if projection.enable_scale_trick else "no-scale-trick"
+    ids = projection.student.model_id, projection.teacher.model_id
+    words = history_words(projection.history)
+    return default_name(*ids, stage, f"top{projection.top_k}", slot, exact, *words)

@@ -68,7 +68,7 @@ def build(
             EstimateConfig(
                 top_k=config.top_k,
                 target=config.target,
-                pin_exact=config.exact_match,
+                exact_match=config.exact_match,
                 field=field,
             ),
             base=multitoken(student, teacher, first, progress=progress),

@@ -132,7 +132,7 @@ def map_of_counts(
         reports=base.reports,
     )
     result = reported(result, _report(result, totals, alpha, config))
-    return reapply_exact(result) if config.pin_exact else result
+    return reapply_exact(result) if config.exact_match else result
 
 
 def _report(

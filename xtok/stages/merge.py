@@ -56,11 +56,11 @@ def merge(
     config = config or MergeConfig()
     if len(maps) < 2:
         raise XtokError("there is only one map to merge", hint="give two or more maps")
-    weights = config.weights or (1.0,) * len(maps)
+    weights = config.map_weights or (1.0,) * len(maps)
     if len(weights) != len(maps):
         raise XtokError(
             f"there are {len(maps)} maps and {plural(len(weights), 'weight')}",
-            hint=f"give one weight per map: --weights {','.join(['1'] * len(maps))}",
+            hint=f"give one weight per map: --map-weights {','.join(['1'] * len(maps))}",
         )
     digests = [mapfile.sha256(projection) for projection in maps]
     maps = of_one_pair(maps, names)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from xtok.cli._run import default_name, hint, options
+from xtok.cli.command import hint, options
 from xtok.errors import XtokError
 
 if TYPE_CHECKING:
+    from xtok.cli.options import Models
     from xtok.maps.projection_map import ProjectionMap
 
 # NeMo-RL's option to xtok's arguments; `{}` is its value. An empty list: it is so anyway. Besides,
@@ -116,7 +117,10 @@ class Command(TyperCommand):
     """A command that understands NeMo-RL's spellings of its options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite the arguments, then parse them as usual; errors name what was typed."""
+        """Rewrite the arguments, then parse them as usual.
+
+        Errors name what was typed, in xtok's words, not in those of Typer's validator.
+        """
         takes_value = {
             name: not getattr(parameter, "is_flag", False)
             for parameter in self.params
@@ -131,6 +135,8 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             if error.param is not None:
                 error.param_hint = line.as_typed(error.param.get_error_hint())
+            message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
+            error.message = message.replace("Input should be", "must be", 1)
             raise
 
     def invoke(self, ctx: Any) -> Any:
@@ -226,7 +232,7 @@ def _add_output(line: Line, command: str) -> None:
     given = {arg.partition("=")[0] for arg in line.args}
     if command == "generate" and line.folder and "--cache-dir" not in given:
         line.args += ["--cache-dir", line.folder]
-    if "--output" in given or "--pairs" in given:
+    if "--output" in given:
         return
     if command in _NAMES and line.is_nemo:  # the name is chosen when the options are known
         folder = _FOLDER if line.folder is None else line.folder
@@ -240,23 +246,22 @@ def _add_output(line: Line, command: str) -> None:
     line.args += ["--output", path]
 
 
-def nemo_name(context: typer.Context) -> str | None:
+def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None:
     """Return the name that NeMo-RL gives to the output of a command line in its words, or None."""
     line: Line = context.meta[__name__]
-    options = context.params
     command = str(context.info_name)
     if not line.is_nemo:
         return None
     name = line.stem
     if name is None:
         student, teacher = (
-            cleaned(options[f"{side}_model"].rsplit("/", 1)[-1]) for side in ("student", "teacher")
+            cleaned(models.required(side).rsplit("/", 1)[-1]) for side in ("student", "teacher")
         )
-        name = _NAMES[command].format(student=student, teacher=teacher, top_k=options["top_k"])
-    if command == "multitoken" and options["special_tokens"] != "off":
+        name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
+    if command == "multitoken" and config.special_tokens != "off":
         name += "_special"
-    if options.get("weight_threshold"):
-        name += f"_thresh_{options['weight_threshold']:.3f}"
+    if getattr(config, "weight_threshold", 0):
+        name += f"_thresh_{config.weight_threshold:.3f}"
     return name if name.endswith(".pt") else f"{name}.pt"
 
 
@@ -271,7 +276,9 @@ def cleaned(name: str) -> str:
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
     """Return the name of a refined map: for a `.pt`, the input's with NeMo-RL's ending."""
     if source.suffix != ".pt":
-        return default_name(projection, stage)
+        from xtok.maps.names import map_name
+
+        return map_name(projection, stage)
     if stage == "reapply-exact":
         return f"{source.stem}_exact_map_remapped.pt"
     stem = re.sub(r"_top_\d+", "", source.stem)

@@ -1,4 +1,4 @@
-"""`build` of many pairs, and what `build` would do."""
+"""What `build` and `build-pairs` would do, and the pairs of a list."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from xtok.cli._load import load_tokenizer
-from xtok.cli._run import hint
+from xtok.cli.command import hint
+from xtok.cli.options import load_tokenizer
 from xtok.config import BuildConfig, Loss
 from xtok.errors import XtokError
 

@@ -1,0 +1,76 @@
+"""`xtok doctor`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xtok.cli.command import command, show
+from xtok.cli.options import MODELS, Json, Safety, load_tokenizer
+from xtok.config import option
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
+
+ModelList = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL",
+        help="Hugging Face repo ids, folders or tokenizer.json files; SentencePiece .model, "
+        "tiktoken, tekken.json or .gguf files; the word bytes. If ambiguous, add a prefix: hf:, "
+        "spm:, tiktoken:, tekken:, gguf:.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(Safety):
+    """How all models of a list are loaded."""
+
+    revision: str | None = option(None, "Branch, tag or commit of the models' repos.", panel=MODELS)
+    pattern: str | None = option(
+        None,
+        "Split pattern of tiktoken or .gguf files of an unknown family.",
+        metavar="REGEX",
+        panel=MODELS,
+    )
+
+    def load(self, models: list[str], **more: Any) -> "list[Tokenizer]":
+        """Load the tokenizers of a list."""
+        return [load_tokenizer(model, **vars(self), **more) for model in models]
+
+
+@command
+def doctor(
+    models: ModelList,
+    *,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="A Jinja file, or the name of a prompt format, instead of the model's own "
+            "template.",
+            metavar="FILE|NAME",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
+    json: Json = False,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Width of the models' logits.", min=1, metavar="N", rich_help_panel=MODELS
+        ),
+    ] = None,
+    loading: Loading,
+) -> None:
+    """Check tokenizers for what makes training go wrong; exit with 3 if a check fails.
+
+    Of exactly two, the first is taken for the student of a map, the second for its teacher.
+    """
+    from xtok.inspection import doctor as check
+    from xtok.report.tokenizers import print_diagnosis
+
+    diagnosis = check.doctor(loading.load(models, vocab_size=vocab_size), template=chat_template)
+    show(diagnosis, print_diagnosis, json=json)
+    if diagnosis.failed:
+        raise typer.Exit(3)

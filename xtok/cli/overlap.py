@@ -1,0 +1,48 @@
+"""`xtok overlap`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from xtok.cli.command import command, show
+from xtok.cli.doctor import Loading, ModelList
+from xtok.cli.options import Json, written_path
+
+
+@command
+def overlap(
+    models: ModelList,
+    *,
+    json: Json = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV, one line per ordered pair.")
+    ] = False,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the matrix to a .png, .svg or .pdf file.",
+            metavar="FILE",
+            parser=written_path,
+        ),
+    ] = None,
+    loading: Loading,
+) -> None:
+    """Show what share of each tokenizer's tokens the others have, byte by byte."""
+    if json and csv:
+        raise typer.BadParameter("give --json or --csv, not both")
+    from xtok import report
+    from xtok.inspection import overlap as sharing
+    from xtok.report.tokenizers import print_overlap
+
+    if plot is not None:
+        sharing.check_plot(Path(plot))
+    shared = sharing.overlap(loading.load(models))
+    if plot is not None:
+        sharing.plot_overlap(shared, Path(plot))
+        report.print_notes([f"the plot is {plot}"])
+
+    def print_csv(result: Any) -> None:
+        print(sharing.overlap_csv(result), end="")  # noqa: T201
+
+    show(shared, print_csv if csv else print_overlap, json=json)
