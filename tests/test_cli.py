@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
     assert os.listdir(tmp_path) == ["small-digits_to_small_top4.safetensors"]
     lines = done.stderr.splitlines()
     stages = [line.split(":")[0] for line in lines if not line.startswith((" ", "note"))]
-    assert stages == ["build", "sort-cut"]
+    assert stages == ["build"]
     assert sum(" → " in line for line in lines) == 3
     assert "it/s" not in done.stderr  # no progress bar where there is no terminal
 
@@ -580,7 +581,7 @@ def test_heavy_libraries_are_not_loaded(
     maps: Path, tmp_path: Path, code: str, allowed: list[str]
 ) -> None:
     (tmp_path / "map.safetensors").symlink_to(maps / "map.safetensors")
-    run = "try:\n    main()\nexcept SystemExit:\n    pass\n" if "main" in code else ""
+    run = "try:\n    program()\nexcept SystemExit:\n    pass\n" if "program" in code else ""
     script = f"import sys\n{code}\n{run}print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -593,7 +594,8 @@ def test_every_public_name_is_there() -> None:
 
     for name in xtok.__all__:
         assert getattr(xtok, name) is not None
-    assert set(dir(xtok)) == set(xtok.__all__)
+    for name in set(dir(xtok)) - set(xtok.__all__):  # rooms, and modules under a short name
+        assert isinstance(getattr(xtok, name), types.ModuleType)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         xtok.nonsense  # noqa: B018
 
@@ -772,7 +774,7 @@ def test_maps_that_are_damaged_or_would_run_code(cli: Cli, maps: Path, tmp_path:
     for name, message in (
         ("cut.safetensors", "cut.safetensors is not a whole safetensors file"),
         ("text.pt", "text.pt is not a whole .pt file"),
-        ("text.md", "text.md is not a whole safetensors file: it is cut off, or of another format"),
+        ("text.md", "text.md is not a whole safetensors file: "),
         ("evil.pt", "evil.pt is damaged, or holds more than tensors"),
     ):
         fails(cli("sort-cut", "--initial-projection-path", name), message, "make")

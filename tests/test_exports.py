@@ -246,5 +246,5 @@ def test_offline_asks_no_hub(cli: Cli, built: ProjectionMap, tmp_path: Path) -> 
     args = ["--format", "nemo-subtokens", "--output", "b.pt", "--offline", "--trust-remote-code"]
     done = cli("export", "a.safetensors", *args, "--student-model", "org/model", env=env)
     assert done.returncode == 1
-    assert "error: org/model is not in the local cache" in done.stderr
+    assert "error: org/model is no file or folder here and not in the local cache" in done.stderr
     assert "thrown while requesting" not in done.stderr

@@ -363,7 +363,7 @@ def test_whether_a_repo_has_weights_is_asked_without_fetching_them(
     hub.add("org/none", small / "small-digits")
     code = (
         "import sys\n"
-        "from xtok.embeddings._checkpoint import Model\n"
+        "from xtok.embeddings.checkpoint import Model\n"
         "print([Model(f'org/{name}').has_checkpoint() for name in ('whole', 'shards', 'none')])\n"
     )
     done = subprocess.run(

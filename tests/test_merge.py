@@ -304,6 +304,6 @@ def test_convert_normalizes(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_weight_that_is_not_finite_is_refused() -> None:
-    message = "weights, number 2, is inf, and must be above 0 and finite"
+    message = "map_weights, number 2, is inf, and must be above 0 and finite"
     with pytest.raises(ValueError, match=message):
         MergeConfig(map_weights=(1.0, float("inf")))

@@ -115,9 +115,8 @@ def _is_within(value: Real, about: Any) -> bool:
 def range_in_words(about: Any) -> str:
     """Return a field's range: `at least 1, at most 4096`."""
     words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
-    return (
-        ", ".join(f"{word} {about[key]}" for key, word in words.items() if key in about) or "finite"
-    )
+    ends = [f"{word} {about[key]}" for key, word in words.items() if key in about]
+    return ", ".join(ends) if len(ends) > 1 else " and ".join([*ends, "finite"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +177,9 @@ class MultitokenConfig(Config):
     )
     target: Target = option(
         "start",
-        "What is counted, on synthetic or given text: pairs of tokens that begin at the same byte, "
-        "all pairs within a chunk, or both.",
+        "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
+        "same byte; chunk, all pairs within a chunk; or both.",
+        metavar="TARGET",
     )
 
     def __post_init__(self) -> None:

@@ -25,10 +25,10 @@ BAND = 64  # width of the band of the Needleman-Wunsch table beyond its slope
 STRIDE = 64  # similarities that are compared at once, before any is looked at alone
 SMALL = 512  # tokens per side up to which a last stretch without a common end is aligned
 
-_options: dict[str, Any] = {"cache": True, "nogil": True}
+OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _emit(s_from, s_to, t_from, t_to, is_correct, k, s, t, out):  # type: ignore[no-untyped-def]
     """Write chunk k over the tokens [s_from, s_to) and [t_from, t_to); return k + 1."""
     s_ids, _, s_offsets = s
@@ -52,7 +52,7 @@ def _emit(s_from, s_to, t_from, t_to, is_correct, k, s, t, out):  # type: ignore
     return k + 1
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def align_document(s, t, exact, max_comb_len, out):  # type: ignore[no-untyped-def]
     """Align one document; return the number of chunks.
 
@@ -123,7 +123,7 @@ def align_document(s, t, exact, max_comb_len, out):  # type: ignore[no-untyped-d
     return k
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _stream(side, start):  # type: ignore[no-untyped-def]
     """Return the symbols from a token on, and for each the token that ends with it, or −1."""
     ids, symbols, offsets = side
@@ -142,7 +142,7 @@ def _stream(side, start):  # type: ignore[no-untyped-def]
     return stream, ends
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _align_streams(i, j, s, t, max_comb_len, k, out):  # type: ignore[no-untyped-def]
     """Go on from the common boundary before tokens i and j, past whatever differs.
 
@@ -179,7 +179,7 @@ def _align_streams(i, j, s, t, max_comb_len, k, out):  # type: ignore[no-untyped
     return k
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
     """Tell whether RUN symbols agree from here on, or all that are left on both sides."""
     left = min(len(x) - p, len(y) - q)
@@ -191,7 +191,7 @@ def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
     return left > 0
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
     """Return how many symbols to skip on both sides until they agree, the fewest; −1 for none."""
     for total in range(1, NEAR + 1):
@@ -208,7 +208,7 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
     return -1, -1
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _hash(x, p):  # type: ignore[no-untyped-def]
     value = np.uint64(1469598103934665603)
     for offset in range(RUN):
@@ -216,7 +216,7 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(29))
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _look_up(x, p, y, q, window):  # type: ignore[no-untyped-def]
     """Find a run of RUN symbols of both sides by a hash table of one side's runs."""
     table = np.full(4 * window, -1, np.int32)
@@ -236,7 +236,7 @@ def _look_up(x, p, y, q, window):  # type: ignore[no-untyped-def]
     return best_a, best_b
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _equal(i, num_s, j, num_t, s, t, s_tokens, t_tokens):  # type: ignore[no-untyped-def]
     """Return how many symbols num_s tokens before i and num_t before j share; 0 if they differ."""
     s_ids, s_symbols, s_offsets = s
@@ -262,7 +262,7 @@ def _equal(i, num_s, j, num_t, s, t, s_tokens, t_tokens):  # type: ignore[no-unt
     return length
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _with_symbols(side, start, end):  # type: ignore[no-untyped-def]
     ids, _, offsets = side
     found = np.empty(end - start, np.int64)
@@ -274,7 +274,7 @@ def _with_symbols(side, start, end):  # type: ignore[no-untyped-def]
     return found[:count]
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _text_between(side, tokens, start, end):  # type: ignore[no-untyped-def]
     """Narrow a range to what control tokens at its two ends leave; nothing if one is within."""
     ids, symbols, offsets = side
@@ -288,7 +288,7 @@ def _text_between(side, tokens, start, end):  # type: ignore[no-untyped-def]
     return start, end
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # type: ignore[no-untyped-def]
     """Align the tokens of a stretch that differs: banded Needleman-Wunsch over groups of tokens.
 
@@ -361,7 +361,7 @@ def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # t
     return k
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def align_documents(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets,
     exact, max_comb_len,

@@ -25,8 +25,9 @@ ForLoss = Annotated[
     Loss | None,
     typer.Option(
         "--for",
-        help="Preset for a loss; options that you give override it. Without it, the recipe of "
-        "X-Token.",
+        help="Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without "
+        "it, the recipe of X-Token.",
+        metavar="LOSS",
         rich_help_panel="Making the map",
     ),
 ]

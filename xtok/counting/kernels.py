@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-_options: dict[str, Any] = {"cache": True, "nogil": True}
+OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def common_starts(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, s_data, s_offsets, t_ids, t_bounds, t_data, t_offsets,
     s_starts, t_starts, num_starts, same_bytes, complete,
@@ -89,7 +89,7 @@ def common_starts(  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[no-untyped-def]
     """Add amounts to an open-addressed table, while there is room.
 
@@ -122,7 +122,7 @@ def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[n
     return len(keys), new
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def chunk_pairs(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete, unit, longest,
     keys, amounts,
@@ -161,7 +161,7 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
     return count, skipped
 
 
-@njit(**_options)
+@njit(**OPTIONS)
 def chunk_losses(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete,
     row_bounds, columns, weights, epsilon, uniform, losses, num_chunks,

@@ -57,6 +57,8 @@ def option_words(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> lis
 def _word(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"no-{name}"
+    if value == {"kind": "own"}:  # an embedding model that has no name of its own
+        return f"{name}-own"
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         return f"{name}-{hashlib.sha256(json.dumps(value).encode()).hexdigest()[:6]}"
     return f"{name}-{name_part(str(value))}"
