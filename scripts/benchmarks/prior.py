@@ -1,8 +1,8 @@
-"""What xtok/counting/prior.py quotes: kinds of tokens that follow each other, Zipf's law in each.
+"""The constants of xtok/counting/prior.py: which kind of token follows which, and Zipf's law.
 
-Adds up over six tokenizers; Chinese and Japanese are the languages without spaces. Prints the two
-matrices, and the shift and exponent of 1 / (rank + shift) ** exponent that predict the text's
-tokens of a kind best, in likelihood.
+Summed over six tokenizers; Chinese and Japanese are the languages without spaces. Prints both
+matrices, and for each kind the shift and exponent of 1 / (rank + shift) ** exponent with the
+highest likelihood on the text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def constants(options: Namespace) -> Iterator[Row]:
 
 
 def kinds(side: Tokenizer) -> NDArray[np.int64]:
-    """Return the kind of each token, `NONE` for what is no text on its own."""
+    """Return the kind of each token, `NONE` for tokens that are no text on their own."""
     found = [kind_of(token) for token in side.table.tokens()]
     return np.array([NONE if kind is None else kind for kind in found])
 
