@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import timeit
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -117,12 +118,7 @@ def race(ours: Callable[[], object], peer: Callable[[], object], repeat: int) ->
 
 def seconds(call: Callable[[], object], repeat: int = 1) -> float:
     """Return the median time of a call."""
-    taken = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return median(taken)
+    return median(timeit.repeat(call, number=1, repeat=repeat))
 
 
 def memory_status(name: str) -> int:

@@ -17,6 +17,7 @@ from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 import xtok
 from benchmarks.harness import Row, chosen, tokenizer
@@ -62,7 +63,7 @@ def options_of_build(options: Namespace) -> Iterator[Row]:
             start = time.perf_counter()
             made = xtok.build(student, teacher, config)
             taken = time.perf_counter() - start
-            changed = rows_that_differ(plain, made)
+            changed = np.unique((abs(matrix(plain) - matrix(made)) > 1e-5).nonzero()[0])
             here = starts[:, np.isin(starts[0], changed)]
             yield {
                 "pair": label,
@@ -102,25 +103,14 @@ def shared_boundaries(student: Tokenizer, teacher: Tokenizer, text: bytes) -> ND
     return np.stack([ids[0][ours], ids[1][theirs]])
 
 
-def mean_weight(m: ProjectionMap, starts: NDArray[np.int64]) -> float:
-    """Return the mean weight that a map's rows give the teacher's tokens."""
-    if not starts.size:
-        return 0.0
-    keys = m.student_ids.astype(np.int64) * m.shape[1] + m.teacher_ids
-    order = np.argsort(keys)
-    wanted = starts[0] * m.shape[1] + starts[1]
-    place = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
-    return float(np.where(keys[place] == wanted, m.weights[place], 0).mean())
+def matrix(m: ProjectionMap) -> csr_array:
+    """Return a map as a sparse matrix."""
+    return csr_array((m.weights, (m.student_ids, m.teacher_ids)), shape=m.shape)
 
 
-def rows_that_differ(one: ProjectionMap, other: ProjectionMap) -> NDArray[np.int64]:
-    """Return the student ids whose rows differ, weights rounded to 1e-5."""
-    parts = [
-        np.stack([m.student_ids, m.teacher_ids, (m.weights * 1e5).round().astype(np.int64)])
-        for m in (one, other)
-    ]
-    entries, number = np.unique(np.concatenate(parts, axis=1), axis=1, return_counts=True)
-    return np.unique(entries[0, number == 1])
+def mean_weight(m: ProjectionMap, pairs: NDArray[np.int64]) -> float:
+    """Return the mean weight of pairs of tokens, `[2, n]`."""
+    return float(matrix(m)[pairs[0], pairs[1]].mean()) if pairs.size else 0.0
 
 
 def quality(options: Namespace) -> Iterator[Row]:
