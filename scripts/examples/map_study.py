@@ -23,20 +23,11 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok import (
-    BuildConfig,
-    EstimateConfig,
-    ProjectionMap,
-    build,
-    estimate,
-    evaluate,
-    load_tokenizer,
-)
+import xtok
 from xtok.config import SLOT_WEIGHT, Target
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import RowKind
 from xtok.maps.results import finished
-from xtok.tokenizers import Tokenizer
 
 LANGUAGES = ("en", "de", "zh")
 STUDENT_VOCAB, TEACHER_VOCAB = 4000, 1600
@@ -152,31 +143,35 @@ def make_maps(work: Path) -> dict[str, dict[str, float]]:
     """Write the maps; return what `evaluate` measures of each on the held-out text."""
     folder = work / "maps"
     folder.mkdir(exist_ok=True)
-    student, teacher = (load_tokenizer(str(work / side)) for side in ("student", "teacher"))
+    student, teacher = (xtok.load_tokenizer(str(work / side)) for side in ("student", "teacher"))
     texts = [work / "train.jsonl"]
     maps = {
-        "recipe": build(student, teacher, BuildConfig(top_k=4, scale_trick=False)),
+        "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=4, scale_trick=False)),
         "slot": with_arbitrary_slots(student, teacher),
-        "prior-start": build(student, teacher, BuildConfig.for_loss("p-kl", target="start")),
-        "prior-both": build(student, teacher, BuildConfig.for_loss("p-kl")),
-        "pinned": build(student, teacher, BuildConfig.for_loss("h-kl")),
+        "prior-start": xtok.build(
+            student, teacher, xtok.BuildConfig.for_loss("p-kl", target="start")
+        ),
+        "prior-both": xtok.build(student, teacher, xtok.BuildConfig.for_loss("p-kl")),
+        "pinned": xtok.build(student, teacher, xtok.BuildConfig.for_loss("h-kl")),
     }
     for target in get_args(Target):
-        maps[target] = estimate(student, teacher, texts, EstimateConfig(target=target))
+        maps[target] = xtok.estimate(student, teacher, texts, xtok.EstimateConfig(target=target))
     maps["learned"] = maps["prior-both"]  # where learning starts
     for name, projection in maps.items():
         projection.save(folder / f"{name}.safetensors")
     texts = [work / "valid.jsonl"]
-    measures = evaluate(list(maps.values()), texts, student, teacher, names=list(maps)).measures
+    measures = xtok.evaluate(
+        list(maps.values()), texts, student, teacher, names=list(maps)
+    ).measures
     return {m.name: {key: getattr(m, key).value for key in MEASURES} for m in measures}
 
 
-def with_arbitrary_slots(student: Tokenizer, teacher: Tokenizer) -> ProjectionMap:
+def with_arbitrary_slots(student: xtok.Tokenizer, teacher: xtok.Tokenizer) -> xtok.ProjectionMap:
     """Return the recipe with the slot as NeMo-RL places it: on an arbitrary id.
 
     Rows that are not exact keep 3 entries and get a fourth of weight 0.2 on an unrelated id.
     """
-    recipe = build(student, teacher, BuildConfig(top_k=3, scale_trick=False))
+    recipe = xtok.build(student, teacher, xtok.BuildConfig(top_k=3, scale_trick=False))
     rows = np.flatnonzero(~np.isin(recipe.row_kind, [RowKind.EXACT, RowKind.ROLE, RowKind.EMPTY]))
     columns = np.random.default_rng(0).integers(0, recipe.shape[1], len(rows))
     taken = set(zip(recipe.student_ids.tolist(), recipe.teacher_ids.tolist(), strict=True))
