@@ -117,14 +117,14 @@ def quality(options: Namespace) -> Iterator[Row]:
     """Measure every pair, map, cut and language, then the means."""
     if options.corpus is None:
         raise SystemExit("error: quality needs --corpus")
-    found = []
+    all_rows = []
     for label, pair in chosen(PAIRS, options):
         for row in measure(tokenizer(pair[0]), tokenizer(pair[1]), pair, options):
-            found.append({"pair": label, **row})
-            yield found[-1]
-    for label in [*dict.fromkeys(row["pair"] for row in found), "all"]:
-        for name, k in dict.fromkeys((row["map"], row["k"]) for row in found):
-            own = [r for r in found if (r["map"], r["k"]) == (name, k)]
+            all_rows.append({"pair": label, **row})
+            yield all_rows[-1]
+    for label in [*dict.fromkeys(row["pair"] for row in all_rows), "all"]:
+        for name, k in dict.fromkeys((row["map"], row["k"]) for row in all_rows):
+            own = [r for r in all_rows if (r["map"], r["k"]) == (name, k)]
             own = [r for r in own if label in ("all", r["pair"])]
             closed = [r["closed"] for r in own if r["closed"] is not None]
             if closed:

@@ -48,8 +48,8 @@ def similarity(options: Namespace) -> Iterator[Row]:
 
         def bare() -> Run:
             torch.set_num_threads(num_threads)
-            both = [torch.from_numpy(v).to(device, dtype) for v in (next(peer), teachers)]
-            taken = seconds(lambda: bare_product(*both))
+            vectors = [torch.from_numpy(v).to(device, dtype) for v in (next(peer), teachers)]
+            taken = seconds(lambda: bare_product(*vectors))
             torch.set_num_threads(1)
             return Run(taken)
 

@@ -277,9 +277,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--device", default="cpu")
     options = parser.parse_args(argv)
     for name in ("teacher-tokenizer", "teacher-weight", "map", "loss"):
-        given = len(getattr(options, name.replace("-", "_")) or options.teacher)
-        if given != len(options.teacher) and (name, given) != ("loss", 1):
-            parser.error(f"{given} of --{name} for {len(options.teacher)} of --teacher")
+        count = len(getattr(options, name.replace("-", "_")) or options.teacher)
+        if count != len(options.teacher) and (name, count) != ("loss", 1):
+            parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
     train(options)
     if options.plot:
         print(plot(options.output / "log.jsonl"))

@@ -145,25 +145,22 @@ def make_maps(work: Path) -> dict[str, dict[str, float]]:
     folder.mkdir(exist_ok=True)
     student, teacher = (xtok.load_tokenizer(str(work / side)) for side in ("student", "teacher"))
     texts = [work / "train.jsonl"]
-    maps = {
-        "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=4, scale_trick=False)),
-        "slot": with_arbitrary_slots(student, teacher),
-        "prior-start": xtok.build(
-            student, teacher, xtok.BuildConfig.for_loss("p-kl", target="start")
-        ),
-        "prior-both": xtok.build(student, teacher, xtok.BuildConfig.for_loss("p-kl")),
-        "pinned": xtok.build(student, teacher, xtok.BuildConfig.for_loss("h-kl")),
+    configs = {
+        "recipe": xtok.BuildConfig(top_k=4, scale_trick=False),
+        "prior-start": xtok.BuildConfig.for_loss("p-kl", target="start"),
+        "prior-both": xtok.BuildConfig.for_loss("p-kl"),
+        "pinned": xtok.BuildConfig.for_loss("h-kl"),
     }
+    maps = {name: xtok.build(student, teacher, config) for name, config in configs.items()}
+    maps["slot"] = with_arbitrary_slots(student, teacher)
     for target in get_args(Target):
         maps[target] = xtok.estimate(student, teacher, texts, xtok.EstimateConfig(target=target))
     maps["learned"] = maps["prior-both"]  # where learning starts
     for name, projection in maps.items():
         projection.save(folder / f"{name}.safetensors")
-    texts = [work / "valid.jsonl"]
-    measures = xtok.evaluate(
-        list(maps.values()), texts, student, teacher, names=list(maps)
-    ).measures
-    return {m.name: {key: getattr(m, key).value for key in MEASURES} for m in measures}
+    held_out, all_maps = [work / "valid.jsonl"], list(maps.values())
+    evaluation = xtok.evaluate(all_maps, held_out, student, teacher, names=list(maps))
+    return {m.name: {key: getattr(m, key).value for key in MEASURES} for m in evaluation.measures}
 
 
 def with_arbitrary_slots(student: xtok.Tokenizer, teacher: xtok.Tokenizer) -> xtok.ProjectionMap:
