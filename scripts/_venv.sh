@@ -6,7 +6,7 @@ fail() { # fail MESSAGE HINT
   exit 1
 }
 
-# Print a command as it could be typed, then run it.
+# Print a command as one would type it, then run it.
 run() {
   local word
   printf '+'
@@ -21,7 +21,7 @@ run() {
   "$@"
 }
 
-# The first Python that is new enough; the variable PYTHON, where it is set, names the only one.
+# The first Python that is new enough, or the one in the variable PYTHON.
 find_python() {
   local candidate candidates=(python3 python python3.14 python3.13 python3.12 python3.11 python3.10)
   if [[ -n ${PYTHON:-} ]]; then
@@ -41,16 +41,15 @@ make_venv() {
   python=$(find_python)
   echo "making a virtual environment in .venv with $("$python" --version)"
   if ! "$python" -m venv --clear .venv >/dev/null 2>&1; then
-    # Debian's Python has no ensurepip unless python3-venv is installed; its own pip can stand in.
+    # Debian's Python has no ensurepip without python3-venv; its own pip works instead.
     "$python" -m venv --clear --without-pip .venv &&
       "$python" -m pip --python .venv/bin/python install -qq pip ||
       fail "$python cannot make a virtual environment" "install its venv module (on Debian and Ubuntu: apt install python3-venv)"
   fi
 }
 
-# use_venv [EXTRA]: put a .venv that has xtok and the EXTRA in it first on PATH. What is installed is noted
-# in a stamp file, so that nothing is done while pyproject.toml and constraints.txt are unchanged.
-# The folder's name counts too: a virtual environment does not survive being moved.
+# use_venv [EXTRA]: put a .venv with xtok and the EXTRA first on PATH. A stamp file skips the installation
+# while pyproject.toml, constraints.txt and the folder's name are unchanged (a moved .venv is broken).
 use_venv() {
   local extra=${1:-} stamp=.venv/xtok-installed fingerprint installed='' with=''
   .venv/bin/python -c 'import pip' 2>/dev/null || make_venv

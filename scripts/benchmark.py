@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Benchmarks: each case measures xtok beside a peer, or the least program that does the same.
+"""Benchmarks: each case measures xtok beside a peer, or the smallest program that does the same.
 
     python scripts/benchmark.py --list
     python scripts/benchmark.py build maps help
     python scripts/benchmark.py align --corpus FOLDER --only 'llama3 → qwen'
 
-Rows are printed as Markdown tables, or with --json as JSON lines. `ratio` is xtok's median over the
-peer's, `turns` the least and the largest ratio of a single turn. Several cases run one after the
-other, each in a process of its own; the last line is that process's peak memory.
+Prints Markdown tables, or with --json JSON lines. `ratio` is xtok's median over the peer's, `turns`
+the smallest and the largest ratio of a single turn. Several cases run one after the other, each in
+its own process; the last line is that process's peak memory.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the options, which all cases share."""
+    """Parse the options; all cases share them."""
     parser = argparse.ArgumentParser(description="Measure xtok beside its peers.")
     add = parser.add_argument
     add("cases", nargs="*", metavar="CASE", help="what to measure; none: list the cases")
     add("--list", action="store_true", help="list the cases")
     add("--json", action="store_true", help="print JSON lines")
-    add("--repeat", type=int, default=5, help="turns that are counted (default: %(default)s)")
+    add("--repeat", type=int, default=5, help="turns that count (default: %(default)s)")
     add("--size", type=float, default=1.0, help="scale of synthetic inputs and texts")
-    add("--only", default="", help="the pairs or commands whose labels contain this")
+    add("--only", default="", help="only pairs or commands with this in their label")
     add("--corpus", type=Path, help="folder of LANGUAGE.train.jsonl.gz and LANGUAGE.valid.jsonl.gz")
     add("--reference", type=Path, help="quality: NeMo-RL's .pt of Claude 2 → Mistral v3")
     add("--embedding-model", help="quality: a model as `generate` takes it")
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_and_exit(case: str, options: argparse.Namespace) -> None:
-    """Be a process that runs one case."""
+    """Run one case as a process."""
     sys.exit(run(case, options))
 
 
@@ -97,7 +97,7 @@ def run(case: str, options: argparse.Namespace) -> int:
 
 
 def show(rows: Iterable[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Print rows as they come, with a new header where the columns change."""
+    """Print rows as they arrive, with a new header when the columns change."""
     columns: list[str] = []
     for row in rows:
         if options.json:

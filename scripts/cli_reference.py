@@ -3,9 +3,8 @@
     python scripts/cli_reference.py            # write it
     python scripts/cli_reference.py --check    # exit with 1 if it is not current
 
-Typer's own `utils docs` does the work; here the list of commands gets links and whole sentences,
-which Typer cuts off. How an option's type is worded depends on Typer's version, which the first
-line of the file notes.
+Typer's `utils docs` does the work; this script adds links and whole sentences, which Typer cuts, to
+the list of commands. The wording of types depends on Typer's version, noted in the first line.
 """
 
 from __future__ import annotations
@@ -32,16 +31,11 @@ def typer_version() -> str:
 
 
 def render() -> str:
-    """Return the reference as Markdown: the same text on any terminal and in any locale."""
+    """Return the reference as Markdown, whatever the terminal and locale."""
     command = [sys.executable, "-m", "typer", __file__, "utils", "docs", "--name", "xtok"]
     plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
-    done = subprocess.run(
-        command,
-        env={**os.environ, **plain},
-        stdout=subprocess.PIPE,
-        check=True,
-        encoding="utf-8",
-    )
+    env = {**os.environ, **plain}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True, encoding="utf-8")
     text = done.stdout.strip() + "\n"
     for entity, char in (("&#x27;", "'"), ("&quot;", '"')):  # Markdown needs no escapes for these
         text = text.replace(entity, char)
@@ -66,7 +60,7 @@ def main() -> int:
         return 0
     if REFERENCE.exists() and REFERENCE.read_text(encoding="utf-8") == text:
         return 0
-    print("error: docs/guides/cli.md is not what the help says now", file=sys.stderr)
+    print("error: docs/guides/cli.md is out of date", file=sys.stderr)
     print("hint: python scripts/cli_reference.py", file=sys.stderr)
     return 1
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measure which lines the tests run, those of the Numba kernels and of commands that run as processes
-# of their own included; fail below 95 %. Arguments go to pytest.
+# Measure which lines the tests run, including Numba kernels and commands in processes of their own;
+# fail below 95 %. Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,14 +8,14 @@ data=$(mktemp -d)
 trap 'rm -rf "$data"' EXIT
 export COVERAGE_FILE="$data/coverage" COVERAGE_RCFILE="$PWD/pyproject.toml"
 
-# First the kernels as plain Python, which coverage can see into, by the tests that are about them: on
-# whole vocabularies they would take hours. A hash that wraps around warns as plain Python only.
+# First the kernels as plain Python, which coverage can trace, with the tests about them: on whole
+# vocabularies they would take hours. A hash that overflows warns only in plain Python.
 NUMBA_DISABLE_JIT=1 python -m coverage run -m pytest -q -m 'not real' \
   -W 'ignore:overflow encountered in scalar:RuntimeWarning' \
   tests/test_aligner.py tests/test_counting.py tests/test_quality.py tests/test_generate.py ||
-  echo "some tests fail when measured: what they ran is counted" >&2
+  echo "some tests failed; the lines that they ran count" >&2
 # Then everything else, compiled.
 python -m coverage run -m pytest -q "$@" ||
-  echo "some tests fail when measured: what they ran is counted" >&2
+  echo "some tests failed; the lines that they ran count" >&2
 python -m coverage combine --quiet
 python -m coverage report --fail-under=95

@@ -51,18 +51,18 @@ class Picture:
         self.parts.append(f'<{tag} class="{style}" {at}>{escape_xml(words)}</{tag}>')
 
     def text(self, x: float, y: float, words: str, style: str = "") -> None:
-        """Write words with their baseline at y."""
+        """Write words, with their baseline at y."""
         self.add("text", style, words, x=x, y=y)
 
     def token(self, x: float, y: float, width: float, token: str, style: str = "plain") -> None:
-        """Draw a box 28 high with a token in it, in letters that fit."""
+        """Draw a box 28 high around a token, in letters that fit."""
         self.add("rect", style, x=x + 1, y=y, width=width - 2, height=28, rx=4)
         cells = sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in token)
         size = min(14, round((width - 6) / (0.61 * cells), 1))
         self.add("text", "token middle", token, x=x + width / 2, y=y + 19, font_size=size)
 
     def strip(self, x: float, y: float, unit: float, tokens: list[tuple[bytes, str]]) -> list[int]:
-        """Draw tokens and their styles, `unit` wide for each byte; return the boundaries."""
+        """Draw tokens with their styles, `unit` wide per byte; return the boundaries."""
         bounds = [0]
         for token, style in tokens:
             self.token(x + bounds[-1] * unit, y, len(token) * unit, spaces_shown(token), style)
@@ -70,7 +70,7 @@ class Picture:
         return bounds
 
     def svg(self, height: int) -> str:
-        """Return the picture as a file's text."""
+        """Return the picture as SVG."""
         size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" font-size="13"'
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="t d">',
@@ -128,7 +128,7 @@ def draw_map(projection: ProjectionMap, student: Tokenizer, teacher: Tokenizer) 
 
 
 def draw_exact(llama: Tokenizer, qwen: Tokenizer, mistral: Tokenizer) -> str:
-    """Draw a token that three vocabularies have, and one that only one has."""
+    """Draw a token of all three vocabularies, and one of only one."""
     said = "All three have a token of the bytes 20 74 68 65; of two, only Llama 3 has 32 30 31."
     p = Picture("Exact: equal bytes", said)
     for x, words in ((MARGIN, "tokenizer"), (140, "token"), (240, "id"), (320, "bytes")):
@@ -186,7 +186,7 @@ def draw_slot(without: dict[str, float], with_slot: dict[str, float]) -> str:
 
 
 def draw_boundaries(student: Tokenizer, teacher: Tokenizer) -> str:
-    """Draw the token boundaries of both sides; two pairs that begin at shared ones are marked."""
+    """Draw both sides' token boundaries; mark two pairs that begin at shared ones."""
     text = b"the Wayback Machine of 2014"
     said = "Way and Wayback begin at the same byte, 2 and 201 too. Only Qwen begins back, 0 and 1."
     p = Picture(f"Shared token boundaries of {text.decode()}", said)
@@ -207,7 +207,7 @@ def draw_boundaries(student: Tokenizer, teacher: Tokenizer) -> str:
 
 
 def draw_chunks(student: Tokenizer, teacher: Tokenizer) -> str:
-    """Draw a text's chunks in turning colours, with their ids."""
+    """Draw a text's chunks in alternating colours, with their ids."""
     text = "In 2014 in 東京 too.".encode()
     aligner = xtok.TokenAligner(student, teacher)
     batch = aligner.align(*(np.array([side.segment(text)]) for side in (student, teacher)))

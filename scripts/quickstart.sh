@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install xtok into .venv, build a projection map from Llama 3 to Qwen, and look at it.
-# Needs Python 3.10 or newer (PYTHON=... names one) and pip. A second run reuses what is there.
+# Needs Python 3.10 or newer (set PYTHON=... to choose one) and pip. A second run reuses the first's files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/_venv.sh
@@ -11,7 +11,7 @@ if run python scripts/fetch_tokenizers.py llama3 qwen; then
   teacher=data/tokenizers/qwen.tiktoken
   map=data/maps/llama3_to_qwen.safetensors
 else
-  echo "The Llama 3 and Qwen tokenizers cannot be had. The same on small tokenizers made here:"
+  echo "The Llama 3 and Qwen tokenizers are not available. Using small tokenizers trained here instead:"
   run python scripts/small_tokenizers.py
   student=data/tokenizers/small/small-digits
   teacher=data/tokenizers/small/small.model
@@ -23,5 +23,5 @@ run xtok build --student-model "$student" --teacher-model "$teacher" --output "$
 run xtok inspect "$map" --token ' the' --token 201
 
 echo
-echo "Written: $map. Every step is repeatable by hand after: source .venv/bin/activate"
-echo "Next: xtok build --help, and docs/guides/ for your own tokenizers and for training with a map."
+echo "Written: $map. To run these commands yourself: source .venv/bin/activate"
+echo "Next: xtok build --help; docs/guides/ for your own tokenizers and for training."

@@ -1,7 +1,7 @@
-"""Build small tokenizers of every kind from small_corpus/, the same bytes on every run.
+"""Build small tokenizers of every kind from small_corpus/, deterministically.
 
 The tests use them in place of real ones, and so does the quick start without a network. Each
-function writes one tokenizer to the path it is given and returns that path.
+function writes one tokenizer and returns its path.
 
     python scripts/small_tokenizers.py --output-dir data/tokenizers/small
 """
@@ -38,16 +38,12 @@ CORPUS = tuple((_TEXTS / f"{kind}.txt").read_bytes().decode() for kind in _KINDS
 ENGLISH = CORPUS[0]
 
 SPECIAL_TOKENS = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|pad|>",
-)
+    "<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
+)  # fmt: skip
 """The special tokens of a byte-level tokenizer; they follow the trained vocabulary."""
 
 THINK = "<think>"
-"""An added token that is not special: text like any other, in one piece."""
+"""An added token that is not special: ordinary text in one token."""
 
 CONTROL_SYMBOLS = ("[INST]", "[/INST]")
 """The control symbols of a SentencePiece model, beside `<s>` and `</s>`."""
@@ -68,14 +64,14 @@ def split_pattern(digits: int) -> str:
 def byte_level_bpe(
     folder: Path, *, vocab_size: int, digits: int, normalizer: str | None = None
 ) -> Path:
-    """Write a Hugging Face folder with a byte-level BPE tokenizer, as Llama 3 and Qwen have.
+    """Write a Hugging Face folder with a byte-level BPE tokenizer, like Llama 3's and Qwen's.
 
-    The last ids are the special tokens and, after them, `<think>`. Encoding a text puts
-    `<|begin_of_text|>` before it unless `add_special_tokens=False`. `config.json` gives the model a
-    width larger than the tokenizer, `generation_config.json` two end-of-sequence ids.
+    The last ids are the special tokens, then `<think>`. Encoding a text prepends
+    `<|begin_of_text|>` unless `add_special_tokens=False`. `config.json` gives the model a width
+    larger than the tokenizer, `generation_config.json` two end-of-sequence ids.
 
     Args:
-        folder: Made if need be.
+        folder: Created if missing.
         vocab_size: Number of tokens, added ones included.
         digits: The most digits that a token can have.
         normalizer: A Unicode normalization form: "NFC", "NFKC", ...
@@ -97,14 +93,14 @@ def byte_level_bpe(
 
 
 def sentencepiece_bpe(path: Path, *, vocab_size: int) -> Path:
-    """Write a SentencePiece BPE model with byte fallback, as Llama 2 and Mistral have.
+    """Write a SentencePiece BPE model with byte fallback, like Llama 2's and Mistral's.
 
-    It adds a dummy prefix, changes nothing else about the text, splits digits, and has
-    `<unk> <s> </s>`, then `CONTROL_SYMBOLS`, the user-defined `<think>`, the 256 bytes, the pieces.
+    It adds a dummy prefix, changes nothing else in the text, and splits digits. Its ids:
+    `<unk> <s> </s>`, `CONTROL_SYMBOLS`, the user-defined `<think>`, the 256 bytes, the pieces.
     """
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        # An iterator and a buffer, because the trainer writes the names of files into the model.
+        # An iterator and a buffer: the trainer writes file names into the model.
         sentence_iterator=iter("".join(CORPUS).splitlines()),
         model_writer=model,
         model_type="bpe",
@@ -129,17 +125,17 @@ def sentencepiece_bpe(path: Path, *, vocab_size: int) -> Path:
 def sentencepiece_hf(folder: Path, model_path: Path) -> Path:
     """Write a Hugging Face folder with the same tokenizer as a SentencePiece file.
 
-    Transformers converts it, as it does for Llama 2. The folder holds tokenizer.json and not the
-    SentencePiece file, so that nothing but tokenizer.json can be what is loaded. The two encode
-    alike, except that a dummy prefix also follows an added token in a text.
+    Transformers converts it, as it does for Llama 2. The folder has only tokenizer.json, so nothing
+    else can be loaded. The two encode alike, except that a dummy prefix also follows an added
+    token.
     """
     from transformers import LlamaTokenizerFast
 
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copyfile(model_path, Path(scratch) / "tokenizer.model")
         tokenizer = LlamaTokenizerFast.from_pretrained(scratch, legacy=False).backend_tokenizer
-    # Llama 2's own normalizer. Metaspace, which newer conversions have in its place, gives no
-    # dummy prefix to a text that starts with a space; SentencePiece does.
+    # Llama 2's own normalizer. Metaspace, which replaces it in newer conversions, adds no dummy
+    # prefix to a text that starts with a space; SentencePiece does.
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
@@ -154,9 +150,9 @@ def sentencepiece_hf(folder: Path, model_path: Path) -> Path:
 
 
 def tiktoken_ranks(path: Path, *, vocab_size: int) -> Path:
-    """Write a tiktoken file: a line `base64(bytes) rank` each for 256 bytes and the merges.
+    """Write a tiktoken file: a line `base64(bytes) rank` for each of the 256 bytes and the merges.
 
-    The file says nothing of special tokens or of the pattern, which is `tiktoken_pattern()`.
+    The file has neither special tokens nor the pattern, which is `tiktoken_pattern()`.
     """
     vocab = _train_bpe(vocab_size, TIKTOKEN_DIGITS).get_vocab()
     byte_of = {char: byte for byte, char in enumerate(_byte_characters())}
@@ -170,7 +166,7 @@ def tiktoken_ranks(path: Path, *, vocab_size: int) -> Path:
 
 
 def tiktoken_pattern() -> str:
-    """The split pattern that the ranks of `tiktoken_ranks` were trained with."""
+    """The split pattern of `tiktoken_ranks`."""
     return split_pattern(TIKTOKEN_DIGITS)
 
 
@@ -205,16 +201,14 @@ def _train_bpe(vocab_size: int, digits: int, normalizer: str | None = None) -> T
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(
-            f"the text gives {tokenizer.get_vocab_size()} byte-level tokens, not {vocab_size}"
-        )
+        raise ValueError(f"the text gives {tokenizer.get_vocab_size()} tokens, not {vocab_size}")
     return tokenizer
 
 
 def _write_hf_folder(
     folder: Path, tokenizer: Tokenizer, *, special_tokens: dict[str, str], eos_ids: list[int]
 ) -> None:
-    """Write tokenizer.json and the three small files that stand beside it in a model's folder."""
+    """Write tokenizer.json and the three small files beside it in a model's folder."""
     bos = special_tokens["bos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A",
@@ -224,17 +218,14 @@ def _write_hf_folder(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     width = (tokenizer.get_vocab_size() // 128 + 1) * 128
-    _write_json(
-        folder / "tokenizer_config.json",
-        # The plain class: it takes tokenizer.json as it is, where LlamaTokenizer builds it anew.
-        {"tokenizer_class": "PreTrainedTokenizerFast", **special_tokens},
-    )
-    _write_json(folder / "config.json", {"model_type": "llama", "vocab_size": width})
-    _write_json(folder / "generation_config.json", {"eos_token_id": eos_ids})
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8", newline="\n")
+    for name, value in {
+        # The plain class takes tokenizer.json as it is; LlamaTokenizer would rebuild it.
+        "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", **special_tokens},
+        "config": {"model_type": "llama", "vocab_size": width},
+        "generation_config": {"eos_token_id": eos_ids},
+    }.items():
+        text = json.dumps(value, indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8", newline="\n")
 
 
 def _byte_characters() -> list[str]:

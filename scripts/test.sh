@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install xtok and what its tests need into .venv, fetch the real tokenizers, run every check.
+# Install xtok and its test dependencies into .venv, fetch the real tokenizers, run every check.
 # Arguments go to pytest: scripts/test.sh -k tiktoken
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -7,7 +7,7 @@ source scripts/_venv.sh
 
 use_venv dev
 run python scripts/fetch_tokenizers.py ||
-  echo "Not all real tokenizers can be had: tests marked 'real' that need a missing one are skipped."
+  echo "Some real tokenizers are not available: tests marked 'real' that need them are skipped."
 run python -m ruff check
 run python -m ruff format --check
 run python -m mypy

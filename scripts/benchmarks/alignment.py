@@ -1,17 +1,15 @@
-"""The alignment: its kernel on one core beside a plain Python walk, batches, and odd texts."""
+"""The alignment kernel on one core beside a plain Python walk; batches; odd texts."""
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Row, chosen, documents, race, seconds, timed, tokenizer
+from benchmarks.harness import Row, chosen, documents, memory_status, race, seconds, tokenizer
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
 from xtok.tokenizers import Tokenizer
@@ -30,14 +28,13 @@ def align(options: Namespace) -> Iterator[Row]:
         aligner = TokenAligner(student, teacher)
         for language, texts in corpus.items():
             s, t = (encode(side, [text.encode() for text in texts]) for side in sides)
-            calls = timed(kernel(aligner, s, t)), timed(plain_walk(aligner, s, t))
-            found = race(*calls, options.repeat)
+            times = race(kernel(aligner, s, t), plain_walk(aligner, s, t), options.repeat)
             yield {
                 "pair": label,
                 "text": language,
                 "student tokens": len(s[0]),
-                "million/s": len(s[0]) / median(found.ours) / 1e6,
-                "× plain walk": median(found.peer) / median(found.ours),
+                "million/s": len(s[0]) / median(times.ours) / 1e6,
+                "× plain walk": median(times.peer) / median(times.ours),
                 "in correct chunks": f"{in_correct_chunks(aligner, s, t):.4%}",
             }
     if list(chosen(PAIRS[:1], options)):
@@ -48,13 +45,13 @@ def align(options: Namespace) -> Iterator[Row]:
 
 
 def encode(side: Tokenizer, texts: list[bytes]) -> Flat:
-    """Return the ids of all texts, as the library encodes them, and the documents' offsets."""
+    """Return the ids of all texts and the documents' offsets."""
     rows = [np.array(row, np.int32) for row in side.segment_batch(texts) if row is not None]
     return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
 
 
 def kernel(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
-    """Return the bare kernel call on one core."""
+    """Return a call of the bare kernel, on one core."""
     chunks = [np.full(len(side[0]), -1, np.int32) for side in (s, t)]
     masks = [np.zeros(len(side[0]), np.bool_) for side in (s, t, s)]
     num_chunks = np.zeros(len(s[1]) - 1, np.int64)
@@ -66,7 +63,7 @@ def kernel(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
 
 
 def plain_walk(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
-    """Return a walk over both sides' byte ends in plain Python, as TRL 1.16 does it."""
+    """Return a walk over both sides' byte ends in plain Python, as in TRL 1.16."""
     ends = []
     for side, (ids, offsets) in zip((aligner.student, aligner.teacher), (s, t), strict=True):
         pieces = np.split(side.table.lengths[ids], offsets[1:-1])
@@ -75,7 +72,7 @@ def plain_walk(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
 
 
 def walk(s_ends: list[int], t_ends: list[int]) -> list[tuple[int, int, int, int]]:
-    """Return the groups of tokens of one document."""
+    """Return the chunks of one document."""
     groups = []
     i = j = s_from = t_from = 0
     while i < len(s_ends) and j < len(t_ends):
@@ -91,16 +88,16 @@ def walk(s_ends: list[int], t_ends: list[int]) -> list[tuple[int, int, int, int]
 
 
 def in_correct_chunks(aligner: TokenAligner, s: Flat, t: Flat) -> float:
-    """Return the share of the student's tokens that are in correct chunks."""
-    found = aligner.align_ids(*s, *t)
-    first = np.repeat(np.cumsum(found.num_chunks) - found.num_chunks, np.diff(s[1]))
-    inside = found.student_chunk_id >= 0
-    correct = found.is_correct[(first + found.student_chunk_id)[inside]]
+    """Return the share of the student's tokens in correct chunks."""
+    aligned = aligner.align_ids(*s, *t)
+    first = np.repeat(np.cumsum(aligned.num_chunks) - aligned.num_chunks, np.diff(s[1]))
+    inside = aligned.student_chunk_id >= 0
+    correct = aligned.is_correct[(first + aligned.student_chunk_id)[inside]]
     return float(np.count_nonzero(correct) / len(s[0]))
 
 
 def batches(student: Tokenizer, teacher: Tokenizer, text: str, options: Namespace) -> Row:
-    """Measure `align` on [16, 4096], and the memory that 10,000 smaller batches leave behind."""
+    """Measure `align` on [16, 4096], and how memory grows over 10,000 smaller batches."""
     import torch
 
     aligner = TokenAligner(student, teacher)
@@ -108,26 +105,18 @@ def batches(student: Tokenizer, teacher: Tokenizer, text: str, options: Namespac
     rows = [torch.from_numpy(np.tile(np.resize(i, 4096), (16, 1))) for i in ids]
     small = [row[:4, :512].contiguous() for row in rows]
     aligner.align(*rows)
-    taken = median(seconds(lambda: aligner.align(*rows)) for _ in range(4 * options.repeat))
-    before = 0
-    for count in (1000, max(1, int(10_000 * options.size))):
-        before = resident()
-        for _ in range(count):
-            aligner.align(*small)
-    growth = (resident() - before) / 2**20
+    taken = seconds(lambda: aligner.align(*rows), 4 * options.repeat)
+    seconds(lambda: aligner.align(*small), 1000)
+    before = memory_status("VmRSS")
+    seconds(lambda: aligner.align(*small), max(1, int(10_000 * options.size)))
+    growth = (memory_status("VmRSS") - before) / 2**20
     return {"batch": "[16, 4096]", "million/s": 16 * 4096 / taken / 1e6, "MiB grown": growth}
-
-
-def resident() -> int:
-    """Return the resident memory of this process in bytes."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def shapes(
     student: Tokenizer, teacher: Tokenizer, ordinary: str, options: Namespace
 ) -> Iterator[Row]:
-    """Measure how time grows with length and differences, and what odd texts cost."""
+    """Measure how time grows with length and with differences, and what odd texts cost."""
     data = ordinary.encode() * 3
     texts = {f"{n:,} bytes": (data[:n], data[:n]) for n in (4_000_000, 400_000, 40_000, 4_000)}
     for edits in (10, 100, 1000):
@@ -148,7 +137,7 @@ def shapes(
         s, t = ((i, np.array([0, len(i)])) for i in ids)
         call = kernel(aligner, s, t)
         call()
-        ns = median(seconds(call) for _ in range(options.repeat)) / len(s[0]) * 1e9
+        ns = seconds(call, options.repeat) / len(s[0]) * 1e9
         plain = plain or ns
         row = {"text": name, "student tokens": len(s[0]), "ns per token": ns}
         yield {**row, "× ordinary text": ns / plain}

@@ -1,7 +1,7 @@
-"""The least programs: they do what a command of xtok must do, as directly as the libraries allow.
+"""The smallest programs that do what a command of xtok must do.
 
-A tiktoken file: the library's own loader, and its plain call, which for short texts is far quicker
-than its batch call. A tokenizer.json: the Rust library alone, without transformers.
+Each library is called in its fastest way: for short texts, tiktoken's plain call is faster than its
+batch call; a tokenizer.json is loaded without transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def load(path: str, pattern: str) -> tuple[list[str], Callable[[list[str]], Any]]:
-    """Return the tokens of a file as text, and the library's fastest way to encode many texts."""
+    """Return a file's tokens as text, and the library's fastest call to encode many texts."""
     if path.endswith(".model"):
         from sentencepiece import SentencePieceProcessor
 
@@ -44,7 +44,7 @@ def build(student: str, teacher: str, *patterns: str) -> None:
 
 
 def read(path: str, copy: str = "") -> None:
-    """Read a safetensors file, and write it again if a path for that is given."""
+    """Read a safetensors file; write it to `copy` if given."""
     from safetensors.numpy import load_file, save_file
 
     arrays = load_file(path)
@@ -53,7 +53,7 @@ def read(path: str, copy: str = "") -> None:
 
 
 def show_help() -> None:
-    """Be a Typer program of two commands that is asked for help."""
+    """Show the help of a Typer program with two commands."""
     import typer
 
     app = typer.Typer()
@@ -70,7 +70,7 @@ def show_help() -> None:
 
 
 def read_pt(path: str, rows: str, columns: str) -> None:
-    """Read a .pt with xtok, for its memory."""
+    """Read a .pt with xtok, to measure its memory."""
     from xtok.maps import file as mapfile
 
     mapfile.load(path, student_vocab_size=int(rows), teacher_vocab_size=int(columns))

@@ -9,7 +9,7 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import Row, chosen, documents, path_of, race, timed, tokenizer
+from benchmarks.harness import Row, chosen, documents, path_of, race, tokenizer
 from xtok import doctor, load_tokenizer, overlap
 from xtok.counting.counts import TextCounter
 from xtok.counting.encode import PairEncoder, available_cores, batches
@@ -22,7 +22,7 @@ PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))
 
 
 def library_encoding(side: Tokenizer, threads: int) -> Callable[[list[str]], object]:
-    """Return the tokenizer library's own batch call, with as many threads as xtok has."""
+    """Return the tokenizer library's own batch call, with as many threads as xtok uses."""
     backend: Any = side._backend
     if backend.name == "tiktoken":
         return lambda texts: backend._encoding.encode_ordinary_batch(texts, num_threads=threads)
@@ -33,7 +33,7 @@ def library_encoding(side: Tokenizer, threads: int) -> Callable[[list[str]], obj
 
 
 def count(encoder: PairEncoder, texts: list[str], passes: int = 1) -> TextCounter:
-    """Count a text, over and over."""
+    """Count a text, several times over."""
     counter = TextCounter(encoder, "start", True)
     for _ in range(passes):
         for batch in batches(texts):
@@ -48,7 +48,7 @@ def described(label: str, counter: TextCounter) -> Row:
 
 
 def counting(options: Namespace) -> Iterator[Row]:
-    """Encode and count with xtok; encode both sides with the libraries, one after the other."""
+    """Encode and count with xtok, beside encoding both sides with the libraries in turn."""
     texts = list(chain.from_iterable(documents(options).values()))
     cores = available_cores()
     for label, pair in chosen(PAIRS, options):
@@ -56,20 +56,22 @@ def counting(options: Namespace) -> Iterator[Row]:
         libraries = [library_encoding(side, cores) for side in (student, teacher)]
         with PairEncoder(student, teacher) as encoder:
             counter = count(encoder, texts)
-            ours = timed(partial(count, encoder, texts))
-            peer = timed(lambda: [encode(texts) for encode in libraries])  # noqa: B023
-            found = race(ours, peer, options.repeat)
-        rate = 1 / median(found.ours) / cores
+            times = race(
+                partial(count, encoder, texts),
+                lambda: [encode(texts) for encode in libraries],  # noqa: B023
+                options.repeat,
+            )
+        rate = 1 / median(times.ours) / cores
         yield {
             **described(label, counter),
-            **found.row(),
+            **times.row(),
             "tokens per s and core": counter.totals.student_tokens * rate,
             "MB per s and core": counter.totals.num_bytes * rate / 1e6,
         }
 
 
 def memory(options: Namespace) -> Iterator[Row]:
-    """Count a text until 100 million tokens; the process's peak is printed in the end."""
+    """Count a text up to 100 million tokens; the last line has the process's peak memory."""
     texts = list(chain.from_iterable(documents(options).values()))
     label, pair = " → ".join(PAIRS[0]), PAIRS[0]
     with PairEncoder(tokenizer(pair[0]), tokenizer(pair[1])) as encoder:
@@ -79,19 +81,18 @@ def memory(options: Namespace) -> Iterator[Row]:
 
 
 def doctoring(options: Namespace) -> Iterator[Row]:
-    """Load and diagnose beside load and encode once; load and compare eight beside load eight."""
+    """`doctor` beside loading and encoding once; `overlap` of eight beside loading eight."""
 
     def load(*names: str) -> list[Tokenizer]:
         return [load_tokenizer(str(path_of(name))) for name in names]
 
     def encode_vocabulary() -> None:
-        (found,) = load("llama3")
-        found.library_ids([token.decode("utf-8", "replace") for token in found.table.tokens()])
+        (llama,) = load("llama3")
+        llama.library_ids([token.decode("utf-8", "replace") for token in llama.table.tokens()])
 
-    def diagnose() -> None:
-        doctor(load("llama3"), template="llama3")
-
-    found = race(timed(diagnose), timed(encode_vocabulary), options.repeat)
-    yield {"command": "doctor llama3", **found.row(1.5)}
-    found = race(timed(lambda: overlap(load(*EIGHT))), timed(lambda: load(*EIGHT)), options.repeat)
-    yield {"command": "overlap of eight", **found.row(1.3)}
+    doctored = race(
+        lambda: doctor(load("llama3"), template="llama3"), encode_vocabulary, options.repeat
+    )
+    yield {"command": "doctor llama3", **doctored.row(1.5)}
+    compared = race(lambda: overlap(load(*EIGHT)), lambda: load(*EIGHT), options.repeat)
+    yield {"command": "overlap of eight", **compared.row(1.3)}

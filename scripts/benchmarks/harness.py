@@ -1,4 +1,4 @@
-"""What the cases share: tokenizers, texts, synthetic maps, and turns of xtok and a peer."""
+"""Shared by the cases: tokenizers, texts, synthetic maps, races of xtok against a peer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import timeit
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -38,7 +39,7 @@ def path_of(name: str) -> Path:
     """Return a fetched tokenizer's path."""
     path = fetch_tokenizers.DEFAULT_DIR / FILES[name]
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}")
+        raise FileNotFoundError(f"{path} does not exist")
     return path
 
 
@@ -49,7 +50,7 @@ def tokenizer(name: str) -> Tokenizer:
 
 
 def chosen(pairs: Sequence[Pair], options: Namespace) -> Iterator[tuple[str, Pair]]:
-    """Yield the pairs that `--only` leaves, each with its label."""
+    """Yield the pairs that `--only` selects, each with its label."""
     for pair in pairs:
         label = " → ".join(pair)
         if options.only in label:
@@ -62,7 +63,7 @@ def scaled_widths(options: Namespace) -> tuple[int, int]:
 
 
 def documents(options: Namespace, split: str = "train") -> dict[str, list[str]]:
-    """Return a corpus by language; without one, the small tokenizers' text, repeated."""
+    """Return a corpus by language; without `--corpus` the small tokenizers' text, repeated."""
     if options.corpus is None:
         return {"own text": ["\n".join(small_tokenizers.CORPUS)] * max(1, int(200 * options.size))}
     texts = {}
@@ -93,36 +94,40 @@ class Race(NamedTuple):
         """Return medians, their ratio, and the range of single turns."""
         ours, peer = median(self.ours), median(self.peer)
         turns = sorted(a / b for a, b in zip(self.ours, self.peer, strict=True))
-        found: Row = {"xtok s": ours, "peer s": peer, "ratio": ours / peer}
-        found["turns"] = f"{turns[0]:.2f} to {turns[-1]:.2f}"
+        row: Row = {"xtok s": ours, "peer s": peer, "ratio": ours / peer}
+        row["turns"] = f"{turns[0]:.2f} to {turns[-1]:.2f}"
         if limit is not None:
-            found["limit"] = limit
+            row["limit"] = limit
         if self.mib[0]:
-            found |= {"MiB": self.mib[0], "above the peer's": self.mib[0] - self.mib[1]}
-        return found
+            row |= {"MiB": self.mib[0], "above the peer's": self.mib[0] - self.mib[1]}
+        return row
 
 
-def race(ours: Callable[[], Run], peer: Callable[[], Run], repeat: int) -> Race:
-    """Run two calls in turn; the first turn is not counted."""
-    sides = list(zip(*[(ours(), peer()) for _ in range(repeat + 1)][1:], strict=True))
+def race(ours: Callable[[], object], peer: Callable[[], object], repeat: int) -> Race:
+    """Run two calls in turn; the first turn does not count. A call may time itself, as a `Run`."""
+
+    def turn(call: Callable[[], object]) -> Run:
+        start = time.perf_counter()
+        result = call()
+        return result if isinstance(result, Run) else Run(time.perf_counter() - start)
+
+    sides = list(zip(*[(turn(ours), turn(peer)) for _ in range(repeat + 1)][1:], strict=True))
     seconds = [[run.seconds for run in side] for side in sides]
     return Race(seconds[0], seconds[1], [median(run.mib for run in side) for side in sides])
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def seconds(call: Callable[[], object], repeat: int = 1) -> float:
+    """Return the median time of a call."""
+    return median(timeit.repeat(call, number=1, repeat=repeat))
 
 
-def timed(call: Callable[[], object]) -> Callable[[], Run]:
-    """Return a call as `race` takes it."""
-    return lambda: Run(seconds(call))
+def memory_status(name: str) -> int:
+    """Return a size of this process as Linux reports it (`VmRSS`, `VmHWM`), in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-# A small process starts the one that is measured: the peak of a child counts its parent's memory
-# at the fork.
+# A small process starts the measured one: a child's peak includes its parent's memory at the fork.
 _MEASURE = """
 import json, resource, subprocess, sys, time
 start = time.perf_counter()
@@ -135,7 +140,7 @@ print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrs
 
 
 def run_python(folder: str, *arguments: str | Path) -> Run:
-    """Run Python in a folder; modules are compiled once, as those of installed packages are."""
+    """Run Python in a folder; modules are compiled once, like those of installed packages."""
     python = sys.executable
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     variables |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}

@@ -1,8 +1,8 @@
-"""What xtok/counting/prior.py quotes: kinds of tokens that follow each other, Zipf's law in each.
+"""The constants of xtok/counting/prior.py: which kind of token follows which, and Zipf's law.
 
-Adds up over six tokenizers; Chinese and Japanese are the languages without spaces. Prints the two
-matrices, and the shift and exponent of 1 / (rank + shift) ** exponent that predict the text's
-tokens of a kind best, in likelihood.
+Summed over six tokenizers; Chinese and Japanese are the languages without spaces. Prints both
+matrices, and for each kind the shift and exponent of 1 / (rank + shift) ** exponent with the
+highest likelihood on the text.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def constants(options: Namespace) -> Iterator[Row]:
     }  # fmt: skip
     sides = [tokenizer(name) for name in NAMES if options.only in name]
     for label, quoted in (("spaced", prior._SPACED), ("unspaced", prior._UNSPACED)):
-        found = np.sum([transitions(side, texts[label]) for side in sides], 0)
-        rows = np.where(found.sum(1, keepdims=True) > 1000, found, found[Kind.WORD])
+        counts = np.sum([transitions(side, texts[label]) for side in sides], 0)
+        rows = np.where(counts.sum(1, keepdims=True) > 1000, counts, counts[Kind.WORD])
         rows = rows / rows.sum(1, keepdims=True).clip(min=1)
         for kind in Kind:
             shares = {f"to {other.name}": float(rows[kind, other]) for other in Kind}
@@ -50,17 +50,17 @@ def constants(options: Namespace) -> Iterator[Row]:
 
 
 def kinds(side: Tokenizer) -> NDArray[np.int64]:
-    """Return the kind of each token, `NONE` for what is no text on its own."""
-    found = [kind_of(token) for token in side.table.tokens()]
-    return np.array([NONE if kind is None else kind for kind in found])
+    """Return the kind of each token, `NONE` for tokens that are no text on their own."""
+    of_token = [kind_of(token) for token in side.table.tokens()]
+    return np.array([NONE if kind is None else kind for kind in of_token])
 
 
 def transitions(side: Tokenizer, texts: list[str]) -> NDArray[np.float64]:
     """Count how often each kind follows each."""
     of_kind, counts = kinds(side), np.zeros((NONE + 1, NONE + 1))
     for ids in side.library_arrays(texts):
-        found = of_kind[ids]
-        np.add.at(counts, (found[:-1], found[1:]), 1)
+        sequence = of_kind[ids]
+        np.add.at(counts, (sequence[:-1], sequence[1:]), 1)
     return counts[:NONE, :NONE]
 
 

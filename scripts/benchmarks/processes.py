@@ -1,4 +1,4 @@
-"""Commands as processes: time and peak memory, beside the least programs of bare.py."""
+"""Commands as processes: time and peak memory, beside the small programs of bare.py."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Words = Sequence[str | Path]
 
 
 def compare(label: str, command: Words, bare: Words, limit: float, options: Namespace) -> Row:
-    """Run a command of xtok and a least program in turn, in a folder of their own."""
+    """Run a command of xtok and a small program in turn, in a folder of their own."""
     with tempfile.TemporaryDirectory() as folder:
         ours = partial(run_python, folder, "-m", "xtok", *command)
-        found = race(ours, partial(run_python, folder, BARE, *bare), options.repeat)
-    return {"command": label, **found.row(limit)}
+        times = race(ours, partial(run_python, folder, BARE, *bare), options.repeat)
+    return {"command": label, **times.row(limit)}
 
 
 def build(options: Namespace) -> Iterator[Row]:
@@ -71,7 +71,7 @@ def show_help(options: Namespace) -> Iterator[Row]:
 
 
 def write_map(path: Path, widths: tuple[int, int]) -> None:
-    """Write a map of 32 entries in each row; every other token is one of both sides."""
+    """Write a map with 32 entries per row; the two sides share every other token."""
     rng = np.random.default_rng(0)
     steps = rng.integers(1, max(2, widths[1] // 32), (widths[0], 32))
     tables = []
@@ -84,7 +84,7 @@ def write_map(path: Path, widths: tuple[int, int]) -> None:
 
 
 def layouts(size: int) -> Iterator[tuple[str, Any, int, int]]:
-    """Yield each layout of a .pt that xtok reads, in a size in bytes, and its shape."""
+    """Yield each layout of a .pt that xtok reads, `size` bytes large, and its shape."""
     import torch
 
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def layouts(size: int) -> Iterator[tuple[str, Any, int, int]]:
 
 
 def pt_memory(options: Namespace) -> Iterator[Row]:
-    """Read each layout of 100 MB in a process, and take off the peak of reading a tiny map."""
+    """Read 100 MB of each layout in a process; the peak of reading a tiny map is subtracted."""
     import torch
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,8 @@
-"""What maps are worth on text: options of `build`, and maps with and without a corpus.
+"""How good maps are on text: options of `build`, and maps with and without a corpus.
 
-`closed` is the share of the way from X-Token's recipe to the best map in hindsight, for each
-language. *hindsight* is one map that is counted on the measured text of all languages together: no
-single map does better on all of them at once. *without* is counted on all languages but the
-measured one.
+`closed` is the share of the way from X-Token's recipe to the best map in hindsight, per language.
+*hindsight* is one map counted on the measured text of all languages; no other map is better on all
+of them at once. *without* is counted on all languages but the measured one.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 import xtok
 from benchmarks.harness import Row, chosen, tokenizer
@@ -46,24 +46,24 @@ OPTIONS = {
 
 
 def options_of_build(options: Namespace) -> Iterator[Row]:
-    """Count each option's rows, those that differ from the default's, and what they do on text.
+    """Count each option's rows, those that differ from the default's, and their effect on text.
 
-    The text is the source of Python's standard library. Of the places where a token of each side
-    begins: the share that is in rows that differ, and the mean weight that these rows give the
-    teacher's token, by default and with the option.
+    The text is the source of Python's standard library. Of the shared token boundaries: the share
+    in rows that differ, and the mean weight that these rows give the teacher's token, by default
+    and with the option.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     source = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     text = source[: int(4_000_000 * min(1, options.size))].decode("utf-8", "ignore").encode()
     for label, pair in chosen((PAIRS[0], PAIRS[1], PAIRS[5]), options):
         student, teacher = (tokenizer(name) for name in pair)
-        starts = common_starts(student, teacher, text)
+        starts = shared_boundaries(student, teacher, text)
         plain = xtok.build(student, teacher)
         for option, config in OPTIONS.items():
             start = time.perf_counter()
             made = xtok.build(student, teacher, config)
             taken = time.perf_counter() - start
-            changed = rows_that_differ(plain, made)
+            changed = np.unique((abs(matrix(plain) - matrix(made)) > 1e-5).nonzero()[0])
             here = starts[:, np.isin(starts[0], changed)]
             yield {
                 "pair": label,
@@ -86,16 +86,16 @@ def count(m: ProjectionMap, kind: RowKind) -> int:
 
 
 def other_bytes(m: ProjectionMap) -> int:
-    """Return how many exact rows are of tokens with different bytes."""
+    """Return how many exact rows pair tokens with different bytes."""
     if m.student.table is None or m.teacher.table is None:
-        raise ValueError("a map that was built has tokens")
+        raise ValueError("the map has no tokens")
     ours, theirs = m.student.table.tokens(), m.teacher.table.tokens()
     exact = m.row_kind[m.student_ids] == RowKind.EXACT
     pairs = zip(m.student_ids[exact].tolist(), m.teacher_ids[exact].tolist(), strict=True)
     return sum(ours[s] != theirs[t] for s, t in pairs)
 
 
-def common_starts(student: Tokenizer, teacher: Tokenizer, text: bytes) -> NDArray[np.int64]:
+def shared_boundaries(student: Tokenizer, teacher: Tokenizer, text: bytes) -> NDArray[np.int64]:
     """Return the student's and the teacher's token wherever both begin at one byte, `[2, n]`."""
     ids = [np.array(side.segment(text)) for side in (student, teacher)]
     lengths = [side.table.lengths[i] for side, i in zip((student, teacher), ids, strict=True)]
@@ -103,39 +103,28 @@ def common_starts(student: Tokenizer, teacher: Tokenizer, text: bytes) -> NDArra
     return np.stack([ids[0][ours], ids[1][theirs]])
 
 
-def mean_weight(m: ProjectionMap, starts: NDArray[np.int64]) -> float:
-    """Return the mean weight that a map's rows give the teacher's tokens."""
-    if not starts.size:
-        return 0.0
-    keys = m.student_ids.astype(np.int64) * m.shape[1] + m.teacher_ids
-    order = np.argsort(keys)
-    wanted = starts[0] * m.shape[1] + starts[1]
-    place = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
-    return float(np.where(keys[place] == wanted, m.weights[place], 0).mean())
+def matrix(m: ProjectionMap) -> csr_array:
+    """Return a map as a sparse matrix."""
+    return csr_array((m.weights, (m.student_ids, m.teacher_ids)), shape=m.shape)
 
 
-def rows_that_differ(one: ProjectionMap, other: ProjectionMap) -> NDArray[np.int64]:
-    """Return the student ids whose rows are not the same, weights rounded to 1e-5."""
-    parts = [
-        np.stack([m.student_ids, m.teacher_ids, (m.weights * 1e5).round().astype(np.int64)])
-        for m in (one, other)
-    ]
-    entries, number = np.unique(np.concatenate(parts, axis=1), axis=1, return_counts=True)
-    return np.unique(entries[0, number == 1])
+def mean_weight(m: ProjectionMap, pairs: NDArray[np.int64]) -> float:
+    """Return the mean weight of pairs of tokens, `[2, n]`."""
+    return float(matrix(m)[pairs[0], pairs[1]].mean()) if pairs.size else 0.0
 
 
 def quality(options: Namespace) -> Iterator[Row]:
-    """Measure every pair, map, cut and language; then the means over all of them."""
+    """Measure every pair, map, cut and language, then the means."""
     if options.corpus is None:
         raise SystemExit("error: quality needs --corpus")
-    found = []
+    all_rows = []
     for label, pair in chosen(PAIRS, options):
         for row in measure(tokenizer(pair[0]), tokenizer(pair[1]), pair, options):
-            found.append({"pair": label, **row})
-            yield found[-1]
-    for label in [*dict.fromkeys(row["pair"] for row in found), "all"]:
-        for name, k in dict.fromkeys((row["map"], row["k"]) for row in found):
-            own = [r for r in found if (r["map"], r["k"]) == (name, k)]
+            all_rows.append({"pair": label, **row})
+            yield all_rows[-1]
+    for label in [*dict.fromkeys(row["pair"] for row in all_rows), "all"]:
+        for name, k in dict.fromkeys((row["map"], row["k"]) for row in all_rows):
+            own = [r for r in all_rows if (r["map"], r["k"]) == (name, k)]
             own = [r for r in own if label in ("all", r["pair"])]
             closed = [r["closed"] for r in own if r["closed"] is not None]
             if closed:

@@ -1,4 +1,4 @@
-"""What PyTorch does: the similarity search of `generate`, and P-KL."""
+"""What runs in PyTorch: the similarity search of `generate`, and P-KL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks import harness
-from benchmarks.harness import Row, Run, race, seconds, timed
+from benchmarks.harness import Row, Run, memory_status, race, seconds
 from xtok import ProjectionMap, build
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.embeddings.similarity import Cosine
@@ -30,7 +30,7 @@ def finish(device: str) -> None:
 
 
 def similarity(options: Namespace) -> Iterator[Row]:
-    """Search the ten most similar of random vectors; a part of the students in each turn."""
+    """Search the ten most similar of random vectors; each turn takes a part of the students."""
     device, widths = options.device, harness.scaled_widths(options)
     random = np.random.default_rng(0)
     students, teachers = (random.standard_normal((n, DIMENSION), np.float32) for n in widths)
@@ -48,24 +48,24 @@ def similarity(options: Namespace) -> Iterator[Row]:
 
         def bare() -> Run:
             torch.set_num_threads(num_threads)
-            both = [torch.from_numpy(v).to(device, dtype) for v in (next(peer), teachers)]
-            taken = seconds(lambda: bare_product(*both))
+            vectors = [torch.from_numpy(v).to(device, dtype) for v in (next(peer), teachers)]
+            taken = seconds(lambda: bare_product(*vectors))
             torch.set_num_threads(1)
             return Run(taken)
 
-        found = race(search, bare, options.repeat)
+        times = race(search, bare, options.repeat)
     work = 2 * widths[0] * widths[1] * DIMENSION / 1e9
     yield {
         "search": f"{widths[0]:,} × {widths[1]:,} × {DIMENSION}, {device} {options.dtype}",
-        **found.row(),
-        "GFLOP/s": work / sum(found.ours),
-        "of the bare product's rate": sum(found.peer) / sum(found.ours),
+        **times.row(),
+        "GFLOP/s": work / sum(times.ours),
+        "of the bare product's rate": sum(times.peer) / sum(times.ours),
         "MiB on the GPU": 0 if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20,
     }
 
 
 def bare_product(students: torch.Tensor, teachers: torch.Tensor) -> None:
-    """Multiply in blocks of rows, and use nothing of the result."""
+    """Multiply in blocks of rows, and discard the result."""
     product = torch.empty(_BLOCK, len(teachers), dtype=students.dtype, device=students.device)
     for rows in students.split(_BLOCK):
         torch.mm(rows, teachers.T, out=product[: len(rows)])
@@ -73,7 +73,7 @@ def bare_product(students: torch.Tensor, teachers: torch.Tensor) -> None:
 
 
 def p_kl_cost(options: Namespace) -> Iterator[Row]:
-    """P-KL with a synthetic map, a real one, and that one learnable."""
+    """P-KL with a synthetic map, a real one, and the real one learnable."""
     widths = harness.scaled_widths(options)
     yield p_kl_row("synthetic", frequent_map(*widths), options)
     if options.size == 1:
@@ -83,7 +83,7 @@ def p_kl_cost(options: Namespace) -> Iterator[Row]:
 
 
 def frequent_map(num_rows: int, num_columns: int) -> ProjectionMap:
-    """Return a map in the shape of a real one: 85 % of the rows have one entry, the rest four.
+    """Return a map shaped like a real one: 85 % of the rows have one entry, the rest four.
 
     Teacher ids are drawn by Zipf's law, so that frequent tokens have many rows.
     """
@@ -97,11 +97,10 @@ def frequent_map(num_rows: int, num_columns: int) -> ProjectionMap:
 def p_kl_row(
     name: str, weights: ProjectionMap, options: Namespace, *, learnable: bool = False
 ) -> Row:
-    """Measure forward and backward beside the least that a loss over all logits needs.
+    """Measure forward and backward beside the minimum for a loss over all logits.
 
-    That is a log-softmax forward and backward over the student's logits, the maximum of each of the
-    teacher's columns, and the gather of k of them. Memory: the peak above what was held before the
-    call, with the logits already there.
+    The minimum: a log-softmax forward and backward over the student's logits, the maximum of each
+    teacher column, and the gather of k columns. Memory is the peak above that before the call.
     """
     device = options.device
     positions, top_k = max(16, int(POSITIONS * options.size)), max(1, int(TOP_K * options.size))
@@ -128,11 +127,11 @@ def p_kl_row(
     p_kl(part, teacher[..., :16], small, alignment).backward()  # loads the libraries
     peak = peak_above(ours, device)
     arrays = sum(a.numel() * a.element_size() for a in projection.state_dict().values())
-    found = race(timed(ours), timed(bare), options.repeat)
+    times = race(ours, bare, options.repeat)
     return {
         "map": f"{name}, {weights.nnz:,} entries", "positions": positions, "k": top_k,
         "held MiB": peak / 2**20, "× gradient and map": peak / (student.numel() * 4 + arrays),
-        **found.row(), "best": min(found.ours) / min(found.peer),
+        **times.row(), "best": min(times.ours) / min(times.peer),
     }  # fmt: skip
 
 
@@ -147,19 +146,13 @@ def make_alignment(positions: int, device: str) -> AlignmentBatch:
 
 
 def peak_above(call: Callable[[], object], device: str) -> int:
-    """Return how many bytes a call held at its peak above what was held before it."""
+    """Return the bytes that a call holds at its peak, above those held before it."""
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
-    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
+    before = memory_status("VmRSS")
     call()
-    return status("VmHWM") - before
-
-
-def status(name: str) -> int:
-    """Return a size that Linux tells of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+    return memory_status("VmHWM") - before

@@ -1,14 +1,13 @@
-"""Train a student on texts and on one or more teachers with other tokenizers; plain PyTorch.
+"""Train a student on texts and on teachers with other tokenizers, in plain PyTorch.
 
     python scripts/examples/distill.py --student models/student --teacher models/teacher \
         --map student_to_teacher.safetensors --loss p-kl --texts corpus.jsonl --output runs/p-kl
 
-Student and teachers are Hugging Face folders or repo ids, with tokenizers in them or given apart;
-with `--from-scratch`, only the student's configuration is taken. Texts are `.jsonl` files, one
-object with `text` or `messages` a line, or plain files, a text in each paragraph. It runs on a CPU,
-or on one GPU with `--device cuda --autocast`. Called again with the same `--output`, it goes on
-from the last checkpoint, and ends where an uninterrupted run ends. `log.jsonl` has a line per step;
-`--plot` draws it. The student is left in `OUTPUT/student`.
+Models are Hugging Face folders or repo ids. Texts are `.jsonl` files, an object with `text` or
+`messages` per line, or plain files, a text per paragraph. Runs on a CPU, or on one GPU with
+`--device cuda --autocast`. Run it again with the same `--output` to resume from the last
+checkpoint: the result is that of an uninterrupted run. `log.jsonl` has a line per step; the student
+is saved to `OUTPUT/student`.
 """
 
 from __future__ import annotations
@@ -31,21 +30,11 @@ from xtok.training import losses
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.module import ProjectionModule
 
-NUMBERS: tuple[tuple[str, Any, Any], ...] = (
-    ("steps", int, 1000),
-    ("batch-size", int, 8),
-    ("max-length", int, 512),
-    ("learning-rate", float, 3e-4),
-    ("warmup", int, 20),
-    ("clip", float, 1.0),
-    ("seed", int, 0),
-    ("save-every", int, 100),
-    ("num-workers", int, 0),
-    ("temperature", float, 1.0),
-    ("top-k", int, None),
-    ("distillation-weight", float, 1.0),
-    ("cross-entropy-weight", float, 1.0),
-)
+NUMBERS: dict[str, Any] = {
+    "steps": 1000, "batch-size": 8, "max-length": 512, "learning-rate": 3e-4, "warmup": 20,
+    "clip": 1.0, "seed": 0, "save-every": 100, "num-workers": 0, "temperature": 1.0,
+    "distillation-weight": 1.0, "cross-entropy-weight": 1.0,
+}  # fmt: skip
 
 
 def distillation(
@@ -63,17 +52,17 @@ def distillation(
     if options.teachers == "selected":
         best = losses.select_teacher(teacher_logits, [side["targets"] for side in sides])
         return functions[best](logits, teacher_logits[best], batch, sides[best])
-    found = [
-        function(logits, teacher, batch, side)
-        for function, teacher, side in zip(functions, teacher_logits, sides, strict=True)
-    ]
-    return losses.sum_teachers(found, weights)
+    teachers = zip(functions, teacher_logits, sides, strict=True)
+    return losses.sum_teachers(
+        [f(logits, theirs, batch, side) for f, theirs, side in teachers], weights
+    )
 
 
 def logits_of(model: torch.nn.Module, side: dict[str, Any]) -> Tensor:
     """Run a model on its side of a batch."""
-    found = model(input_ids=side["input_ids"], attention_mask=side["attention_mask"])
-    logits: Tensor = found.logits
+    logits: Tensor = model(
+        input_ids=side["input_ids"], attention_mask=side["attention_mask"]
+    ).logits
     return logits
 
 
@@ -92,12 +81,12 @@ def read_texts(paths: Sequence[Path]) -> list[Any]:
         else:
             samples += [text for text in content.split("\n\n") if text.strip()]
     if paths and not samples:
-        raise XtokError("there are no texts", hint="give --texts FILE, with something in it")
+        raise XtokError("there are no texts", hint="give --texts FILE with at least one text")
     return samples
 
 
 def batches(count: int, options: argparse.Namespace, first: int) -> Iterator[list[int]]:
-    """Go through the samples in an order that hangs on the seed and the step alone."""
+    """Yield the samples of each step, in an order that depends on seed and step only."""
     epoch, order = -1, []
     for step in range(first, options.steps):
         batch = []
@@ -114,7 +103,7 @@ def batches(count: int, options: argparse.Namespace, first: int) -> Iterator[lis
 def bits_per_byte(
     student: torch.nn.Module, samples: Sequence[Any], collate: DistillationCollator, batch_size: int
 ) -> float:
-    """Return the student's cross-entropy on texts, in bits per byte of what it predicts."""
+    """Return the student's cross-entropy on texts, in bits per predicted byte."""
     student.eval()
     bits, num_bytes, device = 0.0, 0, next(student.parameters()).device
     lengths = torch.from_numpy(collate.student.table.lengths).to(device)
@@ -128,21 +117,21 @@ def bits_per_byte(
 
 
 def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -> Any:
-    """Load a causal language model in float32, or make one of its configuration."""
+    """Load a causal language model in float32, or initialize one from its configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(path)
     width, needed = config.get_text_config().vocab_size, tokenizer.vocabulary.tokenizer_vocab_size
     if width < (needed or 0):
         what = f"{path} is {width} wide, and its tokenizer has {needed} ids"
-        raise XtokError(what, hint="give the tokenizer of this model")
+        raise XtokError(what, hint="give this model's tokenizer")
     if from_scratch:
         return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def learning_rate(step: int, options: argparse.Namespace) -> float:
-    """Return the rate of a step: a linear rise, then half a cosine down to a tenth."""
+    """Return the rate of a step: linear warm-up, then cosine decay to a tenth."""
     if step < options.warmup:
         return float(options.learning_rate * (step + 1) / options.warmup)
     share = (step - options.warmup) / max(1, options.steps - options.warmup)
@@ -150,16 +139,15 @@ def learning_rate(step: int, options: argparse.Namespace) -> float:
 
 
 def save_checkpoint(path: Path, step: int, parts: dict[str, Any]) -> None:
-    """Write a checkpoint under another name and rename it, so that there is never half of one."""
+    """Write a checkpoint atomically."""
     state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"step": step, "random": torch.get_rng_state()}
-    state["cuda_random"] = torch.cuda.get_rng_state_all()  # none without a GPU
-    torch.save(state, path.with_suffix(".tmp"))
+    random = {"random": torch.get_rng_state(), "cuda_random": torch.cuda.get_rng_state_all()}
+    torch.save({**state, **random, "step": step}, path.with_suffix(".tmp"))
     path.with_suffix(".tmp").replace(path)
 
 
 def load_checkpoint(path: Path, parts: dict[str, Any]) -> int:
-    """Take up a checkpoint if there is one, and return the next step."""
+    """Restore a checkpoint, if one exists; return the next step."""
     if not path.exists():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
@@ -171,16 +159,15 @@ def load_checkpoint(path: Path, parts: dict[str, Any]) -> int:
 
 
 def plot(log: Path) -> Path:
-    """Draw a log's losses into a .png beside it, and return its path."""
+    """Plot a log's losses to a .png beside it; return its path."""
     from matplotlib.figure import Figure
 
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for name in ("cross_entropy", "distillation", "bits_per_byte"):
-        points = [(line["step"], line[name]) for line in lines if name in line]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name.replace("_", " "))
+        steps = [line["step"] for line in lines if name in line]
+        axes.plot(steps, [line[name] for line in lines if name in line], label=name)
     axes.set_xlabel("step")
     axes.legend()
     figure.savefig(log.with_suffix(".png"), metadata={"Software": None})
@@ -188,7 +175,7 @@ def plot(log: Path) -> Path:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, from the last checkpoint on if there is one."""
+    """Train, from the last checkpoint if one exists."""
     torch.manual_seed(options.seed)
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(options.student_tokenizer or options.student)
@@ -211,22 +198,22 @@ def train(options: argparse.Namespace) -> None:
         )
         for name, map_, teacher in zip(names, maps or [None] * len(names), theirs, strict=True)
     ]  # fmt: skip
-    trained = [p for part in (student.to(options.device), projections) for p in part.parameters()]
+    trained = [*student.to(options.device).parameters(), *projections.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))
     parts = {"student": student, "projections": projections, "optimizer": optimizer}
-    first = load_checkpoint(options.output / "checkpoint.pt", parts)
-    log = options.output / "log.jsonl"
-    kept = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
-    log.write_text("".join(kept[:first]), encoding="utf-8")
-    combined = losses.CombineConfig(
+    checkpoint, log = options.output / "checkpoint.pt", options.output / "log.jsonl"
+    first = load_checkpoint(checkpoint, parts)
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    log.write_text("".join(lines[:first]), encoding="utf-8")
+    weights = losses.CombineConfig(
         distillation_weight=options.distillation_weight,
         cross_entropy_weight=options.cross_entropy_weight,
         dynamic_scaling=options.dynamic_scaling,
     )
-    order = list(batches(len(samples), options, first))
     data: Any = samples
     loader = DataLoader(
-        data, batch_sampler=order, collate_fn=collate, num_workers=options.num_workers,
+        data, batch_sampler=list(batches(len(samples), options, first)), collate_fn=collate,
+        num_workers=options.num_workers,
         generator=torch.Generator(),  # so that the loader draws nothing from the global one
     )  # fmt: skip
     student.train()
@@ -238,26 +225,26 @@ def train(options: argparse.Namespace) -> None:
         with torch.autocast(kind, torch.bfloat16, enabled=options.autocast):
             logits = logits_of(student, batch)
             own = own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum().clamp(min=1)
-            kd = torch.zeros((), device=own.device)
+            loss, kd = own, torch.zeros(())
             if teachers:
-                sides = zip(teachers, batch["teachers"], strict=True)
                 with torch.no_grad():
-                    found = [logits_of(*pair) for pair in sides]
-                kd = distillation(logits, found, batch, functions, options)
-            loss = losses.combine(kd, own, combined) if teachers else own
+                    sides = zip(teachers, batch["teachers"], strict=True)
+                    teacher_logits = [logits_of(*pair) for pair in sides]
+                kd = distillation(logits, teacher_logits, batch, functions, options)
+                loss = losses.combine(kd, own, weights)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, options.clip)
         optimizer.step()
-        line = {"step": step, "loss": loss, "cross_entropy": own, "distillation": kd, "norm": norm}
-        line = {name: float(torch.as_tensor(value).detach()) for name, value in line.items()}
-        last = step + 1 == options.steps
-        if held_out and (last or (step + 1) % options.save_every == 0):
+        values = {"loss": loss, "cross_entropy": own, "distillation": kd, "norm": norm}
+        line = {"step": step, **{name: float(value.detach()) for name, value in values.items()}}
+        to_save = step + 1 == options.steps or (step + 1) % options.save_every == 0
+        if held_out and to_save:
             line["bits_per_byte"] = bits_per_byte(student, held_out, collate, options.batch_size)
         with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "step": step}) + "\n")
-        if last or (step + 1) % options.save_every == 0:
-            save_checkpoint(options.output / "checkpoint.pt", step + 1, parts)
+            file.write(json.dumps(line) + "\n")
+        if to_save:
+            save_checkpoint(checkpoint, step + 1, parts)
     student.save_pretrained(options.output / "student")
     for number, projection in enumerate(maps if options.learn_map else ()):
         projection.to_map().save(options.output / f"map-{number}.safetensors")
@@ -269,27 +256,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--student", required=True, help="folder or repo id of the student")
     add("--from-scratch", action="store_true", help="take only the student's configuration")
-    add("--student-tokenizer", help="by default the student's own")
-    add("--teacher", action="append", default=[], help="repeatable; none: cross-entropy alone")
-    add("--teacher-tokenizer", action="append", help="one per teacher; by default its own")
+    add("--student-tokenizer", help="default: the student's own")
+    add("--teacher", action="append", default=[], help="repeatable; none: cross-entropy only")
+    add("--teacher-tokenizer", action="append", help="one per teacher; default: its own")
     add("--teacher-weight", action="append", type=float, help="one per teacher")
     add("--teachers", choices=("sum", "averaged-logits", "selected"), default="sum")
     add("--map", action="append", type=Path, default=[], help="one per teacher")
-    add("--learn-map", action="store_true", help="train the maps as well, and save them")
-    add("--loss", action="append", choices=get_args(losses.LossName), help="one, or one a teacher")
+    add("--learn-map", action="store_true", help="also train the maps, and save them")
+    add(
+        "--loss", action="append", choices=get_args(losses.LossName), help="one, or one per teacher"
+    )
     add("--texts", action="append", type=Path, required=True, help="repeatable")
-    add("--held-out", action="append", type=Path, default=[], help="for bits per byte")
-    add("--output", type=Path, required=True, help="folder of checkpoint, log and model")
-    for name, kind, default in NUMBERS:
-        add(f"--{name}", type=kind, default=default)
+    add("--held-out", action="append", type=Path, default=[], help="texts for bits per byte")
+    add("--output", type=Path, required=True, help="folder for checkpoint, log and model")
+    add("--top-k", type=int, help="columns of p-kl and same-tokenizer")
+    for name, default in NUMBERS.items():
+        add(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     for name in ("reverse-kl", "dynamic-scaling", "autocast", "plot"):
         add(f"--{name}", action="store_true")
     add("--device", default="cpu")
     options = parser.parse_args(argv)
     for name in ("teacher-tokenizer", "teacher-weight", "map", "loss"):
-        given = len(getattr(options, name.replace("-", "_")) or options.teacher)
-        if given != len(options.teacher) and (name, given) != ("loss", 1):
-            parser.error(f"{given} of --{name} for {len(options.teacher)} of --teacher")
+        count = len(getattr(options, name.replace("-", "_")) or options.teacher)
+        if count != len(options.teacher) and (name, count) != ("loss", 1):
+            parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
     train(options)
     if options.plot:
         print(plot(options.output / "log.jsonl"))

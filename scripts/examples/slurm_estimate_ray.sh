@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Count a map on text on several nodes of a Slurm cluster: Ray is started on all of them, the first
-# one is its head and runs the command. Text and tokenizers lie on a file system that all nodes
-# share; xtok with the extras ray and text is installed there (XTOK_VENV).
+# Count a map on text on several Slurm nodes. Starts Ray on all of them; the first is the head and runs
+# the command. Text, tokenizers and a virtual environment with the extras ray and text (XTOK_VENV) are
+# on a shared file system.
 #
 #   sbatch --nodes 8 scripts/examples/slurm_estimate_ray.sh --student-model … --teacher-model … \
 #     --text '/data/corpus/*.parquet' --output /data/maps/map.safetensors
@@ -20,7 +20,7 @@ if [[ -n "${XTOK_VENV:-}" ]]; then
   source "$XTOK_VENV/bin/activate"
 fi
 
-# Ray's steps are children of this shell: they end with it, however it ends.
+# Ray's steps are children of this shell, and end with it.
 stop() {
   local steps
   steps=$(jobs -pr)
@@ -34,7 +34,7 @@ port=${RAY_PORT:-6379}
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
 cores=${SLURM_CPUS_PER_TASK:-1}
-export SRUN_CPUS_PER_TASK=$cores  # a step does not take it over from the job
+export SRUN_CPUS_PER_TASK=$cores  # a step does not inherit it from the job
 
 # `--block` keeps Ray in the foreground of its step.
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
@@ -46,13 +46,13 @@ for attempt in {1..60}; do
     break
   fi
   if [[ "$attempt" == 60 ]]; then
-    echo "error: the head of the Ray cluster on $head did not come up" >&2
+    echo "error: the head of the Ray cluster on $head did not start" >&2
     exit 1
   fi
   sleep 2
 done
 
-# Fewer nodes are no failure: what is there does the work. So each worker is a step of its own.
+# Each worker is a step of its own: if some nodes fail, the others do the work.
 for node in "${nodes[@]:1}"; do
   srun --nodes=1 --ntasks=1 --overlap --nodelist="$node" \
     ray start --address="$head:$port" --num-cpus="$cores" --disable-usage-stats --block &
