@@ -297,7 +297,7 @@ def test_options_that_change_nothing_are_not_in_the_history() -> None:
         ({"token_form": "x"}, "token_form is 'x', and must be one of ('bytes', 'text', 'raw')"),
         (
             {"ignore_student_ids": (-1,)},
-            "ignore_student_ids, number 1, is -1, and must be at least 0",
+            "ignore_student_ids, number 1, is -1, and must be at least 0 and finite",
         ),
     ],
 )
