@@ -817,7 +817,7 @@ def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) 
     pair = ("--student-model", small / "small-byte-level", "--teacher-model", small / "small.model")
     done = cli("estimate", *pair, "--text", "none-*.txt")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: --text: there is no file none-*.txt\nhint: ")
+    assert done.stderr.startswith("error: there is no file none-*.txt\nhint: ")
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     done = cli("estimate", *pair, "--text", "a.txt")
     assert done.returncode == 1
