@@ -117,7 +117,7 @@ def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(documents=st.lists(two_spellings(), max_size=4))
-def test_common_starts_and_chunks_are_those_of_the_plain_walk(
+def test_shared_boundaries_and_chunks_are_those_of_the_plain_walk(
     documents: list[tuple[list[int], list[int]]],
 ) -> None:
     data = np.frombuffer(b"".join(TOKENS), np.uint8)
@@ -126,7 +126,7 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
     places = np.empty((2, min(len(student[0]), len(teacher[0]))), np.int64)
     num_starts, same_bytes = np.zeros((2, len(documents)), np.int64)
     complete = np.zeros(len(documents), np.bool_)
-    count = cooccurrence_kernels.common_starts(
+    count = cooccurrence_kernels.shared_boundaries(
         *student, data, offsets, *teacher, data, offsets, *places, num_starts, same_bytes, complete
     )
     assert count == num_starts.sum()
@@ -134,7 +134,7 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
     at = 0
     expected_pairs: list[tuple[int, int, int]] = []
     for d, (s, t) in enumerate(documents):
-        starts, num_same, agrees = naive.common_starts(
+        starts, num_same, agrees = naive.shared_boundaries(
             [TOKENS[i] for i in s], [TOKENS[j] for j in t]
         )
         own = places[:, at : at + num_starts[d]] - np.array([[student[1][d]], [teacher[1][d]]])
@@ -582,7 +582,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     assert error.value.message == (
         f"the checkpoint {path} is of another run: other texts, tokenizers or options"
     )
-    assert error.value.hint == f"delete it to begin anew (rm {path}), or give another --checkpoint"
+    assert error.value.hint == f"delete it to start again: rm {path}"
     assert path.exists()
 
 
@@ -614,7 +614,7 @@ def test_a_damaged_checkpoint_is_refused(
     with pytest.raises(XtokError) as error:
         count_text(plan, byte_level, digits, checkpoint=path)
     assert error.value.message.startswith(f"the checkpoint {path} cannot be read: ")
-    assert error.value.hint == f"delete it to begin anew: rm {path}"
+    assert error.value.hint == f"delete it to start again: rm {path}"
 
 
 @pytest.mark.parametrize(("field", "value"), [(8, b"\x01\x00"), (10, b"\x63\x00")])

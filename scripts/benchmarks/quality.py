@@ -57,7 +57,7 @@ def options_of_build(options: Namespace) -> Iterator[Row]:
     text = source[: int(4_000_000 * min(1, options.size))].decode("utf-8", "ignore").encode()
     for label, pair in chosen((PAIRS[0], PAIRS[1], PAIRS[5]), options):
         student, teacher = (tokenizer(name) for name in pair)
-        starts = common_starts(student, teacher, text)
+        starts = shared_boundaries(student, teacher, text)
         plain = xtok.build(student, teacher)
         for option, config in OPTIONS.items():
             start = time.perf_counter()
@@ -95,7 +95,7 @@ def other_bytes(m: ProjectionMap) -> int:
     return sum(ours[s] != theirs[t] for s, t in pairs)
 
 
-def common_starts(student: Tokenizer, teacher: Tokenizer, text: bytes) -> NDArray[np.int64]:
+def shared_boundaries(student: Tokenizer, teacher: Tokenizer, text: bytes) -> NDArray[np.int64]:
     """Return the student's and the teacher's token wherever both begin at one byte, `[2, n]`."""
     ids = [np.array(side.segment(text)) for side in (student, teacher)]
     lengths = [side.table.lengths[i] for side, i in zip((student, teacher), ids, strict=True)]

@@ -16,7 +16,7 @@ _options: dict[str, Any] = {"cache": True, "nogil": True}
 
 
 @njit(**_options)
-def common_starts(  # type: ignore[no-untyped-def]
+def shared_boundaries(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, s_data, s_offsets, t_ids, t_bounds, t_data, t_offsets,
     s_starts, t_starts, num_starts, same_bytes, complete,
 ):  # fmt: skip

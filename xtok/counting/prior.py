@@ -130,7 +130,7 @@ def prior_edges(
             size = min(25_000, num_texts - start)
             for batch in batches(source.texts(size, rng)):
                 sides = encoder.encode(batch)
-                keys, amounts, _ = pair_keys(*sides, encoder.starts(*sides), target)
+                keys, amounts, _ = pair_keys(*sides, encoder.boundaries(*sides), target)
                 counts.add(keys, amounts)
             advance(size)
     keys, found = counts.arrays()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xtok.config import BuildConfig, EstimateConfig
 from xtok.maps.projection_map import ProjectionMap, StageReport
@@ -36,8 +36,8 @@ def build(
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
     Saved, it is the same file, byte for byte, as the three commands with files in between make.
-    With texts, the map is counted on them, and `estimate` takes the place of the last two; it
-    starts from the weights `prior`, and there is no scale slot.
+    With texts, the map is counted on them as `estimate` does: `multitoken` with the weights `prior`
+    is smoothed towards, and there is no scale slot.
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
@@ -58,28 +58,17 @@ def build(
     config = config or BuildConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     if texts:
-        first = replace(config.multitoken, weights="prior", scale_trick=False)
-        from xtok.stages.estimate import estimate
-
-        projection = estimate(
+        return _build_on_texts(
             student,
             teacher,
+            config,
             texts,
-            EstimateConfig(
-                top_k=config.top_k,
-                target=config.target,
-                pin_exact=config.exact_match,
-                field=field,
-            ),
-            base=multitoken(student, teacher, first, progress=progress),
+            field=field,
             checkpoint=checkpoint,
             count=count,
+            progress=progress,
             text_progress=text_progress,
         )
-        counted = projection.reports[1]
-        report = _report(projection, student, teacher, config)
-        report = replace(report, notes=report.notes + counted.notes)
-        return replace(projection, reports=(report,))
     matches = open_rows = None
     if config.exact_match:
         rows = student.table_as(config.token_form, ignore=config.ignore_student_ids)
@@ -93,6 +82,33 @@ def build(
     report = _report(projection, student, teacher, config)
     report = replace(report, counts={**report.counts, **projection.reports[-1].counts})
     return replace(projection, reports=(report,))
+
+
+def _build_on_texts(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    config: BuildConfig,
+    texts: Sequence[str | Path],
+    *,
+    field: str,
+    progress: Progress,
+    **counting: Any,
+) -> ProjectionMap:
+    from xtok.counting.counts import plan_counting
+    from xtok.stages.estimate import counted_map
+
+    counted = EstimateConfig(
+        top_k=config.top_k, target=config.target, pin_exact=config.exact_match, field=field
+    )
+    plan = plan_counting(student, teacher, texts, counted)
+    options = replace(config.multitoken, weights="prior", scale_trick=False)
+    base = multitoken(student, teacher, options, progress=progress)
+    projection = counted_map(
+        student, teacher, plan, counted, base=base, options=options, **counting
+    )
+    report = _report(projection, student, teacher, config)
+    notes = report.notes + projection.reports[1].notes  # those of `estimate`
+    return replace(projection, reports=(replace(report, notes=notes),))
 
 
 def _report(
