@@ -53,7 +53,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 
 @pytest.fixture(autouse=True)
 def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make up less text, so that the tests are quick."""
+    """Draw less synthetic text, so that the tests are quick."""
     monkeypatch.setattr(prior_edges, "__kwdefaults__", {**DEFAULTS, "num_texts": 500})
 
 
@@ -253,7 +253,7 @@ def test_both_adds_starts_and_chunks_up(
 
 
 @pytest.mark.parametrize("target", ["start", "chunk", "both"])
-def test_a_sighting_weighs_the_same_whatever_is_counted(
+def test_an_occurrence_weighs_the_same_whatever_is_counted(
     byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, tmp_path: Path, target: Target
 ) -> None:
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
@@ -286,7 +286,7 @@ def held(keys: list[int], counts: list[int], held_keys: list[int]) -> CountedTex
     )  # fmt: skip
 
 
-def test_alpha_is_small_where_counts_foretell_and_large_where_the_base_does() -> None:
+def test_alpha_is_small_where_counts_predict_and_large_where_the_base_does() -> None:
     base = Edges(np.array([0]), np.array([1]), np.array([1.0]))
     assert choose_alpha(held([2], [3], [2, 2]), base, 2, 10) == 0.25
     assert choose_alpha(held([2], [3], [1, 1]), base, 2, 10) == 64.0
