@@ -3,8 +3,8 @@
 A vocabulary tells much about the text that it was trained on: its tokens are what occurs often, in
 order of frequency (byte-pair encoding merges the most frequent pair first; Sennrich et al., ACL
 2016). In the synthetic text, the kinds of tokens (a word, the continuation of one, a number, white
-space, …) are a Markov chain, and tokens of one kind are drawn by Zipf's law over their order. A word
-is continued the way other tokens with the same letters go on, the longest context first. Both
+space, …) are a Markov chain, and tokens of one kind are drawn by Zipf's law over their order. A
+word is continued the way other tokens with the same letters go on, the longest context first. Both
 tokenizers encode the text, and pairs are counted on it as on any other.
 """
 

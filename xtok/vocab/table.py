@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.vocab.display import _shown, escape, shortened
+from xtok.vocab.display import escape, quoted, shortened
 
 MAX_WIDTH = 2**24
 """The widest vocabulary that is accepted: 64 times the largest one in use, and ids stay int32."""
@@ -331,19 +331,20 @@ def _in_form(columns: Entries, form: TokenForm) -> list[bytes]:
 
 
 def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
-    """Return the error of the first entry, by id, that has no place of its own."""
+    """Return the error of the first entry, by id, that is out of range or a duplicate."""
     seen: set[int] = set()
     for token_id, _, content, _ in sorted(entries):
+        token = quoted(escape(content))
         if not 0 <= token_id < width:
             return TokenizerError(
-                f"token id {token_id} ({_shown(content)}) is outside the vocabulary size {width}",
+                f"token id {token_id} ({token}) is outside the vocabulary size {width}",
                 hint=f"give a vocabulary size of at least {token_id + 1}",
             )
         if token_id in seen:
             break
         seen.add(token_id)
     return TokenizerError(
-        f"token id {token_id} stands twice in the vocabulary (again as {_shown(content)})",
+        f"token id {token_id} stands twice in the vocabulary (again as {token})",
         hint="the tokenizer's files are damaged: fetch them again",
     )
 
