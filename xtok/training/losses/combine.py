@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunks import checked, log_probabilities, no_chunks
+from xtok.training.losses.chunks import checked, divergence, log_probabilities, no_chunks
 from xtok.training.losses.config import CombineConfig, SameTokenizerConfig
 from xtok.training.losses.p_kl import largest_columns
 from xtok.training.module import work_dtype
@@ -60,9 +60,8 @@ def same_tokenizer_kl(
             )
             for logits in (student_logits, teacher)
         )
-        if config.reverse_kl:
-            log_s, log_r = log_r, log_s
-        loss = (log_r.exp() * (log_r - log_s)).sum() * (config.temperature**2 / len(log_r))
+        loss = divergence(log_s, log_r, reverse=config.reverse_kl)
+        loss = loss * (config.temperature**2 / len(log_r))
     return checked(loss, student_logits, teacher_logits)
 
 
@@ -92,7 +91,7 @@ def averaged_logits(
 def select_teacher(
     teacher_logits: Sequence[Tensor], teacher_labels: Sequence[Tensor], *, per_token: bool = False
 ) -> int:
-    """Return which teacher finds the batch's text likeliest, the first one of equals.
+    """Return the index of the teacher that finds the batch's text likeliest, the first of equals.
 
     All of them read the same text, so their total −log p is compared. A mean over tokens, which
     NeMo-RL compares, favours the tokenizer with the shorter tokens.
@@ -146,7 +145,7 @@ def combine(
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
-    found = [1.0] * count if weights is None else list(weights)
-    if len(found) != count or any(weight < 0 for weight in found):
-        raise ValueError(f"{found} are not {count} weights of 0 or above, one per teacher")
-    return found
+    shares = [1.0] * count if weights is None else list(weights)
+    if len(shares) != count or any(weight < 0 for weight in shares):
+        raise ValueError(f"{shares} are not {count} weights of 0 or above, one per teacher")
+    return shares
