@@ -12,7 +12,6 @@ from xtok.config import Target
 from xtok.counting.counts import (
     CountedText,
     CountingPlan,
-    TextTotals,
     count_shard,
     digest_of,
     merge_counts,
@@ -31,8 +30,6 @@ WAITING_PER_CORE = 4
 
 MAX_RETRIES = 16
 """How often a task whose node or process is lost is run again."""
-
-Packed = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +161,8 @@ def _count(
             levels[0, number] = counts
             _merge_upwards(levels, number, len(shards), merge)
         [root] = levels.values()
-        return _unpacked(_result(ray, root))
+        counted: CountedText = _result(ray, root)
+        return counted
 
 
 def _merge_upwards(levels: dict[tuple[int, int], Any], place: int, number: int, merge: Any) -> None:
@@ -197,24 +195,20 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _count_task(job: Job, shard: TextShard) -> tuple[Packed | None, int | dict[str, str]]:
+def _count_task(job: Job, shard: TextShard) -> tuple[CountedText | None, int | dict[str, str]]:
     """Return a shard's counts, and its student tokens or the arguments of an error."""
     try:
-        counts = _count_here(job, shard)
+        encoder = _encoder(job.sources, job.digests)
+        if not shard.path.exists():
+            raise XtokError(
+                f"the node {socket.gethostname()} has no file {shard.path}",
+                hint="put the text on a file system that all nodes share",
+            )
+        counts = count_shard(shard, encoder, job.target, job.hold_out)
     except XtokError as error:
         hint = error.hint_with("{option}")
         return None, {"message": error.message, "hint": hint, "parameter": error.parameter}
-    return _packed(counts), counts.totals.student_tokens
-
-
-def _count_here(job: Job, shard: TextShard) -> CountedText:
-    encoder = _encoder(job.sources, job.digests)
-    if not shard.path.exists():
-        raise XtokError(
-            f"the node {socket.gethostname()} has no file {shard.path}",
-            hint="put the text on a file system that all nodes share",
-        )
-    return count_shard(shard, encoder, job.target, job.hold_out)
+    return counts, counts.totals.student_tokens
 
 
 @functools.lru_cache(maxsize=1)
@@ -234,13 +228,5 @@ def _encoder(
     return PairEncoder(loaded[0], loaded[1], num_threads=1)
 
 
-def _merge_task(*parts: Packed) -> Packed:
-    return _packed(merge_counts(map(_unpacked, parts)))
-
-
-def _packed(counts: CountedText) -> Packed:
-    return {**counts._asdict(), "totals": dict(vars(counts.totals))}
-
-
-def _unpacked(packed: Packed) -> CountedText:
-    return CountedText(**{**packed, "totals": TextTotals(**packed["totals"])})
+def _merge_task(*parts: CountedText) -> CountedText:
+    return merge_counts(parts)

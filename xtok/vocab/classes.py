@@ -13,11 +13,11 @@ from xtok.vocab.table import TokenTable, TokenType
 
 
 class TokenClass(IntEnum):
-    """The class of a token, in the order in which people are shown them.
+    """The class of a token, in the order of reports.
 
-    A space before or after a token is not looked at. Letters decide before punctuation and emoji:
-    `.append` is Latin. Digits are decimal digits of any script, and only them; `x2` and `1.` are
-    DIGITS_MIXED. Han with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 alone.
+    Spaces before or after a token are ignored. Letters decide before punctuation and emoji:
+    `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. Han
+    with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 alone.
     """
 
     DIGITS_1 = 0
@@ -73,10 +73,10 @@ _LABELS = {
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
-    """Return the class of a name in any case, or all of a group: `digits` is all with digits.
+    """Return the class of a name in any case, or all of a group: `digits` are all with digits.
 
     Raises:
-        XtokError: if there is none.
+        XtokError: if there is no such class.
 
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
@@ -91,7 +91,7 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
 
 
 NUMERALS = (TokenClass.DIGITS_2, TokenClass.DIGITS_3, TokenClass.DIGITS_MORE)
-"""The classes of tokens that are numbers of several digits, which tokenizers split differently."""
+"""The classes of multi-digit tokens, which tokenizers split differently."""
 
 # What a character is, as a bit; a token has those of all its characters. The scripts' bits are
 # those of their classes.
@@ -155,15 +155,15 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
     bits = _bits_of_characters(points)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     starts = np.cumsum(lengths) - lengths
-    found = np.bitwise_or.reduceat(bits, starts)
+    in_text = np.bitwise_or.reduceat(bits, starts)
     digits = np.add.reduceat((bits == _DIGIT).astype(np.int64), starts)
-    scripts, core = found & _SCRIPTS, found & ~np.uint32(_AROUND)
+    scripts, core = in_text & _SCRIPTS, in_text & ~np.uint32(_AROUND)
     one_script = (scripts & (scripts - 1)) == 0
     kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
-    has_digit = (found & _DIGIT) != 0
+    has_digit = (in_text & _DIGIT) != 0
 
     def has(member: TokenClass) -> NDArray[np.bool_]:
-        return np.asarray((found & _BIT[member]) != 0)
+        return np.asarray((in_text & _BIT[member]) != 0)
 
     rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
         (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
@@ -186,7 +186,7 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
 
 
 def _bits_of_characters(points: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the bit of each code point; each different one is looked up once."""
+    """Return the bit of each code point; each distinct one is looked up once."""
     table = np.zeros(0x110000, np.uint32)
     table[points] = 1
     different = np.flatnonzero(table)
@@ -222,14 +222,14 @@ def _letter(char: str, *, is_mark: bool) -> int:
 
 
 def suited_loss(exact_share: float, numerals: int, numerals_exact: int) -> tuple[str, str]:
-    """Return which loss suits a pair, and why: pins must exist in the places that matter.
+    """Return which loss suits a pair, and why.
 
     Gold-type losses score the exact pairs and compare the rest by rank alone, so tokens without a
     pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699).
 
     Args:
-        exact_share: of the student's tokens, those with an exact counterpart.
-        numerals: the student's tokens of several digits.
+        exact_share: the share of the student's tokens with an exact counterpart.
+        numerals: the student's multi-digit tokens.
         numerals_exact: those of them with an exact counterpart.
     """
     if numerals and numerals_exact < numerals / 2:

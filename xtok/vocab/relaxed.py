@@ -12,7 +12,7 @@ _LINE_BREAK = re.compile("\r\n|[\r\x85\u2028\u2029]")
 
 
 def relaxed_form(token: bytes) -> bytes:
-    r"""Return what near-equivalent tokens have in common, as X-Token merges them.
+    r"""Return the form that near-equivalent tokens share, as X-Token merges them.
 
     Line breaks of any form are `\n`, and a single space before punctuation or a line break is
     dropped (arXiv 2605.21699, and `canonical_token` of NeMo-RL).
@@ -20,20 +20,13 @@ def relaxed_form(token: bytes) -> bytes:
     >>> relaxed_form(b" ,"), relaxed_form(b"\r\n\r\n"), relaxed_form(b" the")
     (b',', b'\n\n', b' the')
     """
-    if not (token[:1] == b" " or b"\r" in token or b"\xc2\x85" in token or b"\xe2\x80" in token):
-        return token
     try:
         text = _LINE_BREAK.sub("\n", token.decode())
     except UnicodeDecodeError:
         return token
     rest = text[1:]
-    if text[0] == " " and rest and all(c == "\n" or _is_punctuation(c) for c in rest):
-        text = rest
-    return text.encode()
-
-
-def _is_punctuation(char: str) -> bool:
-    return unicodedata.category(char)[0] in "PS"
+    is_droppable = all(c == "\n" or unicodedata.category(c)[0] in "PS" for c in rest)
+    return (rest if text[:1] == " " and rest and is_droppable else text).encode()
 
 
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:

@@ -19,20 +19,20 @@ def same_tokenizer_kl(
     mask: Tensor,
     config: SameTokenizerConfig | None = None,
 ) -> Tensor:
-    """Return the KL on k tokens, position by position, from a teacher of the same tokenizer.
+    """Return the KL on k tokens, position by position, to a teacher of the same tokenizer.
 
-    With K the k tokens with the largest maximum teacher logit in the microbatch, and both sides'
-    softmax at temperature τ taken within K (Hinton et al., arXiv 1503.02531; the selection is that
-    of NeMo-RL's teachers without a map):
+    K are the k tokens with the largest maximum teacher logit in the microbatch; both sides' softmax
+    at temperature τ is taken within K (Hinton et al., arXiv 1503.02531; the selection is that of
+    NeMo-RL's teachers without a map):
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
     Args:
         student_logits: `[B, T, V]`; computed in float32 under any autocast (float64 if they are).
-        teacher_logits: `[B, T, V]`; what one side has beyond the other's width takes no part.
+        teacher_logits: `[B, T, V]`; columns beyond the narrower side's width are ignored.
         mask: `[B, T]`, 0 where a position does not count: padding, and the last one, which
             predicts nothing.
-        config: see there.
+        config: the options; the defaults if None.
 
     Returns:
         A scalar; 0 with a gradient of zeros where no position counts.
@@ -71,7 +71,7 @@ def averaged_logits(
     """Return the weighted mean of the logits of teachers of one tokenizer, float32 `[B, T, V]`.
 
     Args:
-        teacher_logits: `[B, T, V]` each; of different widths, the narrowest counts.
+        teacher_logits: `[B, T, V]` each; columns beyond the narrowest are ignored.
         weights: one per teacher, with a sum above 0; equal ones if None.
 
     Raises:

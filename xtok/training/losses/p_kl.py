@@ -1,7 +1,7 @@
 """P-KL: the student's probabilities projected by a map, against the teacher's, chunk by chunk.
 
 Neither a `[B, T, V_teacher]` tensor nor one of probabilities `[B, T, V_student]` is ever made: the
-work goes through blocks of positions, and the gradient is the only large thing that is allocated.
+work is done in blocks of positions, and the gradient is the only large allocation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def p_kl(
 
     Args:
         student_logits: `[B, T_s, V_s]`, any floating type; computed in float32 under any autocast
-            (in float64 if they are). Columns beyond the map's width take no part.
+            (in float64 if they are). Columns beyond the map's width are ignored.
         teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
         module: the map; a learnable one gets gradients too.
         alignment: an `AlignmentBatch` whose chunk ids are those of the *predicted* tokens, as
@@ -93,7 +93,7 @@ def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
 
 
 class _Job(NamedTuple):
-    """What the two passes need besides the student's logits and the weights."""
+    """What forward and backward need besides the student's logits and the weights."""
 
     teacher_logits: Tensor
     columns: Tensor
@@ -156,8 +156,8 @@ def _num_threads(like: Tensor) -> int:
 def _each(work: Callable[..., Result], blocks: Iterable[Any], like: Tensor) -> Iterator[Result]:
     """Work on blocks without gradients, and yield the results in order.
 
-    On a CPU each block is computed by one thread alone. Threads that share every small step wait
-    for one another at each, which on a busy machine costs many times the work itself.
+    On a CPU one thread computes a block alone. Threads that share every small step wait for one
+    another at each step, which on a busy machine costs many times the work itself.
     """
 
     def one(block: Any) -> Result:
