@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-CONTROL = 256  # the first symbol that is no byte
+CONTROL = 256  # the first symbol that is not a byte
 RUN = 12  # symbols that must agree before two texts count as in step again
 NEAR = 24  # skipped symbols up to which every combination is tried, the fewest first
 WINDOWS = (64, 512, 4096, 65536)  # skipped symbols up to which runs are looked up, in turn
@@ -143,7 +143,7 @@ def _stream(side, start):  # type: ignore[no-untyped-def]
 
 @njit(**_options)
 def _align_streams(i, j, s, t, max_comb_len, k, out):  # type: ignore[no-untyped-def]
-    """Go on from the shared boundary before tokens i and j, past whatever differs.
+    """Continue from the shared boundary before tokens i and j, past what differs.
 
     Where symbols differ, both sides skip to the nearest place from which they agree again; the
     tokens between the shared boundaries around it are a stretch for `_align_stretch`.

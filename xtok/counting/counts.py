@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import EstimateConfig, Target
-from xtok.counting.encode import EncodedTexts, PairCounts, PairEncoder, batches, pair_keys
+from xtok.counting.encode import PairCounts, PairEncoder, batches, pair_keys
 from xtok.counting.texts import (
     ShardReader,
     TextShard,
@@ -31,7 +31,7 @@ from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
 
 HELD_OUT = 16
-"""One document in so many is held out to choose alpha on."""
+"""One document in this many is held out to choose alpha on."""
 
 
 @dataclass
@@ -122,29 +122,26 @@ class TextCounter(_Tally):
         is_held = [self.hold_out and _is_held_out(text) for text in texts]
         kept = [text for text, apart in zip(texts, is_held, strict=True) if not apart]
         held = [text for text, apart in zip(texts, is_held, strict=True) if apart]
-        sides = self.encoder.encode([*kept, *held])
-        self._add(kept, [side.documents(0, len(kept)) for side in sides], self.counted)
-        self._add(held, [side.documents(len(kept), len(texts)) for side in sides], self.held)
         self.totals.held_out += len(held)
-
-    def _add(self, texts: Sequence[str], sides: Sequence[EncodedTexts], counts: PairCounts) -> None:
-        student, teacher = sides
-        boundaries = self.encoder.boundaries(student, teacher)
-        keys, amounts, skipped = pair_keys(student, teacher, boundaries, self.target)
-        counts.add(keys, amounts)
-        num_bytes, lost_bytes = boundaries.bytes_of(texts)
-        self.totals.add(
-            TextTotals(
-                documents=len(texts),
-                differing=boundaries.num_differing,
-                num_bytes=num_bytes,
-                lost_bytes=lost_bytes,
-                student_tokens=student.num_tokens,
-                teacher_tokens=teacher.num_tokens,
-                starts=len(boundaries.s_starts),
-                skipped_chunks=skipped,
+        sides = self.encoder.encode([*kept, *held])
+        for part, start, counts in ((kept, 0, self.counted), (held, len(kept), self.held)):
+            student, teacher = (side.documents(start, start + len(part)) for side in sides)
+            boundaries = self.encoder.boundaries(student, teacher)
+            keys, amounts, skipped = pair_keys(student, teacher, boundaries, self.target)
+            counts.add(keys, amounts)
+            num_bytes, lost_bytes = boundaries.bytes_of(part)
+            self.totals.add(
+                TextTotals(
+                    documents=len(part),
+                    differing=boundaries.num_differing,
+                    num_bytes=num_bytes,
+                    lost_bytes=lost_bytes,
+                    student_tokens=student.num_tokens,
+                    teacher_tokens=teacher.num_tokens,
+                    starts=len(boundaries.s_starts),
+                    skipped_chunks=skipped,
+                )
             )
-        )
 
 
 def _is_held_out(text: str) -> bool:

@@ -36,12 +36,12 @@ def build(
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
     Saved, it is the same file, byte for byte, as the three commands with files in between make.
-    With texts, the map is counted on them as `estimate` does: `multitoken` with the weights `prior`
-    is smoothed towards, and there is no scale slot.
+    With texts, the map is counted on them as by `estimate`, smoothed towards `multitoken` with the
+    weights `prior`; it has no scale slot.
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
-            it, or a loaded tokenizer (for a width, revision or pattern of its own).
+            it, or a loaded tokenizer (to give a width, revision or pattern).
         teacher_model: the model of the columns, likewise.
         config: the options; the defaults if None.
         texts: paths and globs of text to count on, as `estimate` takes them.

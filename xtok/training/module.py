@@ -75,7 +75,9 @@ class ProjectionModule(nn.Module):
             ("weights", projection.weights[order]),
         ):
             self.register_buffer(name, torch.from_numpy(np.array(array)))
-        self.logits = nn.Parameter(self._initial_logits()) if learnable else None
+        slot_logits = torch.logit(self.weights.double(), eps=1e-12)
+        logits = torch.where(self.is_slot, slot_logits, self.weights.double().log()).float()
+        self.logits = nn.Parameter(logits) if learnable else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -165,10 +167,6 @@ class ProjectionModule(nn.Module):
         """Describe the module for `print`."""
         rows, columns = self.shape
         return f"{rows} → {columns}, nnz={len(self.weights)}, learnable={self.learnable}"
-
-    def _initial_logits(self) -> Tensor:
-        slot_logits = torch.logit(self.weights.double(), eps=1e-12)
-        return torch.where(self.is_slot, slot_logits, self.weights.double().log()).float()
 
 
 def project_token_likelihoods(
@@ -369,14 +367,8 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     to_probs, to_weights = _project_backward(
         grad, probs, student_ids, offsets, weights, columns, ctx.needs_input_grad[3]
     )
-    needs_probs, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
-    return (
-        to_probs if needs_probs else None,
-        None,
-        None,
-        to_weights if needs_weights else None,
-        None,
-    )
+    for_probs, _, _, for_weights, _ = ctx.needs_input_grad
+    return to_probs if for_probs else None, None, None, to_weights if for_weights else None, None
 
 
 _project.register_autograd(_differentiate, setup_context=_set_up)

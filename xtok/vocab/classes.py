@@ -93,13 +93,18 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
 NUMERALS = (TokenClass.DIGITS_2, TokenClass.DIGITS_3, TokenClass.DIGITS_MORE)
 """The classes of multi-digit tokens, which tokenizers split differently."""
 
-# What a character is, as a bit; a token has those of all its characters. The scripts' bits are
-# those of their classes.
+# The class of a character, as a bit; a token has the bits of all its characters.
 _BIT = {member: 1 << member for member in TokenClass}
 _DIGIT = _BIT[TokenClass.DIGITS_1]
-_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors, which go with what they follow
+_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors: part of what they follow
 _SCRIPTS = sum(_BIT[TokenClass(i)] for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT + 1))
 _AROUND = _BIT[TokenClass.SPACES] | _BIT[TokenClass.LINE_BREAKS] | _JOINER
+
+_BY_CHARACTER = (
+    *(TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.SEVERAL_SCRIPTS)),
+    *(TokenClass.EMOJI, TokenClass.PUNCTUATION, TokenClass.OTHER),
+    *(TokenClass.LINE_BREAKS, TokenClass.SPACES),
+)
 
 # The first word of a letter's name in Unicode is its script.
 _SCRIPT_OF_NAME = {
@@ -162,23 +167,13 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
     kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
     has_digit = (in_text & _DIGIT) != 0
 
-    def has(member: TokenClass) -> NDArray[np.bool_]:
-        return np.asarray((in_text & _BIT[member]) != 0)
-
+    # The first rule that holds decides; at its end, the classes of single characters.
     rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
         (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
         (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
         (kana, TokenClass.KANA),
         ((scripts != 0) & ~one_script, TokenClass.SEVERAL_SCRIPTS),
-        *(
-            (has(member), member)
-            for member in (*TokenClass,)[TokenClass.LATIN : TokenClass.SEVERAL_SCRIPTS]
-        ),
-        (has(TokenClass.EMOJI), TokenClass.EMOJI),
-        (has(TokenClass.PUNCTUATION), TokenClass.PUNCTUATION),
-        (has(TokenClass.OTHER), TokenClass.OTHER),
-        (has(TokenClass.LINE_BREAKS), TokenClass.LINE_BREAKS),
-        (has(TokenClass.SPACES), TokenClass.SPACES),
+        *(((in_text & _BIT[member]) != 0, member) for member in _BY_CHARACTER),
     ]
     conditions, values = zip(*rules, strict=True)
     chosen: NDArray[np.uint8] = np.select(conditions, values, default=TokenClass.OTHER)

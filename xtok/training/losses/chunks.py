@@ -94,14 +94,9 @@ def loss_over_chunks(
     sample_mask: Tensor | None,
     widths: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Find the chunks and compare the two sides on them, under no autocast; check both ends.
+    """Return `compare(chunks)`, checked; 0 with a gradient of zeros where no chunk is valid.
 
-    Returns:
-        What `compare` returns; 0 with a gradient of zeros where no chunk is valid.
-
-    Raises:
-        XtokError: as `find_chunks`.
-        ValueError: as `find_chunks` and `checked`.
+    `compare` runs without autocast. Errors are those of `find_chunks` and `checked`.
     """
     with torch.autocast(student_logits.device.type, enabled=False):
         chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask, widths)

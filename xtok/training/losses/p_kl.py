@@ -55,8 +55,8 @@ def p_kl(
             (in float64 if they are). Columns beyond the map's width are ignored.
         teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
         module: the map; a learnable one gets gradients too.
-        alignment: an `AlignmentBatch` whose chunk ids are those of the *predicted* tokens, as
-            `xtok.shift_to_predictions` gives them.
+        alignment: an `AlignmentBatch` with the chunk ids of the *predicted* tokens, from
+            `xtok.shift_to_predictions`.
         config: the options; the defaults if None.
         sample_mask: `[B]`, 0 where a row does not count.
 
