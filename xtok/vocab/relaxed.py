@@ -20,13 +20,20 @@ def relaxed_form(token: bytes) -> bytes:
     >>> relaxed_form(b" ,"), relaxed_form(b"\r\n\r\n"), relaxed_form(b" the")
     (b',', b'\n\n', b' the')
     """
+    if not (token[:1] == b" " or b"\r" in token or b"\xc2\x85" in token or b"\xe2\x80" in token):
+        return token
     try:
         text = _LINE_BREAK.sub("\n", token.decode())
     except UnicodeDecodeError:
         return token
     rest = text[1:]
-    is_droppable = all(c == "\n" or unicodedata.category(c)[0] in "PS" for c in rest)
-    return (rest if text[:1] == " " and rest and is_droppable else text).encode()
+    if text[0] == " " and rest and all(c == "\n" or _is_punctuation(c) for c in rest):
+        text = rest
+    return text.encode()
+
+
+def _is_punctuation(char: str) -> bool:
+    return unicodedata.category(char)[0] in "PS"
 
 
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
