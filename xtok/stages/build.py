@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xtok.config import BuildConfig, EstimateConfig
 from xtok.maps.projection_map import ProjectionMap, StageReport
@@ -58,17 +58,28 @@ def build(
     config = config or BuildConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     if texts:
-        return _build_on_texts(
+        from xtok.counting.counts import plan_counting
+        from xtok.stages.estimate import counted_map
+
+        counting = EstimateConfig(
+            top_k=config.top_k, target=config.target, pin_exact=config.exact_match, field=field
+        )
+        plan = plan_counting(student, teacher, texts, counting)
+        options = replace(config.multitoken, weights="prior", scale_trick=False)
+        projection = counted_map(
             student,
             teacher,
-            config,
-            texts,
-            field=field,
+            plan,
+            counting,
+            base=multitoken(student, teacher, options, progress=progress),
+            options=options,
             checkpoint=checkpoint,
             count=count,
-            progress=progress,
             text_progress=text_progress,
         )
+        report = _report(projection, student, teacher, config)
+        notes = report.notes + projection.reports[1].notes  # those of `estimate`
+        return replace(projection, reports=(replace(report, notes=notes),))
     matches = open_rows = None
     if config.exact_match:
         rows = student.table_as(config.token_form, ignore=config.ignore_student_ids)
@@ -82,33 +93,6 @@ def build(
     report = _report(projection, student, teacher, config)
     report = replace(report, counts={**report.counts, **projection.reports[-1].counts})
     return replace(projection, reports=(report,))
-
-
-def _build_on_texts(
-    student: Tokenizer,
-    teacher: Tokenizer,
-    config: BuildConfig,
-    texts: Sequence[str | Path],
-    *,
-    field: str,
-    progress: Progress,
-    **counting: Any,
-) -> ProjectionMap:
-    from xtok.counting.counts import plan_counting
-    from xtok.stages.estimate import counted_map
-
-    counted = EstimateConfig(
-        top_k=config.top_k, target=config.target, pin_exact=config.exact_match, field=field
-    )
-    plan = plan_counting(student, teacher, texts, counted)
-    options = replace(config.multitoken, weights="prior", scale_trick=False)
-    base = multitoken(student, teacher, options, progress=progress)
-    projection = counted_map(
-        student, teacher, plan, counted, base=base, options=options, **counting
-    )
-    report = _report(projection, student, teacher, config)
-    notes = report.notes + projection.reports[1].notes  # those of `estimate`
-    return replace(projection, reports=(replace(report, notes=notes),))
 
 
 def _report(
