@@ -77,7 +77,7 @@ def common_boundaries(
     return chunks
 
 
-def common_starts(
+def shared_boundaries(
     student: list[bytes], teacher: list[bytes]
 ) -> tuple[list[tuple[int, int]], int, bool]:
     """Positions of tokens that begin at one byte, the bytes both spell, whether they agree.

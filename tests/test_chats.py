@@ -36,7 +36,7 @@ def check(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
         used = ids[ids >= 0].tolist()
         assert used == sorted(used)
         assert set(used) == set(range(len(found.is_correct)))
-    pairs = aligner.pairs_of(chat.student.ids.tolist(), chat.teacher.ids.tolist(), found)
+    pairs = aligner.pairs(chat.student.ids.tolist(), chat.teacher.ids.tolist(), found)
     names = (aligner.student.table.name, aligner.teacher.table.name)
     return [
         ("".join(map(names[0], p.student_ids)), "".join(map(names[1], p.teacher_ids)))

@@ -53,7 +53,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 
 @pytest.fixture(autouse=True)
 def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make up less text, so that the tests are quick."""
+    """Draw less synthetic text, so that the tests are quick."""
     monkeypatch.setattr(prior_edges, "__kwdefaults__", {**DEFAULTS, "num_texts": 500})
 
 
@@ -117,7 +117,7 @@ def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(documents=st.lists(two_spellings(), max_size=4))
-def test_common_starts_and_chunks_are_those_of_the_plain_walk(
+def test_shared_boundaries_and_chunks_are_those_of_the_plain_walk(
     documents: list[tuple[list[int], list[int]]],
 ) -> None:
     data = np.frombuffer(b"".join(TOKENS), np.uint8)
@@ -126,7 +126,7 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
     places = np.empty((2, min(len(student[0]), len(teacher[0]))), np.int64)
     num_starts, same_bytes = np.zeros((2, len(documents)), np.int64)
     complete = np.zeros(len(documents), np.bool_)
-    count = cooccurrence_kernels.common_starts(
+    count = cooccurrence_kernels.shared_boundaries(
         *student, data, offsets, *teacher, data, offsets, *places, num_starts, same_bytes, complete
     )
     assert count == num_starts.sum()
@@ -134,7 +134,7 @@ def test_common_starts_and_chunks_are_those_of_the_plain_walk(
     at = 0
     expected_pairs: list[tuple[int, int, int]] = []
     for d, (s, t) in enumerate(documents):
-        starts, num_same, agrees = naive.common_starts(
+        starts, num_same, agrees = naive.shared_boundaries(
             [TOKENS[i] for i in s], [TOKENS[j] for j in t]
         )
         own = places[:, at : at + num_starts[d]] - np.array([[student[1][d]], [teacher[1][d]]])
@@ -253,7 +253,7 @@ def test_both_adds_starts_and_chunks_up(
 
 
 @pytest.mark.parametrize("target", ["start", "chunk", "both"])
-def test_a_sighting_weighs_the_same_whatever_is_counted(
+def test_an_occurrence_weighs_the_same_whatever_is_counted(
     byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, tmp_path: Path, target: Target
 ) -> None:
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
@@ -286,7 +286,7 @@ def held(keys: list[int], counts: list[int], held_keys: list[int]) -> CountedTex
     )  # fmt: skip
 
 
-def test_alpha_is_small_where_counts_foretell_and_large_where_the_base_does() -> None:
+def test_alpha_is_small_where_counts_predict_and_large_where_the_base_does() -> None:
     base = Edges(np.array([0]), np.array([1]), np.array([1.0]))
     assert choose_alpha(held([2], [3], [2, 2]), base, 2, 10) == 0.25
     assert choose_alpha(held([2], [3], [1, 1]), base, 2, 10) == 64.0
@@ -582,7 +582,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     assert error.value.message == (
         f"the checkpoint {path} is of another run: other texts, tokenizers or options"
     )
-    assert error.value.hint == f"delete it to begin anew (rm {path}), or give another --checkpoint"
+    assert error.value.hint == f"delete it to start again: rm {path}"
     assert path.exists()
 
 
@@ -614,7 +614,7 @@ def test_a_damaged_checkpoint_is_refused(
     with pytest.raises(XtokError) as error:
         count_text(plan, byte_level, digits, checkpoint=path)
     assert error.value.message.startswith(f"the checkpoint {path} cannot be read: ")
-    assert error.value.hint == f"delete it to begin anew: rm {path}"
+    assert error.value.hint == f"delete it to start again: rm {path}"
 
 
 @pytest.mark.parametrize(("field", "value"), [(8, b"\x01\x00"), (10, b"\x63\x00")])
@@ -817,7 +817,7 @@ def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) 
     pair = ("--student-model", small / "small-byte-level", "--teacher-model", small / "small.model")
     done = cli("estimate", *pair, "--text", "none-*.txt")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: --text: there is no file none-*.txt\nhint: ")
+    assert done.stderr.startswith("error: there is no file none-*.txt\nhint: ")
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     done = cli("estimate", *pair, "--text", "a.txt")
     assert done.returncode == 1

@@ -246,13 +246,13 @@ def test_uld_is_its_plain_twin() -> None:
 
 def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
     student, teacher = logits()
-    projection = ProjectionModule(random_map(10, 13), learnable=True).double()
-    assert projection.logits is not None
-    kept = projection.entry_weights
+    module = ProjectionModule(random_map(10, 13), learnable=True).double()
+    assert module.logits is not None
+    kept = module.entry_weights
 
     def loss(student: Tensor, weights: Tensor) -> Tensor:
-        projection.entry_weights = lambda: weights  # type: ignore[method-assign]
-        return p_kl(student, teacher, projection, ALIGNED, PKLConfig(top_k=6))
+        module.entry_weights = lambda: weights  # type: ignore[method-assign]
+        return p_kl(student, teacher, module, ALIGNED, PKLConfig(top_k=6))
 
     weights = kept().detach().double().requires_grad_()
     assert torch.autograd.gradcheck(loss, (student, weights), atol=1e-6)
@@ -260,12 +260,12 @@ def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
 
 def test_learning_a_map_with_p_kl_lowers_the_loss() -> None:
     student, teacher = logits(dtype=torch.float32)
-    projection = ProjectionModule(random_map(10, 13), learnable=True)
-    optimizer = torch.optim.Adam(projection.parameters(), lr=0.1)
+    module = ProjectionModule(random_map(10, 13), learnable=True)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
     losses = []
     for _ in range(30):
         optimizer.zero_grad()
-        loss = p_kl(student.detach(), teacher, projection, ALIGNED)
+        loss = p_kl(student.detach(), teacher, module, ALIGNED)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -274,18 +274,18 @@ def test_learning_a_map_with_p_kl_lowers_the_loss() -> None:
 
 def test_blocks_and_strides_do_not_change_p_kl(monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher = logits()
-    projection = ProjectionModule(random_map(10, 13), learnable=True)
+    module = ProjectionModule(random_map(10, 13), learnable=True)
     config = PKLConfig(top_k=6, temperature=2)
-    expected = value_and_gradient(p_kl(student, teacher, projection, ALIGNED, config), student)
-    assert projection.logits is not None
-    expected_map, projection.logits.grad = projection.logits.grad, None
+    expected = value_and_gradient(p_kl(student, teacher, module, ALIGNED, config), student)
+    assert module.logits is not None
+    expected_map, module.logits.grad = module.logits.grad, None
     monkeypatch.setattr("xtok.training.module._BLOCK", 20)
-    cut = value_and_gradient(p_kl(student, teacher, projection, ALIGNED, config), student)
+    cut = value_and_gradient(p_kl(student, teacher, module, ALIGNED, config), student)
     torch.testing.assert_close(cut, expected)
-    torch.testing.assert_close(projection.logits.grad, expected_map)
+    torch.testing.assert_close(module.logits.grad, expected_map)
     long = torch.cat([student, student], 1).detach().requires_grad_()
     view = long[:, :7]
-    loss = p_kl(view, teacher.mT.contiguous().mT, projection, ALIGNED, config)
+    loss = p_kl(view, teacher.mT.contiguous().mT, module, ALIGNED, config)
     value, gradient = value_and_gradient(loss, long)
     torch.testing.assert_close((value, gradient[:, :7]), expected)
     assert not gradient[:, 7:].any()
@@ -456,17 +456,17 @@ def test_no_valid_chunk_is_zero_with_a_gradient_of_zeros(name: str) -> None:
 
 def test_masks_leave_chunks_out() -> None:
     student, teacher = logits()
-    projection = ProjectionModule(random_map(10, 13))
+    module = ProjectionModule(random_map(10, 13))
     config = PKLConfig()
-    first = p_kl(student, teacher, projection, ALIGNED, config, sample_mask=torch.tensor([1, 0]))
+    first = p_kl(student, teacher, module, ALIGNED, config, sample_mask=torch.tensor([1, 0]))
     alone = alignment(ROWS, COLUMNS, [[True] * 4, [False] * 4])
-    torch.testing.assert_close(first, p_kl(student, teacher, projection, alone, config))
+    torch.testing.assert_close(first, p_kl(student, teacher, module, alone, config))
     assert not value_and_gradient(first, student)[1][1].any()
     correct = alignment(ROWS, COLUMNS, None, [[False, True, False, False]] * 2)
     exact = PKLConfig(exact_token_match_only=True)
-    found = p_kl(student, teacher, projection, correct, exact)
+    found = p_kl(student, teacher, module, correct, exact)
     chunk = alignment(ROWS, COLUMNS, [[False, True, False, False]] * 2)
-    torch.testing.assert_close(found, p_kl(student, teacher, projection, chunk, config))
+    torch.testing.assert_close(found, p_kl(student, teacher, module, chunk, config))
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,7 @@ def test_evaluate_on_the_command_line(cli: Cli, small: Path, corpus: Path, tmp_p
     assert fits.returncode == 0
     lost = cli("evaluate", "a.safetensors", *models(small), "--text", "nowhere*.txt")
     assert lost.returncode == 1
-    assert lost.stderr.startswith("error: --text: there is no file nowhere*.txt\nhint: ")
+    assert lost.stderr.startswith("error: there is no file nowhere*.txt\nhint: ")
 
 
 def test_a_gate_of_nan_is_refused(

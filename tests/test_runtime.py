@@ -64,12 +64,12 @@ def test_exact_product() -> None:
 
 
 def test_columns_are_computed_alone_in_the_order_given() -> None:
-    projection = ProjectionModule(GOOD)
+    module = ProjectionModule(GOOD)
     columns = torch.tensor([5, 1, 2])
     torch.testing.assert_close(
-        projection(PROBS[None], columns), torch.tensor([[[0.3, 0.025, 0], [0.5, 0.0625, 0]]])
+        module(PROBS[None], columns), torch.tensor([[[0.3, 0.025, 0], [0.5, 0.0625, 0]]])
     )
-    assert projection(PROBS, torch.tensor([], dtype=torch.int64)).shape == (2, 0)
+    assert module(PROBS, torch.tensor([], dtype=torch.int64)).shape == (2, 0)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4)])
@@ -121,11 +121,11 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_wider_logits_are_padding_and_narrower_ones_are_refused() -> None:
-    projection = ProjectionModule(GOOD)
+    module = ProjectionModule(GOOD)
     padded = torch.cat([PROBS, torch.full((2, 3), 0.5)], 1)
-    assert torch.equal(projection(padded), projection(PROBS))
+    assert torch.equal(module(padded), module(PROBS))
     with pytest.raises(XtokError, match="the student's logits are 3 wide, the map's student 4"):
-        projection(PROBS[:, :3])
+        module(PROBS[:, :3])
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_columns_that_are_none(columns: Any, message: str) -> None:
 
 
 def test_float32_under_autocast() -> None:
-    projection = ProjectionModule(SLOTTED, learnable=True)
+    module = ProjectionModule(SLOTTED, learnable=True)
     with torch.autocast("cpu", torch.bfloat16):
         probs = PROBS.bfloat16().requires_grad_()
-        projected = projection(probs)
+        projected = module(probs)
         assert projected.dtype == torch.float32
         projected[:, 5].sum().backward()
     torch.testing.assert_close(projected, PROBS.bfloat16().float() @ W)
@@ -248,12 +248,12 @@ def test_to_moves_everything() -> None:
 @pytest.mark.parametrize("learnable", [False, True])
 @pytest.mark.parametrize("columns", [None, torch.tensor([5, 1])])
 def test_compiled(learnable: bool, columns: Tensor | None) -> None:
-    projection = ProjectionModule(SLOTTED, learnable=learnable)
-    compiled = torch.compile(projection, backend="aot_eager", fullgraph=True)
+    module = ProjectionModule(SLOTTED, learnable=learnable)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     results = []
-    for module in (projection, compiled):
+    for form in (module, compiled):
         probs = PROBS.clone().requires_grad_()
-        projected = module(probs, columns)
+        projected = form(probs, columns)
         projected.square().sum().backward()
         results.append((projected, probs.grad))
     torch.testing.assert_close(results[0], results[1])
@@ -279,10 +279,10 @@ class Student(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.projection = ProjectionModule(SLOTTED, learnable=True)
+        self.module = ProjectionModule(SLOTTED, learnable=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.projection(torch.softmax(self.linear(x), -1))
+        projected: Tensor = self.module(torch.softmax(self.linear(x), -1))
         return projected
 
 

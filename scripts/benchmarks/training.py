@@ -108,12 +108,12 @@ def p_kl_row(
     student, teacher = (torch.randn(1, positions, n, device=device) for n in weights.shape)
     student.requires_grad_()
     teacher -= 2 * torch.arange(weights.shape[1], device=device).log1p() / np.log(weights.shape[1])
-    projection = ProjectionModule(weights, learnable=learnable).to(device)
+    module = ProjectionModule(weights, learnable=learnable).to(device)
     alignment, upstream = make_alignment(positions, device), torch.randn_like(student)
 
     def ours() -> None:
         student.grad = None
-        p_kl(student, teacher, projection, alignment, PKLConfig(top_k=top_k)).backward()
+        p_kl(student, teacher, module, alignment, PKLConfig(top_k=top_k)).backward()
         finish(device)
 
     def bare() -> None:
@@ -126,7 +126,7 @@ def p_kl_row(
     part = student[..., :16].detach().requires_grad_()
     p_kl(part, teacher[..., :16], small, alignment).backward()  # loads the libraries
     peak = peak_above(ours, device)
-    arrays = sum(a.numel() * a.element_size() for a in projection.state_dict().values())
+    arrays = sum(a.numel() * a.element_size() for a in module.state_dict().values())
     times = race(ours, bare, options.repeat)
     return {
         "map": f"{name}, {weights.nnz:,} entries", "positions": positions, "k": top_k,

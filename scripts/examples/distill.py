@@ -193,10 +193,10 @@ def train(options: argparse.Namespace) -> None:
     names *= len(teachers) if len(names) == 1 else 1
     functions = [
         losses.make_loss(
-            name, projection=map_, student=tokenizer, teacher=teacher, top_k=options.top_k,
+            name, module=module, student=tokenizer, teacher=teacher, top_k=options.top_k,
             temperature=options.temperature, reverse_kl=options.reverse_kl,
         )
-        for name, map_, teacher in zip(names, maps or [None] * len(names), theirs, strict=True)
+        for name, module, teacher in zip(names, maps or [None] * len(names), theirs, strict=True)
     ]  # fmt: skip
     trained = [*student.to(options.device).parameters(), *projections.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))

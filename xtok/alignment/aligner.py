@@ -1,10 +1,11 @@
-"""Align two tokenizations of one text: the finest alignment there is, by bytes, from ids alone."""
+"""Align two tokenizations of one text as finely as possible, by bytes, from ids alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,16 +23,13 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
-_FIRST_CONTROL = 256  # `kernels.CONTROL`, without the import of Numba
-
 
 @dataclass
 class AlignmentBatch:
     """Which tokens of two batches belong together, with the fields that NeMo-RL's trainers read.
 
-    A chunk is a stretch of text that begins and ends at a token boundary on both sides, and that
-    holds no such boundary within. Chunk k of a row is its pair k. NumPy arrays, or torch tensors
-    where tensors were given.
+    A chunk is a stretch of text between two neighbouring shared token boundaries. Chunk k of a row
+    is its pair k. All are NumPy arrays, or torch tensors where tensors were given.
 
     Attributes:
         pair_valid: bool `[B, max_pairs]`, True where a row has this chunk.
@@ -40,7 +38,7 @@ class AlignmentBatch:
         student_exact_partition_mask: bool `[B, T_s]`, True for the one student token of a correct
             chunk of one token on each side.
         teacher_exact_partition_mask: bool `[B, T_t]`, likewise.
-        student_chunk_id: int64 `[B, T_s]`, the chunk of each token itself; −1 = in none.
+        student_chunk_id: int64 `[B, T_s]`, the chunk of each token itself, or −1.
         teacher_chunk_id: int64 `[B, T_t]`, likewise.
         num_chunks: int64 `[B]`.
     """
@@ -56,10 +54,10 @@ class AlignmentBatch:
 
 @dataclass(frozen=True, eq=False)
 class FlatAlignment:
-    """The alignment of many documents on flat arrays; chunks are numbered anew in each document.
+    """The alignment of many documents on flat arrays; each document's chunks are numbered from 0.
 
     Attributes:
-        student_chunk_id: int32 `[student tokens]`; −1 = in no chunk.
+        student_chunk_id: int32 `[student tokens]`, the chunk of each token, or −1.
         teacher_chunk_id: int32 `[teacher tokens]`, likewise.
         num_chunks: int64 `[documents]`.
         is_correct: bool `[all chunks]`, document after document.
@@ -73,14 +71,14 @@ class FlatAlignment:
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """One chunk, for a person or a check.
+    """One chunk, to show or to check.
 
     Attributes:
         student_ids: the student's token ids.
         teacher_ids: the teacher's.
-        student_tokens: positions of the first token and behind the last one.
+        student_tokens: positions of the first token and after the last one.
         teacher_tokens: likewise.
-        student_bytes: the span in the student's text, in bytes from its beginning.
+        student_bytes: the span in the student's text, in bytes.
         teacher_bytes: the span in the teacher's text.
         is_correct: whether both sides have equal bytes, or are special tokens of one role.
     """
@@ -99,18 +97,18 @@ class TokenAligner:
 
     Both sides' bytes are walked together: a chunk ends wherever a token ends on both. Where the
     sides do not spell the same bytes (normalizers, prefix spaces, special tokens without a
-    counterpart, other text), the tokens between the nearest common boundaries are aligned by a
-    banded Needleman-Wunsch; what has no counterpart, such as the tail that truncation left on one
-    side, is in no chunk. It holds arrays only, so it can be pickled and used in forked and
+    counterpart, other text), the tokens between the nearest shared boundaries are aligned by a
+    banded Needleman-Wunsch. Tokens without a counterpart, such as a tail that truncation left on
+    one side, are in no chunk. The aligner holds arrays only: it can be pickled, used in forked and
     spawned workers, and starts no threads unless `align_ids` is asked to.
 
     Args:
         student_tokenizer: an xtok `Tokenizer`, a fast Hugging Face tokenizer, or a `TokenTable`;
             None takes the table of the map.
         teacher_tokenizer: likewise.
-        projection_matrix_path: a map of this pair whose tables are used, and checked against the
-            tokenizers that are given.
-        max_comb_len: how many tokens on a side may match as one where the sides differ; ≥ 1.
+        projection_matrix_path: a map of this pair, whose tables are used and checked against the
+            given tokenizers.
+        max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
 
     Raises:
         XtokError: if the map is of other tokenizers, or carries none where they are needed.
@@ -124,27 +122,26 @@ class TokenAligner:
         projection_matrix_path: str | PathLike[str] | None = None,
         max_comb_len: int = 4,
     ) -> None:
+        from xtok.alignment.kernels import CONTROL
+
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
         projection = projection_matrix_path and ProjectionMap.load(projection_matrix_path)
-        tables = []
-        for side, given in (("student", student_tokenizer), ("teacher", teacher_tokenizer)):
-            of_map = getattr(projection, side).table if projection else None
-            tables.append(_table(side, given, of_map))
-        self.student, self.teacher = _Side("student", tables[0]), _Side("teacher", tables[1])
-        self.max_comb_len = max_comb_len
-        self._exact = np.full(len(self.student.table) + 1, -1, np.int32)
-        for s, t in match_bytes(*tables).items():
-            self._exact[s] = t
-        control = self.teacher.table.control_names
-        roles = {s: t for s, t in match_roles(*tables).items() if t in control}
-        symbols = {t: _FIRST_CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
-        if len(symbols) > 2**16 - _FIRST_CONTROL:
+        rows, columns = (
+            _table(side, tokenizer, getattr(projection, side).table if projection else None)
+            for side, tokenizer in (("student", student_tokenizer), ("teacher", teacher_tokenizer))
+        )
+        names = columns.control_names
+        roles = {s: t for s, t in match_roles(rows, columns).items() if t in names}
+        symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
+        if len(symbols) > 2**16 - CONTROL:
             raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
-        for s, t in roles.items():
+        self.student = _SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
+        self.teacher = _SymbolTable("teacher", columns, symbols)
+        self.max_comb_len = max_comb_len
+        self._exact = np.full(len(rows) + 1, -1, np.int32)  # the last for padding
+        for s, t in (match_bytes(rows, columns) | roles).items():
             self._exact[s] = t
-        self.student.set_symbols({s: symbols[t] for s, t in roles.items()})
-        self.teacher.set_symbols(symbols)
 
     def align(
         self,
@@ -160,8 +157,8 @@ class TokenAligner:
             student_ids: integers `[B, T_s]`, NumPy or torch.
             teacher_ids: integers `[B, T_t]`.
             student_attention_mask: `[B, T_s]`, 0 where a token is padding. Without it, tokens of
-                the pad role are; where the end of text pads as well, all but the first of them at
-                a row's end, and all at its beginning.
+                the pad role are. If the end of text pads as well, so are all but the first of them
+                at a row's end, and all at its beginning.
             teacher_attention_mask: `[B, T_t]`, likewise.
 
         Raises:
@@ -174,8 +171,9 @@ class TokenAligner:
             raise ValueError(f"{len(s_ids)} rows of student ids, {len(t_ids)} of teacher ids")
         (batch, s_len), t_len = s_ids.shape, t_ids.shape[1]
         bounds = np.arange(batch + 1)
-        found = self._align(s_ids.ravel(), bounds * s_len, t_ids.ravel(), bounds * t_len)
-        s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks = found
+        s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks = self._align(
+            s_ids.ravel(), bounds * s_len, t_ids.ravel(), bounds * t_len
+        )
         max_pairs = int(num_chunks.max(initial=0))
         result = AlignmentBatch(
             pair_valid=np.arange(max_pairs) < num_chunks[:, None],
@@ -197,7 +195,7 @@ class TokenAligner:
         *,
         num_threads: int = 1,
     ) -> FlatAlignment:
-        """Align many documents on flat arrays, in one kernel call a thread.
+        """Align many documents on flat arrays.
 
         Args:
             student_ids: integers `[student tokens]`, document after document, without padding.
@@ -205,7 +203,7 @@ class TokenAligner:
                 `student_ids[student_offsets[d]:student_offsets[d + 1]]`.
             teacher_ids: integers `[teacher tokens]`.
             teacher_offsets: integers `[documents + 1]`.
-            num_threads: how many threads share the documents; the result is the same.
+            num_threads: threads that share the documents; the result does not depend on it.
 
         Raises:
             ValueError: as `align`, and for offsets that do not fit.
@@ -218,54 +216,49 @@ class TokenAligner:
             raise ValueError(
                 f"{len(s_bounds) - 1} student documents, {len(t_bounds) - 1} teacher documents"
             )
-        found = self._align(s_ids, s_bounds, t_ids, t_bounds, num_threads)
-        s_chunk, t_chunk, _, _, correct, num_chunks = found
+        s_chunk, t_chunk, _, _, correct, num_chunks = self._align(
+            s_ids, s_bounds, t_ids, t_bounds, num_threads
+        )
         place = np.arange(len(s_ids)) - np.repeat(s_bounds[:-1], np.diff(s_bounds))
         has_chunk = place < np.repeat(num_chunks, np.diff(s_bounds))
         return FlatAlignment(s_chunk, t_chunk, num_chunks, correct[has_chunk])
 
-    def pairs(self, student_ids: Sequence[int], teacher_ids: Sequence[int]) -> list[AlignedPair]:
-        """Align one text and return its chunks with token and byte spans, in order.
+    def align_document(
+        self, student_ids: Sequence[int] | NDArray[Any], teacher_ids: Sequence[int] | NDArray[Any]
+    ) -> FlatAlignment:
+        """Align one document.
 
         Raises:
             ValueError: as `align`.
         """
-        rows = [np.asarray(ids, np.int64) for ids in (student_ids, teacher_ids)]
-        bounds = [np.array([0, len(row)]) for row in rows]
-        found = self.align_ids(rows[0], bounds[0], rows[1], bounds[1])
-        return self.pairs_of(rows[0], rows[1], found)
+        s_ids, t_ids = (np.asarray(ids, np.int64) for ids in (student_ids, teacher_ids))
+        return self.align_ids(s_ids, np.array([0, len(s_ids)]), t_ids, np.array([0, len(t_ids)]))
 
-    def pairs_of(
+    def pairs(
         self,
         student_ids: Sequence[int] | NDArray[Any],
         teacher_ids: Sequence[int] | NDArray[Any],
-        found: FlatAlignment,
+        alignment: FlatAlignment | None = None,
     ) -> list[AlignedPair]:
-        """Return the chunks of an alignment of one document, in order."""
-        spans = []
-        for side, ids, chunk in (
-            (self.student, student_ids, found.student_chunk_id),
-            (self.teacher, teacher_ids, found.teacher_chunk_id),
-        ):
-            row = np.asarray(ids, np.int64)
-            lengths = side.table.lengths[row]
-            ends = np.cumsum(lengths)
-            members: list[list[int]] = [[] for _ in range(len(found.is_correct))]
-            for position in np.flatnonzero(chunk >= 0).tolist():
-                members[chunk[position]].append(position)
-            spans.append(
-                [
-                    (
-                        tuple(row[m].tolist()),
-                        (m[0], m[-1] + 1),
-                        (int(ends[m[0]] - lengths[m[0]]), int(ends[m[-1]])),
-                    )
-                    for m in members
-                ]
-            )
+        """Return the chunks of one document with token and byte spans, in order.
+
+        Args:
+            student_ids: the document's ids.
+            teacher_ids: likewise.
+            alignment: of this document; None aligns it.
+
+        Raises:
+            ValueError: as `align`.
+        """
+        alignment = alignment or self.align_document(student_ids, teacher_ids)
+        count = len(alignment.is_correct)
+        student = _spans(self.student.table, student_ids, alignment.student_chunk_id, count)
+        teacher = _spans(self.teacher.table, teacher_ids, alignment.teacher_chunk_id, count)
         return [
-            AlignedPair(s[0], t[0], s[1], t[1], s[2], t[2], correct)
-            for s, t, correct in zip(*spans, found.is_correct.tolist(), strict=True)
+            AlignedPair(s[0], t[0], s[1], t[1], s[2], t[2], is_correct)
+            for s, t, is_correct in zip(
+                student, teacher, alignment.is_correct.tolist(), strict=True
+            )
         ]
 
     def _align(
@@ -293,13 +286,31 @@ class TokenAligner:
         if num_threads == 1:
             run(0, len(num_chunks))
         else:
-            # Blocks of about equally many tokens; the kernel releases the GIL.
+            # Blocks of about as many tokens each; the kernel releases the GIL.
             goals = np.linspace(0, len(s_ids), 4 * num_threads + 1)
             cuts = np.unique(np.searchsorted(s_bounds, goals).clip(0, len(num_chunks))).tolist()
             cuts = sorted({0, *cuts, len(num_chunks)})
             with ThreadPoolExecutor(num_threads) as pool:
                 list(pool.map(run, cuts, cuts[1:]))
         return (*chunks, *masks, num_chunks)
+
+
+Span = tuple[int, int]
+
+
+def _spans(
+    table: TokenTable, ids: Sequence[int] | NDArray[Any], chunk: NDArray[np.int32], count: int
+) -> Iterator[tuple[tuple[int, ...], Span, Span]]:
+    """Return the ids, the token span and the byte span of each chunk; chunk ids never fall."""
+    row = np.asarray(ids, np.int64)
+    ends = np.cumsum(table.lengths[row]).tolist()
+    places = np.flatnonzero(chunk >= 0)
+    cuts = np.searchsorted(chunk[places], np.arange(count + 1)).tolist()
+    for start, stop in pairwise(cuts):
+        members = places[start:stop].tolist()
+        first, last = members[0], members[-1]
+        begin = ends[first - 1] if first else 0
+        yield tuple(row[members].tolist()), (first, last + 1), (begin, ends[last])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,10 +320,10 @@ class TextAlignment:
     Attributes:
         student: model id of the student.
         teacher: model id of the teacher.
-        student_tokens: the student's tokens in order, escaped.
+        student_tokens: the student's tokens, escaped.
         teacher_tokens: likewise.
-        pairs: the chunks, in order.
-        num_correct: chunks that are correct.
+        pairs: the chunks.
+        num_correct: correct chunks.
         num_one_to_one: correct chunks of one token on each side.
         student_unaligned: student tokens in no chunk.
         teacher_unaligned: teacher tokens in no chunk.
@@ -352,11 +363,8 @@ def describe_alignment(
     *,
     alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Describe an alignment of two rows of ids; if none is given, align them first."""
-    if alignment is None:
-        pairs = tuple(aligner.pairs(student_ids, teacher_ids))
-    else:
-        pairs = tuple(aligner.pairs_of(student_ids, teacher_ids, alignment))
+    """Describe the alignment of two rows of ids; None aligns them."""
+    pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
     correct = [pair for pair in pairs if pair.is_correct]
     return TextAlignment(
         student=student.vocabulary.model_id,
@@ -372,34 +380,23 @@ def describe_alignment(
 
 
 def shift_to_predictions(batch: AlignmentBatch) -> AlignmentBatch:
-    """Return the alignment of the positions that predict the tokens, which is what losses take.
+    """Return the alignment of the positions that predict the tokens, as losses take it.
 
     Position i predicts token i + 1, so it takes that token's chunk; the last position predicts
-    nothing. A chunk that has no predicting position left on one side (it was the first token) is
-    no longer valid.
+    nothing. A chunk without a predicting position on one side (a first token) is no longer valid.
     """
-    masks = ("student_exact_partition_mask", "teacher_exact_partition_mask")
     shifted: dict[str, Any] = {
-        name: _shift(getattr(batch, name), fill)
-        for name, fill in (
-            ("student_chunk_id", -1),
-            ("teacher_chunk_id", -1),
-            *((mask, False) for mask in masks),
-        )
+        f"{side}_{name}": _shift(getattr(batch, f"{side}_{name}"), fill)
+        for side in ("student", "teacher")
+        for name, fill in (("chunk_id", -1), ("exact_partition_mask", False))
     }
-    first = [shifted[f"{side}_chunk_id"] for side in ("student", "teacher")]
     valid: Any = batch.pair_valid
     if valid.shape[1]:
         # Only chunk 0 can hold a row's first token, and lose its last predicting position.
-        kept = [(ids == 0).any(1) for ids in first]
         valid = valid.copy() if isinstance(valid, np.ndarray) else valid.clone()
-        valid[:, 0] &= kept[0] & kept[1]
-    return AlignmentBatch(
-        pair_valid=valid,
-        pair_is_correct=batch.pair_is_correct,
-        num_chunks=batch.num_chunks,
-        **shifted,
-    )
+        for side in ("student", "teacher"):
+            valid[:, 0] &= (shifted[f"{side}_chunk_id"] == 0).any(1)
+    return replace(batch, pair_valid=valid, **shifted)
 
 
 def _shift(array: Any, fill: Any) -> Any:
@@ -409,89 +406,76 @@ def _shift(array: Any, fill: Any) -> Any:
     return shifted
 
 
-class _Side:
-    """One side's table as the kernels take it, and the checks on what is given."""
+class _SymbolTable:
+    """One side's table as the kernels take it, and the checks on ids.
 
-    symbols: NDArray[np.uint16]
-    offsets: NDArray[np.int64]
-    paired_controls: frozenset[int]  # control ids that have a counterpart on the other side
+    Args:
+        side: `student` or `teacher`, for messages.
+        table: the vocabulary.
+        control: symbols of the control ids that have a counterpart on the other side.
+    """
 
-    def __init__(self, name: str, table: TokenTable) -> None:
-        self.name = name
-        self.table = table
-        without_bytes = (table.lengths == 0) & ~np.isin(
-            table.types, [TokenType.CONTROL, TokenType.UNKNOWN]
-        )
-        self._refused = np.append(without_bytes, False)
-        self._first_refused = int(np.argmax(without_bytes)) if without_bytes.any() else len(table)
+    def __init__(self, side: str, table: TokenTable, control: dict[int, int]) -> None:
+        self.side, self.table = side, table
+        self.paired_controls = frozenset(control)
+        special = np.isin(table.types, [TokenType.CONTROL, TokenType.UNKNOWN])
+        self._unused = np.append((table.lengths == 0) & ~special, False)
         pads = set(table.roles.get("pad", ()))
         text_ends = {i for role in ("bos", "eos", "turn_end") for i in table.roles.get(role, ())}
         self._pads = sorted(pads - text_ends)
         self._ending_pads = sorted(pads & text_ends)
-
-    def set_symbols(self, control: dict[int, int]) -> None:
-        """Lay out the symbols of all ids, and of one more that stands for padding."""
-        self.paired_controls = frozenset(control)
+        # The symbols of all ids, as the kernels say, and of one more that stands for padding.
         ids = np.array(sorted(control), np.int64)
-        lengths = np.append(self.table.lengths, 0)
+        lengths = np.append(table.lengths, 0)
         lengths[ids] = 1
         self.offsets = np.concatenate([[0], np.cumsum(lengths)])
         self.symbols = np.empty(int(self.offsets[-1]), np.uint16)
         is_text = np.ones(len(self.symbols), np.bool_)
         is_text[self.offsets[ids]] = False
-        self.symbols[is_text] = self.table.data
+        self.symbols[is_text] = table.data
         self.symbols[self.offsets[ids]] = [control[i] for i in ids.tolist()]
 
-    def rows(self, given: Any, mask: Any) -> NDArray[np.int32]:
+    def rows(self, token_ids: Any, mask: Any) -> NDArray[np.int32]:
         """Return int32 `[B, T]` with padding replaced by the id V."""
-        ids = _array(given)
+        ids = _array(token_ids)
         if ids.ndim != 2 or ids.dtype.kind not in "iu":
             raise ValueError(
-                f"{self.name}_ids are {ids.dtype} of shape {list(ids.shape)}, not integers [B, T]"
+                f"{self.side}_ids are {ids.dtype} of shape {list(ids.shape)}, not integers [B, T]"
             )
-        if mask is not None:
-            keep = _array(mask) != 0
-            if keep.shape != ids.shape:
-                raise ValueError(
-                    f"{self.name}_attention_mask is of shape {list(keep.shape)}, "
-                    f"{self.name}_ids of {list(ids.shape)}"
-                )
-        else:
-            keep = ~self._padding(ids)
-        # What is padding may be any id, even one that the vocabulary does not have.
+        keep = ~self._padding(ids) if mask is None else _array(mask) != 0
+        if keep.shape != ids.shape:
+            raise ValueError(
+                f"{self.side}_attention_mask is of shape {list(keep.shape)}, "
+                f"{self.side}_ids of {list(ids.shape)}"
+            )
+        # Padding may be any id, even one outside the vocabulary.
         ids = np.where(keep, ids, len(self.table))
-        self._check(ids, padding=True)
+        self._check(ids, width=len(self.table) + 1)
         return ids.astype(np.int32)
 
-    def flat(self, given: Any, bounds: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def flat(self, token_ids: Any, bounds: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return ids as int32 `[tokens]` and offsets as int64 `[documents + 1]`."""
-        ids, offsets = _array(given), _array(bounds)
+        ids, offsets = _array(token_ids), _array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise ValueError(f"{self.name}_ids are not a flat array of integers")
+            raise ValueError(f"{self.side}_ids are not a flat array of integers")
         valid = offsets.ndim == 1 and len(offsets) > 0 and offsets.dtype.kind in "iu"
         valid = valid and offsets[0] == 0 and offsets[-1] == len(ids)
         if not valid or (np.diff(offsets) < 0).any():
             raise ValueError(
-                f"{self.name}_offsets do not rise from 0 to the number of ids, {len(ids)}"
+                f"{self.side}_offsets do not rise from 0 to the number of ids, {len(ids)}"
             )
-        self._check(ids, padding=False)
+        self._check(ids, width=len(self.table))
         return ids.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 
-    def _check(self, ids: NDArray[Any], *, padding: bool) -> None:
-        width = len(self.table)
-        if not ids.size:
-            return
-        if int(ids.min()) < 0 or int(ids.max()) >= width + padding:
-            where = (ids < 0) | (ids >= width + padding)
-            raise ValueError(f"{self._at(ids, where)} is not in 0..{width - 1}")
-        if int(ids.max()) >= self._first_refused:
-            where = self._refused[ids]
-            if where.any():
-                raise ValueError(f"{self._at(ids, where)} stands for nothing: an id without bytes")
-
-    def _at(self, ids: NDArray[Any], where: NDArray[np.bool_]) -> str:
-        place = np.argwhere(where)[0]
-        return f"{self.name} id {int(ids[tuple(place)])} at {place.tolist()}"
+    def _check(self, ids: NDArray[Any], *, width: int) -> None:
+        wrong = (ids < 0) | (ids >= width)
+        problem = f"is not in 0..{len(self.table) - 1}"
+        if not wrong.any():
+            wrong, problem = self._unused[ids], "stands for nothing: an id without bytes"
+        if wrong.any():
+            place = np.argwhere(wrong)[0]
+            token_id = int(ids[tuple(place)])
+            raise ValueError(f"{self.side} id {token_id} at {place.tolist()} {problem}")
 
     def _padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         padding = np.isin(ids, self._pads)
@@ -504,26 +488,27 @@ class _Side:
         return padding
 
 
-def _table(side: str, given: Any, of_map: TokenTable | None) -> TokenTable:
-    if given is None:
+def _table(side: str, tokenizer: Any, of_map: TokenTable | None) -> TokenTable:
+    if tokenizer is None:
         if of_map is None:
             raise ValueError(
                 f"there is neither a {side} tokenizer nor a map that carries its tokens"
             )
         return of_map
-    if isinstance(given, TokenTable):
-        table = given
-    else:
-        tokenizer = given if isinstance(given, Tokenizer) else from_transformers(given)
+    if isinstance(tokenizer, TokenTable):
+        table = tokenizer
+    elif isinstance(tokenizer, Tokenizer):
         table = tokenizer.table
+    else:
+        table = from_transformers(tokenizer).table
     if of_map is None:
         return table
     require_same_tokens(side, of_map, table, what="the map", other=f"the {side} tokenizer")
     return of_map
 
 
-def _array(given: Any) -> NDArray[Any]:
-    array = np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+def _array(values: Any) -> NDArray[Any]:
+    array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
     return array if array.size else array.astype(np.int64)  # an empty list has no type of its own
 
 

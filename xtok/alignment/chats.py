@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation, byte_offsets, render
@@ -52,16 +51,16 @@ def align_chat(
 ) -> ChatAlignment:
     """Render a conversation once on each side, by its own template, and align the two.
 
-    What the roles wrote (contents, reasoning, tool calls) is aligned string by string, so that no
-    difference of the templates can shift it. Of the templates' own tokens, control tokens of one
-    role that stand between the same strings belong together, as the ends of turns do; the rest is
-    in no chunk. A string that one side's template drops or moves is in none either.
+    What the roles wrote (contents, reasoning, tool calls) is aligned string by string, so that
+    differences between the templates cannot shift it. Of the templates' own tokens, control tokens
+    of one role between the same strings belong together, as the ends of turns do; the rest is in no
+    chunk. A string that one side's template drops or moves is in none either.
 
     Args:
         aligner: of the same two tokenizers.
         student: the tokenizer of the student's side.
         teacher: the tokenizer of the teacher's side.
-        messages: dicts with `role` and `content`, and what else the templates know.
+        messages: dicts with `role` and `content`, and whatever else the templates read.
         tools: JSON schemas of the tools.
         student_template: as in `conversation.render`; the tokenizer's own by default.
         teacher_template: likewise.
@@ -73,26 +72,35 @@ def align_chat(
         render(tokenizer, messages, tools=tools, template=template)
         for tokenizer, template in ((student, student_template), (teacher, teacher_template))
     ]
-    controls = [aligner.student.paired_controls, aligner.teacher.paired_controls]
-    stretches = _in_common(*(_written(side) for side in sides))
+    controls = (aligner.student.paired_controls, aligner.teacher.paired_controls)
     chunks = [np.full(len(side.ids), -1, np.int32) for side in sides]
     correct: list[bool] = []
+
+    def align(positions: Sequence[Sequence[int]]) -> None:
+        """Align the tokens at some positions of both sides, and number their chunks on."""
+        places = [np.array(p, np.int64) for p in positions]
+        found = aligner.align_document(*(s.ids[p] for s, p in zip(sides, places, strict=True)))
+        numbers = (found.student_chunk_id, found.teacher_chunk_id)
+        for chunk, place, number in zip(chunks, places, numbers, strict=True):
+            chunk[place] = np.where(number >= 0, number + len(correct), -1)
+        correct.extend(found.is_correct.tolist())
+
     done = [0, 0]
-    for pair in (*stretches, None):
+    for pair in (*_in_common(*map(_written, sides)), None):
         ends = [len(side.ids) for side in sides] if pair is None else [s.start for s in pair]
-        gaps = [
-            [i for i in range(first, end) if int(side.ids[i]) in known]
-            for first, end, side, known in zip(done, ends, sides, controls, strict=True)
-        ]
-        _align_positions(aligner, sides, gaps, chunks, correct)
+        align(
+            [
+                [i for i in range(first, end) if int(side.ids[i]) in paired]
+                for first, end, side, paired in zip(done, ends, sides, controls, strict=True)
+            ]
+        )
         if pair is not None:
-            spans = [list(range(max(d, s.start), s.end)) for d, s in zip(done, pair, strict=True)]
-            _align_positions(aligner, sides, spans, chunks, correct)
+            align([range(max(d, s.start), s.end) for d, s in zip(done, pair, strict=True)])
             done = [s.end for s in pair]
-    found = FlatAlignment(
+    alignment = FlatAlignment(
         chunks[0], chunks[1], np.array([len(correct)]), np.array(correct, np.bool_)
     )
-    return ChatAlignment(student=sides[0], teacher=sides[1], alignment=found)
+    return ChatAlignment(student=sides[0], teacher=sides[1], alignment=alignment)
 
 
 def describe_chat(
@@ -109,17 +117,17 @@ def _written(conversation: Conversation) -> list[_Stretch]:
     A string that is rendered twice counts where it stands first.
     """
     byte_of = byte_offsets(conversation.text)
-    found: dict[tuple[Any, ...], list[int]] = {}
+    spans: dict[tuple[Any, ...], list[int]] = {}  # start, end, offset of the last run
     for run in conversation.runs:
         key = (run.message, *run.path)
         if run.path[:1] == ("role",):
             continue
-        if key not in found:
-            found[key] = [run.start, run.end, run.offset]
-        elif run.offset > found[key][2]:  # further on in the same string: a part was cut out
-            found[key][1:] = [run.end, run.offset]
+        if key not in spans:
+            spans[key] = [run.start, run.end, run.offset]
+        elif run.offset > spans[key][2]:  # further on in the same string: a part was cut out
+            spans[key][1:] = [run.end, run.offset]
     stretches = []
-    for key, (start, end, _) in sorted(found.items(), key=lambda item: item[1][0]):
+    for key, (start, end, _) in sorted(spans.items(), key=lambda item: item[1][0]):
         first = int(np.searchsorted(conversation.bounds[1:], byte_of[start], side="right"))
         last = int(np.searchsorted(conversation.bounds[:-1], byte_of[end], side="left"))
         if first < last:
@@ -138,22 +146,3 @@ def _in_common(student: list[_Stretch], teacher: list[_Stretch]) -> list[tuple[_
             pairs.append((ours, theirs))
             ends = (ours.end, theirs.end)
     return pairs
-
-
-def _align_positions(
-    aligner: TokenAligner,
-    sides: Sequence[Conversation],
-    positions: Sequence[Sequence[int]],
-    chunks: Sequence[NDArray[np.int32]],
-    correct: list[bool],
-) -> None:
-    """Align the tokens at some positions of both sides, and number the chunks on."""
-    places = [np.array(p, np.int64) for p in positions]
-    ids = [side.ids[p] for side, p in zip(sides, places, strict=True)]
-    bounds = [np.array([0, len(p)]) for p in places]
-    found = aligner.align_ids(ids[0], bounds[0], ids[1], bounds[1])
-    for chunk, place, new in zip(
-        chunks, places, (found.student_chunk_id, found.teacher_chunk_id), strict=True
-    ):
-        chunk[place] = np.where(new >= 0, new + len(correct), -1)
-    correct.extend(found.is_correct.tolist())

@@ -1,9 +1,9 @@
-"""Numba kernels on flat arrays, nothing else: the walk over two tokenizations, and a top-k.
+"""Numba kernels on flat arrays: the walk over two tokenizations.
 
-In the walk, a side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 2]`): id i
+A side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 2]`): id i
 stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one is a
-control token that has a counterpart, the same symbol on both sides. Tokens of no symbols are passed
-over.
+control token that has a counterpart, the same symbol on both sides. Tokens without symbols are
+skipped.
 
 Chunks are written as they are found: their number into `s_chunk` and `t_chunk` (−1 elsewhere),
 whether their bytes are equal into `correct`, and 1 into `s_exact` and `t_exact` for the tokens of a
@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-CONTROL = 256  # the first symbol that is no byte
-RUN = 12  # symbols that must agree before two texts count as together again
-NEAR = 24  # skipped symbols up to which every way to come together again is tried, cheapest first
+CONTROL = 256  # the first symbol that is not a byte
+RUN = 12  # symbols that must agree before two texts count as in step again
+NEAR = 24  # skipped symbols up to which every combination is tried, the fewest first
 WINDOWS = (64, 512, 4096, 65536)  # skipped symbols up to which runs are looked up, in turn
 BAND = 64  # width of the band of the Needleman-Wunsch table beyond its slope
-STRIDE = 64  # similarities that are compared at once, before any is looked at alone
-SMALL = 512  # tokens per side up to which a last stretch without a common end is aligned
+SMALL = 512  # tokens per side up to which a last stretch without a shared end is aligned
 
 OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
 
@@ -56,7 +55,7 @@ def _emit(s_from, s_to, t_from, t_to, is_correct, k, s, t, out):  # type: ignore
 def align_document(s, t, exact, max_comb_len, out):  # type: ignore[no-untyped-def]
     """Align one document; return the number of chunks.
 
-    Both sides are walked from one common boundary to the next. `exact[student id]` is the teacher
+    Both sides are walked from one shared boundary to the next. `exact[student id]` is the teacher
     id of the same symbols, or −1: most tokens need no more than that look. From the first symbol
     on that differs, `_align_streams` goes on.
     """
@@ -144,10 +143,10 @@ def _stream(side, start):  # type: ignore[no-untyped-def]
 
 @njit(**OPTIONS)
 def _align_streams(i, j, s, t, max_comb_len, k, out):  # type: ignore[no-untyped-def]
-    """Go on from the common boundary before tokens i and j, past whatever differs.
+    """Continue from the shared boundary before tokens i and j, past what differs.
 
     Where symbols differ, both sides skip to the nearest place from which they agree again; the
-    tokens between the common boundaries around it are a stretch for `_align_stretch`.
+    tokens between the shared boundaries around it are a stretch for `_align_stretch`.
     """
     x, x_ends = _stream(s, i)
     y, y_ends = _stream(t, j)

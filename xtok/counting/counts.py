@@ -1,4 +1,4 @@
-"""Counts of a text: what is counted, the counting, its checkpoint."""
+"""Counts of a text: the plan, the counting, its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import EstimateConfig, Target
-from xtok.counting.encode import (
-    PairCounts,
-    PairEncoder,
-    Side,
-    batches,
-    pair_keys,
-)
+from xtok.counting.encode import PairCounts, PairEncoder, batches, pair_keys
 from xtok.counting.texts import (
     ShardReader,
     TextShard,
@@ -37,13 +31,7 @@ from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
 
 HELD_OUT = 16
-"""One document in so many is held out to choose alpha on."""
-
-
-_PROBE = (
-    "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … "
-    "天気は三つ目 １２３ <s>\n"
-)
+"""One document in this many is held out to choose alpha on."""
 
 
 @dataclass
@@ -53,12 +41,12 @@ class TextTotals:
     Attributes:
         documents: documents read.
         held_out: those of them that alpha was chosen on.
-        differing: documents on which the two sides stop spelling the same bytes.
+        differing: documents that the two sides do not spell with the same bytes to the end.
         num_bytes: bytes of text.
-        lost_bytes: bytes behind the first difference of a document.
+        lost_bytes: bytes after the first difference of a document; they are not counted.
         student_tokens: the student's tokens.
         teacher_tokens: the teacher's.
-        starts: bytes at which a token begins on both sides.
+        starts: shared token boundaries.
         skipped_chunks: chunks too long to count (where chunks are counted).
     """
 
@@ -81,7 +69,7 @@ class TextTotals:
 class CountedText(NamedTuple):
     """Counts as arrays that can be sent and merged: of the counted and of the held-out documents.
 
-    `keys` and `held_keys` are `student_id << 32 | teacher_id`, int64, in rising order.
+    `keys` and `held_keys` are pairs, `student_id << 32 | teacher_id`, int64, in rising order.
     """
 
     keys: NDArray[np.int64]
@@ -91,67 +79,69 @@ class CountedText(NamedTuple):
     totals: TextTotals
 
 
+class _Tally:
+    """Counts that grow."""
+
+    def __init__(self) -> None:
+        self.counted, self.held, self.totals = PairCounts(), PairCounts(), TextTotals()
+
+    def add_counts(self, counts: CountedText) -> None:
+        """Add what was counted elsewhere, or before."""
+        self.counted.add(counts.keys, counts.counts)
+        self.held.add(counts.held_keys, counts.held_counts)
+        self.totals.add(counts.totals)
+
+    def result(self) -> CountedText:
+        """Return the counts so far."""
+        return CountedText(*self.counted.arrays(), *self.held.arrays(), replace(self.totals))
+
+
 def merge_counts(parts: Iterable[CountedText]) -> CountedText:
     """Add up counts; integers, so that neither order nor grouping matters."""
-    counted, held, totals = PairCounts(), PairCounts(), TextTotals()
+    tally = _Tally()
     for part in parts:
-        counted.add(part.keys, part.counts)
-        held.add(part.held_keys, part.held_counts)
-        totals.add(part.totals)
-    return CountedText(*counted.arrays(), *held.arrays(), totals)
+        tally.add_counts(part)
+    return tally.result()
 
 
-class TextCounter:
+class TextCounter(_Tally):
     """Counts pairs over batches of documents.
 
     Args:
         encoder: the two tokenizers.
         target: what is counted, as in `EstimateConfig`.
-        hold_out: count one document in sixteen, by its content, apart.
+        hold_out: count one document in sixteen, chosen by its content, apart.
     """
 
     def __init__(self, encoder: PairEncoder, target: Target, hold_out: bool) -> None:
+        super().__init__()
         self.encoder, self.target, self.hold_out = encoder, target, hold_out
-        self.counted, self.held, self.totals = PairCounts(), PairCounts(), TextTotals()
 
     def add(self, texts: Sequence[str]) -> None:
         """Count documents."""
         is_held = [self.hold_out and _is_held_out(text) for text in texts]
         kept = [text for text, apart in zip(texts, is_held, strict=True) if not apart]
         held = [text for text, apart in zip(texts, is_held, strict=True) if apart]
-        sides = self.encoder.encode([*kept, *held])
-        self._add(kept, [side.documents(0, len(kept)) for side in sides], self.counted)
-        self._add(held, [side.documents(len(kept), len(texts)) for side in sides], self.held)
         self.totals.held_out += len(held)
-
-    def _add(self, texts: Sequence[str], sides: Sequence[Side], counts: PairCounts) -> None:
-        student, teacher = sides
-        starts = self.encoder.starts(student, teacher)
-        keys, amounts, skipped = pair_keys(student, teacher, starts, self.target)
-        counts.add(keys, amounts)
-        num_bytes, lost_bytes = starts.bytes_of(texts)
-        self.totals.add(
-            TextTotals(
-                documents=len(texts),
-                differing=starts.num_differing,
-                num_bytes=num_bytes,
-                lost_bytes=lost_bytes,
-                student_tokens=student.num_tokens,
-                teacher_tokens=teacher.num_tokens,
-                starts=len(starts.s_starts),
-                skipped_chunks=skipped,
+        sides = self.encoder.encode([*kept, *held])
+        for part, start, counts in ((kept, 0, self.counted), (held, len(kept), self.held)):
+            student, teacher = (side.documents(start, start + len(part)) for side in sides)
+            boundaries = self.encoder.boundaries(student, teacher)
+            keys, amounts, skipped = pair_keys(student, teacher, boundaries, self.target)
+            counts.add(keys, amounts)
+            num_bytes, lost_bytes = boundaries.bytes_of(part)
+            self.totals.add(
+                TextTotals(
+                    documents=len(part),
+                    differing=boundaries.num_differing,
+                    num_bytes=num_bytes,
+                    lost_bytes=lost_bytes,
+                    student_tokens=student.num_tokens,
+                    teacher_tokens=teacher.num_tokens,
+                    starts=len(boundaries.s_starts),
+                    skipped_chunks=skipped,
+                )
             )
-        )
-
-    def result(self) -> CountedText:
-        """Return what was counted so far."""
-        return CountedText(*self.counted.arrays(), *self.held.arrays(), replace(self.totals))
-
-    def restore(self, counts: CountedText) -> None:
-        """Go on from what was counted before."""
-        self.counted.add(counts.keys, counts.counts)
-        self.held.add(counts.held_keys, counts.held_counts)
-        self.totals.add(counts.totals)
 
 
 def _is_held_out(text: str) -> bool:
@@ -161,10 +151,10 @@ def _is_held_out(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CountingPlan:
-    """What is to be counted: the same plan gives the same counts, wherever they are made.
+    """What to count: the same plan gives the same counts, wherever they are made.
 
     Attributes:
-        sources: the text files, for the record.
+        sources: the text files, for the map's history.
         shards: all their shards, in order.
         target: as in `EstimateConfig`.
         hold_out: whether documents are held out to choose alpha on.
@@ -194,7 +184,6 @@ def plan_counting(
     config = config or EstimateConfig()
     paths = find_texts(texts)
     sources = tuple(map(describe_text, paths))
-    parts = tuple(shard for path in paths for shard in shards(path, config.field))
     digests = (digest_of(student), digest_of(teacher))
     identity = {
         "tokenizers": digests,
@@ -203,24 +192,29 @@ def plan_counting(
         "target": config.target,
         "hold_out": config.alpha is None,
     }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     return CountingPlan(
         sources=sources,
-        shards=parts,
+        shards=tuple(shard for path in paths for shard in shards(path, config.field)),
         target=config.target,
         hold_out=config.alpha is None,
         digests=digests,
-        sha256=digest.hexdigest(),
+        sha256=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
     )
 
 
-def digest_of(tokenizer: Tokenizer) -> str:
-    """Return a digest of a tokenizer's tokens, and of how it cuts a text into them.
+_PROBE = (
+    "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … "
+    "天気は三つ目 １２３ <s>\n"
+)
 
-    Equal tables may come with another split pattern or normalizer.
+
+def digest_of(tokenizer: Tokenizer) -> str:
+    """Return a digest of a tokenizer's tokens, and of how it splits a sample text.
+
+    Tokenizers with equal tables may differ in split pattern or normalizer.
     """
-    found = [tokenizer.table.sha256(), *map(list, tokenizer.library_ids([_PROBE]))]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+    behavior = [tokenizer.table.sha256(), *map(list, tokenizer.library_ids([_PROBE]))]
+    return hashlib.sha256(json.dumps(behavior).encode()).hexdigest()
 
 
 def count_text(
@@ -235,74 +229,70 @@ def count_text(
     resumed: Callable[[float], object] | None = None,
     stopping: Callable[[], bool] | None = None,
 ) -> CountedText:
-    """Count what a plan says, on this machine; go on from a checkpoint that is there.
+    """Count a plan on this machine, from its checkpoint if one exists.
 
     Args:
-        plan: of these tokenizers.
+        plan: made for these tokenizers.
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
-        checkpoint: where counts are saved every so often; the result is the same with and without.
-        checkpoint_seconds: how often, in seconds.
-        num_threads: threads that encode; as many as there are cores if None.
+        checkpoint: the file to save counts in; the result is the same with and without.
+        checkpoint_seconds: how often to save, in seconds.
+        num_threads: threads that encode; one per available core if None.
         progress: called with the bytes on disk.
-        resumed: called with the share of the text that a checkpoint has, if there is one.
+        resumed: called with the share of the text that an existing checkpoint covers.
         stopping: asked after each batch; if true, the counts are saved, and counting ends.
 
     Raises:
-        XtokError: if a text is none, or the checkpoint is of another run.
-        KeyboardInterrupt: if `stopping` said so.
+        XtokError: if a text cannot be read, or the checkpoint is of another run.
+        KeyboardInterrupt: if `stopping` returned true.
     """
+    total = sum(shard.size for shard in plan.shards)
     with PairEncoder(student, teacher, num_threads) as encoder:
         counter = TextCounter(encoder, plan.target, plan.hold_out)
-        place = _Place(0, 0, 0)
+        first = _Place(0, 0, 0)
         if checkpoint is not None and checkpoint.exists():
-            counts, place = _load_checkpoint(checkpoint, plan)
-            counter.restore(counts)
+            counts, first = _load_checkpoint(checkpoint, plan)
+            counter.add_counts(counts)
             if resumed is not None:
-                resumed(place.consumed / max(1, sum(shard.size for shard in plan.shards)))
+                resumed(first.consumed / max(1, total))
         last_saved = time.monotonic()
-        for done in _count_from(plan, counter, place, progress):
-            stops = stopping is not None and stopping()
-            is_due = stops or time.monotonic() > last_saved + checkpoint_seconds
-            if checkpoint is not None and is_due:
-                _save_checkpoint(checkpoint, plan, counter.result(), done)
-                last_saved = time.monotonic()
-            if stops:
-                raise KeyboardInterrupt
+        with progress("counting", total) as advance:
+            consumed, tokens = first.consumed, counter.totals.student_tokens
+            advance(consumed, tokens)
+            for place in _count_from(plan, counter, first):
+                advance(place.consumed - consumed, counter.totals.student_tokens - tokens)
+                consumed, tokens = place.consumed, counter.totals.student_tokens
+                stops = stopping is not None and stopping()
+                is_due = stops or time.monotonic() > last_saved + checkpoint_seconds
+                if checkpoint is not None and is_due:
+                    _save_checkpoint(checkpoint, plan, counter.result(), place)
+                    last_saved = time.monotonic()
+                if stops:
+                    raise KeyboardInterrupt
     return counter.result()
 
 
 class _Place(NamedTuple):
-    """How far counting has come: documents of a shard, and bytes on disk in all."""
+    """How far counting has come: a shard, documents of it, and bytes on disk in all."""
 
     shard: int
     documents: int
     consumed: int
 
 
-def _count_from(
-    plan: CountingPlan, counter: TextCounter, place: _Place, progress: TextProgress
-) -> Iterator[_Place]:
-    """Count what follows a place; tell the place after each batch."""
-    first, skip, read = place
-    sizes = [shard.size for shard in plan.shards]
-    with progress("counting", sum(sizes)) as advance:
-        advance(read, counter.totals.student_tokens)
-        for number in range(first, len(plan.shards)):
-            reader = ShardReader(plan.shards[number])
-            done, before = skip, sum(sizes[:number])
-            for batch in batches(islice(reader, skip, None)):
-                tokens = counter.totals.student_tokens
-                counter.add(batch)
-                done += len(batch)
-                now = before + reader.consumed
-                advance(now - read, counter.totals.student_tokens - tokens)
-                read = now
-                yield _Place(number, done, read)
-            advance(before + sizes[number] - read, 0)
-            read = before + sizes[number]
-            skip = 0
-            yield _Place(number + 1, 0, read)
+def _count_from(plan: CountingPlan, counter: TextCounter, place: _Place) -> Iterator[_Place]:
+    """Count what follows a place; yield the place after each batch and shard."""
+    first, skip, _ = place
+    before = sum(shard.size for shard in plan.shards[:first])
+    for number, shard in enumerate(plan.shards[first:], first):
+        reader = ShardReader(shard)
+        documents = skip
+        for batch in batches(islice(reader, skip, None)):
+            counter.add(batch)
+            documents += len(batch)
+            yield _Place(number, documents, before + reader.consumed)
+        skip, before = 0, before + shard.size
+        yield _Place(number + 1, 0, before)
 
 
 def count_shard(
@@ -311,7 +301,7 @@ def count_shard(
     """Count one shard; the counts of all shards, merged, are those of `count_text`.
 
     Raises:
-        XtokError: if the text is none.
+        XtokError: if the text cannot be read.
     """
     counter = TextCounter(encoder, target, hold_out)
     for batch in batches(ShardReader(shard)):
@@ -319,39 +309,36 @@ def count_shard(
     return counter.result()
 
 
+_ARRAYS = ("keys", "counts", "held_keys", "held_counts")
+
+
 def _save_checkpoint(path: Path, plan: CountingPlan, counts: CountedText, place: _Place) -> None:
     about = {"plan": plan.sha256, "place": place, "totals": asdict(counts.totals)}
+    arrays = {name: getattr(counts, name) for name in _ARRAYS}
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(
-            file,
-            about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-            keys=counts.keys,
-            counts=counts.counts,
-            held_keys=counts.held_keys,
-            held_counts=counts.held_counts,
-        )
+        np.savez(file, **arrays)
 
 
-# What numpy, zipfile and json raise of a damaged file; a RuntimeError of one that says it is
-# encrypted, or compressed in a way of its own.
+# What NumPy, zipfile and json raise for a damaged file; RuntimeError for one that is marked as
+# encrypted or compressed by another method.
 _DAMAGE = (ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
 
 
 def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, _Place]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
-            about = json.loads(found["about"].tobytes())
-            arrays = [found[n] for n in ("keys", "counts", "held_keys", "held_counts")]
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+            about = json.loads(saved["about"].tobytes())
+            keys, counts, held_keys, held_counts = (saved[name] for name in _ARRAYS)
         if about["plan"] != plan.sha256:
             raise XtokError(
                 f"the checkpoint {path} is of another run: other texts, tokenizers or options",
-                hint=f"delete it to begin anew (rm {path}), or give another --checkpoint",
+                hint=f"delete it to start again: rm {path}",
             )
-        place = _Place(*about["place"])
-        totals = TextTotals(**about["totals"])
-        return CountedText(arrays[0], arrays[1], arrays[2], arrays[3], totals), place
+        totals, place = TextTotals(**about["totals"]), _Place(*about["place"])
+        return CountedText(keys, counts, held_keys, held_counts, totals), place
     except _DAMAGE as error:
         raise XtokError(
             f"the checkpoint {path} cannot be read: {error}",
-            hint=f"delete it to begin anew: rm {path}",
+            hint=f"delete it to start again: rm {path}",
         ) from error

@@ -1,8 +1,7 @@
-"""Numba kernels on flat arrays: pairs of tokens that begin at one byte, counts and losses of them.
+"""Numba kernels on flat arrays: shared token boundaries, counts of pairs, losses of chunks.
 
 Documents of a side are `ids` (int32) and `bounds` (int64 `[documents + 1]`): document d is
-`ids[bounds[d]:bounds[d + 1]]`. Like those of `kernels`, they are serial, release the GIL, and check
-nothing.
+`ids[bounds[d]:bounds[d + 1]]`. The kernels are serial, release the GIL, and check nothing.
 """
 
 from __future__ import annotations
@@ -16,29 +15,18 @@ OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
 
 
 @njit(**OPTIONS)
-def common_starts(  # type: ignore[no-untyped-def]
+def shared_boundaries(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, s_data, s_offsets, t_ids, t_bounds, t_data, t_offsets,
     s_starts, t_starts, num_starts, same_bytes, complete,
 ):  # fmt: skip
-    """Find the tokens of both sides that begin at one byte, document by document.
+    """Find the tokens of both sides that begin at one byte, document by document; return how many.
 
-    The bytes of both sides are compared as they are walked. Where they differ a document ends: a
-    start counts if all bytes before it agree, and those that its two tokens share.
-
-    Args:
-        s_ids: int32, document d is `s_ids[s_bounds[d]:s_bounds[d + 1]]`.
-        s_bounds: int64 `[documents + 1]`.
-        s_data: uint8, the bytes of all student tokens; `s_offsets` is int64 `[V + 1]`.
-        s_offsets: see there.
-        t_ids: likewise the teacher, as the three after it.
-        t_bounds: see there.
-        t_data: see there.
-        t_offsets: see there.
-        s_starts: int64, filled with places in `s_ids`, document after document, without gaps.
-        t_starts: int64, the places in `t_ids` beside them.
-        num_starts: int64 `[documents]`, how many there are of each document.
-        same_bytes: int64 `[documents]`, how many bytes the two sides agree on.
-        complete: bool `[documents]`, whether they agree to the end.
+    Both sides' bytes are compared along the way. A document ends where they differ: a boundary
+    counts if all bytes before it agree, and those that its two tokens share. Student token i is
+    `s_data[s_offsets[i]:s_offsets[i + 1]]` (uint8, int64); the teacher's likewise. The last five
+    arrays are filled: `s_starts` and `t_starts` (int64) with the places of these tokens in `s_ids`
+    and `t_ids`, one document after another; per document, `num_starts` (int64) with their number,
+    `same_bytes` (int64) with the bytes that agree, `complete` (bool) with whether all do.
     """
     count = 0
     for d in range(len(s_bounds) - 1):
@@ -95,13 +83,13 @@ def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[n
 
     Args:
         keys: int64, ≥ 0.
-        amounts: int64, beside them; of length 1 if all are the same.
+        amounts: int64, as many, or one for all.
         table_keys: int64 `[2**n]`, −1 where free.
         table_counts: int64 `[2**n]`.
         room: how many new keys may be added.
 
     Returns:
-        How many keys were added before there was no more room, and how many of them were new.
+        How many keys were added until the room was used up, and how many of them were new.
     """
     mask = np.int64(len(table_keys) - 1)
     new = 0
@@ -129,11 +117,11 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """List the pairs of tokens within chunks; the pairs of a chunk share `unit` equally.
 
-    A chunk lies between two starts that follow each other; the last one of a document counts only
-    if the two sides agree to the end. Called with empty `keys`, it only counts.
+    A chunk lies between two neighbouring boundaries; the last one of a document counts only if the
+    two sides agree to the end. With empty `keys`, the pairs are only counted.
 
     Returns:
-        The number of pairs, and how many chunks were passed over as longer than `longest` tokens.
+        The number of pairs, and how many chunks were skipped for having over `longest` tokens.
     """
     count = first = skipped = 0
     for d in range(len(num_starts)):

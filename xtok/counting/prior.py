@@ -1,12 +1,11 @@
-"""Vocabularies as a corpus: a text made of two vocabularies' tokens, and pairs counted on it.
+"""Vocabularies as a corpus: synthetic text from two vocabularies' tokens, and pairs counted on it.
 
-No corpus is at hand, but a vocabulary tells much about the text that it was trained on: its tokens
-are what occurs often, in the order of how often (byte-pair encoding merges the most frequent pair
-first; Sennrich et al., ACL 2016). So a text is made up: the kinds of its tokens (a word, the
-continuation of one, a number, white space, …) are a Markov chain, tokens of one kind are drawn by
-Zipf's law over their order, and a word is continued as other tokens that hold the same letters go
-on, the longest context first. Both tokenizers encode it, and what begins at the same byte is
-counted, as on any text.
+A vocabulary tells much about the text that it was trained on: its tokens are what occurs often, in
+order of frequency (byte-pair encoding merges the most frequent pair first; Sennrich et al., ACL
+2016). In the synthetic text, the kinds of tokens (a word, the continuation of one, a number, white
+space, …) are a Markov chain, and tokens of one kind are drawn by Zipf's law over their order. A
+word is continued the way other tokens with the same letters go on, the longest context first. Both
+tokenizers encode the text, and pairs are counted on it as on any other.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """What a token of a made-up text is."""
+    """What a token of a synthetic text is."""
 
     WORD = 0  # a space and letters
     CONTINUATION = 1  # letters alone
@@ -83,11 +82,10 @@ MAX_TEXTS = 150_000
 """More texts cost seconds, and add little (scripts/benchmark.py quality)."""
 
 FIRST_PIECE = 1.0
-"""How many sightings it counts for that a token is the first piece of another's bytes, or, shared
-by all the pieces, that they spell it."""
+"""The pseudo-count of a token's first piece, or, split among them, of all the pieces."""
 
 FALLBACK = 0.1
-"""How many sightings it counts for that one token's bytes begin the other's."""
+"""The pseudo-count, per row, of the pairs in which one token's bytes begin the other's."""
 
 Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -101,23 +99,22 @@ def prior_edges(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Edges, list[int]]:
-    """Count pairs of tokens on made-up text; how likely is teacher token t where s begins?
+    """Count pairs of tokens on synthetic text.
 
-    Every text token of the student also gets a little weight on the first piece that the teacher
-    makes of it, and on all teacher tokens that its bytes begin with or that begin with its bytes;
-    where chunks are counted, on all its pieces, and on the teacher tokens that it helps to spell.
+    Every text token of the student also has pseudo-counts: of the first piece that the teacher
+    spells it with, and of the teacher tokens whose bytes begin with its own or the other way round.
+    Where chunks are counted, of all its pieces, and of the teacher tokens that it helps to spell.
 
     Args:
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
         target: what is counted, as in `EstimateConfig`.
-        num_texts: how many texts, of 24 tokens each; if None, two for each id of the two
-            vocabularies, but no more than 150,000.
-        seed: of the random numbers; the same seed gives the same edges.
+        num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 150,000.
+        seed: the same seed gives the same edges.
         progress: called with the number of texts.
 
     Returns:
-        Edges with float64 weights, in which a pair may come twice; and the student ids whose bytes
+        Edges with float64 weights, in which a pair may occur twice; and the student ids whose bytes
         the teacher cannot spell.
     """
     if num_texts is None:
@@ -125,16 +122,16 @@ def prior_edges(
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
     counts = PairCounts()
-    with PairEncoder(student, teacher) as encoder, progress("making up text", num_texts) as advance:
+    with PairEncoder(student, teacher) as encoder, progress("synthetic text", num_texts) as advance:
         for start in range(0, num_texts, 25_000):
             size = min(25_000, num_texts - start)
             for batch in batches(source.texts(size, rng)):
                 sides = encoder.encode(batch)
-                keys, amounts, _ = pair_keys(*sides, encoder.starts(*sides), target)
+                keys, amounts, _ = pair_keys(*sides, encoder.boundaries(*sides), target)
                 counts.add(keys, amounts)
             advance(size)
-    keys, found = counts.arrays()
-    parts = [pair_edges(keys, found / unit_of(target))]
+    keys, amounts = counts.arrays()
+    parts = [pair_edges(keys, amounts / unit_of(target))]
     pieces = _pieces(student.table, teacher)
     unspelled: list[int] = np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
     if target in ("start", "both"):
@@ -147,36 +144,36 @@ def prior_edges(
 
 
 def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
-    """Return the pieces of each text token in order; those of one token weigh the same."""
-    ids = table.text_ids
+    """Spell each text token in another tokenizer's; the pieces of one token weigh the same."""
     pieces = tokenizer.segment_batch([token for token in table.tokens() if token])
-    counts = np.array([len(found or ()) for found in pieces], np.int64)
+    counts = np.array([len(spelled or ()) for spelled in pieces], np.int64)
     flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int64, int(counts.sum()))
     weights = np.repeat(FIRST_PIECE / np.maximum(counts, 1), counts)
-    return Edges(np.repeat(ids, counts), flat, weights)
+    return Edges(np.repeat(table.text_ids, counts), flat, weights)
 
 
 def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:
-    """Return a pair for each two tokens of which one's bytes begin the other's, by Zipf's law."""
+    """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law."""
     rows, columns = student.table.canonical_ids(), teacher.table.canonical_ids()
-    found: list[tuple[int, int]] = []
-    for token, s in rows.items():
-        for length in range(1, len(token) + 1):
-            t = columns.get(token[:length])
-            if t is not None:
-                found.append((s, t))
-    for token, t in columns.items():
-        for length in range(1, len(token)):
-            s_id = rows.get(token[:length])
-            if s_id is not None:
-                found.append((s_id, t))
-    s_ids, t_ids = np.array(found, np.int64).reshape(-1, 2).T
+    pairs = [
+        (s, columns[token[:length]])
+        for token, s in rows.items()
+        for length in range(1, len(token) + 1)
+        if token[:length] in columns
+    ]
+    pairs += [
+        (rows[token[:length]], t)
+        for token, t in columns.items()
+        for length in range(1, len(token))
+        if token[:length] in rows
+    ]
+    s_ids, t_ids = np.array(pairs, np.int64).reshape(-1, 2).T
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
     return edges._replace(weights=FALLBACK * edges.weights)
 
 
 class _Source:
-    """The tokens of several vocabularies by kind, with weights, and how words go on."""
+    """The tokens of several vocabularies by kind, with their weights, and how words continue."""
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
         tokens: list[bytes] = []
@@ -238,7 +235,7 @@ class _Source:
             self.contexts[length] = keys[order], (places + length, cumulated)
 
     def texts(self, number: int, rng: np.random.Generator) -> list[str]:
-        """Make up texts; what is cut within a character at an end is left out."""
+        """Draw texts; characters that are cut at an end are left out."""
         starts, stops = self._spans(number, rng)
         joined = self.joined
         return [
@@ -249,7 +246,7 @@ class _Source:
     def _spans(
         self, number: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where in the joined tokens each piece of each text lies, int64 `[number, 24]`."""
+        """Return where each token of each text lies in the joined tokens, int64 `[number, 24]`."""
         unspaced = (rng.random(number) < _SHARE_UNSPACED) & (len(self.scripts) > 0)
         script = self._draw_scripts(number, rng)
         chain = np.where(unspaced[:, None, None], np.cumsum(_UNSPACED, 1), np.cumsum(_SPACED, 1))
@@ -316,7 +313,7 @@ class _Source:
         stop: NDArray[np.int64],
         rng: np.random.Generator,
     ) -> None:
-        """Replace drawn tokens by what follows a text's last letters in some token."""
+        """Replace drawn tokens, in place, by what follows a text's last letters in some token."""
         left = goes_on.copy()
         for length in _CONTEXTS:
             rows = np.flatnonzero(left & (tail_length >= length))
@@ -339,31 +336,20 @@ _UNSPACED_BLOCKS = ((0x0E00, 0x1100), (0x2E80, 0xD7A4), (0xF900, 0xFB00), (0x200
 
 
 def kind_of(token: bytes) -> Kind | None:
-    """Return what a token is in a made-up text; None for one that is not text on its own."""
-    try:
-        text = token.decode()
-    except UnicodeDecodeError:
-        return None
-    if not text:
+    """Return what a token is in a synthetic text; None if it is not text on its own."""
+    text = token.decode("utf-8", "replace")
+    if not text or text.encode() != token:
         return None
     body = text.removeprefix(" ")
     if text.isspace():
-        kind = Kind.SPACE
-    elif body.isdigit():
-        kind = Kind.NUMBER
-    elif any(_is_unspaced(c) for c in text):
-        kind = Kind.UNSPACED
-    elif all(c.isalpha() or unicodedata.combining(c) for c in body):
-        kind = Kind.WORD if text[0] == " " else Kind.CONTINUATION
-    else:
-        kind = Kind.SYMBOL
-    return kind
-
-
-def _is_unspaced(char: str) -> bool:
-    return (
-        char > "\u0dff" and char.isalpha() and any(a <= ord(char) < b for a, b in _UNSPACED_BLOCKS)
-    )
+        return Kind.SPACE
+    if body.isdigit():
+        return Kind.NUMBER
+    if any(c.isalpha() and any(a <= ord(c) < b for a, b in _UNSPACED_BLOCKS) for c in text):
+        return Kind.UNSPACED
+    if all(c.isalpha() or unicodedata.combining(c) for c in body):
+        return Kind.WORD if text[0] == " " else Kind.CONTINUATION
+    return Kind.SYMBOL
 
 
 def _script(token: bytes) -> int:
@@ -379,7 +365,7 @@ def _script(token: bytes) -> int:
 
 
 def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
-    """Return weights by rank; single ASCII characters, which have none, by where else they are."""
+    """Weigh tokens by rank; single ASCII characters, whose rank says nothing, by their use."""
     shift, exponent = _ZIPF[kind]
     single = np.array([len(token) == 1 for token in tokens], np.bool_)
     weights = np.asarray((np.cumsum(~single) + shift) ** -exponent, np.float64)
@@ -430,14 +416,14 @@ _KANA_SHARE = 0.1
 
 
 def _characters() -> dict[str, float]:
-    """Return characters of scripts without spaces, which a vocabulary may have only in bytes."""
+    """Return common characters of scripts without spaces, which a vocabulary may lack."""
     weights: dict[str, float] = {}
     for codec, first, end, share in _STANDARDS:
         codes = [
             bytes([0xA0 + row, 0xA0 + cell]) for row in range(first, end) for cell in range(1, 95)
         ]
-        found = [code.decode(codec, "ignore") for code in codes]
-        characters = [c for c in found if len(c) == 1]
+        decoded = [code.decode(codec, "ignore") for code in codes]
+        characters = [c for c in decoded if len(c) == 1]
         for c in characters:
             weights[c] = weights.get(c, 0.0) + share / len(characters)
     kana = [chr(code) for code in (*range(0x3041, 0x3094), *range(0x30A1, 0x30F5), 0x30FC)]

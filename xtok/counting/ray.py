@@ -12,7 +12,6 @@ from xtok.config import Target
 from xtok.counting.counts import (
     CountedText,
     CountingPlan,
-    TextTotals,
     count_shard,
     digest_of,
     merge_counts,
@@ -24,15 +23,13 @@ from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 FAN_IN = 8
-"""So many counts are added up by one task."""
+"""Counts that one task adds up."""
 
 WAITING_PER_CORE = 4
-"""So many shards for each core of the cluster are handed out at a time."""
+"""Shards per core of the cluster that are submitted at a time."""
 
 MAX_RETRIES = 16
-"""So often a task is run again whose node or process is lost."""
-
-Packed = dict[str, Any]
+"""How often a task whose node or process is lost is run again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +41,8 @@ class TokenizerSource:
         revision: branch, tag or commit of a hub repo.
         vocab_size: the width of the model's logits.
         pattern: the split pattern of a rank file of an unknown family.
-        offline: take only what is in the local cache.
-        trust_remote_code: run the code of a repo.
+        offline: use the local cache only.
+        trust_remote_code: allow custom tokenizer code from the repo.
     """
 
     model: str
@@ -56,12 +53,12 @@ class TokenizerSource:
     trust_remote_code: bool = False
 
     def load(self) -> Tokenizer:
-        """Load it."""
+        """Load the tokenizer."""
         options = {name: value for name, value in vars(self).items() if name != "model"}
         return load_tokenizer(self.model, **options)
 
     def absolute(self) -> TokenizerSource:
-        """Return it with an absolute path if it is one that is there: workers run elsewhere."""
+        """Make the path of an existing file absolute: workers run in another folder."""
         prefix, colon, rest = self.model.rpartition(":")
         for head, path in (("", self.model), (prefix + colon, rest)):
             if os.path.exists(os.path.expanduser(path)):
@@ -88,22 +85,28 @@ def count_on_ray(
 ) -> CountedText:
     """Count what a plan says on a Ray cluster; the counts are those of `counting.count_text`.
 
-    Each shard of text is a task that reads it, encodes it on one core and returns its counts; they
-    stay on the nodes, and tasks add them up eight at a time. What a lost node was at, or held, is
-    made again by Ray elsewhere. The nodes read the text and the tokenizers under the same paths.
+    Each shard of text is a task that reads it, encodes it on one core, and returns its counts. The
+    counts stay on the nodes, where other tasks add them up eight at a time. If a node is lost, Ray
+    recomputes its work on the others. All nodes read the text and the tokenizers under one path.
 
     Args:
-        plan: of these tokenizers.
+        plan: made for these tokenizers.
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
-        address: of the cluster, as `ray.init` takes it; None starts one on this machine.
+        address: the cluster's, as `ray.init` takes it; None starts one on this machine.
         progress: called with the bytes on disk.
 
     Raises:
-        XtokError: if Ray is not installed, there is no cluster, a node does not have the text or
-            the tokenizers, or a text is none.
+        XtokError: if Ray is not installed, there is no cluster, a node lacks the text or the
+            tokenizers, or a text cannot be read.
     """
-    ray = _ray()
+    try:
+        import ray
+    except ImportError as error:
+        raise XtokError(
+            "counting on a cluster needs the package ray, which is not installed",
+            hint=install_hint("ray"),
+        ) from error
     started = not ray.is_initialized()
     if started:
         _connect(ray, address)
@@ -114,17 +117,6 @@ def count_on_ray(
             ray.shutdown()
 
 
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise XtokError(
-            "--engine ray needs the package ray, which is not installed",
-            hint=install_hint("ray"),
-        ) from error
-    return ray
-
-
 def _connect(ray: Any, address: str | None) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
@@ -132,7 +124,7 @@ def _connect(ray: Any, address: str | None) -> None:
         raise XtokError(
             f"there is no Ray cluster at {address}: {_first_line(error)}",
             hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
-            "or count on this machine with --engine local",
+            "or count on this machine",
         ) from error
 
 
@@ -142,7 +134,7 @@ def _count(
     sources: tuple[TokenizerSource, TokenizerSource],
     progress: TextProgress,
 ) -> CountedText:
-    # Only what a lost node or process takes along is run again; an error of ours is a value.
+    # Ray runs a task again only if its node or process is lost: our own errors are values.
     remote = functools.partial(ray.remote, num_cpus=1, max_retries=MAX_RETRIES)
     count = remote(num_returns=2)(_count_task)
     merge = remote()(_merge_task)
@@ -162,15 +154,19 @@ def _count(
                 break
             [done], _ = ray.wait(list(waiting), num_returns=1)
             number, counts = waiting.pop(done)
-            advance(shards[number].size, _tokens(_result(ray, done)))
+            tokens_or_error = _result(ray, done)
+            if isinstance(tokens_or_error, dict):
+                raise XtokError(**tokens_or_error)
+            advance(shards[number].size, tokens_or_error)
             levels[0, number] = counts
             _merge_upwards(levels, number, len(shards), merge)
         [root] = levels.values()
-        return _unpacked(_result(ray, root))
+        counted: CountedText = _result(ray, root)
+        return counted
 
 
 def _merge_upwards(levels: dict[tuple[int, int], Any], place: int, number: int, merge: Any) -> None:
-    """Replace the group of neighbours that one completes by a task that adds them up, and so on."""
+    """Merge the group of neighbours that one completes; and so on, level by level."""
     level = 0
     while number > 1:
         group = place // FAN_IN
@@ -191,7 +187,7 @@ def _result(ray: Any, reference: Any) -> Any:
     except ray.exceptions.RayError as error:
         raise XtokError(
             f"the cluster has lost a part of the work: {_first_line(error)}",
-            hint="start the command again; ray status shows which nodes are there",
+            hint="start again; ray status shows the nodes that are up",
         ) from error
 
 
@@ -199,29 +195,20 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _tokens(found: int | tuple[str, str]) -> int:
-    if isinstance(found, tuple):
-        raise XtokError(found[0], hint=found[1])
-    return found
-
-
-def _count_task(job: Job, shard: TextShard) -> tuple[Packed | None, int | tuple[str, str]]:
-    """Return a shard's counts, and its student tokens; or, in their place, an error's two lines."""
+def _count_task(job: Job, shard: TextShard) -> tuple[CountedText | None, int | dict[str, str]]:
+    """Return a shard's counts, and its student tokens or the arguments of an error."""
     try:
-        counts = _count_here(job, shard)
+        encoder = _encoder(job.sources, job.digests)
+        if not shard.path.exists():
+            raise XtokError(
+                f"the node {socket.gethostname()} has no file {shard.path}",
+                hint="put the text on a file system that all nodes share",
+            )
+        counts = count_shard(shard, encoder, job.target, job.hold_out)
     except XtokError as error:
-        return None, (error.message, error.hint)
-    return _packed(counts), counts.totals.student_tokens
-
-
-def _count_here(job: Job, shard: TextShard) -> CountedText:
-    encoder = _encoder(job.sources, job.digests)
-    if not shard.path.exists():
-        raise XtokError(
-            f"the node {socket.gethostname()} has no file {shard.path}",
-            hint="put the text on a file system that all nodes share",
-        )
-    return count_shard(shard, encoder, job.target, job.hold_out)
+        hint = error.hint_with("{option}")
+        return None, {"message": error.message, "hint": hint, "parameter": error.parameter}
+    return counts, counts.totals.student_tokens
 
 
 @functools.lru_cache(maxsize=1)
@@ -235,19 +222,11 @@ def _encoder(
         if digest_of(tokenizer) != digest:
             raise XtokError(
                 f"{source.model} is another tokenizer on the node {socket.gethostname()}",
-                hint="give all nodes the same files, or name a --student-revision and a "
-                "--teacher-revision",
+                hint="give all nodes the same files, or name a commit with {option}",
+                parameter="revision",
             )
     return PairEncoder(loaded[0], loaded[1], num_threads=1)
 
 
-def _merge_task(*parts: Packed) -> Packed:
-    return _packed(merge_counts(map(_unpacked, parts)))
-
-
-def _packed(counts: CountedText) -> Packed:
-    return {**counts._asdict(), "totals": dict(vars(counts.totals))}
-
-
-def _unpacked(packed: Packed) -> CountedText:
-    return CountedText(**{**packed, "totals": TextTotals(**packed["totals"])})
+def _merge_task(*parts: CountedText) -> CountedText:
+    return merge_counts(parts)

@@ -8,10 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.counts import CountedText
-from xtok.counting.encode import (
-    edge_keys,
-    pair_edges,
-)
+from xtok.counting.encode import edge_keys, pair_edges
 from xtok.maps.edges import Edges, heaviest, sum_duplicates
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -30,40 +27,10 @@ def smooth(counted: Edges, base: Edges, alpha: float) -> Edges:
     Args:
         counted: pairs and their counts.
         base: a map's edges; each row sums to 1.
-        alpha: the base's weight in counts (a pseudo-count).
+        alpha: the pseudo-count: how many counts a base row weighs.
     """
     weighted = base._replace(weights=alpha * base.weights.astype(np.float64))
     return sum_duplicates(Edges.concatenate([counted, weighted])).normalized()
-
-
-def cross_entropy(edges: Edges, keys: NDArray[np.int64], counts: NDArray[Any], width: int) -> float:
-    """Return the mean of `-ln((1 - eps) * W[s, t] + eps / width)` over counted pairs, in nats.
-
-    Args:
-        edges: the map, in any order, without duplicates.
-        keys: int64, `student_id << 32 | teacher_id`.
-        counts: beside them.
-        width: the teacher's.
-    """
-    found = losses(weights_at(edges, keys), width)
-    return float((found * counts).sum() / max(1, counts.sum()))
-
-
-def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Return `-ln((1 - eps) * weight + eps / width)` of each weight, in nats."""
-    found: NDArray[np.float64] = -np.log((1 - EPSILON) * weights + EPSILON / width)
-    return found
-
-
-def weights_at(edges: Edges, keys: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the weight of each pair `student_id << 32 | teacher_id`, 0 where there is none."""
-    own = edge_keys(edges)
-    order = np.argsort(own)
-    own, weights = own[order], edges.weights[order].astype(np.float64)
-    if not len(own):
-        return np.zeros(len(keys))
-    place = np.searchsorted(own, keys).clip(0, len(own) - 1)
-    return np.where(own[place] == keys, weights[place], 0.0)
 
 
 def choose_alpha(counts: CountedText, base: Edges, top_k: int, width: int, unit: int = 1) -> float:
@@ -74,13 +41,26 @@ def choose_alpha(counts: CountedText, base: Edges, top_k: int, width: int, unit:
     if not len(counts.held_keys):
         return 4.0
     counted = pair_edges(counts.keys, counts.counts / unit)
-    found = [
-        cross_entropy(
-            heaviest(smooth(counted, base, alpha), top_k),
-            counts.held_keys,
-            counts.held_counts,
-            width,
-        )
-        for alpha in ALPHAS
-    ]
-    return ALPHAS[int(np.argmin(found))]
+    entropies = []
+    for alpha in ALPHAS:
+        edges = heaviest(smooth(counted, base, alpha), top_k)
+        surprise = losses(weights_at(edges, counts.held_keys), width)
+        entropies.append((surprise * counts.held_counts).sum())
+    return ALPHAS[int(np.argmin(entropies))]
+
+
+def losses(weights: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Return `-ln((1 - eps) * weight + eps / width)` of each weight, in nats."""
+    nats: NDArray[np.float64] = -np.log((1 - EPSILON) * weights + EPSILON / width)
+    return nats
+
+
+def weights_at(edges: Edges, keys: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the weight of each pair `student_id << 32 | teacher_id`; 0 if it is no edge."""
+    if not len(edges.weights):
+        return np.zeros(len(keys))
+    own = edge_keys(edges)
+    order = np.argsort(own)
+    own, weights = own[order], edges.weights[order].astype(np.float64)
+    places = np.searchsorted(own, keys).clip(0, len(own) - 1)
+    return np.where(own[places] == keys, weights[places], 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import importlib
 import io
 import json
 import zlib
@@ -19,13 +20,13 @@ from xtok.errors import XtokError, install_hint
 Format = Literal["text", "jsonl", "parquet"]
 
 DOCUMENT_BYTES = 1 << 16
-"""A plain text file is cut into documents at the first line end after this many bytes."""
+"""A document of plain text ends with the line that reaches this many bytes."""
 
 MAX_LINE_BYTES = 1 << 20
-"""A longer line of plain text is cut between two characters."""
+"""Longer lines of plain text are cut, between two characters."""
 
 SHARD_BYTES = 1 << 26
-"""A file that can be read from the middle is counted in shards of about this many bytes."""
+"""Uncompressed text and JSON lines are cut into shards of about this many bytes."""
 
 _SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -35,9 +36,6 @@ _SUFFIXES: dict[str, Format] = {
 }
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f; pzstd writes one before each frame
-_DAMAGE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
-_MOST_CONTINUED = 3  # bytes of a character after its first one
-_HASH_AT_ONCE = 1 << 22
 _BLOCK = 1 << 17
 
 
@@ -47,13 +45,13 @@ class TextShard:
 
     Attributes:
         path: the file.
-        format: what it holds: `text`, `jsonl` (an object per line) or `parquet`.
-        field: the field or column that holds a document's text; of plain text, without meaning.
-        start: the first byte (text, jsonl) or row group (parquet) that may begin a document.
+        format: `text`, `jsonl` (one object per line) or `parquet`.
+        field: the field or column with a document's text; unused for plain text.
+        start: the first byte (text, jsonl) or row group (parquet) where a document may begin.
         stop: the first byte or row group of the next shard; None for the end of the file.
-        number: its place among the shards of its file.
-        group_by: a field or column that says which group a document is of.
-        size: about how many bytes of the file it is, as it lies on disk.
+        number: its index among the shards of its file.
+        group_by: the field or column with a document's group, if documents are grouped.
+        size: its approximate share of the file's bytes on disk.
     """
 
     path: Path
@@ -68,12 +66,12 @@ class TextShard:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """What a text file is, for the record: its name without the folder, and its contents' digest.
+    """A text file as a map's history records it.
 
     Attributes:
         name: the last component of the path.
-        size: in bytes, as it lies on disk.
-        sha256: of the file as it lies on disk.
+        size: bytes on disk.
+        sha256: of the bytes on disk.
     """
 
     name: str
@@ -82,27 +80,26 @@ class TextSource:
 
 
 def find_texts(patterns: Sequence[str | Path]) -> list[Path]:
-    """Return the files that paths and globs name, each once, in the order given.
+    """Expand paths and globs to files, each once, in the order given.
 
     Raises:
-        XtokError: if one names no file.
+        XtokError: if one matches no file.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
         paths = [path]
         if not path.exists():
             paths = sorted(map(Path, glob.glob(str(pattern), recursive=True)))
-        files = [p for p in paths if not p.is_dir()]
-        if not files:
-            folder = f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}"
+        matched = [p for p in paths if not p.is_dir()]
+        if not matched:
             raise XtokError(
-                f"--text: {folder}",
+                f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}",
                 hint="give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in "
-                "quotes: --text 'corpus/*.jsonl.gz'",
+                "quotes: 'corpus/*.jsonl.gz'",
             )
-        found.update(dict.fromkeys(files))
-    return list(found)
+        files.update(dict.fromkeys(matched))
+    return list(files)
 
 
 def describe_text(path: Path) -> TextSource:
@@ -111,12 +108,11 @@ def describe_text(path: Path) -> TextSource:
     Raises:
         XtokError: if it cannot be read.
     """
-    digest, size = hashlib.sha256(), 0
     with _reading(path), path.open("rb") as file:
-        while block := file.read(_HASH_AT_ONCE):
+        digest = hashlib.sha256()
+        while block := file.read(_BLOCK):
             digest.update(block)
-            size += len(block)
-    return TextSource(name=path.name, size=size, sha256=digest.hexdigest())
+        return TextSource(name=path.name, size=file.tell(), sha256=digest.hexdigest())
 
 
 def shards(path: Path, field: str = "text") -> list[TextShard]:
@@ -127,24 +123,21 @@ def shards(path: Path, field: str = "text") -> list[TextShard]:
     Raises:
         XtokError: if the file cannot be read.
     """
-    found = text_format(path)
-    with _reading(path):
+    kind = text_format(path)
+    with _reading(path), path.open("rb") as raw:
         size = path.stat().st_size
-        if found == "parquet":
+        if kind == "parquet":
             total, step = _parquet(path).metadata.num_row_groups, 1
         else:
-            with path.open("rb") as raw:
-                is_compressed = _compression(raw) is not None
-            total, step = (1, 1) if is_compressed else (size, SHARD_BYTES)
-    starts = [*range(0, total, step)] or [0]
-    bounds = [*starts, total]
+            total, step = (1, 1) if _compression(raw) else (size, SHARD_BYTES)
+    bounds = [*(range(0, total, step) or [0]), total]
     return [
         TextShard(
             path=path,
-            format=found,
+            format=kind,
             field=field,
             start=start,
-            stop=None if number + 1 == len(starts) else stop,
+            stop=None if number + 2 == len(bounds) else stop,
             number=number,
             size=size * stop // max(1, total) - size * start // max(1, total),
         )
@@ -153,20 +146,20 @@ def shards(path: Path, field: str = "text") -> list[TextShard]:
 
 
 def text_format(path: Path) -> Format:
-    """Return what a file holds, by its suffix but for that of a compression."""
+    """Tell a file's format from its suffix, compression suffixes aside."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".zst", ".zstd")]
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 
 
 class ShardReader:
-    """Reads the documents of a shard, in order. Lone surrogates become U+FFFD.
+    """Iterates over the documents of a shard, in order. Lone surrogates become U+FFFD.
 
     Attributes:
-        consumed: bytes of the file (as it lies on disk) that were read so far.
+        consumed: bytes on disk read so far (text and JSON lines).
 
     Raises:
-        XtokError: while it is read, naming the file and the place of what is no text: bytes that
-            are not UTF-8, a line that is no JSON object, a field that is missing or no string.
+        XtokError: while iterating, with the file and the line, for bytes that are not UTF-8, a line
+            that is not a JSON object, or a field that is missing or not a string.
     """
 
     def __init__(self, shard: TextShard) -> None:
@@ -175,31 +168,39 @@ class ShardReader:
         self._groups: list[str] = []
 
     def take_groups(self) -> list[str]:
-        """Return the groups of the documents that were read since this was last called."""
+        """Return the groups of the documents read since the last call."""
         taken, self._groups = self._groups, []
         return taken
 
     def __iter__(self) -> Iterator[str]:
-        shard = self.shard
-        if shard.group_by and shard.format == "text":
+        if self.shard.group_by and self.shard.format == "text":
             raise XtokError(
-                f"{shard.path} is plain text, and has no field {shard.group_by!r} to group by",
+                f"{self.shard.path} is plain text, and has no field {self.shard.group_by!r} to "
+                "group by",
                 hint="group by files: give each group a file of its own, and no field",
             )
-        with _reading(shard.path):
-            if shard.format == "parquet":
-                yield from _parquet_documents(shard, self._groups)
-                return
-            with shard.path.open("rb") as raw:
-                if shard.format == "jsonl":
-                    for place, line in _lines(shard, raw, None):
-                        self.consumed = raw.tell() - shard.start
-                        if line.strip():
-                            yield _json_document(shard, place, line, self._groups)
-                else:
-                    for document in _plain_documents(shard, raw):
-                        self.consumed = raw.tell() - shard.start
-                        yield document
+        with _reading(self.shard.path):
+            for text, group in self._documents():
+                if self.shard.group_by:
+                    self._groups.append(group)
+                yield text
+
+    def _documents(self) -> Iterator[tuple[str, str]]:
+        """Return documents with their groups."""
+        if self.shard.format == "parquet":
+            yield from _parquet_documents(self.shard)
+            return
+        with self.shard.path.open("rb") as raw:
+            file = _decompressed(raw, self.shard.path)
+            if self.shard.format == "jsonl":
+                for offset, line in _lines(self.shard, file, None):
+                    self.consumed = raw.tell() - self.shard.start
+                    if line.strip():
+                        yield _json_document(self.shard, offset, line)
+            else:
+                for text in _plain_documents(self.shard, file):
+                    self.consumed = raw.tell() - self.shard.start
+                    yield text, ""
 
 
 @contextmanager
@@ -207,13 +208,23 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        package = type(error).__module__.partition(".")[0]  # none is loaded to name its errors
-        if package not in ("pyarrow", "zstandard") and not isinstance(error, _DAMAGE):
+        is_damage = isinstance(error, OSError | EOFError | UnicodeDecodeError | zlib.error)
+        if not is_damage and type(error).__module__.partition(".")[0] != "pyarrow":
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise XtokError(
             f"the text {path} cannot be read: {reason}",
-            hint="check the path and its permissions; a damaged file has to be fetched again",
+            hint="check the path and its permissions; fetch a damaged file again",
+        ) from error
+
+
+def _need(module: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise XtokError(
+            f"{path} needs the package {module.partition('.')[0]}, which is not installed",
+            hint=install_hint("text"),
         ) from error
 
 
@@ -227,184 +238,124 @@ def _compression(raw: BinaryIO) -> Literal["gzip", "zstd"] | None:
 
 
 def _decompressed(raw: BinaryIO, path: Path) -> Any:
-    """Return a buffered reader (with `peek`) of what a file holds, compressed or not."""
+    """Return a buffered reader (with `peek`) of a file's contents."""
     compression = _compression(raw)
     if compression == "gzip":
         import gzip
 
         return gzip.GzipFile(fileobj=raw)
-    if compression == "zstd":
-        return io.BufferedReader(_ZstdReader(raw, _need("zstandard", path).ZstdDecompressor()))
+    if compression == "zstd":  # unlike the package zstandard, pyarrow reports a truncated frame
+        return io.BufferedReader(_need("pyarrow", path).CompressedInputStream(raw, "zstd"))
     return raw
 
 
-class _ZstdReader(io.RawIOBase):
-    """Frames of zstd, one after another; unlike the package's own reader, it tells a cut-off one.
-
-    Args:
-        raw: the compressed file.
-        decompressor: of the package zstandard.
-    """
-
-    def __init__(self, raw: BinaryIO, decompressor: Any) -> None:
-        self._raw, self._decompressor = raw, decompressor
-        self._frame: Any = None
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with what comes next, as far as it is decompressed."""
-        while not self._ready:
-            block = self._frame.unused_data if self._frame and self._frame.eof else b""
-            block = block or self._raw.read(_BLOCK)
-            if not block:
-                if self._frame and not self._frame.eof:
-                    raise EOFError("it ends within a frame of zstd")
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-            self._ready = memoryview(self._frame.decompress(block))
-        size = min(len(buffer), len(self._ready))
-        buffer[:size] = self._ready[:size]
-        self._ready = self._ready[size:]
-        return size
-
-
-def _need(module: str, path: Path) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise XtokError(
-            f"{path} needs the package {module.partition('.')[0]}, which is not installed",
-            hint=install_hint("text"),
-        ) from error
-
-
-def _lines(shard: TextShard, raw: BinaryIO, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """Return the lines that begin in a shard, with the byte that each begins at.
+def _lines(shard: TextShard, file: Any, limit: int | None) -> Iterator[tuple[int, bytes]]:
+    """Return the lines of a (decompressed) file that begin in a shard, each with its byte offset.
 
     With a limit, a longer line comes in parts, none of which ends within a character.
     """
-    file = _decompressed(raw, shard.path)
-    place = shard.start
-    if place:  # what begins before the shard belongs to the one before
-        file.seek(place - 1)
+    offset = shard.start
+    if offset:  # a line that began before belongs to the previous shard
+        file.seek(offset - 1)
         while not file.readline(MAX_LINE_BYTES).endswith(b"\n"):
             if not file.peek(1):
                 return
-        place = file.tell()
-    within = False
-    while shard.stop is None or place < shard.stop or within:
+        offset = file.tell()
+    is_within_line = False
+    while shard.stop is None or offset < shard.stop or is_within_line:
         line = file.readline(-1 if limit is None else limit)
         if not line:
             return
-        for _ in range(0 if limit is None or line.endswith(b"\n") else _MOST_CONTINUED):
-            line += file.read(1) if _continues(file.peek(1)) else b""
-        within = not line.endswith(b"\n")
-        yield place, line
-        place += len(line)
+        is_within_line = not line.endswith(b"\n")
+        if limit is not None and is_within_line:
+            for _ in range(3):  # a character of UTF-8 has up to 3 continuation bytes, 10xxxxxx
+                if (after := file.peek(1)[:1]) and after[0] & 0xC0 == 0x80:
+                    line += file.read(1)
+        yield offset, line
+        offset += len(line)
 
 
-def _continues(head: bytes) -> bool:
-    """Tell whether these bytes go on with a character of UTF-8."""
-    return bool(head) and 0x80 <= head[0] < 0xC0
+def _plain_documents(shard: TextShard, file: Any) -> Iterator[str]:
+    start, document = 0, bytearray()
+    for offset, line in _lines(shard, file, MAX_LINE_BYTES):
+        if not document:
+            start = offset
+        document += line
+        if len(document) >= DOCUMENT_BYTES:
+            yield _decode(shard, start, bytes(document))
+            document.clear()
+    if document:
+        yield _decode(shard, start, bytes(document))
 
 
-def _plain_documents(shard: TextShard, raw: BinaryIO) -> Iterator[str]:
-    parts: list[bytes] = []
-    size = start = 0
-    for place, line in _lines(shard, raw, MAX_LINE_BYTES):
-        if not parts:
-            start = place
-        parts.append(line)
-        size += len(line)
-        if size >= DOCUMENT_BYTES:
-            yield _decode(shard, start, b"".join(parts))
-            parts, size = [], 0
-    if parts:
-        yield _decode(shard, start, b"".join(parts))
-
-
-def _decode(shard: TextShard, place: int, data: bytes) -> str:
-    if place == 0:
-        for mark, name in ((b"\xff\xfe", "UTF-16LE"), (b"\xfe\xff", "UTF-16BE")):
-            if data.startswith(mark):
-                raise _not_utf8(shard, data[0], 0, name)
+def _decode(shard: TextShard, offset: int, data: bytes) -> str:
+    """Decode what begins at a byte of the (decompressed) file; a byte order mark is no text."""
+    encoding, start = "latin1", 0
+    if offset == 0:
         data = data.removeprefix(b"\xef\xbb\xbf")
+        encoding = {b"\xff\xfe": "UTF-16LE", b"\xfe\xff": "UTF-16BE"}.get(data[:2], encoding)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise _not_utf8(shard, data[error.start], place + error.start, "latin1") from error
+        start = error.start
+        line = _line_number(shard, offset + start)
+        raise XtokError(
+            f"the text {shard.path} is not UTF-8: byte {data[start]:#04x} at offset "
+            f"{offset + start}, in line {line}",
+            hint=f"convert the text, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
+        ) from error
 
 
-def _not_utf8(shard: TextShard, byte: int, offset: int, encoding: str) -> XtokError:
-    line = _line_number(shard, offset)
-    return XtokError(
-        f"the text {shard.path} is not UTF-8: byte {byte:#04x} at offset {offset}, in line {line}",
-        hint=f"convert the text, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
-    )
-
-
-def _line_number(shard: TextShard, place: int) -> int:
-    """Return the number of the line that a byte of the (decompressed) file is in, from 1."""
+def _line_number(shard: TextShard, offset: int) -> int:
+    """Return the line, from 1, that holds a byte of the (decompressed) file."""
     with shard.path.open("rb") as raw:
         file, number = _decompressed(raw, shard.path), 1
-        while place > 0 and (block := file.read(min(place, _BLOCK))):
+        while offset > 0 and (block := file.read(min(offset, _BLOCK))):
             number += block.count(b"\n")
-            place -= len(block)
+            offset -= len(block)
     return number
 
 
-def _json_document(shard: TextShard, place: int, line: bytes, groups: list[str]) -> str:
-    text = _decode(shard, place, line)
+def _json_document(shard: TextShard, offset: int, line: bytes) -> tuple[str, str]:
+    """Return the text and the group of a line of JSON."""
+    text = _decode(shard, offset, line)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
+        problem = _problem_of(value, shard)
     except json.JSONDecodeError as error:
         problem = f"no JSON: {error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:
         problem = f"no JSON: {error}"
-    else:
-        problem = _problem_of(found, shard)
-        if not problem:
-            if shard.group_by:
-                group = found[shard.group_by]
-                groups.append(group if isinstance(group, str) else json.dumps(group))
-            return _without_surrogates(found[shard.field])
-    raise XtokError(
-        f"{shard.path}, line {_line_number(shard, place)}: {problem}",
-        hint="give one JSON object per line, and the name of its text with --field; plain text "
-        "needs a name that ends in .txt",
+    if problem:
+        raise XtokError(
+            f"{shard.path}, line {_line_number(shard, offset)}: {problem}",
+            hint="give one JSON object per line, and the name of its text field with {option}; "
+            "plain text needs a name that ends in .txt",
+            parameter="field",
+        )
+    group = value.get(shard.group_by, "")
+    return _without_surrogates(value[shard.field]), (
+        group if isinstance(group, str) else json.dumps(group)
     )
 
 
-def _problem_of(found: Any, shard: TextShard) -> str:
-    """Say why a JSON value is no document of a shard; nothing if it is one."""
-    if not isinstance(found, dict):
+_JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object", type(None): "null"}
+
+
+def _problem_of(value: Any, shard: TextShard) -> str:
+    """Say why a JSON value is not a document of a shard; "" if it is one."""
+    if not isinstance(value, dict):
         return "no JSON object"
-    if shard.field not in found:
-        has = ", ".join(sorted(k for k, v in found.items() if isinstance(v, str))[:8])
-        return f"no field {shard.field!r}; fields with text: {has or 'none'}"
-    value = found[shard.field]
-    if not isinstance(value, str):
-        return f"the field {shard.field!r} is no string but {_JSON_TYPES[type(value)]}"
-    if shard.group_by and shard.group_by not in found:
+    if shard.field not in value:
+        texts = ", ".join(sorted(k for k, v in value.items() if isinstance(v, str))[:8])
+        return f"no field {shard.field!r}; fields with text: {texts or 'none'}"
+    text = value[shard.field]
+    if not isinstance(text, str):
+        kind = _JSON_TYPES.get(type(text), "a number")
+        return f"the field {shard.field!r} is no string but {kind}"
+    if shard.group_by and shard.group_by not in value:
         return f"no field {shard.group_by!r} to group by"
     return ""
-
-
-_JSON_TYPES = {
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
 
 
 def _without_surrogates(text: str) -> str:
@@ -416,43 +367,37 @@ def _without_surrogates(text: str) -> str:
 
 
 def _parquet(path: Path) -> Any:
-    module = _need("pyarrow.parquet", path)
-    try:
-        return module.ParquetFile(path)
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "pyarrow":
-            raise
-        raise XtokError(
-            f"the text {path} is no Parquet file: {error}", hint="fetch it again"
-        ) from error
+    return _need("pyarrow.parquet", path).ParquetFile(path)
 
 
-def _parquet_documents(shard: TextShard, groups: list[str]) -> Iterator[str]:
+def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:
+    """Return texts and their groups, a few rows at a time; nulls are left out."""
     file = _parquet(shard.path)
     names = file.schema_arrow.names
-    columns = [shard.field, *([shard.group_by] if shard.group_by else [])]
-    for column in columns:
+    parameters = {shard.field: "field"} | ({shard.group_by: "group_by"} if shard.group_by else {})
+    for column, parameter in parameters.items():
         if column not in names:
-            option = "--field" if column == shard.field else "--group-by"
             raise XtokError(
                 f"{shard.path} has no column {column!r}, but: {', '.join(names[:8])}",
-                hint=f"name one of its columns with {option}",
+                hint="name one of its columns with {option}",
+                parameter=parameter,
             )
-    total = file.metadata.num_row_groups
-    row_groups = list(range(shard.start, total if shard.stop is None else shard.stop))
+    stop = file.metadata.num_row_groups if shard.stop is None else shard.stop
     for batch in file.iter_batches(
-        row_groups=row_groups, columns=columns, batch_size=256, use_threads=False
+        row_groups=list(range(shard.start, stop)),
+        columns=list(parameters),
+        batch_size=256,
+        use_threads=False,
     ):
-        texts, groups_of = (batch.column(name) for name in (columns[0], columns[-1]))
-        for value, group in zip(_values(shard, texts), _values(shard, groups_of), strict=True):
-            if isinstance(value, str):
-                if shard.group_by:
-                    groups.append(str(group))
-                yield value
-            elif value is not None:
+        columns = [_values(shard, batch.column(n)) for n in (shard.field, shard.group_by) if n]
+        for text, group in zip(columns[0], columns[-1], strict=True):
+            if isinstance(text, str):
+                yield text, str(group)
+            elif text is not None:
                 raise XtokError(
                     f"{shard.path}: the column {shard.field!r} holds no text",
-                    hint="name the column that holds the text with --field",
+                    hint="name the column that holds the text with {option}",
+                    parameter="field",
                 )
 
 

@@ -21,6 +21,7 @@ from xtok.progress import Progress
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.hub import find_folder
+from xtok.vocab.display import quoted
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
@@ -354,7 +355,7 @@ def require_finite(
     """Check that no embedding holds NaN or infinity; the error names the tokens."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
-        rows = ", ".join(f"{i} '{table.shown(i)}'" if table else str(i) for i in bad[:5])
+        rows = ", ".join(f"{i} {quoted(table.name(i))}" if table else str(i) for i in bad[:5])
         raise EmbeddingError(
             f"{len(bad)} embeddings by {model_id} are not finite: of tokens {rows}"
             + (", …" if len(bad) > 5 else ""),

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.encode import PairCounts, PairEncoder, Side, Starts, pair_edges, pair_keys
+from xtok.counting.encode import (
+    EncodedTexts,
+    PairCounts,
+    PairEncoder,
+    SharedBoundaries,
+    pair_edges,
+    pair_keys,
+)
 from xtok.counting.smoothing import EPSILON
 from xtok.maps.edges import Edges, heaviest
 
@@ -29,7 +36,7 @@ class Rows(NamedTuple):
         return Rows(bounds, ids, weights, shape[1])
 
     def losses(
-        self, student: Side, teacher: Side, starts: Starts
+        self, student: EncodedTexts, teacher: EncodedTexts, starts: SharedBoundaries
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the sum of each document's chunk losses, and the number of its chunks."""
         from xtok.counting.kernels import chunk_losses
@@ -49,9 +56,9 @@ class EncodedText:
 
     def __init__(self, encoder: PairEncoder, shape: tuple[int, int]) -> None:
         self.encoder, self.shape = encoder, shape
-        self._batches: list[tuple[Side, Side]] = []
+        self._batches: list[tuple[EncodedTexts, EncodedTexts]] = []
 
-    def add(self, student: Side, teacher: Side) -> None:
+    def add(self, student: EncodedTexts, teacher: EncodedTexts) -> None:
         """Keep a batch of documents."""
         self._batches.append((student, teacher))
 
@@ -69,12 +76,14 @@ class EncodedText:
         rows = Rows.of(heaviest(pair_edges(*counts.arrays()), top_k), self.shape)
         return np.concatenate([rows.losses(*batch)[0] for batch in batches])
 
-    def _of(self, chosen: NDArray[np.bool_]) -> list[tuple[Side, Side, Starts]]:
+    def _of(
+        self, chosen: NDArray[np.bool_]
+    ) -> list[tuple[EncodedTexts, EncodedTexts, SharedBoundaries]]:
         found, first = [], 0
         for student, teacher in self._batches:
             after = first + len(student.bounds) - 1
             use = chosen[first:after]
             sides = student.of(use), teacher.of(use)
-            found.append((*sides, self.encoder.starts(*sides)))
+            found.append((*sides, self.encoder.boundaries(*sides)))
             first = after
         return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from xtok.conversation.checks import ChatChecks, Check, Level
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.classes import suited_loss
-from xtok.vocab.display import escape, plural, shortened
+from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable, TokenType, match_bytes
 
@@ -224,7 +224,7 @@ def _duplicates(table: TokenTable) -> Check:
     if not shared:
         return Check(name="duplicates", level="ok", message="none: no two ids have the same bytes")
     some = list(shared.items())[:_EXAMPLES]
-    examples = [f"'{shortened(escape(token))}' {ids}" for token, ids in some]
+    examples = [f"{quoted(escape(token))} {ids}" for token, ids in some]
     count = sum(map(len, shared.values())) - len(shared)
     message = f"{count:,} ids have bytes that another has: {', '.join(examples)}"
     return Check(name="duplicates", level="note", message=message)
@@ -270,14 +270,11 @@ def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
 def _given_back_check(lost: Sequence[NotGivenBack]) -> Check:
     total = sum(one.count for one in lost)
     parts = [
-        f"{one.count:,} {one.cause}: {', '.join(_quoted(e) for e in one.examples)}" for one in lost
+        f"{one.count:,} {one.cause}: " + ", ".join(f"'{token}'" for token in one.examples)
+        for one in lost
     ]
     message = f"{total:,} tokens" + (f"\n{chr(10).join(parts)}" if parts else "")
     return Check(name="not given back", level="note" if total else "ok", message=message)
-
-
-def _quoted(token: str) -> str:
-    return f"'{token}'"
 
 
 def _role_checks(table: TokenTable) -> Iterator[Check]:
@@ -343,7 +340,7 @@ def _difference(given: bytes, found: bytes) -> str:
 
     def cut(data: bytes) -> str:
         shown = data[place : place + 12].decode("utf-8", "ignore").encode()
-        return _quoted(escape(shown or data[place : place + 12]))
+        return quoted(escape(shown or data[place : place + 12]))
 
     return f"{cut(given)} becomes {cut(found)}"
 

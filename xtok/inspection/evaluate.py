@@ -31,7 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Loss, MultitokenConfig, SortCutConfig, check_loss
-from xtok.counting.encode import PairEncoder, Side, Starts, batches, pair_edges, start_keys
+from xtok.counting.encode import (
+    EncodedTexts,
+    PairEncoder,
+    SharedBoundaries,
+    batches,
+    boundary_keys,
+    pair_edges,
+)
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import ShardReader, find_texts, shards
 from xtok.errors import XtokError
@@ -422,7 +429,7 @@ def _read(
                 for batch in batches(reader):
                     groups += reader.take_groups() if group_by else [name] * len(batch)
                     sides = encoder.encode(batch)
-                    starts = encoder.starts(*sides)
+                    starts = encoder.boundaries(*sides)
                     parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
                     encoded.add(*sides)
                     found = [r.losses(*sides, starts) for r in rows]
@@ -455,10 +462,10 @@ def _read(
 
 
 def _pairs_per_document(
-    student: Side, teacher: Side, starts: Starts, first: int
+    student: EncodedTexts, teacher: EncodedTexts, starts: SharedBoundaries, first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return document, pair and count of each different pair of each document."""
-    keys = start_keys(student, teacher, starts)
+    keys = boundary_keys(student, teacher, starts)
     documents = np.repeat(np.arange(len(starts.num_starts)), starts.num_starts)
     order = np.lexsort((keys, documents))
     keys, documents = keys[order], documents[order]

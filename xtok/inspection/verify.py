@@ -13,6 +13,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.pair import can_grow
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.display import quoted
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary
 
@@ -202,7 +203,7 @@ def _same_tokens(side: str, ours: Vocabulary, tokenizer: Tokenizer) -> MapCheck:
     if not differ:
         return _failed(name, f"the types of some tokens are not those of {model_id}")
     examples = ", ".join(
-        f"{i} '{_name(ours.table, i)}' and '{_name(theirs, i)}'" for i in differ[:_EXAMPLES]
+        f"{i} {_name(ours.table, i)} and {_name(theirs, i)}" for i in differ[:_EXAMPLES]
     )
     return _failed(name, f"{len(differ):,} ids differ from {model_id}: {examples}")
 
@@ -220,7 +221,7 @@ def _contents(
 
 def _name(table: TokenTable, token_id: int) -> str:
     name = table.name(token_id) if token_id < len(table) else "(none)"
-    return name if len(name) <= 40 else f"{name[:39]}…"
+    return quoted(name)
 
 
 def _same_width(side: str, ours: Vocabulary, theirs: Vocabulary) -> MapCheck:
@@ -239,7 +240,7 @@ def _same_width(side: str, ours: Vocabulary, theirs: Vocabulary) -> MapCheck:
 
 
 def _some(ids: list[int], table: TokenTable) -> str:
-    examples = ", ".join(f"{i} '{_name(table, i)}'" for i in ids[:_EXAMPLES])
+    examples = ", ".join(f"{i} {_name(table, i)}" for i in ids[:_EXAMPLES])
     return f"{len(ids):,} ids: {examples}{', …' if len(ids) > _EXAMPLES else ''}"
 
 

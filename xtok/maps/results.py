@@ -14,7 +14,7 @@ from xtok.errors import XtokError
 from xtok.maps.edges import Edges, in_map_order
 from xtok.maps.pair import require_table
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
-from xtok.vocab.display import plural
+from xtok.vocab.display import plural, quoted
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _empty_row_notes(projection: ProjectionMap, ignored: Collection[int]) -> lis
 def examples_of(ids: list[int], table: TokenTable | None, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
     examples = ", ".join(
-        str(i) + ("" if table is None else f" '{table.shown(i)}'") for i in ids[:3]
+        str(i) + ("" if table is None else f" {quoted(table.name(i))}") for i in ids[:3]
     )
     more = ", …" if len(ids) > 3 else ""
     return f"{plural(len(ids), what)}: {examples}{more}"

@@ -16,7 +16,7 @@ from xtok.inspection.inspect import (
     SideDescription,
 )
 from xtok.report._tables import STYLES, cell, header, new_table, printing
-from xtok.vocab.display import plural, quoted
+from xtok.vocab.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection.explain import Explanation, SpelledPiece
@@ -183,8 +183,8 @@ def print_explanations(rows: Iterable[Explanation]) -> None:
 
 
 def _about(row: Explanation) -> Table:
-    table = new_table(f"student id {row.student_id}", header(f"'{_short(row.token)}'"))
-    table.add_row("bytes", _short(row.bytes) or "none")
+    table = new_table(f"student id {row.student_id}", header(quoted(row.token)))
+    table.add_row("bytes", shortened(row.bytes) or "none")
     is_text = [row.token_class] if row.bytes else []
     table.add_row("type", "; ".join([row.type.replace("_", " "), *is_text]))
     if row.roles:
@@ -202,18 +202,14 @@ def _about(row: Explanation) -> Table:
 
 
 def _pieces(pieces: Sequence[SpelledPiece]) -> str:
-    shown = [f"'{_short(p.token)}' {f'{p.weight:.4f}' if p.weight else '-'}" for p in pieces[:10]]
+    shown = [f"{quoted(p.token)} {f'{p.weight:.4f}' if p.weight else '-'}" for p in pieces[:10]]
     return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _explained(row: Explanation) -> Table:
     table = new_table("weight", "id", "teacher token", "what it is to the student's")
     table.columns[1].justify = "right"
     for e in row.entries:
-        token = cell(f"'{_short(e.token)}'")
+        token = cell(quoted(e.token))
         table.add_row(f"{e.weight:.4f}", str(e.teacher_id), token, e.relation)
     return table

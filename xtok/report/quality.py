@@ -10,7 +10,7 @@ from rich.table import Table
 from xtok.inspection.compare import Comparison
 from xtok.inspection.evaluate import Evaluation, Interval, MapMeasures
 from xtok.report._tables import cell, header, new_table, printing
-from xtok.vocab.display import shortened
+from xtok.vocab.display import quoted
 
 
 def print_evaluation(found: Evaluation) -> None:
@@ -116,9 +116,9 @@ def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
         column.justify = "right"
     for row in found.worst_rows:
         wanted = "\n".join(
-            f"'{shortened(t)}' {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted
+            f"{quoted(t)} {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted
         )
-        token = cell(f"'{shortened(row.token)}' #{row.student_id}")
+        token = cell(f"{quoted(row.token)} #{row.student_id}")
         table.add_row(token, numbers[row.name], f"{row.excess:.4f}", cell(wanted))
     table.caption = "excess: what the row adds to the cross-entropy above the floor"
     return table
@@ -166,11 +166,11 @@ def _examples(found: Comparison) -> Table:
     table.columns[1].justify = "right"
     for row in found.examples:
         table.add_row(
-            cell(f"'{shortened(row.token)}' #{row.student_id}"),
+            cell(f"{quoted(row.token)} #{row.student_id}"),
             f"{row.distance:.3f}",
             *([f"{row.share:.3%}"] if share else []),
             *(
-                cell("\n".join(f"{w:.4f} '{shortened(t)}'" for t, w in entries[:4]) or "(nothing)")
+                cell("\n".join(f"{w:.4f} {quoted(t)}" for t, w in entries[:4]) or "(nothing)")
                 for entries in (row.first, row.second)
             ),
         )

@@ -36,12 +36,12 @@ def build(
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
     Saved, it is the same file, byte for byte, as the three commands with files in between make.
-    With texts, the map is counted on them, and `estimate` takes the place of the last two; it
-    starts from the weights `prior`, and there is no scale slot.
+    With texts, the map is counted on them as by `estimate`, smoothed towards `multitoken` with the
+    weights `prior`; it has no scale slot.
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
-            it, or a loaded tokenizer (for a width, revision or pattern of its own).
+            it, or a loaded tokenizer (to give a width, revision or pattern).
         teacher_model: the model of the columns, likewise.
         config: the options; the defaults if None.
         texts: paths and globs of text to count on, as `estimate` takes them.
@@ -58,28 +58,28 @@ def build(
     config = config or BuildConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     if texts:
-        first = replace(config.multitoken, weights="prior", scale_trick=False)
-        from xtok.stages.estimate import estimate
+        from xtok.counting.counts import plan_counting
+        from xtok.stages.estimate import counted_map
 
-        projection = estimate(
+        counting = EstimateConfig(
+            top_k=config.top_k, target=config.target, exact_match=config.exact_match, field=field
+        )
+        plan = plan_counting(student, teacher, texts, counting)
+        options = replace(config.multitoken, weights="prior", scale_trick=False)
+        projection = counted_map(
             student,
             teacher,
-            texts,
-            EstimateConfig(
-                top_k=config.top_k,
-                target=config.target,
-                exact_match=config.exact_match,
-                field=field,
-            ),
-            base=multitoken(student, teacher, first, progress=progress),
+            plan,
+            counting,
+            base=multitoken(student, teacher, options, progress=progress),
+            options=options,
             checkpoint=checkpoint,
             count=count,
             text_progress=text_progress,
         )
-        counted = projection.reports[1]
         report = _report(projection, student, teacher, config)
-        report = replace(report, notes=report.notes + counted.notes)
-        return replace(projection, reports=(report,))
+        notes = report.notes + projection.reports[1].notes  # those of `estimate`
+        return replace(projection, reports=(replace(report, notes=notes),))
     matches = open_rows = None
     if config.exact_match:
         rows = student.table_as(config.token_form, ignore=config.ignore_student_ids)

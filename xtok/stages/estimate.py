@@ -11,11 +11,7 @@ import numpy as np
 
 from xtok.config import EstimateConfig, MultitokenConfig
 from xtok.counting.counts import CountedText, CountingPlan, TextTotals, count_text, plan_counting
-from xtok.counting.encode import (
-    LONGEST_CHUNK,
-    pair_edges,
-    unit_of,
-)
+from xtok.counting.encode import LONGEST_CHUNK, pair_edges, unit_of
 from xtok.counting.smoothing import choose_alpha, smooth
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
@@ -24,7 +20,7 @@ from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
 from xtok.maps.results import finished, history_with, reported, stage_report
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.exact import reapply_exact
+from xtok.stages.exact import exact_matches, used_options, with_exact
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer, as_tokenizer
 from xtok.vocab.display import plural
@@ -45,54 +41,99 @@ def estimate(
     """Count a map on text: how likely teacher token t is where student token s begins.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What is
-    counted depends on `config.target`. Counts are integers to the end, so that the result depends
-    on the texts alone, not on how they were read or interrupted.
+    counted depends on `config.target`. Counts stay integers until all are added up, so the result
+    depends on the texts alone, not on how they were read or interrupted.
 
     Args:
         student_model: the model of the rows, as `build` takes it.
         teacher_model: the model of the columns, likewise.
         texts: paths and globs of plain text, JSON lines or Parquet, gzip and zstd included.
         config: the options; the defaults if None.
-        base: a map of this pair that is smoothed towards, its slots left out; one of the
-            vocabularies alone (`multitoken` with the weights `prior`, and this target) if None.
-        checkpoint: a file where counts are saved every minute; if it is there, counting goes on
-            from it. It is removed at the end.
+        base: a map of this pair to smooth towards, without its slots; one of the vocabularies
+            alone (`multitoken` with the weights `prior`, and this target) if None.
+        checkpoint: a file to save counts in every minute; counting resumes from it if it exists.
+            It is removed at the end.
         count: counts a plan in another way, such as on a cluster, without `checkpoint` and
             `text_progress`; `count_text` if None.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
     Raises:
-        XtokError: if a text cannot be read, nothing in it can be counted, or the base or the
-            checkpoint is of something else.
+        XtokError: if a text cannot be read, there is nothing to count in it, or the base or the
+            checkpoint is of other tokenizers or texts.
     """
     config = config or EstimateConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
     if base is not None:
         base = with_vocabularies(
             base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
+        options = used_options(base)
     plan = plan_counting(student, teacher, texts, config)
-    if base is None:  # first, so that an interruption after hours of counting loses nothing
-        options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
+    if base is None:
         base = multitoken(student, teacher, options, progress=progress)
-    if count is None:
-        counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
-    else:
+    return counted_map(
+        student,
+        teacher,
+        plan,
+        config,
+        base=base,
+        options=options,
+        checkpoint=checkpoint,
+        count=count,
+        text_progress=text_progress,
+    )
+
+
+def counted_map(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    plan: CountingPlan,
+    config: EstimateConfig,
+    *,
+    base: ProjectionMap,
+    options: MultitokenConfig,
+    checkpoint: Path | None,
+    count: Callable[[CountingPlan], CountedText] | None,
+    text_progress: TextProgress,
+) -> ProjectionMap:
+    """Count a plan, smooth the counts, cut, and match exactly if the config says so.
+
+    What `estimate` and `build` on texts have in common.
+
+    Args:
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        plan: made with this config.
+        config: the options.
+        base: the map to smooth towards.
+        options: the options that the base was made with; exact matches follow them.
+        checkpoint: as in `estimate`.
+        count: likewise.
+        text_progress: likewise.
+    """
+    if count is not None:
         counts = count(plan)
-    result = map_of_counts(counts, base, plan, config)
+    else:
+        counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
+    projection = map_of_counts(counts, base, plan, config)
+    if config.exact_match:
+        rows = student.table_as(options.token_form, ignore=options.ignore_student_ids)
+        columns = teacher.table_as(options.token_form, ignore=options.ignore_teacher_ids)
+        projection = with_exact(projection, exact_matches(rows, columns, options), options)
     if checkpoint is not None and count is None:
         checkpoint.unlink(missing_ok=True)
-    return result
+    return projection
 
 
 def map_of_counts(
     counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: EstimateConfig
 ) -> ProjectionMap:
-    """Smooth counts towards a base map, and cut: the end of `estimate`.
+    """Smooth counts towards a base map, and cut each row.
 
     Raises:
-        XtokError: if there is nothing to count.
+        XtokError: if nothing was counted.
     """
     totals = counts.totals
     if not totals.starts:
@@ -120,7 +161,7 @@ def map_of_counts(
         "texts": [asdict(source) for source in plan.sources],
         "counted": asdict(totals),
     }
-    result = finished(
+    projection = finished(
         heaviest(smooth(counted, towards, alpha), config.top_k),
         student=base.student,
         teacher=base.teacher,
@@ -131,8 +172,7 @@ def map_of_counts(
         history=history_with(base, step),
         reports=base.reports,
     )
-    result = reported(result, _report(result, totals, alpha, config))
-    return reapply_exact(result) if config.exact_match else result
+    return reported(projection, _report(projection, totals, alpha, config))
 
 
 def _report(

@@ -125,7 +125,7 @@ class Tokenizer:
         self._control_names = {i: name.encode() for i, name in table.control_names.items() if name}
         preferred = self._emitted_duplicates()
         if preferred:
-            self._table = table = table.with_preferred(preferred)
+            self._table = table = table.with_roles(table.roles, preferred)
         self.vocabulary = Vocabulary(
             model_id=model_id,
             revision=revision,

@@ -35,25 +35,25 @@ class DistillationCollator:
     A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
     `tools`. Texts are spelled byte for byte, control tokens in them as text; conversations are
     rendered by each side's chat template, and only what the assistant wrote is a target. Rows are
-    padded on the right; a chunk that `max_length` cuts into is none. It holds no tensors, and can
-    be pickled.
+    padded on the right; a chunk that `max_length` cuts is dropped. The collator holds no tensors,
+    and can be pickled.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
     Labels are those of the tokens themselves (-100 where they are no target), as Hugging Face
     models take them, and so are chunk ids: **shift the alignment** before a loss, with `prepare` or
-    `xtok.shift_to_predictions`. In conversations, chunks that are no target on both
-    sides are not valid.
+    `xtok.shift_to_predictions`. Without this, losses are wrong silently. In conversations, chunks
+    that are not targets on both sides are not valid.
 
     Args:
         student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
-        teachers: one, or a list of several, likewise; of none for a student that learns alone.
-        max_length: how many tokens of a sample are kept, on each side; all if None.
-        bos: begin texts with the token for it, where a tokenizer has one.
-        eos: end texts with the token for it, where a tokenizer has one.
+        teachers: one, or a list; an empty list for a student that learns alone.
+        max_length: tokens of a sample that are kept, on each side; all if None.
+        bos: begin texts with the bos token, where a tokenizer has one.
+        eos: end texts with the eos token, where a tokenizer has one.
         max_comb_len: as in `TokenAligner`.
         student_template: chat template of the student, if not its own.
-        teacher_templates: chat templates of the teachers, one each; None is a teacher's own.
+        teacher_templates: one chat template per teacher; None is the teacher's own.
 
     Raises:
         ValueError: if there is not a template for each teacher.
@@ -121,31 +121,29 @@ class DistillationCollator:
             list(roles.get(role, ())[:1]) if wanted else []
             for role, wanted in (("bos", self.bos), ("eos", self.eos))
         )
-        found = []
-        for text, ids in zip(
-            texts, tokenizer.segment_batch([text.encode() for text in texts]), strict=True
-        ):
+        rows = []
+        spelled = tokenizer.segment_batch([text.encode() for text in texts])
+        for text, ids in zip(texts, spelled, strict=True):
             if ids is None:
                 raise XtokError(
                     f"{tokenizer.vocabulary.model_id} cannot spell the text {text[:40]!r}",
                     hint="leave the text out, or use a tokenizer with byte tokens",
                 )
-            found.append(np.array([*begin, *ids, *end], np.int64)[: self.max_length])
-        return found
+            rows.append(np.array([*begin, *ids, *end], np.int64)[: self.max_length])
+        return rows
 
     def _align(
         self, number: int, ours: NDArray[np.int64], theirs: NDArray[np.int64]
     ) -> tuple[_Row, _Row, NDArray[np.bool_]]:
-        bounds = (np.array([0, len(ours)]), np.array([0, len(theirs)]))
-        found = self.aligners[number].align_ids(ours, bounds[0], theirs, bounds[1])
-        rows = [
+        alignment = self.aligners[number].align_document(ours, theirs)
+        student, teacher = (
             _Row(ids, np.ones(len(ids), np.bool_), chunk)
             for ids, chunk in (
-                (ours, found.student_chunk_id),
-                (theirs, found.teacher_chunk_id),
+                (ours, alignment.student_chunk_id),
+                (theirs, alignment.teacher_chunk_id),
             )
-        ]
-        return rows[0], rows[1], found.is_correct
+        )
+        return student, teacher, alignment.is_correct
 
     def _align_chat(
         self, number: int, chat: Mapping[str, Any]
@@ -153,7 +151,7 @@ class DistillationCollator:
         teacher, template = self.student, self.student_template
         if self.teachers:
             teacher, template = self.teachers[number], self.teacher_templates[number]
-        found = align_chat(
+        aligned = align_chat(
             self.aligners[number],
             self.student,
             teacher,
@@ -162,29 +160,26 @@ class DistillationCollator:
             student_template=self.student_template,
             teacher_template=template,
         )
+        alignment, end = aligned.alignment, self.max_length
         sides = (
-            (found.student, found.alignment.student_chunk_id),
-            (found.teacher, found.alignment.teacher_chunk_id),
+            (aligned.student, alignment.student_chunk_id),
+            (aligned.teacher, alignment.teacher_chunk_id),
         )
-        kept = np.ones(len(found.alignment.is_correct), np.bool_)
+        kept = np.ones(len(alignment.is_correct), np.bool_)
         for side, chunk in sides:
-            out = ~side.assistant_mask
-            out[len(out) if self.max_length is None else self.max_length :] = True
-            kept[np.unique(chunk[(chunk >= 0) & out])] = False
-        number_of = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
+            is_outside = ~side.assistant_mask
+            is_outside[len(is_outside) if end is None else end :] = True
+            kept[chunk[(chunk >= 0) & is_outside]] = False
+        number_of = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)  # chunk −1 stays −1
         rows = [
-            _Row(
-                side.ids[: self.max_length].astype(np.int64),
-                side.assistant_mask[: self.max_length],
-                number_of[chunk[: self.max_length]],
-            )
+            _Row(side.ids[:end].astype(np.int64), side.assistant_mask[:end], number_of[chunk[:end]])
             for side, chunk in sides
         ]
-        return rows[0], rows[1], found.alignment.is_correct[kept]
+        return rows[0], rows[1], alignment.is_correct[kept]
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """Return a batch, and all that is in it, on a device."""
+    """Move a batch, and everything in it, to a device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, AlignmentBatch):
@@ -197,7 +192,7 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
 
 
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Return a batch on a device, with what losses take: shifted to the positions that predict.
+    """Move a batch to a device, and add what losses take, shifted to the predicting positions.
 
     Each side has `targets`, its labels, and `predicted_ids`, its ids, of the next position; each
     teacher also `shifted`, its alignment as `shift_to_predictions` gives it.

@@ -1,4 +1,4 @@
-"""Artefacts for trainers that want something else than a map, from the same token tables."""
+"""Files for trainers that take something other than a map, from the same token tables."""
 
 from __future__ import annotations
 
@@ -40,22 +40,18 @@ def subtokens(of: Tokenizer, into: Tokenizer) -> Subtokens:
     """Spell each token of a vocabulary as another tokenizer does in the middle of a text.
 
     A token whose bytes the other vocabulary has is that one token, whatever its tokenizer makes of
-    them alone. Control tokens are the token of the same role, or have no spelling.
+    them alone. A control token is the token of the same role, or has no spelling.
     """
-    ids = of.table.text_ids
-    tokens = of.table.tokens()
-    equal = match_bytes(of.table, into.table)
-    spelled = dict(
-        zip(ids.tolist(), into.segment_batch([tokens[i] for i in ids.tolist()]), strict=True)
-    )
-    pieces = {i: [equal[i]] if i in equal else list(s or ()) for i, s in spelled.items()}
-    pieces |= {i: [t] for i, t in match_roles(of.table, into.table).items()}
+    spellings = into.segment_batch([token for token in of.table.tokens() if token])
+    pieces = {i: s or [] for i, s in zip(of.table.text_ids.tolist(), spellings, strict=True)}
+    single = match_bytes(of.table, into.table) | match_roles(of.table, into.table)
+    pieces |= {i: [t] for i, t in single.items()}
     lengths = np.zeros(len(of.table), np.int64)
-    for i, found in pieces.items():
-        lengths[i] = len(found)
+    for i, ids in pieces.items():
+        lengths[i] = len(ids)
     subtoks = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
-    for i, found in pieces.items():
-        subtoks[i, : len(found)] = found
+    for i, ids in pieces.items():
+        subtoks[i, : len(ids)] = ids
     return Subtokens(subtoks, lengths)
 
 
@@ -63,21 +59,19 @@ def byte_prefixes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]
     """Return, for each teacher id, the longest student token that its bytes begin with.
 
     int64 `[V_teacher]`. Control tokens lead to the student token of their role. −1, the residual,
-    is for what begins with no student token, and for ids that stand for nothing.
+    is for tokens that begin with no student token, and for unused ids.
     """
     ids = student.canonical_ids()
     longest = max(map(len, ids), default=0)
-    found = np.full(len(teacher), -1, np.int64)
-    tokens = teacher.tokens()
-    for i in teacher.text_ids.tolist():
-        token = tokens[i]
+    prefixes = np.full(len(teacher), -1, np.int64)
+    for t, token in enumerate(teacher.tokens()):
         for length in range(min(len(token), longest), 0, -1):
             if token[:length] in ids:
-                found[i] = ids[token[:length]]
+                prefixes[t] = ids[token[:length]]
                 break
     for t, s in match_roles(teacher, student).items():
-        found[t] = s
-    return found
+        prefixes[t] = s
+    return prefixes
 
 
 class SharedVocabulary(NamedTuple):
@@ -97,12 +91,12 @@ def shared_vocabulary(student: TokenTable, teacher: TokenTable) -> SharedVocabul
     """
     theirs = teacher.canonical_ids()
     pairs = [(s, theirs[token]) for token, s in student.canonical_ids().items() if token in theirs]
-    special: dict[int, int] = {}
-    for s, t in match_roles(student, teacher).items():
-        special.setdefault(t, s)
     taken = {t for _, t in pairs}
-    rest = [(s, t) for t, s in special.items() if t not in taken]
-    return SharedVocabulary(sorted(pairs), sorted(rest))
+    special: dict[int, int] = {}  # the first student id of each teacher id
+    for s, t in match_roles(student, teacher).items():
+        if t not in taken:
+            special.setdefault(t, s)
+    return SharedVocabulary(sorted(pairs), sorted((s, t) for t, s in special.items()))
 
 
 def export(
@@ -113,25 +107,25 @@ def export(
     student: Tokenizer | None = None,
     teacher: Tokenizer | None = None,
 ) -> list[Path]:
-    """Write an artefact of a map, and return the paths of what was written. See the guide.
+    """Write a map in another format, and return the paths of the files written.
 
     Args:
         projection: a map; all kinds but `scipy-npz` and `parquet` need its token tables.
         path: the file; its suffix is that of the kind (`SUFFIX_OF`).
-        kind: what to write.
-        student: for `nemo-subtokens` only: the tokenizer of the map's rows, which a map has not.
+        kind: the format.
+        student: for `nemo-subtokens` only: the tokenizer of the map's rows.
         teacher: likewise, of the columns.
 
     Raises:
         OutputError: if the file cannot be written.
-        XtokError: if the map has no tokens, or the tokenizers are missing or others.
+        XtokError: if the map has no tokens, or the tokenizers are missing or not the map's.
     """
     target = check_export(path, kind)
     if kind == "nemo-subtokens":
         if student is None or teacher is None:
             raise XtokError(
                 "nemo-subtokens spells tokens, which takes both tokenizers",
-                hint="give --student-model and --teacher-model, those that the map was made with",
+                hint="give the student and the teacher that the map was made with",
             )
         with_vocabularies(
             projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
@@ -158,7 +152,7 @@ SUFFIX_OF: dict[str, str] = {
 
 
 def check_export(path: str | PathLike[str], kind: ExportFormat) -> Path:
-    """Check, before any work is done, that an artefact can be written to a path.
+    """Check, before any work is done, that a file of a kind can be written to a path.
 
     Raises:
         OutputError: if it cannot be, or the suffix is not that of the kind.
@@ -185,11 +179,10 @@ def _byte_prefix_file(projection: ProjectionMap) -> bytes:
     from safetensors.numpy import save
 
     student, teacher = _tables(projection)
-    found = byte_prefixes(student, teacher)
-    exact = np.zeros(len(found), np.uint8)
-    equal = match_bytes(teacher, student)
-    exact[[t for t in equal if found[t] >= 0]] = 1
-    return save({"student_ids": found, "exact": exact}, {"xtok": _models(projection)})
+    prefixes = byte_prefixes(student, teacher)
+    exact = np.zeros(len(prefixes), np.uint8)
+    exact[[t for t in match_bytes(teacher, student) if prefixes[t] >= 0]] = 1
+    return save({"student_ids": prefixes, "exact": exact}, {"xtok": _models(projection)})
 
 
 def _shared_file(projection: ProjectionMap) -> bytes:
@@ -253,16 +246,15 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _models(projection: ProjectionMap) -> str:
-    sides = {"student": projection.student, "teacher": projection.teacher}
-    found = {
-        side: {"model_id": one.model_id, "vocab_size": one.vocab_size}
-        for side, one in sides.items()
+    models = {
+        side: {"model_id": vocabulary.model_id, "vocab_size": vocabulary.vocab_size}
+        for side, vocabulary in (("student", projection.student), ("teacher", projection.teacher))
     }
-    return json.dumps(found, sort_keys=True)
+    return json.dumps(models, sort_keys=True)
 
 
 def _tables(projection: ProjectionMap) -> tuple[TokenTable, TokenTable]:
     student, teacher = projection.student.table, projection.teacher.table
     if student is None or teacher is None:
-        raise XtokError("the map carries no tokens", hint="export from a map that xtok build made")
+        raise XtokError("the map carries no tokens", hint="export a map that xtok build made")
     return student, teacher

@@ -17,21 +17,22 @@ from xtok.maps.pair import require_widths
 from xtok.maps.projection_map import ProjectionMap, RowKind
 
 _BLOCK = 2**22
-"""How many numbers a temporary may have on a CPU: 16 MiB in float32."""
+"""Numbers in a temporary tensor on a CPU: 16 MiB in float32."""
 
 _BLOCK_ON_DEVICE = 2**27
+"""The same on a GPU."""
 
 
 class ProjectionModule(nn.Module):
     """A map W as a module: `[..., V_student]` probabilities to `[..., V_teacher]`.
 
-    Frozen, its weights are a buffer. Learnable, each row is a softmax over parameters of its own,
-    one per entry, that begin at the map's weights; a scale slot is outside that softmax, a sigmoid
-    of a parameter of its own, and the row's other entries share what it leaves. So each row sums
-    to 1 whatever is learned, and a row of one entry stays as it is. `to_map` gives a map again.
+    Frozen weights are a buffer. Learnable, each entry has a parameter, initialized from the map,
+    and a row is the softmax over its parameters. A scale slot is the sigmoid of its parameter, and
+    the row's other entries share what it leaves. So each row sums to 1 whatever is learned, and a
+    row of one entry never changes. `to_map` returns a map again.
 
-    Everything is computed in float32 under any autocast (float64 if the probabilities are). The
-    entries are kept column by column, so that a few columns cost a few columns' work.
+    Everything is computed in float32 under any autocast (float64 if the probabilities are).
+    Entries are stored by column, so that the cost grows with the columns that are asked for.
 
     Args:
         projection: a map, or the path of its file.
@@ -42,8 +43,8 @@ class ProjectionModule(nn.Module):
         teacher_ids: int64 `[nnz]`.
         offsets: int64 `[V_teacher + 1]`; column t is entries `offsets[t]` to `offsets[t + 1]`.
         is_slot: bool `[nnz]`, which entries are scale slots beside others of their row.
-        weights: float32 `[nnz]`; of a learnable projection those of the map it was made from.
-        logits: float32 `[nnz]`, the parameter of a learnable projection, else None.
+        weights: float32 `[nnz]`, the map's; training does not change them.
+        logits: float32 `[nnz]`, the parameters of a learnable module, else None.
     """
 
     student_ids: Tensor
@@ -74,7 +75,9 @@ class ProjectionModule(nn.Module):
             ("weights", projection.weights[order]),
         ):
             self.register_buffer(name, torch.from_numpy(np.array(array)))
-        self.logits = nn.Parameter(self._initial_logits()) if learnable else None
+        slot_logits = torch.logit(self.weights.double(), eps=1e-12)
+        logits = torch.where(self.is_slot, slot_logits, self.weights.double().log()).float()
+        self.logits = nn.Parameter(logits) if learnable else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -87,7 +90,7 @@ class ProjectionModule(nn.Module):
         return self.logits is not None
 
     def entry_weights(self) -> Tensor:
-        """Return the weights as they stand, float32 `[nnz]`, with gradient if learnable."""
+        """Return the current weights, float32 `[nnz]`, with gradient if learnable."""
         if self.logits is None:
             return self.weights
         num_rows = self.shape[0]
@@ -106,12 +109,12 @@ class ProjectionModule(nn.Module):
             return torch.where(self.is_slot, slot, shares * left[self.student_ids])
 
     def forward(self, student_probs: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Return the teacher probabilities that the student's correspond to.
+        """Project student probabilities to the teacher's vocabulary.
 
         Args:
-            student_probs: `[..., V_s]`; columns beyond the map's width are the padding of a wider
-                model, and take no part.
-            columns: int64 `[k]`, different teacher ids: only these are computed.
+            student_probs: `[..., V_s]`; columns beyond the map's width (the padding of a wider
+                model) are ignored.
+            columns: int64 `[k]`, distinct teacher ids: only these are computed.
 
         Returns:
             float32 `[..., V_teacher]`, or `[..., k]` in the order of `columns`.
@@ -128,10 +131,10 @@ class ProjectionModule(nn.Module):
         )
 
     def to_map(self) -> ProjectionMap:
-        """Return the map with the weights as they stand; entries that became 0 are left out.
+        """Return the map with the current weights, without entries that became 0.
 
-        Of a learnable projection the history has one more step, `learn`, and the rows whose
-        weights changed by more than rounding are of kind MIXED.
+        After learning, the history has one more step, `learn`, and the rows whose weights changed
+        by more than rounding are of kind MIXED.
         """
         if self.logits is None:
             return self.map
@@ -161,13 +164,9 @@ class ProjectionModule(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Return what `print` shows of the module."""
+        """Describe the module for `print`."""
         rows, columns = self.shape
         return f"{rows} → {columns}, nnz={len(self.weights)}, learnable={self.learnable}"
-
-    def _initial_logits(self) -> Tensor:
-        slot_logits = torch.logit(self.weights.double(), eps=1e-12)
-        return torch.where(self.is_slot, slot_logits, self.weights.double().log()).float()
 
 
 def project_token_likelihoods(
@@ -177,7 +176,7 @@ def project_token_likelihoods(
     weights: Tensor,
     columns: Tensor | None = None,
 ) -> Tensor:
-    """Multiply probabilities by a sparse map that is given column by column.
+    """Multiply probabilities by a sparse map stored by column.
 
     out[..., j] = Σ_s student_probs[..., s] · W[s, columns[j]]
 
@@ -186,7 +185,7 @@ def project_token_likelihoods(
         student_ids: int64 `[nnz]`, sorted by the teacher's id.
         offsets: int64 `[V_teacher + 1]`, where each teacher id's entries begin.
         weights: `[nnz]`.
-        columns: int64 `[k]`, different teacher ids; all of them if None.
+        columns: int64 `[k]`, distinct teacher ids; all of them if None.
 
     Returns:
         float32 `[..., V_teacher]` or `[..., k]`, float64 if the probabilities are; with gradients
@@ -198,11 +197,12 @@ def project_token_likelihoods(
 
 
 def check_width(side: str, of_logits: int, of_map: int) -> None:
-    """Raise an `XtokError` that names both widths, if the logits do not hold the map's."""
+    """Raise an `XtokError` if logits are narrower than the map."""
     if of_logits < of_map:
         raise XtokError(
             f"the {side}'s logits are {of_logits} wide, the map's {side} {of_map}",
-            hint=f"give a map of this {side}, or build it with --{side}-vocab-size {of_logits}",
+            hint=f"give a map of this {side}, or build it {of_logits} wide with {{option}}",
+            parameter="vocab_size",
         )
 
 
@@ -235,7 +235,7 @@ class Restricted(NamedTuple):
 
 
 def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor | None) -> Restricted:
-    """Pick the entries of some columns; all entries if `columns` is None."""
+    """Restrict a map to some columns; to all, if `columns` is None."""
     device = student_ids.device
     if columns is None:
         columns = torch.arange(len(offsets) - 1, device=device)
@@ -249,13 +249,13 @@ def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor | None) -> Re
     return Restricted(used, rows, local, picked, len(columns))
 
 
-def sparse_pair(found: Restricted, weights: Tensor) -> tuple[Tensor, Tensor]:
+def sparse_pair(restricted: Restricted, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the restricted map as `[k, R]` and as `[R, k]`, sparse, for products with columns."""
-    size = (found.num_columns, len(found.used))
-    by_row = torch.argsort(found.rows, stable=True)
+    size = (restricted.num_columns, len(restricted.used))
+    by_row = torch.argsort(restricted.rows, stable=True)
     return (
-        _sparse(found.columns, found.rows, weights, size),
-        _sparse(found.rows[by_row], found.columns[by_row], weights[by_row], size[::-1]),
+        _sparse(restricted.columns, restricted.rows, weights, size),
+        _sparse(restricted.rows[by_row], restricted.columns[by_row], weights[by_row], size[::-1]),
     )
 
 
@@ -274,7 +274,7 @@ def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
 
 
 def block_length(like: Tensor, width: int) -> int:
-    """Return how many rows of a width a temporary may have."""
+    """Return how many rows of a width a temporary tensor may have."""
     size = _BLOCK if like.device.type == "cpu" else _BLOCK_ON_DEVICE
     return max(1, size // max(width, 1))
 
@@ -289,12 +289,12 @@ def _project(
     probs: Tensor, student_ids: Tensor, offsets: Tensor, weights: Tensor, columns: Tensor | None
 ) -> Tensor:
     dtype = work_dtype(probs)
-    found = restrict(student_ids, offsets, columns)
-    matrix, _ = sparse_pair(found, weights[found.picked].to(dtype))
-    out = probs.new_empty((len(probs), found.num_columns), dtype=dtype)
-    step = block_length(probs, max(found.num_columns, len(found.used)))
+    restricted = restrict(student_ids, offsets, columns)
+    matrix, _ = sparse_pair(restricted, weights[restricted.picked].to(dtype))
+    out = probs.new_empty((len(probs), restricted.num_columns), dtype=dtype)
+    step = block_length(probs, max(restricted.num_columns, len(restricted.used)))
     for start in range(0, len(probs), step):
-        part = probs[start : start + step].index_select(1, found.used).to(dtype)
+        part = probs[start : start + step].index_select(1, restricted.used).to(dtype)
         out[start : start + step] = multiply(matrix, part.t()).t()
     return out
 
@@ -318,20 +318,20 @@ def _project_backward(
     learnable: bool,
 ) -> tuple[Tensor, Tensor]:
     dtype = work_dtype(probs)
-    found = restrict(student_ids, offsets, columns)
-    _, matrix = sparse_pair(found, weights[found.picked].to(dtype))
+    restricted = restrict(student_ids, offsets, columns)
+    _, matrix = sparse_pair(restricted, weights[restricted.picked].to(dtype))
     grad_probs = torch.zeros_like(probs)
     grad_weights = torch.zeros_like(weights)
-    grad_entries = torch.zeros(len(found.picked), dtype=dtype, device=probs.device)
-    step = block_length(probs, max(found.num_columns, len(found.used)))
+    grad_entries = torch.zeros(len(restricted.picked), dtype=dtype, device=probs.device)
+    step = block_length(probs, max(restricted.num_columns, len(restricted.used)))
     for start in range(0, len(probs), step):
         block = slice(start, start + step)
         back = grad[block].to(dtype).t().contiguous()
-        grad_probs[block, found.used] = multiply(matrix, back).t().to(probs.dtype)
+        grad_probs[block, restricted.used] = multiply(matrix, back).t().to(probs.dtype)
         if learnable:
-            part = probs[block].index_select(1, found.used).to(dtype).t().contiguous()
-            grad_entries += entry_gradient(found, part, back)
-    grad_weights[found.picked] = grad_entries.to(weights.dtype)
+            part = probs[block].index_select(1, restricted.used).to(dtype).t().contiguous()
+            grad_entries += entry_gradient(restricted, part, back)
+    grad_weights[restricted.picked] = grad_entries.to(weights.dtype)
     return grad_probs, grad_weights
 
 
@@ -348,13 +348,13 @@ def _(
     return torch.empty_like(probs), torch.empty_like(weights)
 
 
-def entry_gradient(found: Restricted, probs: Tensor, grad: Tensor) -> Tensor:
+def entry_gradient(restricted: Restricted, probs: Tensor, grad: Tensor) -> Tensor:
     """Return Σ_b probs[row, b] · grad[column, b] for each entry; `[R, b]`, `[k, b]` into `[m]`."""
-    total = torch.empty(len(found.rows), dtype=probs.dtype, device=probs.device)
+    total = torch.empty(len(restricted.rows), dtype=probs.dtype, device=probs.device)
     step = block_length(probs, probs.shape[1])
     for start in range(0, len(total), step):
         part = slice(start, start + step)
-        total[part] = (probs[found.rows[part]] * grad[found.columns[part]]).sum(1)
+        total[part] = (probs[restricted.rows[part]] * grad[restricted.columns[part]]).sum(1)
     return total
 
 
@@ -367,14 +367,8 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     to_probs, to_weights = _project_backward(
         grad, probs, student_ids, offsets, weights, columns, ctx.needs_input_grad[3]
     )
-    needs_probs, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
-    return (
-        to_probs if needs_probs else None,
-        None,
-        None,
-        to_weights if needs_weights else None,
-        None,
-    )
+    for_probs, _, _, for_weights, _ = ctx.needs_input_grad
+    return to_probs if for_probs else None, None, None, to_weights if for_weights else None, None
 
 
 _project.register_autograd(_differentiate, setup_context=_set_up)

@@ -13,11 +13,11 @@ from xtok.vocab.table import TokenTable, TokenType
 
 
 class TokenClass(IntEnum):
-    """The class of a token, in the order in which people are shown them.
+    """The class of a token, in the order of reports.
 
-    A space before or after a token is not looked at. Letters decide before punctuation and emoji:
-    `.append` is Latin. Digits are decimal digits of any script, and only them; `x2` and `1.` are
-    DIGITS_MIXED. Han with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 alone.
+    Spaces before or after a token are ignored. Letters decide before punctuation and emoji:
+    `.append` is Latin. Digits are decimal digits of any script; `x2` and `1.` are DIGITS_MIXED. Han
+    with kana is KANA. PARTIAL_UTF8 tokens are not valid UTF-8 alone.
     """
 
     DIGITS_1 = 0
@@ -73,10 +73,10 @@ _LABELS = {
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
-    """Return the class of a name in any case, or all of a group: `digits` is all with digits.
+    """Return the class of a name in any case, or all of a group: `digits` are all with digits.
 
     Raises:
-        XtokError: if there is none.
+        XtokError: if there is no such class.
 
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
@@ -91,15 +91,20 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
 
 
 NUMERALS = (TokenClass.DIGITS_2, TokenClass.DIGITS_3, TokenClass.DIGITS_MORE)
-"""The classes of tokens that are numbers of several digits, which tokenizers split differently."""
+"""The classes of multi-digit tokens, which tokenizers split differently."""
 
-# What a character is, as a bit; a token has those of all its characters. The scripts' bits are
-# those of their classes.
+# The class of a character, as a bit; a token has the bits of all its characters.
 _BIT = {member: 1 << member for member in TokenClass}
 _DIGIT = _BIT[TokenClass.DIGITS_1]
-_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors, which go with what they follow
+_JOINER = _BIT[TokenClass.CONTROL]  # marks, joiners and selectors: part of what they follow
 _SCRIPTS = sum(_BIT[TokenClass(i)] for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT + 1))
 _AROUND = _BIT[TokenClass.SPACES] | _BIT[TokenClass.LINE_BREAKS] | _JOINER
+
+_BY_CHARACTER = (
+    *(TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.SEVERAL_SCRIPTS)),
+    *(TokenClass.EMOJI, TokenClass.PUNCTUATION, TokenClass.OTHER),
+    *(TokenClass.LINE_BREAKS, TokenClass.SPACES),
+)
 
 # The first word of a letter's name in Unicode is its script.
 _SCRIPT_OF_NAME = {
@@ -155,30 +160,20 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
     bits = _bits_of_characters(points)
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     starts = np.cumsum(lengths) - lengths
-    found = np.bitwise_or.reduceat(bits, starts)
+    in_text = np.bitwise_or.reduceat(bits, starts)
     digits = np.add.reduceat((bits == _DIGIT).astype(np.int64), starts)
-    scripts, core = found & _SCRIPTS, found & ~np.uint32(_AROUND)
+    scripts, core = in_text & _SCRIPTS, in_text & ~np.uint32(_AROUND)
     one_script = (scripts & (scripts - 1)) == 0
     kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
-    has_digit = (found & _DIGIT) != 0
+    has_digit = (in_text & _DIGIT) != 0
 
-    def has(member: TokenClass) -> NDArray[np.bool_]:
-        return np.asarray((found & _BIT[member]) != 0)
-
+    # The first rule that holds decides; at its end, the classes of single characters.
     rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
         (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
         (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
         (kana, TokenClass.KANA),
         ((scripts != 0) & ~one_script, TokenClass.SEVERAL_SCRIPTS),
-        *(
-            (has(member), member)
-            for member in (*TokenClass,)[TokenClass.LATIN : TokenClass.SEVERAL_SCRIPTS]
-        ),
-        (has(TokenClass.EMOJI), TokenClass.EMOJI),
-        (has(TokenClass.PUNCTUATION), TokenClass.PUNCTUATION),
-        (has(TokenClass.OTHER), TokenClass.OTHER),
-        (has(TokenClass.LINE_BREAKS), TokenClass.LINE_BREAKS),
-        (has(TokenClass.SPACES), TokenClass.SPACES),
+        *(((in_text & _BIT[member]) != 0, member) for member in _BY_CHARACTER),
     ]
     conditions, values = zip(*rules, strict=True)
     chosen: NDArray[np.uint8] = np.select(conditions, values, default=TokenClass.OTHER)
@@ -186,7 +181,7 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
 
 
 def _bits_of_characters(points: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the bit of each code point; each different one is looked up once."""
+    """Return the bit of each code point; each distinct one is looked up once."""
     table = np.zeros(0x110000, np.uint32)
     table[points] = 1
     different = np.flatnonzero(table)
@@ -222,14 +217,14 @@ def _letter(char: str, *, is_mark: bool) -> int:
 
 
 def suited_loss(exact_share: float, numerals: int, numerals_exact: int) -> tuple[str, str]:
-    """Return which loss suits a pair, and why: pins must exist in the places that matter.
+    """Return which loss suits a pair, and why.
 
     Gold-type losses score the exact pairs and compare the rest by rank alone, so tokens without a
     pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699).
 
     Args:
-        exact_share: of the student's tokens, those with an exact counterpart.
-        numerals: the student's tokens of several digits.
+        exact_share: the share of the student's tokens with an exact counterpart.
+        numerals: the student's multi-digit tokens.
         numerals_exact: those of them with an exact counterpart.
     """
     if numerals and numerals_exact < numerals / 2:

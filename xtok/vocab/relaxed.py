@@ -12,7 +12,7 @@ _LINE_BREAK = re.compile("\r\n|[\r\x85\u2028\u2029]")
 
 
 def relaxed_form(token: bytes) -> bytes:
-    r"""Return what near-equivalent tokens have in common, as X-Token merges them.
+    r"""Return the form that near-equivalent tokens share, as X-Token merges them.
 
     Line breaks of any form are `\n`, and a single space before punctuation or a line break is
     dropped (arXiv 2605.21699, and `canonical_token` of NeMo-RL).

@@ -1,11 +1,10 @@
-"""What counts as the same token: equal bytes; on request, relaxed forms; roles of special ones."""
+"""Roles of special tokens, and special tokens of two vocabularies paired up."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -71,34 +70,32 @@ def find_roles(
         table: names and types of the ids; only CONTROL, UNKNOWN and USER_DEFINED have roles.
         declared: roles by the tokenizer's special-token map and the generation config.
     """
-    found: dict[str, set[int]] = defaultdict(set)
+    roles: dict[str, set[int]] = defaultdict(set)
     for role, ids in declared.items():
-        found[role] |= {i for i in ids if i in table.control_names}
-    for i in table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
-        name = table.control_names.get(int(i)) or table[int(i)].decode("utf-8", "replace")
+        roles[role] |= {i for i in ids if i in table.control_names}
+    special = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    for i in table.ids_of_type(*special).tolist():
+        name = table.control_names.get(i) or table[i].decode("utf-8", "replace")
         if name in _ROLE_OF_NAME:
-            found[_ROLE_OF_NAME[name]].add(int(i))
+            roles[_ROLE_OF_NAME[name]].add(i)
         elif _RESERVED.fullmatch(name):
-            found["reserved"].add(int(i))
-    # Byte-level tokenizers often name their end of text as "unknown" though they never emit it.
-    found["unk"] = {i for i in found["unk"] if table.types[i] == TokenType.UNKNOWN} | {
-        int(i) for i in table.ids_of_type(TokenType.UNKNOWN)
-    }
-    return {role: tuple(sorted(found[role])) for role in ROLES if found[role]}
+            roles["reserved"].add(i)
+    # Byte-level tokenizers often declare their end of text as "unknown" but never emit it so.
+    roles["unk"] = set(table.ids_of_type(TokenType.UNKNOWN).tolist())
+    return {role: tuple(sorted(roles[role])) for role in ROLES if roles[role]}
 
 
 def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair the student's CONTROL and UNKNOWN ids with teacher ids of the same role.
 
     Within a role, tokens of the same name pair up first, then the others by order of id, one to
-    one; what is left over shares the role's first teacher id if the role is bos, eos, pad or unk.
-    The end of a turn pairs with the end of text of a teacher that has none. Control tokens
-    without a known role pair up by name.
+    one. The rest share the role's first teacher id if the role is bos, eos, pad or unk. If the
+    teacher has no end of turn, its end of text takes that role. Control tokens without a known role
+    pair up by name.
     """
     pairs: dict[int, int] = {}
     for role in ROLES:
-        rows = [s for s in student.roles.get(role, ()) if s in student.control_names]
-        _match_role(role, [s for s in rows if s not in pairs], student, teacher, pairs)
+        pairs |= _match_role(role, student, teacher, pairs)
     if "turn_end" not in teacher.roles and "eos" in teacher.roles:
         # A family without an end of turn ends the assistant's turn with its end of text.
         for s in student.roles.get("turn_end", ()):
@@ -114,34 +111,29 @@ def match_roles(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
 
 
 def _match_role(
-    role: str, rows: list[int], student: TokenTable, teacher: TokenTable, pairs: dict[int, int]
-) -> None:
-    """Add the pairs of one role to those of the roles before it."""
+    role: str, student: TokenTable, teacher: TokenTable, earlier: Mapping[int, int]
+) -> dict[int, int]:
+    """Pair the ids of one role that no earlier role has paired."""
+    rows = [
+        s for s in student.roles.get(role, ()) if s in student.control_names and s not in earlier
+    ]
     candidates = teacher.roles.get(role, ())
-    taken = set(pairs.values())
+    taken = set(earlier.values())
     id_of_name = {teacher.name(t): t for t in reversed(candidates) if t not in taken}
-    named = {s: id_of_name[student.name(s)] for s in rows if student.name(s) in id_of_name}
-    taken |= set(named.values())
-    rest = [s for s in rows if s not in named]
+    pairs = {s: id_of_name[student.name(s)] for s in rows if student.name(s) in id_of_name}
+    taken |= set(pairs.values())
+    rest = [s for s in rows if s not in pairs]
     free = [t for t in candidates if t not in taken]
-    pairs.update(named)
-    pairs.update(zip(rest, free, strict=False))
+    pairs |= dict(zip(rest, free, strict=False))
     if candidates and role in _SHARED_ROLES:
-        pairs.update(dict.fromkeys(rest[len(free) :], candidates[0]))
-
-
-class NamePair(NamedTuple):
-    """A student's and a teacher's control token, and how similar their names are, in (0, 1]."""
-
-    student_id: int
-    teacher_id: int
-    similarity: float
+        pairs |= dict.fromkeys(rest[len(free) :], candidates[0])
+    return pairs
 
 
 def match_names(
     student: TokenTable, teacher: TokenTable, *, threshold: float, top_k: int
-) -> list[NamePair]:
-    """Pair CONTROL ids by the similarity of their names, the most similar first.
+) -> list[tuple[int, int, float]]:
+    """Pair CONTROL ids by the similarity of their names, in (0, 1], the most similar first.
 
     The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|) of the sets of neighbouring
     characters in the two names, in lower case, without brackets, bars and separators.
@@ -150,7 +142,10 @@ def match_names(
         student: the vocabulary of the rows.
         teacher: the vocabulary of the columns.
         threshold: the least similarity that counts, > 0.
-        top_k: how many teacher ids a student id may have; ties go to the lower id.
+        top_k: the most teacher ids of a student id; ties go to the lower id.
+
+    Returns:
+        Student id, teacher id and similarity of each pair.
     """
     rows, columns = (t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher))
     ours, theirs = (
@@ -169,7 +164,7 @@ def match_names(
     pairs = []
     for s, row in zip(rows, similarity, strict=True):
         best = np.argsort(-row, kind="stable")[:top_k]
-        pairs += [NamePair(s, columns[j], float(row[j])) for j in best if row[j] >= threshold]
+        pairs += [(s, columns[j], float(row[j])) for j in best if row[j] >= threshold]
     return pairs
 
 

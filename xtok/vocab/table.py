@@ -1,4 +1,4 @@
-"""A vocabulary as exact bytes: token types, the token table, and how one is made and shown."""
+"""A vocabulary as exact bytes: token types, the token table, and decoding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.vocab.display import _shown, escape, shortened
+from xtok.vocab.display import escape, quoted, shortened
 
 MAX_WIDTH = 2**24
-"""The widest vocabulary that is accepted: 64 times the largest one in use, and ids stay int32."""
+"""The widest vocabulary accepted: 64 times the largest in use; ids stay int32."""
 
 
 class TokenType(IntEnum):
@@ -34,9 +34,10 @@ class TokenType(IntEnum):
 
 
 class Entry(NamedTuple):
-    """One id of a tokenizer. `content` is the token's bytes; of CONTROL and UNKNOWN, its name.
+    """One id of a tokenizer.
 
-    `display` is the vocabulary's display string, where it is not the content.
+    `content` is the token's bytes, or the name of a CONTROL or UNKNOWN token. `display` is the
+    vocabulary's display string, if it differs from the content.
     """
 
     id: int
@@ -47,9 +48,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries as columns of one length, which cost no object per token.
+    """Entries as columns of one length, without an object per token.
 
-    `displays` makes the column of display strings, which few need; an empty one if there are none.
+    `displays` makes the column of display strings, empty if there are none; it is seldom needed.
     """
 
     ids: Sequence[int]
@@ -75,7 +76,7 @@ class Entries:
         return Entries(ids, types, contents, lambda: displays)
 
     def without(self, ids: Collection[int]) -> Entries:
-        """Return the entries but for those of some ids."""
+        """Return the entries without some ids."""
         return Entries.of(entry for entry in self if entry.id not in ids)
 
 
@@ -89,8 +90,8 @@ class TokenTable:
         types: uint8 `[V]`, a `TokenType` each. CONTROL, UNKNOWN and UNUSED ids have no bytes.
         control_names: id to name, for CONTROL and UNKNOWN ids.
         roles: role to ids in rising order; an id may have several roles.
-        preferred_ids: ids that their tokenizer emits for bytes that another id has too, where that
-            is not the id that `canonical_ids` would take by type and number.
+        preferred_ids: ids that the tokenizer emits for bytes that another id has too, where
+            `canonical_ids` would choose another by type and number.
     """
 
     data: NDArray[np.uint8]
@@ -127,7 +128,7 @@ class TokenTable:
         return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
 
     def tokens(self) -> list[bytes]:
-        """Return the bytes of all V ids; the list is kept, and is not to be changed."""
+        """Return the bytes of all V ids; a cached list, not to be changed."""
         return self._tokens
 
     @functools.cached_property
@@ -136,72 +137,65 @@ class TokenTable:
         return [data[a:b] for a, b in pairwise(bounds)]
 
     def entries(self) -> Iterator[Entry]:
-        """Return what `decode_vocabulary` makes this table of; UNUSED ids are left out."""
+        """Return entries that `decode_vocabulary` makes this table of, without UNUSED ids."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.tokens(), strict=True)):
             if kind != TokenType.UNUSED:
                 name = self.control_names.get(i)
                 yield Entry(i, TokenType(kind), token if name is None else name.encode())
 
     def like(self, table: TokenTable) -> TokenTable:
-        """Return this table with the roles and preferred ids of another, as far as it has them."""
+        """Return this table with the roles and preferred ids of another, UNUSED ids aside."""
         used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if used[i]) for role, ids in table.roles.items()}
-        return self._sharing(
-            replace(
-                self,
-                roles={role: ids for role, ids in roles.items() if ids},
-                preferred_ids=tuple(i for i in table.preferred_ids if used[i]),
-            )
+        return self.with_roles(
+            {role: ids for role, ids in roles.items() if ids},
+            tuple(i for i in table.preferred_ids if used[i]),
         )
 
     def canonical_ids(self) -> dict[bytes, int]:
-        """Return the one id for each byte string of the vocabulary; the dict is kept likewise.
+        """Return one id for each byte string of the vocabulary; a cached dict, not to be changed.
 
-        Of several ids with the same bytes, the one that the tokenizer itself emits counts, then
-        any other type before BYTE, then the lowest id.
+        Of several ids with the same bytes: the one that the tokenizer itself emits, then any other
+        type before BYTE, then the lowest id.
         """
         return self._canonical_ids
 
     @functools.cached_property
     def _canonical_ids(self) -> dict[bytes, int]:
         ids, tokens = self.text_ids, self._tokens
-        found = dict(zip(filter(None, tokens), ids.tolist(), strict=True))
-        if len(found) < len(ids):
+        id_of = dict(zip(filter(None, tokens), ids.tolist(), strict=True))
+        if len(id_of) < len(ids):
             preferred = np.isin(ids, self.preferred_ids)
             last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
-            found = {tokens[i]: i for i in ids[last_wins].tolist()}
-        return found
+            id_of = {tokens[i]: i for i in ids[last_wins].tolist()}
+        return id_of
 
-    def with_roles(self, roles: Mapping[str, tuple[int, ...]]) -> TokenTable:
-        """Return the same tokens with other roles."""
-        return self._sharing(replace(self, roles=roles))
-
-    def with_preferred(self, preferred_ids: tuple[int, ...]) -> TokenTable:
-        """Return the same tokens with other preferred ids."""
-        return self._sharing(replace(self, preferred_ids=preferred_ids))
-
-    def _sharing(self, other: TokenTable) -> TokenTable:
+    def with_roles(
+        self, roles: Mapping[str, tuple[int, ...]], preferred_ids: tuple[int, ...] = ()
+    ) -> TokenTable:
+        """Return the same tokens with other roles and preferred ids."""
+        other = replace(self, roles=roles, preferred_ids=preferred_ids)
         vars(other)["_tokens"] = self._tokens  # no second copy of 150,000 byte strings
         return other
 
     def name(self, token_id: int) -> str:
-        """Return an id as a person reads it: escaped bytes, a control name, or what it is."""
+        """Return an id as people read it: escaped bytes, a control name, or its type."""
         if token := self[token_id]:
             return escape(token)
-        named = self.control_names.get(token_id)
-        if named is not None:
-            return escape(named.encode())
+        name = self.control_names.get(token_id)
+        if name is not None:
+            return escape(name.encode())
         return f"({TokenType(int(self.types[token_id])).name.lower()})"
 
     def shown(self, token_id: int) -> str:
-        """Return an id's name as a report or message has it: a long one cut."""
+        """Return an id's name, shortened for reports and messages."""
         return shortened(self.name(token_id))
 
     def sha256(self) -> str:
-        """Return the digest that tells vocabularies apart, whatever width or backend read them.
+        """Return a digest of the vocabulary, independent of its width and of its reader.
 
-        It is taken over the types (uint8), the offsets (little-endian int64), the bytes and the
-        control names (JSON with sorted ids), up to the last id that is not UNUSED.
+        It covers the types (uint8), the offsets (little-endian int64), the bytes and the control
+        names (JSON with sorted ids), up to the last id that is not UNUSED.
         """
         used = np.flatnonzero(self.types != TokenType.UNUSED)
         end = int(used[-1]) + 1 if len(used) else 0
@@ -222,8 +216,8 @@ class Vocabulary:
         revision: branch, tag or commit as given.
         backend: the reader of the tokenizer: `hf`, `sentencepiece`, `tiktoken`, `tekken` …
         vocab_size: the width of the model's logits, V.
-        width_source: where the width comes from: `option`, `config`, `tokenizer`, `map`, or `ids`:
-            the largest id of a map whose file does not tell a width, plus 1. That is a lower bound.
+        width_source: where the width comes from: `option`, `config`, `tokenizer`, `map`, or `ids`
+            for a lower bound: the largest id of a map without a width, plus 1.
         tokenizer_vocab_size: the tokenizer's largest id + 1.
         table: None for a map from elsewhere that carries no tokens.
     """
@@ -249,13 +243,13 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """What became of a vocabulary's ids on the way to a `TokenTable`.
+    """What a vocabulary's ids became in a `TokenTable`.
 
     Attributes:
         num_text: ids that have bytes.
         num_control: CONTROL and UNKNOWN ids.
         num_unused: ids of the width that the tokenizer does not have.
-        undecodable: ids that should stand for text, and decode to nothing.
+        undecodable: text ids that decode to nothing.
     """
 
     num_text: int
@@ -271,17 +265,17 @@ def decode_vocabulary(
     form: TokenForm = "bytes",
     ignore: Collection[int] = (),
 ) -> tuple[TokenTable, DecodeReport]:
-    """Lay a tokenizer's ids out as a table of `width` ids; those that it lacks are UNUSED.
+    """Make a table of `width` ids; those that the tokenizer lacks are UNUSED.
 
     Args:
         entries: every id once, in any order.
         width: V.
-        form: what stands for a token: its bytes; `text`, the bytes decoded as UTF-8 with U+FFFD
+        form: what represents a token: its `bytes`; `text`, the bytes decoded as UTF-8 with U+FFFD
             for what is not; `raw`, the display string.
-        ignore: ids to take for UNUSED.
+        ignore: ids to treat as UNUSED.
 
     Raises:
-        TokenizerError: if an id does not fit into the width, or comes twice.
+        TokenizerError: if an id is outside the width, or occurs twice.
     """
     columns = Entries.of(entries)
     if ignore:
@@ -323,7 +317,7 @@ def decode_vocabulary(
 
 
 def _in_form(columns: Entries, form: TokenForm) -> list[bytes]:
-    """Return what stands for the tokens in a form; see `decode_vocabulary`."""
+    """Return the tokens in a form; see `decode_vocabulary`."""
     if form == "text":
         return [content.decode("utf-8", "replace").encode() for content in columns.contents]
     pairs = zip(columns.displays() or columns.contents, columns.contents, strict=True)
@@ -331,19 +325,20 @@ def _in_form(columns: Entries, form: TokenForm) -> list[bytes]:
 
 
 def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
-    """Return the error of the first entry, by id, that has no place of its own."""
+    """Return the error of the first entry, by id, that is out of range or a duplicate."""
     seen: set[int] = set()
     for token_id, _, content, _ in sorted(entries):
+        token = quoted(escape(content))
         if not 0 <= token_id < width:
             return TokenizerError(
-                f"token id {token_id} ({_shown(content)}) is outside the vocabulary size {width}",
+                f"token id {token_id} ({token}) is outside the vocabulary size {width}",
                 hint=f"give a vocabulary size of at least {token_id + 1}",
             )
         if token_id in seen:
             break
         seen.add(token_id)
     return TokenizerError(
-        f"token id {token_id} stands twice in the vocabulary (again as {_shown(content)})",
+        f"token id {token_id} stands twice in the vocabulary (again as {token})",
         hint="the tokenizer's files are damaged: fetch them again",
     )
 
@@ -351,6 +346,6 @@ def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
 def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Return, for each student id whose bytes a teacher token has, that teacher id."""
     id_of = teacher.canonical_ids().get
-    found = np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
-    rows = np.flatnonzero(found >= 0)
-    return dict(zip(rows.tolist(), found[rows].tolist(), strict=True))
+    teacher_ids = np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
+    rows = np.flatnonzero(teacher_ids >= 0)
+    return dict(zip(rows.tolist(), teacher_ids[rows].tolist(), strict=True))

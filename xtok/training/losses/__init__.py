@@ -1,7 +1,6 @@
 """Distillation losses across tokenizers: pure functions of logits, a map, and an alignment.
 
-All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` makes them of what an
-aligner gives.
+All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts an alignment.
 """
 
 from xtok.training.losses.combine import (

@@ -1,7 +1,8 @@
-"""Chunks on tensors: which positions belong to which, checked, and means over them."""
+"""Chunks on tensors: their positions, checked; means over them; what all losses share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,10 @@ from xtok.training.losses.config import ChunkLossConfig, ULDConfig
 from xtok.training.module import check_width, work_dtype
 
 EPSILON = 1e-10
-"""NeMo-RL adds it to a chunk's size and to what a logarithm is taken of; so its values are met."""
+"""Added to a chunk's size and inside logarithms, as NeMo-RL does, whose values we match."""
 
 FLOOR = -23.02585092994046
-"""log(1e-10): what the log-probability of a token that is masked with −∞ counts as."""
+"""log(1e-10): the log-probability of a token that is masked with −∞."""
 
 
 class Chunks(NamedTuple):
@@ -84,6 +85,27 @@ def find_chunks(
     return Chunks(student, teacher, of_student, of_teacher, count)
 
 
+def loss_over_chunks(
+    compare: Callable[[Chunks], Tensor],
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    alignment: Any,
+    config: ChunkLossConfig | ULDConfig,
+    sample_mask: Tensor | None,
+    widths: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """Return `compare(chunks)`, checked; 0 with a gradient of zeros where no chunk is valid.
+
+    `compare` runs without autocast. Errors are those of `find_chunks` and `checked`.
+    """
+    with torch.autocast(student_logits.device.type, enabled=False):
+        chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask, widths)
+        if chunks.total == 0:
+            return no_chunks(student_logits)
+        loss = compare(chunks)
+    return checked(loss, student_logits, teacher_logits)
+
+
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
     """Raise unless the ids of a row never fall, −1 left out, and are all in −1..C−1."""
     if not ids.numel():
@@ -107,37 +129,55 @@ def _sizes(ids: Tensor, num_chunks: int) -> Tensor:
     return counts.scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:]
 
 
-def chunk_means(values: Tensor, chunk: Tensor, sizes: Tensor) -> Tensor:
-    """Return the mean of the rows of each chunk: `[n, V]` and int64 `[n]` into `[N, V]`."""
-    sums = torch.zeros((len(sizes), values.shape[1]), dtype=values.dtype, device=values.device)
-    return sums.index_add(0, chunk, values) / (sizes[:, None] + EPSILON)
+def chunk_means(
+    chunks: Chunks,
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    widths: tuple[int, int],
+    transform: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return both sides' means over the positions of each chunk, `[N, V]`.
 
-
-def rows_in_chunks(logits: Tensor, chunk: Tensor, count: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return the logits of positions in a chunk, `[n, width]` in float32 or 64, and the chunks."""
-    inside = chunk.flatten() < count
-    rows = logits[..., :width].flatten(0, 1)[inside]
-    return rows.to(work_dtype(logits)), chunk.flatten()[inside]
+    `transform` maps logits, `[n, V]` in float32 or 64, to what is averaged.
+    """
+    means = []
+    for logits, chunk, sizes, width in (
+        (student_logits, chunks.student.flatten(), chunks.student_sizes, widths[0]),
+        (teacher_logits.detach(), chunks.teacher.flatten(), chunks.teacher_sizes, widths[1]),
+    ):
+        inside = chunk < chunks.total
+        rows = transform(logits[..., :width].flatten(0, 1)[inside].to(work_dtype(logits)))
+        sums = torch.zeros((chunks.total, width), dtype=rows.dtype, device=rows.device)
+        means.append(sums.index_add(0, chunk[inside], rows) / (sizes[:, None] + EPSILON))
+    dtype = work_dtype(*means)
+    return means[0].to(dtype), means[1].to(dtype)
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     """Return the log-softmax over the last dimension, where −∞ counts as `FLOOR`."""
-    found = torch.log_softmax(logits / temperature, -1)
-    masked = torch.isneginf(found)
-    return found.masked_fill(masked, FLOOR) if bool(masked.any()) else found
+    log_probs = torch.log_softmax(logits / temperature, -1)
+    masked = torch.isneginf(log_probs)
+    return log_probs.masked_fill(masked, FLOOR) if bool(masked.any()) else log_probs
+
+
+def divergence(log_s: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:
+    """Return the sum of r (log r − log s), or reversed, of s (log s − log r)."""
+    if reverse:
+        log_s, log_r = log_r, log_s
+    return (log_r.exp() * (log_r - log_s)).sum()
 
 
 def no_chunks(student_logits: Tensor) -> Tensor:
-    """Return 0 with a gradient of zeros, whatever the logits hold."""
+    """Return 0 with a gradient of zeros, even for logits that are not finite."""
     zeros = torch.zeros_like(student_logits)
     return torch.where(zeros == 0, zeros, student_logits).sum(dtype=work_dtype(student_logits))
 
 
 def checked(loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Return the loss, if it is a number.
+    """Return the loss if it is finite.
 
     Raises:
-        ValueError: naming the logits that are not; −∞ is allowed, NaN and +∞ are not.
+        ValueError: naming the logits at fault: NaN or +∞; −∞ is allowed.
     """
     if bool(torch.isfinite(loss)):
         return loss
@@ -147,4 +187,4 @@ def checked(loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Ten
             place = wrong.nonzero()[0].tolist()
             value = logits[tuple(place)].item()
             raise ValueError(f"the {side}'s logits are {value} at {place}")
-    raise ValueError("a position of a chunk has no finite logit, so the loss is no number")
+    raise ValueError("a position of a chunk has no finite logit, so the loss is not finite")

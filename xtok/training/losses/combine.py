@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunks import checked, log_probabilities, no_chunks
+from xtok.training.losses.chunks import checked, divergence, log_probabilities, no_chunks
 from xtok.training.losses.config import CombineConfig, SameTokenizerConfig
 from xtok.training.losses.p_kl import largest_columns
 from xtok.training.module import work_dtype
@@ -19,20 +19,20 @@ def same_tokenizer_kl(
     mask: Tensor,
     config: SameTokenizerConfig | None = None,
 ) -> Tensor:
-    """Return the KL on k tokens, position by position, from a teacher of the same tokenizer.
+    """Return the KL on k tokens, position by position, to a teacher of the same tokenizer.
 
-    With K the k tokens with the largest maximum teacher logit in the microbatch, and both sides'
-    softmax at temperature τ taken within K (Hinton et al., arXiv 1503.02531; the selection is that
-    of NeMo-RL's teachers without a map):
+    K are the k tokens with the largest maximum teacher logit in the microbatch; both sides' softmax
+    at temperature τ is taken within K (Hinton et al., arXiv 1503.02531; the selection is that of
+    NeMo-RL's teachers without a map):
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
     Args:
         student_logits: `[B, T, V]`; computed in float32 under any autocast (float64 if they are).
-        teacher_logits: `[B, T, V]`; what one side has beyond the other's width takes no part.
+        teacher_logits: `[B, T, V]`; columns beyond the narrower side's width are ignored.
         mask: `[B, T]`, 0 where a position does not count: padding, and the last one, which
             predicts nothing.
-        config: see there.
+        config: the options; the defaults if None.
 
     Returns:
         A scalar; 0 with a gradient of zeros where no position counts.
@@ -60,9 +60,8 @@ def same_tokenizer_kl(
             )
             for logits in (student_logits, teacher)
         )
-        if config.reverse_kl:
-            log_s, log_r = log_r, log_s
-        loss = (log_r.exp() * (log_r - log_s)).sum() * (config.temperature**2 / len(log_r))
+        loss = divergence(log_s, log_r, reverse=config.reverse_kl)
+        loss = loss * (config.temperature**2 / len(log_r))
     return checked(loss, student_logits, teacher_logits)
 
 
@@ -72,7 +71,7 @@ def averaged_logits(
     """Return the weighted mean of the logits of teachers of one tokenizer, float32 `[B, T, V]`.
 
     Args:
-        teacher_logits: `[B, T, V]` each; of different widths, the narrowest counts.
+        teacher_logits: `[B, T, V]` each; columns beyond the narrowest are ignored.
         weights: one per teacher, with a sum above 0; equal ones if None.
 
     Raises:
@@ -92,7 +91,7 @@ def averaged_logits(
 def select_teacher(
     teacher_logits: Sequence[Tensor], teacher_labels: Sequence[Tensor], *, per_token: bool = False
 ) -> int:
-    """Return which teacher finds the batch's text likeliest, the first one of equals.
+    """Return the index of the teacher that finds the batch's text likeliest, the first of equals.
 
     All of them read the same text, so their total −log p is compared. A mean over tokens, which
     NeMo-RL compares, favours the tokenizer with the shorter tokens.
@@ -146,7 +145,7 @@ def combine(
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
-    found = [1.0] * count if weights is None else list(weights)
-    if len(found) != count or any(weight < 0 for weight in found):
-        raise ValueError(f"{found} are not {count} weights of 0 or above, one per teacher")
-    return found
+    shares = [1.0] * count if weights is None else list(weights)
+    if len(shares) != count or any(weight < 0 for weight in shares):
+        raise ValueError(f"{shares} are not {count} weights of 0 or above, one per teacher")
+    return shares

@@ -1,4 +1,4 @@
-"""The tunables of the losses and their defaults, stated once."""
+"""The options of the losses, with their defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import isfinite
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkLossConfig:
-    """What all losses over chunks have in common.
+    """Options of all losses over chunks.
 
     Attributes:
         temperature: divides both sides' logits; the loss is multiplied by its square, so that
@@ -38,7 +38,7 @@ class PKLConfig(ChunkLossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive(top_k=1 if self.top_k is None else self.top_k)
+        _positive(top_k=self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class ULDConfig:
     exact_token_match_only: bool = False
 
     def __post_init__(self) -> None:
-        _positive(temperature=self.temperature, top_k=1 if self.top_k is None else self.top_k)
+        _positive(temperature=self.temperature, top_k=self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class SameTokenizerConfig:
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        _positive(temperature=self.temperature, top_k=1 if self.top_k is None else self.top_k)
+        _positive(temperature=self.temperature, top_k=self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ class PartitionConfig(ChunkLossConfig):
     """How `partition_kl` compares.
 
     Attributes:
-        max_events: how many alternatives of a chunk are told apart at most, the likeliest by the
-            teacher; the others are part of the rest.
+        max_events: alternatives of a chunk that are told apart at most, the teacher's likeliest;
+            the others are part of the rest.
     """
 
     max_events: int = 8192
@@ -116,8 +116,8 @@ class CombineConfig:
     Attributes:
         distillation_weight: of the distillation loss.
         cross_entropy_weight: of the cross-entropy.
-        dynamic_scaling: scale the distillation loss to the size of the cross-entropy instead, and
-            take no notice of the weights.
+        dynamic_scaling: ignore the weights, and scale the distillation loss to the size of the
+            cross-entropy.
     """
 
     distillation_weight: float = 1.0
@@ -130,7 +130,7 @@ class CombineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be 0 or above")
 
 
-def _positive(**values: float) -> None:
+def _positive(**values: float | None) -> None:
     for name, value in values.items():
-        if not (value > 0 and isfinite(value)):
+        if value is not None and not (value > 0 and isfinite(value)):
             raise ValueError(f"{name} is {value}, and must be above 0")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,16 +11,13 @@ from torch import Tensor
 
 from xtok.training.losses.chunks import (
     Chunks,
-    checked,
     chunk_means,
-    find_chunks,
+    divergence,
     log_probabilities,
-    no_chunks,
-    rows_in_chunks,
+    loss_over_chunks,
 )
 from xtok.training.losses.config import GoldConfig, ULDConfig
 from xtok.training.losses.pairs import ExactPairs
-from xtok.training.module import work_dtype
 
 
 def gold(
@@ -43,43 +42,27 @@ def gold(
     Reversed, the first sum is Σ s_i (log s_i − log r_j). The pairs alone are no distribution, so
     the first sum, and with it the loss, may be below 0.
 
-    Args:
-        student_logits: `[B, T_s, V_s]`, any floating type; computed in float32 under any autocast
-            (in float64 if they are). Columns beyond the pairs' width take no part.
-        teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
-        pairs: `exact_pairs(map)`, on the logits' device.
-        alignment: an `AlignmentBatch` whose chunk ids are those of the *predicted* tokens, as
-            `xtok.shift_to_predictions` gives them.
-        config: see there.
-        sample_mask: `[B]`, 0 where a row does not count.
-
-    Returns:
-        A scalar; 0 with a gradient of zeros where no chunk is valid.
-
-    Raises:
-        XtokError: if logits are narrower than the pairs' vocabularies.
-        ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
+    `pairs` are `exact_pairs(map)`, on the logits' device; logits beyond their widths are ignored.
+    The other arguments, the result and the errors are those of `p_kl`.
     """
     config = config or GoldConfig()
-    with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(
-            student_logits, teacher_logits, alignment, config, sample_mask, pairs.widths
+    transform = partial(log_probabilities, temperature=config.temperature)
+
+    def compare(chunks: Chunks) -> Tensor:
+        log_s, log_r = chunk_means(chunks, student_logits, teacher_logits, pairs.widths, transform)
+        loss = divergence(
+            log_s[:, pairs.student_ids], log_r[:, pairs.teacher_ids], reverse=config.reverse_kl
         )
-        if chunks.total == 0:
-            return no_chunks(student_logits)
-        both = (student_logits, teacher_logits.detach())
-        log_s, log_r = _mean_log_probabilities(both, pairs, chunks, config)
-        first, second = log_s[:, pairs.student_ids], log_r[:, pairs.teacher_ids]
-        if config.reverse_kl:
-            first, second = second, first
-        divergence = (second.exp() * (second - first)).sum()
-        distance = _sorted_distance(
+        loss = loss + _sorted_distance(
             log_s[:, pairs.other_student_ids].exp(),
             log_r[:, pairs.other_teacher_ids].exp(),
             config.uncommon_topk,
         )
-        loss = (divergence + distance) * (config.temperature**2 / chunks.total)
-    return checked(loss, student_logits, teacher_logits)
+        return loss * (config.temperature**2 / chunks.total)
+
+    return loss_over_chunks(
+        compare, student_logits, teacher_logits, alignment, config, sample_mask, pairs.widths
+    )
 
 
 def h_kl(
@@ -93,13 +76,7 @@ def h_kl(
 ) -> Tensor:
     """Return the H-KL loss of X-Token (arXiv 2605.21699): `gold` on the pairs of heavy weights.
 
-    Args:
-        student_logits: as in `gold`, like the others.
-        teacher_logits: see there.
-        pairs: `exact_pairs(map, threshold=0.6)`.
-        alignment: see `gold`.
-        config: see there.
-        sample_mask: see there.
+    `pairs` are `exact_pairs(map, threshold=0.6)`; the rest is as in `gold`.
     """
     return gold(student_logits, teacher_logits, pairs, alignment, config, sample_mask=sample_mask)
 
@@ -120,73 +97,37 @@ def uld(
 
     With an alignment, p and q are the means of a chunk's probabilities on both sides. Without, the
     paper's own pairing: position i of the student with position i of the teacher, as far as both
-    go; where tokenizations differ, these soon speak of different text.
+    go; where tokenizations differ, these soon come from different text.
 
-    Args:
-        student_logits: `[B, T_s, V_s]`, any floating type; computed in float32 under any autocast
-            (in float64 if they are).
-        teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
-        alignment: as in `gold`; or None.
-        config: see there.
-        sample_mask: `[B]`, 0 where a row does not count.
-
-    Returns:
-        A scalar; 0 with a gradient of zeros where there is no pair.
-
-    Raises:
-        ValueError: as `gold`.
+    The arguments, the result and the errors are those of `p_kl`.
     """
     config = config or ULDConfig()
     if alignment is None:
         alignment = _by_position(student_logits, teacher_logits)
-    with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask)
-        if chunks.total == 0:
-            return no_chunks(student_logits)
-        sides = []
-        for logits, chunk, sizes in (
-            (student_logits, chunks.student, chunks.student_sizes),
-            (teacher_logits.detach(), chunks.teacher, chunks.teacher_sizes),
-        ):
-            rows, inside = rows_in_chunks(logits, chunk, chunks.total, logits.shape[-1])
-            probs = torch.softmax(rows / config.temperature, -1)
-            sides.append(chunk_means(probs, inside, sizes))
-        width = max(side.shape[1] for side in sides)
-        padded = [torch.nn.functional.pad(s, (0, width - s.shape[1])) for s in sides]
-        loss = _sorted_distance(padded[0], padded[1], config.top_k or width) / chunks.total
-    return checked(loss, student_logits, teacher_logits)
+    widths = (student_logits.shape[-1], teacher_logits.shape[-1])
+
+    def transform(logits: Tensor) -> Tensor:
+        return torch.softmax(logits / config.temperature, -1)
+
+    def compare(chunks: Chunks) -> Tensor:
+        means = chunk_means(chunks, student_logits, teacher_logits, widths, transform)
+        width = max(widths)
+        p, q = (torch.nn.functional.pad(mean, (0, width - mean.shape[1])) for mean in means)
+        return _sorted_distance(p, q, config.top_k or width) / chunks.total
+
+    return loss_over_chunks(compare, student_logits, teacher_logits, alignment, config, sample_mask)
 
 
-class _Positions:
-    """Position i of one side and of the other as chunk i."""
-
-    def __init__(self, batch: int, lengths: tuple[int, int], device: torch.device) -> None:
-        shared = min(lengths)
-        ids = [torch.arange(length, device=device) for length in lengths]
-        both = [torch.where(i < shared, i, -1).expand(batch, -1) for i in ids]
-        self.student_chunk_id, self.teacher_chunk_id = both
-        self.pair_valid = torch.ones((batch, shared), dtype=torch.bool, device=device)
-        self.pair_is_correct = self.pair_valid
-
-
-def _by_position(student_logits: Tensor, teacher_logits: Tensor) -> _Positions:
-    lengths = (student_logits.shape[1], teacher_logits.shape[1])
-    return _Positions(len(student_logits), lengths, student_logits.device)
-
-
-def _mean_log_probabilities(
-    both: tuple[Tensor, Tensor], pairs: ExactPairs, chunks: Chunks, config: GoldConfig
-) -> tuple[Tensor, Tensor]:
-    """Return the chunks' means of the log-softmax on both sides, `[N, V]` each."""
-    means = []
-    for logits, chunk, sizes, width in (
-        (both[0], chunks.student, chunks.student_sizes, pairs.widths[0]),
-        (both[1], chunks.teacher, chunks.teacher_sizes, pairs.widths[1]),
-    ):
-        rows, inside = rows_in_chunks(logits, chunk, chunks.total, width)
-        means.append(chunk_means(log_probabilities(rows, config.temperature), inside, sizes))
-    dtype = work_dtype(*means)
-    return means[0].to(dtype), means[1].to(dtype)
+def _by_position(student_logits: Tensor, teacher_logits: Tensor) -> SimpleNamespace:
+    """Return an alignment whose chunk i is position i of both sides."""
+    batch, device = len(student_logits), student_logits.device
+    lengths = student_logits.shape[1], teacher_logits.shape[1]
+    positions = [torch.arange(length, device=device) for length in lengths]
+    ids = [torch.where(i < min(lengths), i, -1).expand(batch, -1) for i in positions]
+    valid = torch.ones((batch, min(lengths)), dtype=torch.bool, device=device)
+    return SimpleNamespace(
+        student_chunk_id=ids[0], teacher_chunk_id=ids[1], pair_valid=valid, pair_is_correct=valid
+    )
 
 
 def _sorted_distance(student: Tensor, teacher: Tensor, top_k: int) -> Tensor:

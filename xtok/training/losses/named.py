@@ -25,16 +25,16 @@ from xtok.training.module import ProjectionModule
 
 LossName = Literal["p-kl", "gold", "h-kl", "uld", "partition-kl", "same-tokenizer"]
 BatchLoss = Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor]
-"""Of the student's logits, a teacher's, a prepared batch, and that teacher's part of it."""
+"""Takes the student's logits, a teacher's, a prepared batch, and that teacher's part of it."""
 
 H_KL_THRESHOLD = 0.6
-"""From which weight on H-KL takes a row for a pair (NeMo-RL)."""
+"""The least weight that makes a row a pair for H-KL (NeMo-RL)."""
 
 
 def make_loss(
     name: LossName,
     *,
-    projection: ProjectionModule | None = None,
+    module: ProjectionModule | None = None,
     student: Tokenizer | None = None,
     teacher: Tokenizer | None = None,
     temperature: float = 1.0,
@@ -45,12 +45,12 @@ def make_loss(
 
     Args:
         name: which one.
-        projection: the map, for `p-kl`, `gold` and `h-kl`; it is used where it is then.
+        module: the map, for `p-kl`, `gold` and `h-kl`, already on its device.
         student: the tokenizer, for `partition-kl`.
         teacher: likewise.
-        temperature: see the configurations.
-        reverse_kl: likewise; `uld` has none.
-        top_k: of `p-kl` and `same-tokenizer`; their own defaults if None.
+        temperature: as in the configurations.
+        reverse_kl: likewise; `uld` ignores it.
+        top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
 
     Raises:
         XtokError: if the loss needs a map, and there is none.
@@ -73,12 +73,16 @@ def make_loss(
         return lambda s, t, batch, side: partition_kl(
             s, t, events, batch["predicted_ids"], side["predicted_ids"], side["shifted"], parted
         )
-    if projection is None:
-        raise XtokError(f"{name} needs a map", hint="give --map, one for each teacher")
+    if module is None:
+        raise XtokError(
+            f"{name} needs a map",
+            hint="give {option}, with a map for each teacher",
+            parameter="module",
+        )
     if name == "p-kl":
         projected = PKLConfig(**common, **cut)
-        return lambda s, t, batch, side: p_kl(s, t, projection, side["shifted"], projected)
+        return lambda s, t, batch, side: p_kl(s, t, module, side["shifted"], projected)
     threshold = H_KL_THRESHOLD if name == "h-kl" else None
-    pairs = exact_pairs(projection.map, threshold=threshold).to(projection.weights.device)
+    pairs = exact_pairs(module.map, threshold=threshold).to(module.weights.device)
     compare, paired = h_kl if name == "h-kl" else gold, GoldConfig(**common)
     return lambda s, t, batch, side: compare(s, t, pairs, side["shifted"], paired)

@@ -1,7 +1,7 @@
 """P-KL: the student's probabilities projected by a map, against the teacher's, chunk by chunk.
 
 Neither a `[B, T, V_teacher]` tensor nor one of probabilities `[B, T, V_student]` is ever made: the
-work goes through blocks of positions, and the gradient is the only large thing that is allocated.
+work is done in blocks of positions, and the gradient is the only large allocation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xtok.threads import one_thread_each
-from xtok.training.losses.chunks import EPSILON, FLOOR, Chunks, checked, find_chunks, no_chunks
+from xtok.training.losses.chunks import EPSILON, FLOOR, Chunks, loss_over_chunks
 from xtok.training.losses.config import PKLConfig
 from xtok.training.module import (
     ProjectionModule,
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 def p_kl(
     student_logits: Tensor,
     teacher_logits: Tensor,
-    projection: ProjectionModule,
+    module: ProjectionModule,
     alignment: Any,
     config: PKLConfig | None = None,
     *,
@@ -52,12 +52,12 @@ def p_kl(
 
     Args:
         student_logits: `[B, T_s, V_s]`, any floating type; computed in float32 under any autocast
-            (in float64 if they are). Columns beyond the map's width take no part.
+            (in float64 if they are). Columns beyond the map's width are ignored.
         teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
-        projection: the map; a learnable one gets gradients too.
-        alignment: an `AlignmentBatch` whose chunk ids are those of the *predicted* tokens, as
-            `xtok.shift_to_predictions` gives them.
-        config: see there.
+        module: the map; a learnable one gets gradients too.
+        alignment: an `AlignmentBatch` with the chunk ids of the *predicted* tokens, from
+            `xtok.shift_to_predictions`.
+        config: the options; the defaults if None.
         sample_mask: `[B]`, 0 where a row does not count.
 
     Returns:
@@ -68,19 +68,20 @@ def p_kl(
         ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
     """
     config = config or PKLConfig()
-    num_rows, num_columns = projection.shape
-    chunks = find_chunks(
-        student_logits, teacher_logits, alignment, config, sample_mask, projection.shape
+    num_rows, num_columns = module.shape
+
+    def compare(chunks: Chunks) -> Tensor:
+        target_logits = teacher_logits.detach()[..., :num_columns]
+        columns = largest_columns(target_logits, config.top_k)
+        entries = restrict(module.student_ids, module.offsets, columns)
+        weights = module.entry_weights()[entries.picked]
+        job = _Job(target_logits, columns, entries, chunks, num_rows, config)
+        loss: Tensor = _PKL.apply(student_logits, weights, job)  # type: ignore[no-untyped-call]
+        return loss
+
+    return loss_over_chunks(
+        compare, student_logits, teacher_logits, alignment, config, sample_mask, module.shape
     )
-    if chunks.total == 0:
-        return no_chunks(student_logits)
-    teacher_logits = teacher_logits.detach()[..., :num_columns]
-    columns = largest_columns(teacher_logits, config.top_k)
-    found = restrict(projection.student_ids, projection.offsets, columns)
-    weights = projection.entry_weights()[found.picked]
-    job = _Job(teacher_logits, columns, found, chunks, num_rows, config)
-    loss: Tensor = _PKL.apply(student_logits, weights, job)  # type: ignore[no-untyped-call]
-    return checked(loss, student_logits, teacher_logits)
 
 
 def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
@@ -92,11 +93,11 @@ def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
 
 
 class _Job(NamedTuple):
-    """What the two passes need besides the student's logits and the weights."""
+    """What forward and backward need besides the student's logits and the weights."""
 
     teacher_logits: Tensor
     columns: Tensor
-    found: Restricted
+    entries: Restricted
     chunks: Chunks
     width: int
     config: PKLConfig
@@ -107,7 +108,7 @@ class _PKL(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, weights: Tensor, job: _Job) -> Tensor:
         with torch.autocast(logits.device.type, enabled=False):
             dtype = work_dtype(logits, job.teacher_logits)
-            matrices = sparse_pair(job.found, weights.detach().to(dtype))
+            matrices = sparse_pair(job.entries, weights.detach().to(dtype))
             projected = _projected_chunks(logits, matrices[0], job)
             target = _teacher_chunks(job, dtype)
             loss = _compare(projected, target, job.config)
@@ -155,8 +156,8 @@ def _num_threads(like: Tensor) -> int:
 def _each(work: Callable[..., Result], blocks: Iterable[Any], like: Tensor) -> Iterator[Result]:
     """Work on blocks without gradients, and yield the results in order.
 
-    On a CPU each block is computed by one thread alone. Threads that share every small step wait
-    for one another at each, which on a busy machine costs many times the work itself.
+    On a CPU one thread computes a block alone. Threads that share every small step wait for one
+    another at each step, which on a busy machine costs many times the work itself.
     """
 
     def one(block: Any) -> Result:
@@ -176,7 +177,7 @@ def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
     chunks = job.chunks
 
     def project(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        probs = _softmax(rows, job, matrix.dtype).index_select(1, job.found.used)
+        probs = _softmax(rows, job, matrix.dtype).index_select(1, job.entries.used)
         return ids, multiply(matrix, probs.t()).t()
 
     total = matrix.new_zeros((chunks.total + 1, len(job.columns)), layout=torch.strided)
@@ -193,13 +194,13 @@ def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
 
     def pick(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         picked = (rows if everything else rows.index_select(1, job.columns)).to(dtype)
-        found = torch.log_softmax(_tempered(picked, job), -1)
-        return ids, found.masked_fill_(torch.isneginf(found), FLOOR)
+        log_probs = torch.log_softmax(_tempered(picked, job), -1)
+        return ids, log_probs.masked_fill_(torch.isneginf(log_probs), FLOOR)
 
     total = torch.zeros((chunks.total + 1, num_columns), dtype=dtype, device=logits.device)
     blocks = _blocks(logits, chunks.teacher, num_columns, flat=_is_flat(logits))
-    for ids, found in _each(pick, blocks, logits):
-        total.index_add_(0, ids, found)
+    for ids, log_probs in _each(pick, blocks, logits):
+        total.index_add_(0, ids, log_probs)
     return total[:-1].div_(chunks.teacher_sizes[:, None] + EPSILON)
 
 
@@ -241,7 +242,7 @@ def _differentiate(
     logits: Tensor, grad_chunks: Tensor, matrix: Tensor, job: _Job, *, learnable: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients to the logits and to the entries, from that to the chunks' sums."""
-    chunks, found = job.chunks, job.found
+    chunks, entries = job.chunks, job.entries
     grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if grad.shape[-1] > job.width:
         grad[..., job.width :] = 0
@@ -250,12 +251,12 @@ def _differentiate(
         inside = ids < chunks.total
         back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
         probs = _softmax(rows, job, matrix.dtype)
-        used = probs.index_select(1, found.used)
+        used = probs.index_select(1, entries.used)
         to_probs = multiply(matrix, back).t()
         mean = (used * to_probs).sum(1, keepdim=True)
         target = into[:, : job.width]
         torch.mul(probs, -mean, out=target)
-        target[:, found.used] = (used * (to_probs - mean)).to(target.dtype)
+        target[:, entries.used] = (used * (to_probs - mean)).to(target.dtype)
         if job.config.temperature != 1:
             target /= job.config.temperature
         outside = ~inside[:, None]
@@ -264,15 +265,15 @@ def _differentiate(
         if not learnable:
             return None
         part = used.masked_fill(outside, 0).t().contiguous()
-        return entry_gradient(found, part, back)
+        return entry_gradient(entries, part, back)
 
     flat = _is_flat(logits)
     blocks, places = (
         _blocks(tensor, chunks.student, job.width, flat=flat) for tensor in (logits, grad)
     )
     joined = ((rows, ids, into) for (rows, ids), (into, _) in zip(blocks, places, strict=True))
-    entries = torch.zeros(len(found.rows), dtype=matrix.dtype, device=logits.device)
+    grad_entries = torch.zeros(len(entries.rows), dtype=matrix.dtype, device=logits.device)
     for part in _each(differentiate, joined, logits):
         if part is not None:
-            entries += part
-    return grad, entries
+            grad_entries += part
+    return grad, grad_entries

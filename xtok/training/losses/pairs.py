@@ -1,4 +1,4 @@
-"""Exact pairs of a map: which tokens of the two vocabularies count as the same one."""
+"""Exact pairs of a map: the tokens of both vocabularies that count as the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 
 
 class ExactPairs(NamedTuple):
-    """Both vocabularies, parted into pairs and the rest; int64 each.
+    """Both vocabularies, divided into pairs and the rest; int64 each.
 
     Attributes:
         student_ids: `[P]`, rising.
@@ -40,10 +40,10 @@ class ExactPairs(NamedTuple):
 def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
     """Return the pairs that `gold` (strict) and `h_kl` (by weight) compare one to one.
 
-    Strict: the rows of one entry, of weight 1, that are of equal bytes or of one role; of several
-    students that lead to one teacher token, the lowest id has it. With a threshold: the rows whose
-    largest weight, a scale slot aside, is at least that much; the heaviest student has a contested
-    token, the lowest id a tie. These are the rules of NeMo-RL's `build_exact_token_map`.
+    Strict: the rows of one entry, of weight 1, of equal bytes or of one role; if several students
+    share a teacher token, the lowest id wins. With a threshold: the rows whose largest weight, a
+    scale slot aside, reaches it; the heaviest student wins, then the lowest id. These are the rules
+    of NeMo-RL's `build_exact_token_map`.
 
     Args:
         projection: a map; of a learnable `ProjectionModule`, its `to_map()`.
@@ -54,15 +54,14 @@ def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) ->
     weights = projection.weights[first]
     if threshold is None:
         kinds = projection.row_kind[rows]
-        found = (projection.entries_per_row[rows] == 1) & (weights == 1)
-        found &= np.isin(kinds, [RowKind.EXACT, RowKind.ROLE])
+        is_pair = (projection.entries_per_row[rows] == 1) & (weights == 1)
+        is_pair &= np.isin(kinds, [RowKind.EXACT, RowKind.ROLE])
         order = np.lexsort((rows, columns))
     else:
-        found = (weights >= np.float32(threshold)) & ~projection.is_slot[first]
+        is_pair = (weights >= np.float32(threshold)) & ~projection.is_slot[first]
         order = np.lexsort((rows, -weights, columns))
-    order = order[found[order]]
-    order = order[np.flatnonzero(np.diff(columns[order], prepend=-1))]
-    order = np.sort(order)
+    order = order[is_pair[order]]
+    order = np.sort(order[np.flatnonzero(np.diff(columns[order], prepend=-1))])  # first per column
     sides = [torch.from_numpy(side[order].astype(np.int64)) for side in (rows, columns)]
     rests = []
     for ids, width in zip(sides, projection.shape, strict=True):

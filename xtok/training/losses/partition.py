@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xtok.tokenizers import Tokenizer
 from xtok.training.exports import Subtokens, subtokens
-from xtok.training.losses.chunks import EPSILON, FLOOR, checked, find_chunks, no_chunks
+from xtok.training.losses.chunks import EPSILON, FLOOR, Chunks, divergence, loss_over_chunks
 from xtok.training.losses.config import PartitionConfig
 from xtok.training.losses.p_kl import largest_columns
 from xtok.training.module import work_dtype
@@ -59,14 +59,14 @@ class ByteEvents:
 
 def _by_prefix(spelled: Subtokens) -> _Alternatives:
     """Group tokens by all but the last of their pieces; of those with equal pieces, the first."""
-    found: _Alternatives = {}
+    groups: _Alternatives = {}
     for token_id in np.flatnonzero(spelled.lengths > 1).tolist():
         *prefix, last = spelled.subtoks[token_id, : spelled.lengths[token_id]].tolist()
-        ids, lasts = found.setdefault(tuple(prefix), ([], []))
+        ids, lasts = groups.setdefault(tuple(prefix), ([], []))
         if last not in lasts:
             ids.append(token_id)
             lasts.append(last)
-    return found
+    return groups
 
 
 def partition_kl(
@@ -100,51 +100,34 @@ def partition_kl(
     chunk's own bytes always are one, and a chunk's one-to-one tokens have a rest too. Its term at
     a chunk's first position and its other divergences (JSD, BCE) are not built.
 
-    Args:
-        student_logits: `[B, T_s, V_s]`; computed in float32 under any autocast (float64 if they
-            are).
-        teacher_logits: `[B, T_t, V_t]`; no gradient goes to them.
-        events: see there.
-        student_labels: int64 `[B, T_s]`, the id that each position predicts.
-        teacher_labels: int64 `[B, T_t]`, likewise.
-        alignment: an `AlignmentBatch` whose chunk ids are those of the *predicted* tokens, as
-            `xtok.shift_to_predictions` gives them.
-        config: see there.
-        sample_mask: `[B]`, 0 where a row does not count.
-
-    Returns:
-        A scalar; 0 with a gradient of zeros where no chunk is valid.
-
-    Raises:
-        XtokError: if logits are narrower than the vocabularies.
-        ValueError: for shapes that do not fit, chunk ids that fall, and logits of NaN or +∞.
+    Labels are int64 `[B, T]`, the id that each position predicts. The other arguments, the result
+    and the errors are those of `p_kl`.
     """
     config = config or PartitionConfig()
-    with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(
-            student_logits, teacher_logits, alignment, config, sample_mask, events.widths
-        )
-        if chunks.total == 0:
-            return no_chunks(student_logits)
-        student = _side(student_logits, student_labels, chunks.student, chunks.total, config)
-        teacher = _side(
+
+    def compare(chunks: Chunks) -> Tensor:
+        student = _chunk_ends(student_logits, student_labels, chunks.student, chunks.total, config)
+        teacher = _chunk_ends(
             teacher_logits.detach(), teacher_labels, chunks.teacher, chunks.total, config
         )
         picked = _pick(events, student.labels, teacher.labels)
         loss = _divergence_of_events(student, teacher, picked, config)
         if picked.one_to_one:
             loss = loss + _divergence_of_common(student, teacher, events, picked, config)
-        loss = loss * (config.temperature**2 / chunks.total)
-    return checked(loss, student_logits, teacher_logits)
+        return loss * (config.temperature**2 / chunks.total)
+
+    return loss_over_chunks(
+        compare, student_logits, teacher_logits, alignment, config, sample_mask, events.widths
+    )
 
 
-class _Side(NamedTuple):
-    """One side's chunks.
+class _ChunkEnds(NamedTuple):
+    """One side's chunks, by their last tokens.
 
     Attributes:
-        labels: for each of the N chunks the ids of its tokens.
+        labels: the token ids of each of the N chunks.
         prefix: `[N]`, the log-probability of all tokens but the last.
-        last: `[N, V]`, the logits that the last token is predicted by, over the temperature.
+        last: `[N, V]`, the logits that predict the last token, divided by the temperature.
         normalizer: `[N]`, their log-sum-exp.
     """
 
@@ -155,13 +138,13 @@ class _Side(NamedTuple):
 
     def log_probability(self, chunk: Tensor, ids: Tensor) -> Tensor:
         """Return the log-probability of chunks' last tokens; −∞ counts as `FLOOR`."""
-        found = self.last[chunk, ids] - self.normalizer[chunk]
-        return found.masked_fill(torch.isneginf(found), FLOOR)
+        log_probs = self.last[chunk, ids] - self.normalizer[chunk]
+        return log_probs.masked_fill(torch.isneginf(log_probs), FLOOR)
 
 
-def _side(
+def _chunk_ends(
     logits: Tensor, labels: Tensor, chunk: Tensor, count: int, config: PartitionConfig
-) -> _Side:
+) -> _ChunkEnds:
     if labels.shape != chunk.shape:
         raise ValueError(f"labels {list(labels.shape)} do not fit logits {list(logits.shape)}")
     inside = (chunk.flatten() < count).nonzero().flatten()
@@ -179,7 +162,7 @@ def _side(
     last = rows[inside[is_last]].to(dtype) / config.temperature
     sizes = torch.bincount(number, minlength=count).tolist()
     ids = [part.tolist() for part in wanted.cpu().split(sizes)]
-    return _Side(ids, prefix.index_add(0, number[early], own), last, last.logsumexp(1))
+    return _ChunkEnds(ids, prefix.index_add(0, number[early], own), last, last.logsumexp(1))
 
 
 class _Picked(NamedTuple):
@@ -219,7 +202,7 @@ def _pick(
 
 
 def _divergence_of_events(
-    student: _Side, teacher: _Side, picked: _Picked, config: PartitionConfig
+    student: _ChunkEnds, teacher: _ChunkEnds, picked: _Picked, config: PartitionConfig
 ) -> Tensor:
     """Return the sum over chunks of the KL over their listed events and the rest."""
     device = student.last.device
@@ -227,15 +210,19 @@ def _divergence_of_events(
     sides = []
     for side, last in ((student, picked.student), (teacher, picked.teacher)):
         ids = torch.tensor(last, dtype=torch.int64, device=device)
-        found = side.prefix[chunk] + side.log_probability(chunk, ids)
-        mass = torch.zeros_like(side.prefix).index_add(0, chunk, found.exp())
+        log_probs = side.prefix[chunk] + side.log_probability(chunk, ids)
+        mass = torch.zeros_like(side.prefix).index_add(0, chunk, log_probs.exp())
         listed = torch.zeros_like(side.prefix, dtype=torch.bool).index_fill(0, chunk, True)
-        sides.append(torch.cat([found, _log_rest(mass[listed])]))
-    return _divergence(sides[0], sides[1], config)
+        sides.append(torch.cat([log_probs, _log_rest(mass[listed])]))
+    return divergence(sides[0], sides[1], reverse=config.reverse_kl)
 
 
 def _divergence_of_common(
-    student: _Side, teacher: _Side, events: ByteEvents, picked: _Picked, config: PartitionConfig
+    student: _ChunkEnds,
+    teacher: _ChunkEnds,
+    events: ByteEvents,
+    picked: _Picked,
+    config: PartitionConfig,
 ) -> Tensor:
     """Return the sum over the chunks whose events are the tokens that both sides have."""
     device = student.last.device
@@ -244,16 +231,10 @@ def _divergence_of_common(
     kept = largest_columns(teacher.last[chunk][:, common[1]][None], config.max_events)
     sides = []
     for side, ids in ((student, common[0, kept]), (teacher, common[1, kept])):
-        found = side.log_probability(chunk[:, None], ids)
-        sides.append(torch.cat([found, _log_rest(found.exp().sum(1))[:, None]], 1))
-    return _divergence(sides[0], sides[1], config)
+        log_probs = side.log_probability(chunk[:, None], ids)
+        sides.append(torch.cat([log_probs, _log_rest(log_probs.exp().sum(1))[:, None]], 1))
+    return divergence(sides[0], sides[1], reverse=config.reverse_kl)
 
 
 def _log_rest(mass: Tensor) -> Tensor:
     return (1 - mass).clamp(min=EPSILON).log()
-
-
-def _divergence(log_s: Tensor, log_r: Tensor, config: PartitionConfig) -> Tensor:
-    if config.reverse_kl:
-        log_s, log_r = log_r, log_s
-    return (log_r.exp() * (log_r - log_s)).sum()
