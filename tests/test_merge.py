@@ -168,13 +168,6 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     first = (tmp_path / done.stdout.strip()).read_bytes()
     again = ["a.safetensors", "b.safetensors", "--map-weights=0.7,0.3", "--fill"]
     again += ["--output", "x.pt"]
-        "a.safetensors",
-        "b.safetensors",
-        "--map-weights=0.7,0.3",
-        "--fill",
-        "--output",
-        "x.pt",
-    ]
     assert cli("merge", *again).returncode == 0
     assert cli("convert", "x.pt", "--output", "y.safetensors").returncode == 0
     assert (tmp_path / "y.safetensors").read_bytes() == first
