@@ -34,7 +34,7 @@ def projection(pair: Pair) -> ProjectionMap:
 
 
 def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
-    [row] = explain(projection, [257], student=pair[0], teacher=pair[1])
+    [row] = explain(projection, [257], student_model=pair[0], teacher_model=pair[1])
     assert (row.token, row.bytes, row.type, row.token_class) == (
         "201", "32 30 31", "normal", "3 digits"
     )  # fmt: skip
@@ -62,7 +62,7 @@ def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
 
 
 def test_a_pinned_row_tells_what_was_lost(projection: ProjectionMap, pair: Pair) -> None:
-    [row] = explain(projection, [258], student=pair[0], teacher=pair[1])
+    [row] = explain(projection, [258], student_model=pair[0], teacher_model=pair[1])
     assert (row.kind, row.why) == ("exact", "pinned: teacher id 256 has the same bytes")
     assert row.reverse is not None
     assert [(p.token, round(p.weight, 4)) for p in row.reverse] == [("ab", 1.0), ("abc", 0.9091)]
@@ -89,7 +89,7 @@ def test_soft_rows_name_longer_tokens(pair: Pair) -> None:
 
 def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
     counted = xtok.build(*pair, BuildConfig.for_loss("p-kl"))
-    [row] = explain(counted, [258], student=pair[0], teacher=pair[1])
+    [row] = explain(counted, [258], student_model=pair[0], teacher_model=pair[1])
     assert (row.kind, row.why) == (
         "pieces",
         "counted on synthetic text of the two vocabularies, and not pinned",
@@ -118,12 +118,12 @@ def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
 
 def test_models_of_another_pair_are_refused(projection: ProjectionMap, pair: Pair) -> None:
     with pytest.raises(XtokError, match=r"student of the map \(student\.tiktoken\) has other"):
-        explain(projection, [257], student=pair[1])
+        explain(projection, [257], student_model=pair[1])
 
 
 def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair: Pair) -> None:
     odd = ({"stage": "multitoken", "options": {"max_pieces": -5}}, {"stage": "x", "options": {}})
-    [row] = explain(replace(projection, history=odd), [257], teacher=pair[1])
+    [row] = explain(replace(projection, history=odd), [257], teacher_model=pair[1])
     assert row.stages[1] == "x: done"
     assert row.forward is not None
     assert round(row.forward[0].weight, 4) == 0.9009

@@ -19,7 +19,8 @@ from pyarrow import parquet
 from xtok.config import BuildConfig, EstimateConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import compare, count_tokens
-from xtok.inspection.evaluate import Evaluation, Ranking, evaluate
+from xtok.inspection.evaluate import Evaluation, evaluate
+from xtok.inspection.ranking import Ranking
 from xtok.maps.projection_map import ProjectionMap
 from xtok.report.quality import print_comparison
 from xtok.stages.build import build

@@ -62,7 +62,6 @@ def explain(
     with command(quiet):
         from xtok import report
         from xtok.inspection import explain as explanation
-        from xtok.inspection import inspect as describe
 
         projection = load_map(map_path, student_vocab_size, teacher_vocab_size, preserve_last)
         safety: dict[str, Any] = {"offline": offline, "trust_remote_code": trust_remote_code}
@@ -74,10 +73,8 @@ def explain(
         if teacher_model is not None:
             given = (teacher_model, teacher_revision, None, teacher_pattern)
             projection, teacher = load_side(projection, "teacher", *given, **safety)
-        found = [] if token is None else describe.find_token(projection, token)
-        rows = explanation.explain(
-            projection, [*found, *(token_id or [])], student=student, teacher=teacher
-        )
+        tokens: list[str | int] = [*([] if token is None else [token]), *(token_id or [])]
+        rows = explanation.explain(projection, tokens, student_model=student, teacher_model=teacher)
         if json:
             print(report.to_json(rows))  # noqa: T201
         else:
@@ -115,8 +112,8 @@ def verify(
             teacher = load(teacher_model, teacher_revision, None, teacher_pattern, **safety)
         found = verification.verify(
             map_path,
-            student=student,
-            teacher=teacher,
+            student_model=student,
+            teacher_model=teacher,
             student_vocab_size=student_vocab_size,
             teacher_vocab_size=teacher_vocab_size,
         )

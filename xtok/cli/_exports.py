@@ -64,5 +64,7 @@ def export(
         if teacher_model is not None:
             given = (teacher_model, teacher_revision, None, teacher_pattern)
             projection, teacher = load_side(projection, "teacher", *given, **safety)
-        for path in exports.export(projection, output, kind, student=student, teacher=teacher):
+        for path in exports.export(
+            projection, output, kind, student_model=student, teacher_model=teacher
+        ):
             print(path)  # noqa: T201

@@ -248,7 +248,9 @@ def multitoken(
             student, teacher, options, initial=initial, progress=report.progress_bar
         )
         if exact_match:
-            projection = xtok_exact.reapply_exact(projection, student=student, teacher=teacher)
+            projection = xtok_exact.reapply_exact(
+                projection, student_model=student, teacher_model=teacher
+            )
         name = nemo_name(context) or default_name(projection, "multitoken")
         write(projection, named(output, name), num_examples=num_examples, strict=strict)
 
@@ -301,8 +303,8 @@ def reapply_exact(
             projection,
             special_tokens=special_tokens,
             canonicalization=canonicalization,
-            student=student,
-            teacher=teacher,
+            student_model=student,
+            teacher_model=teacher,
         )
         name = refined_name(initial_projection_path, "reapply-exact", projection)
         write(projection, named(output, name), num_examples=num_examples)

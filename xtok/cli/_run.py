@@ -276,7 +276,7 @@ def write(
     examples = describe.example_ids(projection, num_examples)
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
         report.print_reports(projection.reports)
-        report.print_examples(describe.describe_row(projection, i) for i in examples)
+        report.print_examples(projection[i] for i in examples)
     print(path)  # noqa: T201
 
 

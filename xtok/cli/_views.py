@@ -158,7 +158,7 @@ def convert(
             map_path, student_vocab_size, teacher_vocab_size, preserve_last, normalize
         )
         if transpose:
-            from xtok.maps import projection_map as maps
+            from xtok.maps import convert as maps
 
             projection = maps.transpose(projection)
         write(projection, named(output, default_name(projection)))

@@ -1,4 +1,4 @@
-"""What is wrong with a tokenizer, or will be between two, before it costs a training run."""
+"""`doctor`: problems of a tokenizer, or between two, found before they cost a training run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xtok.conversation.checks import ChatChecks, Check, Level
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizers
 from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import escape, plural, shortened
 from xtok.vocab.roles import match_roles
@@ -136,16 +136,20 @@ class Diagnosis:
         return f"{'failed' if self.failed else 'ok'}: {who}: {found}{suits}"
 
 
-def doctor(tokenizers: Sequence[Tokenizer], *, template: str | Path | None = None) -> Diagnosis:
+def doctor(
+    models: ModelLike | Sequence[ModelLike], *, template: str | Path | None = None
+) -> Diagnosis:
     """Look at tokenizers for what makes cross-tokenizer training go wrong.
 
     Args:
-        tokenizers: any number; of exactly two, the first is the student of a map.
+        models: a model as `load_tokenizer` takes it, a loaded tokenizer, or several of either; of
+            exactly two, the first is the student of a map.
         template: a chat template instead of the tokenizers' own, as `render` takes it.
 
     Raises:
         XtokError: if `template` cannot be read.
     """
+    tokenizers = as_tokenizers(models)
     return Diagnosis(
         tokenizers=tuple(_diagnose(one, template) for one in tokenizers),
         pair=_pair(*tokenizers) if len(tokenizers) == 2 else None,

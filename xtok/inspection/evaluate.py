@@ -7,8 +7,8 @@ begin, a good row W[s] gives t a high weight.
 - Coverage: how often W[s, t] > 0. Top-1: how often t is the row's largest entry.
 - Floor: the cross-entropy of the map in hindsight, counted on the measured text itself and cut to
   as many entries per row.
-- Recipe: that of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact rows
-  pinned, no slot.
+- Recipe: that of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact matches,
+  no slot.
 - Closed: (recipe - map) / (recipe - floor), the share of the way from the recipe to the floor.
 
 The same over chunks, as P-KL averages: the student rows of a chunk are averaged, and so are the
@@ -23,46 +23,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, MultitokenConfig, SortCutConfig, check_choice
+from xtok.config import Loss, MultitokenConfig, SortCutConfig
 from xtok.counting.encode import PairEncoder, Side, Starts, batches, pair_edges, start_keys
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import ShardReader, find_texts, shards
 from xtok.errors import XtokError
 from xtok.inspection.chunk_losses import EncodedText, Rows
+from xtok.inspection.ranking import Interval, Ranking, rank, resample
 from xtok.maps.edges import Edges, heaviest
+from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import require_table, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.display import plural
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` says nothing, and is left out."""
-
-_RESAMPLES = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A figure with its 95 % confidence interval, by bootstrap over documents.
-
-    `low` and `high` are None where there is only one document.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,25 +128,6 @@ class WorstRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """Which map is best for a loss, over all text.
-
-    Attributes:
-        loss: the loss.
-        measure: the field of `MapMeasures` that decides for it.
-        names: the maps, best first.
-        lead: by how much the best map is below the next one, in nats; None for one map alone.
-        verdict: which map to take and why, in a sentence.
-    """
-
-    loss: Loss
-    measure: str
-    names: tuple[str, ...]
-    lead: Interval | None
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What `evaluate` measured.
 
@@ -231,10 +199,10 @@ class _Text(NamedTuple):
 
 
 def evaluate(
-    maps: Sequence[ProjectionMap],
+    maps: MapLike | Sequence[MapLike],
     texts: Sequence[str | Path],
-    student_model: str | PathLike[str] | Tokenizer,
-    teacher_model: str | PathLike[str] | Tokenizer,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     *,
     names: Sequence[str] = (),
     field: str = "text",
@@ -248,11 +216,12 @@ def evaluate(
     """Measure maps of one pair on text, in one pass over it.
 
     Args:
-        maps: maps of the pair.
+        maps: a map, the path of one, or several of either, all of one pair.
         texts: paths and globs of text, as `estimate` takes them.
         student_model: the model of the rows, as `build` takes it.
         teacher_model: the model of the columns, likewise.
-        names: what to call the maps; `map 1` and so on if empty. Repeated ones get a number.
+        names: what to call the maps; paths by default, or `map 1` and so on. Repeated ones get a
+            number.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         group_by: a field or column by whose values text is grouped; files are groups if None.
         for_loss: a loss to rank the maps for.
@@ -265,11 +234,12 @@ def evaluate(
         XtokError: if a text cannot be read or nothing in it measured, or a map is of another pair.
         ValueError: for no map, or names that are not as many.
     """
-    if not maps or (names and len(names) != len(maps)):
-        raise ValueError(f"{len(maps)} maps, {len(names)} names")
-    names = _distinct(names or [f"map {n}" for n in range(1, len(maps) + 1)])
+    loaded, names = as_maps(maps, names)
+    if not loaded:
+        raise ValueError("there is no map to evaluate")
+    names = _distinct(names)
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    maps = [
+    loaded = [
         with_vocabularies(
             projection,
             student=student.vocabulary,
@@ -277,13 +247,13 @@ def evaluate(
             widths=True,
             name=name,
         )
-        for name, projection in zip(names, maps, strict=True)
+        for name, projection in zip(names, loaded, strict=True)
     ]
     paths = find_texts(texts)
-    recipes = _recipes(student, teacher, {m.top_k for m in maps}, progress)
-    measured_edges = [m.edges for m in (*maps, *recipes.values())]
+    recipes = _recipes(student, teacher, {m.top_k for m in loaded}, progress)
+    measured_edges = [m.edges for m in (*loaded, *recipes.values())]
     seen = _read(
-        measured_edges, maps[0].shape, paths, student, teacher, field, group_by, text_progress
+        measured_edges, loaded[0].shape, paths, student, teacher, field, group_by, text_progress
     )
     if not len(seen.keys):
         raise XtokError(
@@ -292,11 +262,15 @@ def evaluate(
             hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
             "differ",
         )
-    rank_of = {k: len(maps) + n for n, k in enumerate(recipes)}
+    recipe_row = {k: len(loaded) + n for n, k in enumerate(recipes)}
     measured = [
-        _Measured(m, recipes[m.top_k].edges, seen, (n, rank_of[m.top_k]))
-        for n, m in enumerate(maps)
+        _Measured(m, recipes[m.top_k].edges, seen, (n, recipe_row[m.top_k]))
+        for n, m in enumerate(loaded)
     ]
+    ranking = None
+    if for_loss is not None:
+        tables = [m.chunk_sums if for_loss == "p-kl" else m.start_sums for m in measured]
+        ranking = rank(for_loss, names, [sums for sums, _ in tables], tables[0][1], seed)
     groups = [
         (group, np.array([g == group for g in seen.groups], np.bool_))
         for group in dict.fromkeys(seen.groups)
@@ -319,70 +293,18 @@ def evaluate(
         num_bytes=seen.num_bytes,
         lost_bytes=seen.lost_bytes,
         differing=seen.differing,
-        ranking=None if for_loss is None else _ranking(for_loss, names, measured, seed),
+        ranking=ranking,
     )
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Number the repeated names: a, a (2)."""
     times: Counter[str] = Counter()
-    found = []
+    distinct = []
     for name in names:
         times[name] += 1
-        found.append(name if times[name] == 1 else f"{name} ({times[name]})")
-    return found
-
-
-_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
-
-
-def _ranking(loss: Loss, names: list[str], measured: list[_Measured], seed: int) -> Ranking:
-    """Rank by the measure that decides for the loss; differences are paired by document."""
-    check_choice(Loss, for_loss=loss)
-    is_p_kl = loss == "p-kl"
-    where = "over chunks, as P-KL averages" if is_p_kl else "at the first tokens it compares"
-    tables = [m.chunk_sums if is_p_kl else m.start_sums for m in measured]
-    values = [float(sums.sum() / max(1, counts.sum())) for sums, counts in tables]
-    order = np.argsort(values, kind="stable").tolist()
-    best = order[0]
-    lead = None
-    verdict = f"For {_LOSSES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
-    if len(order) > 1:
-        other = order[1]
-        counts = tables[best][1]
-        table = np.stack([tables[other][0] - tables[best][0], counts], axis=1)
-        gap = values[other] - values[best]
-        lead = Interval(value=gap)
-        if len(counts) > 1:
-            drawn = _resample(table, seed)
-            low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], 1), [0.025, 0.975])
-            lead = Interval(value=gap, low=float(low), high=float(high))
-        verdict = _verdict(_LOSSES[loss], where, names, order, values, lead)
-    return Ranking(
-        loss=loss,
-        measure="chunk_cross_entropy" if is_p_kl else "cross_entropy",
-        names=tuple(names[n] for n in order),
-        lead=lead,
-        verdict=verdict,
-    )
-
-
-def _verdict(
-    loss: str, where: str, names: list[str], order: list[int], values: list[float], lead: Interval
-) -> str:
-    best, other = order[:2]
-    figures = f"{values[best]:.3f} nats {where}, against {values[other]:.3f} of {names[other]}"
-    if lead.low is None or lead.high is None:
-        spread = "one document, so no interval"
-    else:
-        spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
-        if lead.low <= 0:
-            return (
-                f"For {loss}, this text does not tell {names[best]} from {names[other]}: "
-                f"{figures} ({spread})."
-            )
-    word = "better" if len(order) == 2 else "best"
-    return f"For {loss}, {names[best]} is {word}: {figures} ({spread})."
+        distinct.append(name if times[name] == 1 else f"{name} ({times[name]})")
+    return distinct
 
 
 def _recipes(
@@ -390,8 +312,8 @@ def _recipes(
 ) -> dict[int, ProjectionMap]:
     """Return X-Token's recipe without a slot, cut to each number of entries per row."""
     whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
-    pinned = reapply_exact(whole)
-    return {k: sort_cut(pinned, SortCutConfig(top_k=k)) for k in sorted(cuts)}
+    exact = reapply_exact(whole)
+    return {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in sorted(cuts)}
 
 
 def _read(
@@ -533,7 +455,7 @@ class _Measured:
         ]
         table = np.stack(sums, axis=1).astype(np.float64)
         whole = _figures(table.sum(axis=0, keepdims=True))[0]
-        resampled = _figures(_resample(table, seed)) if len(table) > 1 else None
+        resampled = _figures(resample(table, seed)) if len(table) > 1 else None
         (
             ce, coverage, top, floor, of_floor, recipe, slots, closed,
             chunk, chunk_recipe, chunk_floor, chunk_closed,
@@ -644,13 +566,3 @@ def _closed(
 ) -> NDArray[np.float64]:
     gap = recipe - floor
     return np.divide(recipe - loss, gap, out=np.full_like(gap, np.nan), where=gap > 0)
-
-
-def _resample(table: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Draw documents with replacement, and add up; float64 `[resamples, columns]`."""
-    rng = np.random.default_rng(seed)
-    found = np.empty((_RESAMPLES, table.shape[1]))
-    for row in range(_RESAMPLES):
-        times = np.bincount(rng.integers(0, len(table), len(table)), minlength=len(table))
-        found[row] = times @ table
-    return found

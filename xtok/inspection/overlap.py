@@ -1,4 +1,4 @@
-"""How much of their vocabularies tokenizers share, by bytes."""
+"""`overlap`: how much of their vocabularies tokenizers share, by bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xtok.errors import XtokError, install_hint
 from xtok.io import check_output, write
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, as_tokenizers
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -33,8 +33,9 @@ class Overlap:
     shares: tuple[tuple[float, ...], ...]
 
 
-def overlap(tokenizers: Sequence[Tokenizer]) -> Overlap:
-    """Count the byte strings that each two of some tokenizers share."""
+def overlap(models: ModelLike | Sequence[ModelLike]) -> Overlap:
+    """Count the byte strings that each two tokenizers share; models are as `doctor` takes them."""
+    tokenizers = as_tokenizers(models)
     vocabularies = [set(filter(None, one.table.tokens())) for one in tokenizers]
     sizes = [len(tokens) for tokens in vocabularies]
     counts = [[0] * len(sizes) for _ in sizes]
@@ -75,7 +76,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise XtokError("--plot needs matplotlib", hint=install_hint("plot")) from error
+        raise XtokError("a plot needs matplotlib", hint=install_hint("plot")) from error
 
 
 def plot_overlap(found: Overlap, path: Path) -> None:

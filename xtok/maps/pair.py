@@ -44,7 +44,7 @@ def with_vocabularies(
     return projection
 
 
-def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str] = ()) -> list[ProjectionMap]:
+def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str]) -> list[ProjectionMap]:
     """Check that maps are of one pair, at the same widths; those without tokens take the others'.
 
     Args:
@@ -54,7 +54,6 @@ def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str] = ()) -> lis
     Raises:
         XtokError: naming the first map that is not of the first one's pair.
     """
-    names = names or ["the first map", *(f"map {n}" for n in range(2, len(maps) + 1))]
     first = maps[0]
     for other, name in zip(maps[1:], names[1:], strict=True):
         with_vocabularies(
@@ -81,17 +80,20 @@ def at_width(
         raise MapFileError(
             f"{name} is {ours.vocab_size} wide on the {side}'s side, not {width}",
             hint=f"is it the map of this pair? It is of {projection.student.model_id} and "
-            f"{projection.teacher.model_id}; else leave out --{side}-vocab-size",
+            f"{projection.teacher.model_id}; else leave out {{option}}",
+            parameter=f"{side}_vocab_size",
         )
     if width < ours.vocab_size:
         raise MapFileError(
             f"{name} has the {side} id {ours.vocab_size - 1}, and is not {width} wide",
-            hint=f"give the width of its logits with --{side}-vocab-size, at least "
-            f"{ours.vocab_size}",
+            hint=f"give the width of its logits with {{option}}, at least {ours.vocab_size}",
+            parameter=f"{side}_vocab_size",
         )
     if width > MAX_WIDTH:
         raise MapFileError(
-            f"{name} cannot be {width} wide", hint=f"give --{side}-vocab-size up to {MAX_WIDTH}"
+            f"{name} cannot be {width} wide",
+            hint=f"give {{option}} up to {MAX_WIDTH}",
+            parameter=f"{side}_vocab_size",
         )
     return projection if ours.table is not None else _with_side(projection, side, wider)
 
@@ -135,8 +137,8 @@ def require_widths(projection: ProjectionMap) -> None:
         if not ours.width_is_known:
             raise XtokError(
                 f"the map does not tell the width of the {side}'s logits: it is {ours.width}",
-                hint=f"load the map with {side}_vocab_size=…, or convert it once with "
-                f"xtok convert --{side}-vocab-size",
+                hint="load or convert the map with {option}",
+                parameter=f"{side}_vocab_size",
             )
 
 
@@ -149,7 +151,8 @@ def require_table(vocabulary: Vocabulary) -> TokenTable:
     if vocabulary.table is None:
         raise XtokError(
             f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
-            hint="give both tokenizers with --student-model and --teacher-model",
+            hint="give both models, the student's with {option}",
+            parameter="student_model",
         )
     return vocabulary.table
 
@@ -191,10 +194,11 @@ def _require_same_width(side: str, ours: Vocabulary, given: Vocabulary, what: st
     if not (same or can_grow(ours, given) or can_grow(given, ours)):
         hint = "give the map of this pair; xtok inspect shows the pair of a map"
         if _tokens_of(given) <= ours.vocab_size:
-            hint += f", or, if it is, --{side}-vocab-size {ours.vocab_size}"
+            hint += f"; if it is this pair, give the width {ours.vocab_size} with {{option}}"
         raise XtokError(
             f"the {side} of {what} is {ours.width} wide, {given.model_id} is {given.width}",
             hint=hint,
+            parameter=f"{side}_vocab_size",
         )
 
 

@@ -15,8 +15,7 @@ from xtok.vocab.display import printable, quoted
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from xtok.inspection.inspect import RowDescription
-    from xtok.maps.projection_map import StageReport
+    from xtok.maps.projection_map import Row, StageReport
 
 
 @contextmanager
@@ -81,7 +80,7 @@ def print_failed(what: Iterable[str], stderr: TextIO) -> None:
         print(f"failed: {printable(one)}", file=stderr)
 
 
-def print_examples(rows: Iterable[RowDescription]) -> None:
+def print_examples(rows: Iterable[Row]) -> None:
     """Print rows of a map on stderr, a line each."""
     for row in rows:
         entries = "  ".join(f"{quoted(e.token, e.teacher_id)} {e.weight:.4f}" for e in row.entries)

@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.inspection.inspect import (
-    EntryDescription,
-    MapDescription,
-    RowDescription,
-    RowListing,
-    SideDescription,
-)
+from xtok.inspection.inspect import MapDescription, RowListing, SideDescription
+from xtok.maps.projection_map import Row, RowEntry
 from xtok.report._tables import STYLES, cell, header, new_table, printing
 from xtok.vocab.display import plural, quoted
 
@@ -141,7 +136,7 @@ def _columns(d: MapDescription) -> Table:
     return table
 
 
-def _examples(rows: Iterable[RowDescription]) -> Table:
+def _examples(rows: Iterable[Row]) -> Table:
     table = new_table("student token", "id", "kind", "teacher tokens")
     table.columns[1].justify = "right"
     for row in rows:
@@ -154,7 +149,7 @@ def _examples(rows: Iterable[RowDescription]) -> Table:
     return table
 
 
-def _entry(e: EntryDescription) -> str:
+def _entry(e: RowEntry) -> str:
     slot = " (slot)" if e.is_slot else ""
     return f"{e.weight:.4f} {quoted(e.token, e.teacher_id)}{slot}"
 

@@ -8,7 +8,8 @@ from operator import attrgetter
 from rich.table import Table
 
 from xtok.inspection.compare import Comparison
-from xtok.inspection.evaluate import Evaluation, Interval, MapMeasures
+from xtok.inspection.evaluate import Evaluation, MapMeasures
+from xtok.inspection.ranking import Interval
 from xtok.report._tables import cell, header, new_table, printing
 from xtok.vocab.display import shortened
 
