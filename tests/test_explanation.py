@@ -61,26 +61,26 @@ def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
     )
 
 
-def test_a_pinned_row_tells_what_was_lost(projection: ProjectionMap, pair: Pair) -> None:
+def test_an_exact_row_tells_what_was_lost(projection: ProjectionMap, pair: Pair) -> None:
     [row] = explain(projection, [258], student_model=pair[0], teacher_model=pair[1])
-    assert (row.kind, row.why) == ("exact", "pinned: teacher id 256 has the same bytes")
+    assert (row.kind, row.why) == ("exact", "exact: teacher id 256 has the same bytes")
     assert row.reverse is not None
     assert [(p.token, round(p.weight, 4)) for p in row.reverse] == [("ab", 1.0), ("abc", 0.9091)]
-    assert row.stages[1] == "reapply-exact: pinned to the token of equal bytes"
+    assert row.stages[1] == "reapply-exact: matched to the token of equal bytes"
 
 
 def test_from_the_map_alone(projection: ProjectionMap) -> None:
     [relaxed] = explain(projection, [259])
     assert (relaxed.kind, relaxed.forward, relaxed.reverse) == ("relaxed", None, None)
     assert relaxed.entries[0].relation == "the same relaxed form"
-    [unpinned] = explain(replace(projection, history=()), [258])
-    assert unpinned.stages == ()
+    [plain] = explain(replace(projection, history=()), [258])
+    assert plain.stages == ()
 
 
 def test_soft_rows_name_longer_tokens(pair: Pair) -> None:
     soft = xtok.build(*pair, BuildConfig(exact_match=False, scale_trick=False))
     [row] = explain(soft, [258])
-    assert row.why == "teacher id 256 has the same bytes, and is not pinned"
+    assert row.why == "teacher id 256 has the same bytes, but the row is not exact"
     assert [(e.token, e.relation) for e in row.entries] == [
         ("ab", "the same bytes"),
         ("abc", "longer, begins with it"),
@@ -92,13 +92,13 @@ def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
     [row] = explain(counted, [258], student_model=pair[0], teacher_model=pair[1])
     assert (row.kind, row.why) == (
         "pieces",
-        "counted on synthetic text of the two vocabularies, and not pinned",
+        "counted on synthetic text of the two vocabularies, and not exact",
     )
     assert row.forward is not None
     assert [(p.token, p.weight) for p in row.forward] == [("ab", 0)]
     assert row.reverse is None
     assert row.stages == (
-        "multitoken: counted on synthetic text, --target both; at most 32 entries",
+        "multitoken: counted on synthetic text, target both; at most 32 entries",
         "sort-cut: at most 8 entries",
     )
 
@@ -156,7 +156,7 @@ def test_a_map_without_tokens_needs_both_models(cli: Cli, small: Path, tmp_path:
     options = ["--teacher-vocab-size", "256"]
     alone = cli("explain", "m.pt", *options, "--id", "97")
     assert alone.returncode == 1
-    assert "give both tokenizers with --student-model and --teacher-model" in alone.stderr
+    assert "give both models, the student's with --student-model" in alone.stderr
     models = ["--student-model", "null:98", "--teacher-model", "bytes"]
     both = cli("explain", "m.pt", *options, "--id", "97", *models)
     assert both.returncode == 0, both.stderr

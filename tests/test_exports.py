@@ -242,7 +242,7 @@ def test_the_command(cli: Cli, small: Path, built: ProjectionMap, tmp_path: Path
     done = cli("export", "map.safetensors", "--format", "nemo-subtokens", "--output", "pair.pt")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith(
-        "hint: give --student-model and --teacher-model, those that the map was made with\n"
+        "hint: give both models that the map was made with, the student's with --student-model\n"
     )
     done = cli("export", "map.safetensors", "--format", "csv", "--output", "map.csv")
     assert done.returncode == 2

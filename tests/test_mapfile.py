@@ -533,7 +533,7 @@ def test_a_width_that_is_too_small_is_told_with_the_least_that_fits(
         mapfile.load(path, teacher_vocab_size=width)
     problem = f"f.pt has the teacher id {largest}, and is not {width} wide"
     assert caught.value.message.endswith(problem)
-    assert f"with --teacher-vocab-size, at least {largest + 1}" in caught.value.hint
+    assert f"with teacher_vocab_size=, at least {largest + 1}" in caught.value.hint
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
@@ -642,14 +642,14 @@ def test_a_hint_to_normalize_is_for_what_training_changes(tmp_path: Path) -> Non
     trained = edited({"weights": np.full(7, 0.5, np.float32)})
     with pytest.raises(MapFileError) as caught:
         load_bytes(trained, tmp_path)
-    assert caught.value.hint == "if its weights were trained, give xtok convert --normalize"
+    assert caught.value.hint == "if its weights were trained, convert the map once with normalize="
     with pytest.raises(MapFileError) as caught:
         load_bytes(edited(student__backend=["> 0 sums to"]), tmp_path)
-    assert "--normalize" not in caught.value.hint
+    assert "normalize" not in caught.value.hint
     with pytest.raises(MapFileError) as caught:
         load_bytes(edited(format_version="sums to 2"), tmp_path)
     assert "sums to" in caught.value.message
-    assert "--normalize" not in caught.value.hint
+    assert "normalize" not in caught.value.hint
 
 
 def test_an_invariant_that_does_not_hold_has_a_name() -> None:

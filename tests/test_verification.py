@@ -178,7 +178,7 @@ def test_equal_by_token_form(tmp_path: Path) -> None:
     by_name = {check.name: check.message for check in found.checks}
     # 127 bytes are taken for the teacher's first one that reads as U+FFFD, and so is U+FFFD.
     assert by_name["exact rows"] == (
-        "257 rows of equal bytes, but for 128 that are equal by --token-form"
+        "257 rows of equal bytes, but for 128 that are equal in another token form"
     )
 
 

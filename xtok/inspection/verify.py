@@ -137,9 +137,9 @@ def _digest(name: str, vocabulary: Vocabulary, written: Sequence[str | None]) ->
 
 
 def _as_read(m: ProjectionMap) -> MapCheck:
-    counts = [
-        f"{n:,} {what}" for report in m.reports for what, n in report.counts.items() if n
-    ]  # what a .pt had to be put in order for
+    """Tell what a `.pt` had to be put in order for."""
+    imports = [report for report in m.reports if report.stage == "import"]
+    counts = [f"{n:,} {what}" for report in imports for what, n in report.counts.items() if n]
     return _failed("as written", ", ".join(counts)) if counts else _ok("as written", "in order")
 
 

@@ -20,10 +20,10 @@ from xtok import __version__, io
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.maps.edges import in_map_order
-from xtok.maps.nemo import from_nemo, from_padded, from_trained, to_nemo
+from xtok.maps.nemo import from_nemo, from_padded, from_trained, not_a_map, to_nemo
 from xtok.maps.packing import MALFORMED, pack_metadata, pack_tensors, unpack
 from xtok.maps.pair import at_width
-from xtok.maps.projection_map import InvariantError, ProjectionMap, StageReport
+from xtok.maps.projection_map import ProjectionMap, StageReport
 from xtok.maps.tensorfile import check_json, read_tensors, write_tensors
 
 SUFFIXES = (".safetensors", ".pt")
@@ -178,9 +178,9 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str] | None:
-    """Return a file's tensors and metadata, not checked; None for any file but xtok's `.safetensors`.
+    """Return a `.safetensors` map's tensors and metadata, not checked; None for any other file.
 
-    `unpack` and `assemble` make a map of them.
+    `packing.assemble` makes a map of them.
 
     Raises:
         MapFileError: if the file cannot be read.
@@ -199,10 +199,6 @@ def sha256(projection: ProjectionMap) -> str:
 def to_safetensors(projection: ProjectionMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
     return write_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
-
-
-_CHANGED_BY_TRAINING = ("weights", "order", "sums")
-"""Invariants that weights break which were trained; `normalize` restores them."""
 
 
 def _from_safetensors(
@@ -224,14 +220,7 @@ def _from_safetensors(
             f"{source} is not a valid map: it lacks {error}", hint=MAP_HINT
         ) from error
     except MALFORMED as error:
-        trained = isinstance(error, InvariantError) and error.invariant in _CHANGED_BY_TRAINING
-        raise MapFileError(
-            f"{source} is not a valid map: {error}",
-            hint="if its weights were trained, convert the map once with {option}"
-            if trained
-            else MAP_HINT,
-            parameter="normalize" if trained else "",
-        ) from error
+        raise not_a_map(f"{source} is not a valid map: {error}", error) from error
 
 
 def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

@@ -26,7 +26,7 @@ from xtok.maps.edges import (
     sum_duplicates,
 )
 from xtok.maps.packing import MALFORMED, pack_metadata, pack_tensors, require, unpack
-from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
+from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind, StageReport
 from xtok.maps.tensorfile import check_json
 from xtok.maps.torchfile import load_pt
 from xtok.vocab.table import MAX_WIDTH, Vocabulary
@@ -57,8 +57,8 @@ def to_nemo(projection: ProjectionMap) -> bytes:
     likelihoods = np.zeros((num_rows, k), np.float32)
     indices[s, column], likelihoods[s, column] = t, w
     single = (indices[:, 0] >= 0) & (indices[:, 1:] < 0).all(axis=1)
-    unpinned = single & ~np.isin(projection.row_kind, [RowKind.EXACT, RowKind.ROLE])
-    indices[unpinned, 1] = np.where(indices[unpinned, 0] == 0, min(1, projection.shape[1] - 1), 0)
+    not_exact = single & ~np.isin(projection.row_kind, [RowKind.EXACT, RowKind.ROLE])
+    indices[not_exact, 1] = np.where(indices[not_exact, 0] == 0, min(1, projection.shape[1] - 1), 0)
     if indices[-1].max() < 0:
         indices[-1, 0] = 0
     own, metadata = pack_tensors(projection), pack_metadata(projection)
@@ -159,7 +159,23 @@ def from_nemo(
         projection.check()
         return projection
     except (*MALFORMED, RuntimeError) as error:
-        raise MapFileError(f"{source} is not a projection map: {error}", hint=MAP_HINT) from error
+        raise not_a_map(f"{source} is not a projection map: {error}", error) from error
+
+
+def not_a_map(message: str, error: Exception) -> MapFileError:
+    """Return the error of a damaged file; one whose weights were trained can be read."""
+    trained = isinstance(error, InvariantError) and error.invariant in _CHANGED_BY_TRAINING
+    return MapFileError(
+        message,
+        hint="if its weights were trained, convert the map once with {option}"
+        if trained
+        else MAP_HINT,
+        parameter="normalize" if trained else "",
+    )
+
+
+_CHANGED_BY_TRAINING = ("weights", "order", "sums")
+"""Invariants that training breaks and `normalize` restores."""
 
 
 def from_padded(
@@ -329,7 +345,7 @@ def _from_own(
     # Fillers have weight 0 and are not worth a count.
     counts |= {name: n for name, n in more.items() if name != "zero weights dropped"}
     projection = unpack({**tensors, **edges._asdict()}, metadata)
-    if normalize or any(counts.values()):
+    if normalize or counts:
         projection = _imported(projection, counts, normalize, notes)
     return projection
 
@@ -358,9 +374,8 @@ def _from_foreign(
     scale_slot[slotted] = 1
     top_k = entries.top_k
     if not entries.has_order:
-        top_k = int(
-            np.diff(row_starts(edges.student_ids), append=len(edges.weights)).max(initial=0)
-        )
+        starts = row_starts(edges.student_ids)
+        top_k = int(np.diff(starts, append=len(edges.weights)).max(initial=0))
     projection = ProjectionMap(
         student=student,
         teacher=teacher,
@@ -444,7 +459,7 @@ def _in_order(
 
     Returns:
         the edges with a map's dtypes and order, the rows whose last entry is a slot, and how many
-        of what was done, for the report.
+        of what had to be changed.
     """
     s, t, w = entries.edges
     bounds = np.append(row_starts(s), len(s))
@@ -469,7 +484,7 @@ def _in_order(
         counts.update(more)
         start = end
     weights = w[:n].astype(np.float32, copy=False)
-    return Edges(s[:n], t[:n], weights), np.concatenate(slotted), dict(counts)
+    return Edges(s[:n], t[:n], weights), np.concatenate(slotted), dict(+counts)
 
 
 def _rows_in_order(
@@ -487,10 +502,8 @@ def _rows_in_order(
         the edges, with float32 weights, which of them are slots, and the counts.
     """
     valid = np.isfinite(edges.weights) & (edges.weights >= 0)
-    require(
-        valid.all(),
-        "a weight that is negative or not finite (logits need the normalization softmax)",
-    )
+    if not valid.all():
+        raise InvariantError("weights", "a weight is negative or not finite")
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]
     moved = map_order(edges, last) != np.arange(len(last))

@@ -198,10 +198,10 @@ class ProjectionMap:
         return self._row(ids[0])
 
     def student_ids_of(self, token: str | bytes | int) -> list[int]:
-        """Return the student ids of a token; several ids may have the same bytes.
+        r"""Return the student ids of a token; several ids may have the same bytes.
 
         Args:
-            token: its text, as it is or as reports show it (`\\xe4` for a byte), or the name of a
+            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
                 control token; its exact bytes; or an id, which is returned alone.
 
         Raises:
@@ -368,8 +368,9 @@ def _check_weights(m: ProjectionMap) -> None:
 
 def _check_kinds(m: ProjectionMap) -> None:
     _require_in(m.row_kind, len(RowKind), "row_kind")
-    entries = m.entries_per_row
-    filled = entries > 0
+    starts = row_starts(m.student_ids)
+    filled = np.zeros(m.shape[0], np.bool_)
+    filled[m.student_ids[starts]] = True
     _require(
         bool((filled == (m.row_kind != RowKind.EMPTY)).all()),
         "row_kind is not empty exactly where a row is",
@@ -377,7 +378,8 @@ def _check_kinds(m: ProjectionMap) -> None:
     if m.scale_slot is not None:
         _require_in(m.scale_slot, 2, "scale_slot")
         _require(bool(filled[m.scale_slot == 1].all()), "an empty row has a scale slot")
-    _require(m.top_k >= entries.max(initial=0), f"a row has more than top_k={m.top_k} entries")
+    longest = int(np.diff(starts, append=m.nnz).max(initial=0))
+    _require(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
 
 
 def _check_order(m: ProjectionMap) -> None:
