@@ -102,7 +102,7 @@ def test_reapply_exact_takes_the_names_of_models(of_bytes: str) -> None:
 
 def test_a_path_is_no_list_of_maps(path: str) -> None:
     with pytest.raises(XtokError, match="there is only one map to merge"):
-        xtok.merge(path)  # type: ignore[arg-type]
+        xtok.merge(path)
 
 
 def test_merge_calls_maps_by_their_paths(path: str, of_bytes: str) -> None:
@@ -158,7 +158,7 @@ def test_export_takes_a_path(of_bytes: str, tmp_path: Path) -> None:
     [written] = xtok.export(of_bytes, tmp_path / "x.json", "shared-vocab")
     assert written == tmp_path / "x.json"
     models = {"student_model": "bytes", "teacher_model": "bytes"}
-    files = xtok.export(of_bytes, tmp_path / "x.pt", "nemo-subtokens", **models)  # type: ignore[arg-type]
+    files = xtok.export(of_bytes, tmp_path / "x.pt", "nemo-subtokens", **models)
     assert [file.name for file in files] == ["x.pt", "x.reverse.pt"]
 
 

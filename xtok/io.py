@@ -124,10 +124,10 @@ def _remove_stale(target: Path) -> None:
     """Remove what killed writers of this very target left behind."""
     start = re.escape(shortened(target.name, 200))
     pattern = re.compile(rf"\.{start}\.[0-9a-f]{{12}}\.tmp")
-    found: list[Path] = []
+    stale: list[Path] = []
     with suppress(OSError):  # a folder may be writable, and yet not be listed
-        found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
-    for path in found:
+        stale = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    for path in stale:
         with suppress(OSError):  # another process was quicker, or it is not ours to remove
             if time.time() - path.stat().st_mtime > STALE_AFTER:
                 path.unlink()

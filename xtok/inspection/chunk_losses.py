@@ -70,11 +70,11 @@ class EncodedText:
         return np.concatenate([rows.losses(*batch)[0] for batch in batches])
 
     def _of(self, chosen: NDArray[np.bool_]) -> list[tuple[Side, Side, Starts]]:
-        found, first = [], 0
+        batches, first = [], 0
         for student, teacher in self._batches:
             after = first + len(student.bounds) - 1
             use = chosen[first:after]
             sides = student.of(use), teacher.of(use)
-            found.append((*sides, self.encoder.starts(*sides)))
+            batches.append((*sides, self.encoder.starts(*sides)))
             first = after
-        return found
+        return batches

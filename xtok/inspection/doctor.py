@@ -32,8 +32,8 @@ _VARIANTS = "e\u0301 \u212b ﬁ ① Ａ ² ½ ㎞"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotGivenBack:
-    """Tokens that the tokenizer does not give for their own bytes, by cause; escaped examples."""
+class NotRoundTripping:
+    """Tokens that do not round-trip, for one cause; examples are escaped."""
 
     cause: str
     count: int
@@ -52,7 +52,7 @@ class TokenizerDiagnosis:
         width_source: where that comes from.
         tokenizer_vocab_size: largest id + 1.
         partial_utf8: tokens that are not valid UTF-8 alone.
-        not_given_back: tokens not given back when encoded alone, by cause.
+        not_round_tripping: tokens whose own text is encoded as other tokens, by cause.
         roles: role to the names of its tokens, the first few.
         turn_ends: the control tokens that end an assistant's turn, in order.
         tool_suffix_ids: the ids that a tool message and the prompt for an answer add; None if the
@@ -67,7 +67,7 @@ class TokenizerDiagnosis:
     width_source: str
     tokenizer_vocab_size: int
     partial_utf8: int
-    not_given_back: tuple[NotGivenBack, ...]
+    not_round_tripping: tuple[NotRoundTripping, ...]
     roles: Mapping[str, tuple[str, ...]]
     turn_ends: tuple[str, ...]
     tool_suffix_ids: tuple[int, ...] | None
@@ -129,11 +129,11 @@ class Diagnosis:
         who = joined.join(one.model_id for one in self.tokenizers)
         warnings = sum(c.level == "warning" for one in self.tokenizers for c in one.checks)
         if self.failed:
-            found = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
+            result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
-            found = f"no check failed, {plural(warnings, 'warning')}"
+            result = f"no check failed, {plural(warnings, 'warning')}"
         suits = "" if self.pair is None else f"; {self.pair.loss} suits: {self.pair.why}"
-        return f"{'failed' if self.failed else 'ok'}: {who}: {found}{suits}"
+        return f"{'failed' if self.failed else 'ok'}: {who}: {result}{suits}"
 
 
 def doctor(
@@ -158,13 +158,13 @@ def doctor(
 
 def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
-    partial, lost = _given_back(tokenizer)
+    partial, lost = _round_trips(tokenizer)
     chat = ChatChecks(tokenizer, template)
     checks = (
         *_backend_checks(tokenizer),
         *_width_checks(tokenizer),
         _duplicates(table),
-        _given_back_check(lost),
+        _round_trip_check(lost),
         *_role_checks(table),
         *_probe_checks(tokenizer),
         *chat.checks(),
@@ -177,7 +177,7 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
         width_source=vocabulary.width_source,
         tokenizer_vocab_size=vocabulary.tokenizer_vocab_size or vocabulary.vocab_size,
         partial_utf8=partial,
-        not_given_back=lost,
+        not_round_tripping=lost,
         roles={
             role: tuple(table.shown(i) for i in ids[:_EXAMPLES])
             for role, ids in table.roles.items()
@@ -234,8 +234,8 @@ def _duplicates(table: TokenTable) -> Check:
     return Check(name="duplicates", level="note", message=message)
 
 
-def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
-    """Encode every token alone, once, and sort those that do not come back by cause."""
+def _round_trips(tokenizer: Tokenizer) -> tuple[int, tuple[NotRoundTripping, ...]]:
+    """Encode every token alone; return how many are partial UTF-8, and what does not round-trip."""
     table, tokens = tokenizer.table, tokenizer.table.tokens()
     ids, texts = [], []
     causes: dict[str, list[int]] = defaultdict(list)
@@ -262,7 +262,7 @@ def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
             cause = "the pattern or the merges never give it"
         causes[cause].append(token_id)
     return partial, tuple(
-        NotGivenBack(
+        NotRoundTripping(
             cause=cause,
             count=len(found),
             examples=tuple(table.shown(i) for i in found[:_EXAMPLES]),
@@ -271,13 +271,13 @@ def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
     )
 
 
-def _given_back_check(lost: Sequence[NotGivenBack]) -> Check:
+def _round_trip_check(lost: Sequence[NotRoundTripping]) -> Check:
     total = sum(one.count for one in lost)
     parts = [
         f"{one.count:,} {one.cause}: {', '.join(_quoted(e) for e in one.examples)}" for one in lost
     ]
     message = f"{total:,} tokens" + (f"\n{chr(10).join(parts)}" if parts else "")
-    return Check(name="not given back", level="note" if total else "ok", message=message)
+    return Check(name="round trip", level="note" if total else "ok", message=message)
 
 
 def _quoted(token: str) -> str:
@@ -317,9 +317,9 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     tokens = tokenizer.table.tokens()
     back = [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
     wrong = [
-        f"{kind}: {_difference(text.encode(), found)}"
-        for (kind, text), found in zip(PROBE.items(), back[:-1], strict=True)
-        if found != text.encode()
+        f"{kind}: {_difference(text.encode(), decoded)}"
+        for (kind, text), decoded in zip(PROBE.items(), back[:-1], strict=True)
+        if decoded != text.encode()
     ]
     if wrong:
         message = "\n".join(["does not come back byte for byte", *wrong])
@@ -336,20 +336,20 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check(name="Unicode variants", level="ok", message="come back as they are")
 
 
-def _difference(given: bytes, found: bytes) -> str:
+def _difference(text: bytes, decoded: bytes) -> str:
     """Show where two byte strings part, from the beginning of that character on."""
     place = next(
-        (i for i, (a, b) in enumerate(zip(given, found, strict=False)) if a != b),
-        min(len(given), len(found)),
+        (i for i, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b),
+        min(len(text), len(decoded)),
     )
-    while place and given[place : place + 1] and given[place] & 0xC0 == 0x80:
+    while place and text[place : place + 1] and text[place] & 0xC0 == 0x80:
         place -= 1
 
     def cut(data: bytes) -> str:
         shown = data[place : place + 12].decode("utf-8", "ignore").encode()
         return _quoted(escape(shown or data[place : place + 12]))
 
-    return f"{cut(given)} becomes {cut(found)}"
+    return f"{cut(text)} becomes {cut(decoded)}"
 
 
 # Two of them

@@ -19,7 +19,7 @@ H-KL, which compare the first tokens there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
@@ -347,9 +347,9 @@ def _read(
                     starts = encoder.starts(*sides)
                     parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
                     encoded.add(*sides)
-                    found = [r.losses(*sides, starts) for r in rows]
-                    chunk_losses.append(np.stack([loss for loss, _ in found]))
-                    chunks.append(found[0][1])
+                    per_map = [r.losses(*sides, starts) for r in rows]
+                    chunk_losses.append(np.stack([loss for loss, _ in per_map]))
+                    chunks.append(per_map[0][1])
                     size, behind = starts.bytes_of(batch)
                     num_bytes, lost = num_bytes + size, lost + behind
                     differing += starts.num_differing
@@ -439,53 +439,58 @@ class _Measured:
         amounts = seen.counts[use].astype(np.float64)
         counts = np.bincount(places, amounts, len(seen.keys)).astype(np.float64)
         floor_weights = self._floor(counts)
-        per_pair = [
-            np.ones(len(seen.keys)), self.losses, self.weights > 0, self.is_top,
-            self._losses_of(floor_weights), floor_weights > 0, self.recipe, self.slot_weight,
-        ]  # fmt: skip
-        sums: list[NDArray[Any]] = [
-            np.bincount(documents, amounts * values[places], len(seen.groups))[chosen]
-            for values in per_pair
-        ]
-        sums += [
-            self.chunk_losses[chosen],
-            seen.num_chunks[chosen],
-            self.recipe_chunk_losses[chosen],
-            seen.encoded.hindsight_losses(chosen, self.projection.top_k),
-        ]
-        table = np.stack(sums, axis=1).astype(np.float64)
-        whole = _figures(table.sum(axis=0, keepdims=True))[0]
-        resampled = _figures(resample(table, seed)) if len(table) > 1 else None
-        (
-            ce, coverage, top, floor, of_floor, recipe, slots, closed,
-            chunk, chunk_recipe, chunk_floor, chunk_closed,
-        ) = whole.tolist()  # fmt: skip
+        per_pair = {
+            "starts": np.ones(len(seen.keys)),
+            "loss": self.losses,
+            "covered": self.weights > 0,
+            "top": self.is_top,
+            "floor": self._losses_of(floor_weights),
+            "covered by floor": floor_weights > 0,
+            "recipe": self.recipe,
+            "slots": self.slot_weight,
+        }
+        # What `_figures` needs, summed over each chosen document.
+        sums: dict[str, NDArray[Any]] = {
+            name: np.bincount(documents, amounts * values[places], len(seen.groups))[chosen]
+            for name, values in per_pair.items()
+        }
+        sums["chunk loss"] = self.chunk_losses[chosen]
+        sums["chunks"] = seen.num_chunks[chosen]
+        sums["chunk recipe"] = self.recipe_chunk_losses[chosen]
+        sums["chunk floor"] = seen.encoded.hindsight_losses(chosen, self.projection.top_k)
+        table = np.stack(list(sums.values()), axis=1).astype(np.float64)
+        whole = _figures(dict(zip(sums, table.sum(axis=0), strict=True)))
+        drawn = _figures(dict(zip(sums, resample(table, seed).T, strict=True)))
 
-        def interval(column: int, value: float) -> Interval:
-            if resampled is None:
+        def interval(name: str) -> Interval:
+            value = float(whole[name])
+            if len(table) < 2:
                 return Interval(value=value)
-            low, high = np.nanquantile(resampled[:, column], [0.025, 0.975]).tolist()
+            low, high = np.nanquantile(drawn[name], [0.025, 0.975]).tolist()
             return Interval(value=value, low=low, high=high)
 
+        closed, chunk_closed = (
+            interval(f"{of}closed") if whole[f"{of}recipe"] - whole[f"{of}floor"] >= SMALLEST_GAP
+            else None
+            for of in ("", "chunk_")
+        )  # fmt: skip
         return MapMeasures(
             name=name,
             group=group,
             documents=int(chosen.sum()),
             starts=int(counts.sum()),
-            cross_entropy=interval(0, ce),
-            coverage=interval(1, coverage),
-            coverage_of_floor=of_floor,
-            top_1=interval(2, top),
-            floor=floor,
-            recipe=recipe,
-            closed=interval(7, closed) if recipe - floor >= SMALLEST_GAP else None,
-            slot_weight=slots,
-            chunk_cross_entropy=interval(8, chunk),
-            chunk_floor=chunk_floor,
-            chunk_recipe=chunk_recipe,
-            chunk_closed=(
-                interval(11, chunk_closed) if chunk_recipe - chunk_floor >= SMALLEST_GAP else None
-            ),
+            cross_entropy=interval("cross_entropy"),
+            coverage=interval("coverage"),
+            coverage_of_floor=float(whole["coverage_of_floor"]),
+            top_1=interval("top_1"),
+            floor=float(whole["floor"]),
+            recipe=float(whole["recipe"]),
+            closed=closed,
+            slot_weight=float(whole["slot_weight"]),
+            chunk_cross_entropy=interval("chunk_cross_entropy"),
+            chunk_floor=float(whole["chunk_floor"]),
+            chunk_recipe=float(whole["chunk_recipe"]),
+            chunk_closed=chunk_closed,
         )
 
     @cached_property
@@ -498,11 +503,11 @@ class _Measured:
         """Measure each class of student token over all text."""
         counts, floor = self._totals
         kinds = token_classes(require_table(self.projection.student))[self.seen.keys >> 32]
-        found = []
+        classes = []
         for kind in np.unique(kinds).tolist():
             use = kinds == kind
             total = counts[use].sum()
-            found.append(
+            classes.append(
                 ClassMeasures(
                     name=name,
                     token_class=TokenClass(kind).label,
@@ -512,7 +517,7 @@ class _Measured:
                     coverage=float(counts[use & (self.weights > 0)].sum() / total),
                 )
             )
-        return found
+        return classes
 
     def worst(self, name: str, number: int) -> list[WorstRow]:
         """Return the rows whose losses exceed the floor's most, over all text."""
@@ -545,24 +550,27 @@ class _Measured:
         )
 
 
-def _figures(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn sums over documents, `[samples, 12]`, into figures, `[samples, 12]`."""
-    starts, loss, covered, top, floor, floor_covered, recipe, slot = sums.T[:8]
-    chunk, chunks, chunk_recipe, chunk_floor = sums.T[8:]
-    starts, chunks = np.maximum(starts, 1), np.maximum(chunks, 1)
-    return np.stack(
-        [
-            loss / starts, covered / starts, top / starts, floor / starts,
-            covered / np.maximum(floor_covered, 1), recipe / starts, slot / starts,
-            _closed(recipe, loss, floor), chunk / chunks, chunk_recipe / chunks,
-            chunk_floor / chunks, _closed(chunk_recipe, chunk, chunk_floor),
-        ],
-        axis=1,
-    )  # fmt: skip
+def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    """Turn sums over documents, numbers or float64 `[samples]`, into the figures of a map."""
+    starts, chunks = np.maximum(sums["starts"], 1), np.maximum(sums["chunks"], 1)
+    return {
+        "cross_entropy": sums["loss"] / starts,
+        "coverage": sums["covered"] / starts,
+        "coverage_of_floor": sums["covered"] / np.maximum(sums["covered by floor"], 1),
+        "top_1": sums["top"] / starts,
+        "floor": sums["floor"] / starts,
+        "recipe": sums["recipe"] / starts,
+        "slot_weight": sums["slots"] / starts,
+        "closed": _closed(sums["recipe"], sums["loss"], sums["floor"]),
+        "chunk_cross_entropy": sums["chunk loss"] / chunks,
+        "chunk_floor": sums["chunk floor"] / chunks,
+        "chunk_recipe": sums["chunk recipe"] / chunks,
+        "chunk_closed": _closed(sums["chunk recipe"], sums["chunk loss"], sums["chunk floor"]),
+    }
 
 
 def _closed(
     recipe: NDArray[np.float64], loss: NDArray[np.float64], floor: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    gap = recipe - floor
-    return np.divide(recipe - loss, gap, out=np.full_like(gap, np.nan), where=gap > 0)
+    gap = np.where(recipe > floor, recipe - floor, np.nan)
+    return (recipe - loss) / gap

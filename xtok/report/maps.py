@@ -92,11 +92,11 @@ def _rows(d: MapDescription) -> Table:
     return table
 
 
-def _classes(found: Coverage) -> Table:
+def _classes(coverage: Coverage) -> Table:
     table = new_table("class", "rows", "exact", "entries", "slot", "teacher", "unused")
     for column in table.columns[1:]:
         column.justify = "right"
-    for c in found.classes:
+    for c in coverage.classes:
         rows = [f"{c.rows:,}"] + ["-"] * 3
         if c.rows:
             of_rows = (f"{c.exact / c.rows:.1%}", f"{c.mean_entries:.2f}", f"{c.slot_share:.1%}")
@@ -110,11 +110,11 @@ def _classes(found: Coverage) -> Table:
     return table
 
 
-def loss_note(found: Coverage) -> str:
+def loss_note(coverage: Coverage) -> str:
     """Return what a map's classes say of the choice of a loss, as a sentence."""
-    note = f"{found.loss} suits: {found.why}"
-    if found.numerals and "numerals" not in note:
-        note += f"; {found.numerals_exact:,} of {found.numerals:,} numerals have one"
+    note = f"{coverage.loss} suits: {coverage.why}"
+    if coverage.numerals and "numerals" not in note:
+        note += f"; {coverage.numerals_exact:,} of {coverage.numerals:,} numerals have one"
     return note
 
 
@@ -154,18 +154,22 @@ def _entry(e: RowEntry) -> str:
     return f"{e.weight:.4f} {quoted(e.token, e.teacher_id)}{slot}"
 
 
-def print_verification(found: Verification) -> None:
+def print_verification(verification: Verification) -> None:
     """Print one line per check, and a last one that sums them up."""
-    widest = max(len(check.name) for check in found.checks)
+    widest = max(len(check.name) for check in verification.checks)
     with printing() as console:
-        for check in found.checks:
+        for check in verification.checks:
             line = Text()
             line.append(check.level.ljust(8), style=STYLES.get(check.level, "dim"))
             line.append(check.name.ljust(widest + 2))
             line.append_text(cell(check.message))
             console.print(line, soft_wrap=True)
-        failed = f"failed: {', '.join(found.failed)}" if found.failed else "every check holds"
-        console.print(cell(f"{found.path}: {failed}"), soft_wrap=True)
+        failed = (
+            f"failed: {', '.join(verification.failed)}"
+            if verification.failed
+            else "every check holds"
+        )
+        console.print(cell(f"{verification.path}: {failed}"), soft_wrap=True)
 
 
 def print_explanations(rows: Iterable[Explanation]) -> None:

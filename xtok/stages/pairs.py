@@ -45,14 +45,14 @@ class Plan:
     Attributes:
         rows: the student's width.
         columns: the teacher's width.
-        pinned: rows with one entry: tokens of both sides, and special tokens.
+        single_entry: rows of one entry: tokens of both sides, and special tokens.
         max_entries: entries if every other row is as full as it may be.
         max_bytes: bytes of the `.safetensors` file then. Real maps have 55 to 100 % of it.
     """
 
     rows: int
     columns: int
-    pinned: int
+    single_entry: int
     max_entries: int
     max_bytes: int
 
@@ -169,33 +169,35 @@ def difference(
     size. Versions of xtok are not compared.
     """
     try:
-        found = mapfile.load(path)
+        existing = mapfile.load(path)
     except XtokError as error:
         return error.message
     for side, there, tokenizer in (
-        ("student", found.student, student),
-        ("teacher", found.teacher, teacher),
+        ("student", existing.student, student),
+        ("teacher", existing.teacher, teacher),
     ):
         here = tokenizer.vocabulary
         if there.vocab_size != here.vocab_size:
             return f"its {side} is {there.vocab_size} wide, not {here.vocab_size}"
         if there.table is None or there.table.sha256() != tokenizer.table.sha256():
             return f"its {side} {there.model_id} has other tokens than {here.model_id}"
-    return _other_options(found.history, _steps(config, bool(texts))) or _other_texts(found, texts)
+    return _other_options(existing.history, _steps(config, bool(texts))) or _other_texts(
+        existing, texts
+    )
 
 
 def _steps(config: BuildConfig, counted: bool) -> list[tuple[str, dict[str, Any]]]:
     """Return the stages of `build` and their options, as a map's history tells them."""
-    pins: dict[str, Any] = {"special_tokens": config.special_tokens}
+    matching: dict[str, Any] = {"special_tokens": config.special_tokens}
     if config.canonicalization == "relaxed":
-        pins["canonicalization"] = "relaxed"
+        matching["canonicalization"] = "relaxed"
     if counted:
         first = replace(config.multitoken, weights="prior", scale_trick=False)
         second = ("estimate", {"top_k": config.top_k, "target": config.target})
-        steps = [("multitoken", first.options), second, ("reapply-exact", pins)]
+        steps = [("multitoken", first.options), second, ("reapply-exact", matching)]
     else:
         last = ("sort-cut", asdict(config.sort_cut))
-        steps = [("multitoken", config.multitoken.options), ("reapply-exact", pins), last]
+        steps = [("multitoken", config.multitoken.options), ("reapply-exact", matching), last]
     return [step for step in steps if config.exact_match or step[0] != "reapply-exact"]
 
 
@@ -214,13 +216,15 @@ def _other_options(
     return None
 
 
-def _other_texts(found: ProjectionMap, texts: Sequence[str | Path]) -> str | None:
+def _other_texts(existing: ProjectionMap, texts: Sequence[str | Path]) -> str | None:
     if not texts:
         return None
     from xtok.counting.texts import find_texts
 
     here = [(path.name, path.stat().st_size) for path in find_texts(texts)]
-    there = [(one["name"], one["size"]) for step in found.history for one in step.get("texts", ())]
+    there = [
+        (one["name"], one["size"]) for step in existing.history for one in step.get("texts", ())
+    ]
     return None if here == there else "it was counted on other text"
 
 
@@ -253,7 +257,7 @@ def plan(student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = No
     return Plan(
         rows=len(rows),
         columns=len(columns),
-        pinned=int(np.count_nonzero(sizes == 1)),
+        single_entry=int(np.count_nonzero(sizes == 1)),
         max_entries=entries,
         max_bytes=size + 12 * entries,
     )
