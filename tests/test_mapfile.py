@@ -519,7 +519,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "link.safetensors").is_symlink()
     assert same(ProjectionMap.load(tmp_path / "real.safetensors"), TINY)
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(OutputError, match="is no regular file"):
+    with pytest.raises(OutputError, match="is not a regular file"):
         TINY.save(tmp_path / "pipe.pt")
 
 

@@ -16,7 +16,7 @@ from xtok.vocab.table import TokenTable, TokenType, match_bytes
 
 _EXAMPLES = 3
 
-# What must come back byte for byte, by what it is. Written for this purpose.
+# Text that must round-trip byte for byte, by kind. Written for this purpose.
 PROBE: Mapping[str, str] = {
     "Latin scripts": "The ship's café opened in 1872; „Größe“ – naïve, Łódź, İstanbul, ngữ pháp.",
     "other scripts": "Маяк стоит. Ο φάρος. המגדלור. المنارة تضيء. प्रकाशस्तंभ। ประภาคาร. 등대가 있다. "
@@ -76,7 +76,7 @@ class TokenizerDiagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class PairDiagnosis:
-    """What a map from a student to a teacher will meet.
+    """What to expect of a map from a student to a teacher.
 
     Attributes:
         student: model id of the rows.
@@ -107,7 +107,7 @@ class PairDiagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `xtok doctor` shows: a page per tokenizer; with two, what a map will meet."""
+    """What `doctor` found of each tokenizer; of two, what to expect of a map."""
 
     tokenizers: tuple[TokenizerDiagnosis, ...]
     pair: PairDiagnosis | None
@@ -124,7 +124,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """Whether a check failed, how many warn, and for a pair the loss that suits, in a line."""
+        """A line: failed checks, the number of warnings and, for a pair, the loss that suits."""
         joined = " → " if self.pair is not None else ", "
         who = joined.join(one.model_id for one in self.tokenizers)
         warnings = sum(c.level == "warning" for one in self.tokenizers for c in one.checks)

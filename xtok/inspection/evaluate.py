@@ -20,22 +20,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Loss, MultitokenConfig, SortCutConfig
-from xtok.counting.encode import PairEncoder, Side, Starts, batches, pair_edges, start_keys
+from xtok.counting.encode import pair_edges
 from xtok.counting.smoothing import losses, weights_at
-from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.counting.texts import find_texts
 from xtok.errors import XtokError
-from xtok.inspection.chunk_losses import EncodedText, Rows
 from xtok.inspection.ranking import Interval, Ranking, rank, resample
+from xtok.inspection.seen_text import SeenText, read_text
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import require_table, with_vocabularies
@@ -49,7 +49,7 @@ from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.display import plural
 
 SMALLEST_GAP = 0.02
-"""Nats between recipe and floor below which `closed` says nothing, and is left out."""
+"""Nats between recipe and floor below which `closed` is noise, and left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,22 +182,6 @@ class Evaluation:
         return missed
 
 
-class _Text(NamedTuple):
-    """What was seen: pairs per document, and chunk losses per map and document."""
-
-    groups: list[str]  # one per document
-    keys: NDArray[np.int64]  # [pairs], all different
-    documents: NDArray[np.int32]  # [entries]
-    places: NDArray[np.int64]  # [entries], in keys
-    counts: NDArray[np.int64]  # [entries]
-    chunk_losses: NDArray[np.float64]  # [maps, then recipes by top_k; documents]
-    num_chunks: NDArray[np.int64]  # [documents]
-    num_bytes: int
-    lost_bytes: int
-    differing: int
-    encoded: EncodedText
-
-
 def evaluate(
     maps: MapLike | Sequence[MapLike],
     texts: Sequence[str | Path],
@@ -252,7 +236,7 @@ def evaluate(
     paths = find_texts(texts)
     recipes = _recipes(student, teacher, {m.top_k for m in loaded}, progress)
     measured_edges = [m.edges for m in (*loaded, *recipes.values())]
-    seen = _read(
+    seen = read_text(
         measured_edges, loaded[0].shape, paths, student, teacher, field, group_by, text_progress
     )
     if not len(seen.keys):
@@ -316,86 +300,11 @@ def _recipes(
     return {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in sorted(cuts)}
 
 
-def _read(
-    maps: Sequence[Edges],
-    shape: tuple[int, int],
-    paths: Sequence[Path],
-    student: Tokenizer,
-    teacher: Tokenizer,
-    field: str,
-    group_by: str | None,
-    progress: TextProgress,
-) -> _Text:
-    rows = [Rows.of(edges, shape) for edges in maps]
-    groups: list[str] = []
-    parts: list[tuple[NDArray[np.int64], ...]] = []
-    chunk_losses: list[NDArray[np.float64]] = []
-    chunks: list[NDArray[np.int64]] = []
-    num_bytes = lost = differing = 0
-    total = sum(path.stat().st_size for path in paths)
-    files = Counter(path.name for path in paths)
-    with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
-        encoded = EncodedText(encoder, shape)
-        for path in paths:
-            name = path.name if files[path.name] == 1 else str(path)
-            for shard in shards(path, field):
-                consumed = 0
-                reader = ShardReader(replace(shard, group_by=group_by))
-                for batch in batches(reader):
-                    groups += reader.take_groups() if group_by else [name] * len(batch)
-                    sides = encoder.encode(batch)
-                    starts = encoder.starts(*sides)
-                    parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
-                    encoded.add(*sides)
-                    per_map = [r.losses(*sides, starts) for r in rows]
-                    chunk_losses.append(np.stack([loss for loss, _ in per_map]))
-                    chunks.append(per_map[0][1])
-                    size, behind = starts.bytes_of(batch)
-                    num_bytes, lost = num_bytes + size, lost + behind
-                    differing += starts.num_differing
-                    advance(reader.consumed - consumed, len(sides[0].ids))
-                    consumed = reader.consumed
-                advance(shard.size - consumed, 0)
-    empty = np.zeros(0, np.int64)
-    documents, keys, counts = (
-        np.concatenate([part[n] for part in parts]) if parts else empty for n in range(3)
-    )
-    unique, places = np.unique(keys, return_inverse=True)
-    return _Text(
-        groups,
-        unique,
-        documents.astype(np.int32),
-        places,
-        counts,
-        np.concatenate(chunk_losses, axis=1) if chunk_losses else np.zeros((len(maps), 0)),
-        np.concatenate(chunks) if chunks else empty,
-        num_bytes,
-        lost,
-        differing,
-        encoded,
-    )
-
-
-def _pairs_per_document(
-    student: Side, teacher: Side, starts: Starts, first: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return document, pair and count of each different pair of each document."""
-    keys = start_keys(student, teacher, starts)
-    documents = np.repeat(np.arange(len(starts.num_starts)), starts.num_starts)
-    order = np.lexsort((keys, documents))
-    keys, documents = keys[order], documents[order]
-    new = np.ones(len(keys), np.bool_)
-    new[1:] = (keys[1:] != keys[:-1]) | (documents[1:] != documents[:-1])
-    places = np.flatnonzero(new)
-    counts = np.diff(np.append(places, len(keys)))
-    return documents[places] + first, keys[places], counts
-
-
 class _Measured:
     """A map's losses on the pairs that were seen."""
 
     def __init__(
-        self, projection: ProjectionMap, recipe: Edges, seen: _Text, rows: tuple[int, int]
+        self, projection: ProjectionMap, recipe: Edges, seen: SeenText, rows: tuple[int, int]
     ) -> None:
         self.projection, self.seen = projection, seen
         self.chunk_losses, self.recipe_chunk_losses = (seen.chunk_losses[row] for row in rows)

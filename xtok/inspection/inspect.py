@@ -44,7 +44,7 @@ class ColumnDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class MapDescription:
-    """What `xtok inspect` shows.
+    """What `inspect` found.
 
     Attributes:
         student: the rows' side.
@@ -84,7 +84,7 @@ class MapDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class RowListing:
-    """The worst rows of those that were asked for, and how many there are in all."""
+    """The worst rows that match; `found` is how many match in all."""
 
     found: int
     rows: tuple[Row, ...]
@@ -282,7 +282,7 @@ class ClassCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """A map's classes of tokens that either side has, and the loss that they speak for."""
+    """A map by class of token, and the loss that this suggests."""
 
     classes: tuple[ClassCoverage, ...]
     numerals: int

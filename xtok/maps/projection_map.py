@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class StageReport:
-    """What a stage did, for a person: how many of what, and what deserves a look.
+    """What a stage did: counts, and notes for a person.
 
     Attributes:
         stage: the stage's name.
@@ -108,7 +108,7 @@ class ProjectionMap:
         method: how the edges were found: `multitoken`, `estimate`, `generate`, or `imported`.
         top_k: how many entries a row may have.
         history: one object per stage: its name, its options, the version that ran it.
-        reports: what the stages of this process have to say; not saved.
+        reports: what the stages of this process reported; not saved.
     """
 
     student: Vocabulary

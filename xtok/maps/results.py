@@ -142,9 +142,9 @@ def reported(projection: ProjectionMap, report: StageReport) -> ProjectionMap:
 
 
 def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
-    """Return what deserves a look in a finished map: its scale slots, rows that are empty.
+    """Return notes on a finished map: its scale slots, and rows that are empty.
 
-    Rows of `ignored` ids were asked to be empty.
+    Rows of `ignored` ids are empty on request.
     """
     return [*slot_notes(projection), *_empty_row_notes(projection, ignored)]
 

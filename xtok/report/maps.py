@@ -1,4 +1,4 @@
-"""What a map holds, why its rows are as they are, and whether its file is sound, in 80 columns."""
+"""`inspect`, `explain` and `verify` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _classes(coverage: Coverage) -> Table:
 
 
 def loss_note(coverage: Coverage) -> str:
-    """Return what a map's classes say of the choice of a loss, as a sentence."""
+    """Return which loss a map's classes of tokens suggest, and why."""
     note = f"{coverage.loss} suits: {coverage.why}"
     if coverage.numerals and "numerals" not in note:
         note += f"; {coverage.numerals_exact:,} of {coverage.numerals:,} numerals have one"
@@ -155,7 +155,7 @@ def _entry(e: RowEntry) -> str:
 
 
 def print_verification(verification: Verification) -> None:
-    """Print one line per check, and a last one that sums them up."""
+    """Print a line per check, and a summary."""
     widest = max(len(check.name) for check in verification.checks)
     with printing() as console:
         for check in verification.checks:

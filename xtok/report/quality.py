@@ -1,4 +1,4 @@
-"""Measures of maps as tables that fit 80 columns."""
+"""`evaluate` and `compare` as tables that fit 80 columns."""
 
 from __future__ import annotations
 

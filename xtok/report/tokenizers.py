@@ -1,4 +1,4 @@
-"""What there is to know of tokenizers, alone and in pairs, in 80 columns."""
+"""`doctor` and `overlap` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xtok.report._tables import STYLES, cell, header, new_table, printing
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the verdict, a page per tokenizer, and what a map between two will meet."""
+    """Print the verdict, a table per tokenizer and, of two, what to expect of a map."""
     with printing() as console:
         console.print(cell(diagnosis.verdict))
         for one in diagnosis.tokenizers:

@@ -1,4 +1,4 @@
-"""Many maps at once: a list of pairs, what building them would give, and building them."""
+"""Lists of pairs: reading, planning and building them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a map of two tokenizers will be, told without building it.
+    """The size of a map of two tokenizers, known without building it.
 
     Attributes:
         rows: the student's width.
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class PairResult:
-    """What became of a pair: its map, or an error, or neither if its output was kept.
+    """The result of a pair: its map, or an error, or neither if its output was kept.
 
     `replaced` says how the output that existed differed, with `skip_existing`.
     """
@@ -81,7 +81,7 @@ def read_pairs(
     Args:
         path: the list.
         output_dir: the folder of the outputs, which names in the list are relative to.
-        config: the options that the default names tell.
+        config: the options, which default names contain.
         loss: what the options were chosen for, likewise.
 
     Raises:
@@ -138,8 +138,8 @@ def name_of_map(
 ) -> str:
     """Return the file name that `build` gives to a map that has none.
 
-    It tells the models, the loss, `top_k`, each option that differs from what it is by default or
-    for the loss, and the first text.
+    It has the models, the loss, `top_k`, each option that differs from its default (or from the
+    loss's), and the first text.
     """
     usual = BuildConfig.for_loss(loss) if loss else BuildConfig()
     if texts:
@@ -278,7 +278,7 @@ def build_pairs(
 ) -> Iterator[PairResult]:
     """Build and save the maps of a list, loading each tokenizer once; an error ends its pair only.
 
-    A tokenizer is let go after the last pair that needs it.
+    A tokenizer is freed after the last pair that needs it.
 
     Args:
         pairs: as `read_pairs` returns them.
@@ -320,7 +320,7 @@ def build_pairs(
 
 
 def _attempted(build: Callable[[Pair], PairResult], pair: Pair) -> PairResult:
-    """Build a pair; what goes wrong is its result."""
+    """Build a pair; an error is its result."""
     try:
         return build(pair)
     except XtokError as error:
@@ -334,7 +334,7 @@ def _attempted(build: Callable[[Pair], PairResult], pair: Pair) -> PairResult:
 
 
 def _refusal(output: Path) -> XtokError | None:
-    """Return why an output cannot be written."""
+    """Return why an output cannot be written, or None."""
     try:
         mapfile.check_output(output)
     except XtokError as error:
