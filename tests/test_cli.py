@@ -399,8 +399,9 @@ def test_inspect_finds_bytes_and_control_tokens(cli: Cli, maps: Path) -> None:
 
 def test_inspect_of_what_is_not_there(cli: Cli, maps: Path) -> None:
     path = maps / "map.safetensors"
-    fails(cli("inspect", path, "--token", "nosuch"), "the student has no token 'nosuch'", "--token")
-    fails(cli("inspect", path, "--id", "99999"), "there is no student id 99999", "--id")
+    hint = "a space is part of a token, as in ' the'"
+    fails(cli("inspect", path, "--token", "nosuch"), "the student has no token 'nosuch'", hint)
+    fails(cli("inspect", path, "--id", "99999"), "there is no student id 99999", "give another id")
     fails(cli("inspect", "none.safetensors"), "the map none.safetensors cannot be read")
 
 

@@ -49,7 +49,7 @@ def check(found: TokenizerDiagnosis, name: str) -> Check:
 
 
 def lost(found: TokenizerDiagnosis) -> dict[str, int]:
-    return {one.cause: one.count for one in found.not_given_back}
+    return {one.cause: one.count for one in found.not_round_tripping}
 
 
 def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
@@ -57,7 +57,7 @@ def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
     levels = {c.name: c.level for c in found.checks}
     assert levels == {
         "backend": "ok", "normalizer": "ok", "width": "ok", "decode to nothing": "ok",
-        "duplicates": "ok", "not given back": "note", "special tokens": "ok", "eos": "ok",
+        "duplicates": "ok", "round trip": "note", "special tokens": "ok", "eos": "ok",
         "pad": "ok", "probe text": "ok", "Unicode variants": "ok", "chat template": "ok",
         "roles": "ok", "end of a turn": "ok", "prefix, tool message": "ok", "tool suffix": "ok",
         "prefix, user turn": "ok",
@@ -310,7 +310,7 @@ def test_a_plot_that_cannot_be_written_is_known_at_once(cli: Cli) -> None:
         ("o200k.tiktoken", 1_562, 1_574),
     ],
 )
-def test_real_tokens_not_given_back(
+def test_real_tokens_not_round_tripping(
     load_real: Callable[[str], Tokenizer], name: str, partial: int, total: int
 ) -> None:
     found = diagnose(load_real(name))

@@ -34,7 +34,7 @@ def projection(pair: Pair) -> ProjectionMap:
 
 
 def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
-    [row] = explain(projection, [257], student=pair[0], teacher=pair[1])
+    [row] = explain(projection, [257], student_model=pair[0], teacher_model=pair[1])
     assert (row.token, row.bytes, row.type, row.token_class) == (
         "201", "32 30 31", "normal", "3 digits"
     )  # fmt: skip
@@ -61,26 +61,26 @@ def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
     )
 
 
-def test_a_pinned_row_tells_what_was_lost(projection: ProjectionMap, pair: Pair) -> None:
-    [row] = explain(projection, [258], student=pair[0], teacher=pair[1])
-    assert (row.kind, row.why) == ("exact", "pinned: teacher id 256 has the same bytes")
+def test_an_exact_row_tells_what_was_lost(projection: ProjectionMap, pair: Pair) -> None:
+    [row] = explain(projection, [258], student_model=pair[0], teacher_model=pair[1])
+    assert (row.kind, row.why) == ("exact", "exact: teacher id 256 has the same bytes")
     assert row.reverse is not None
     assert [(p.token, round(p.weight, 4)) for p in row.reverse] == [("ab", 1.0), ("abc", 0.9091)]
-    assert row.stages[1] == "reapply-exact: pinned to the token of equal bytes"
+    assert row.stages[1] == "reapply-exact: matched to the token of equal bytes"
 
 
 def test_from_the_map_alone(projection: ProjectionMap) -> None:
     [relaxed] = explain(projection, [259])
     assert (relaxed.kind, relaxed.forward, relaxed.reverse) == ("relaxed", None, None)
     assert relaxed.entries[0].relation == "the same relaxed form"
-    [unpinned] = explain(replace(projection, history=()), [258])
-    assert unpinned.stages == ()
+    [plain] = explain(replace(projection, history=()), [258])
+    assert plain.stages == ()
 
 
 def test_soft_rows_name_longer_tokens(pair: Pair) -> None:
     soft = xtok.build(*pair, BuildConfig(exact_match=False, scale_trick=False))
     [row] = explain(soft, [258])
-    assert row.why == "teacher id 256 has the same bytes, and is not pinned"
+    assert row.why == "teacher id 256 has the same bytes, but the row is not exact"
     assert [(e.token, e.relation) for e in row.entries] == [
         ("ab", "the same bytes"),
         ("abc", "longer, begins with it"),
@@ -89,16 +89,16 @@ def test_soft_rows_name_longer_tokens(pair: Pair) -> None:
 
 def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
     counted = xtok.build(*pair, BuildConfig.for_loss("p-kl"))
-    [row] = explain(counted, [258], student=pair[0], teacher=pair[1])
+    [row] = explain(counted, [258], student_model=pair[0], teacher_model=pair[1])
     assert (row.kind, row.why) == (
         "pieces",
-        "counted on synthetic text of the two vocabularies, and not pinned",
+        "counted on synthetic text of the two vocabularies, and not exact",
     )
     assert row.forward is not None
     assert [(p.token, p.weight) for p in row.forward] == [("ab", 0)]
     assert row.reverse is None
     assert row.stages == (
-        "multitoken: counted on synthetic text, --target both; at most 32 entries",
+        "multitoken: counted on synthetic text, target both; at most 32 entries",
         "sort-cut: at most 8 entries",
     )
 
@@ -118,12 +118,12 @@ def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
 
 def test_models_of_another_pair_are_refused(projection: ProjectionMap, pair: Pair) -> None:
     with pytest.raises(XtokError, match=r"student of the map \(student\.tiktoken\) has other"):
-        explain(projection, [257], student=pair[1])
+        explain(projection, [257], student_model=pair[1])
 
 
 def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair: Pair) -> None:
     odd = ({"stage": "multitoken", "options": {"max_pieces": -5}}, {"stage": "x", "options": {}})
-    [row] = explain(replace(projection, history=odd), [257], teacher=pair[1])
+    [row] = explain(replace(projection, history=odd), [257], teacher_model=pair[1])
     assert row.stages[1] == "x: done"
     assert row.forward is not None
     assert round(row.forward[0].weight, 4) == 0.9009
@@ -156,7 +156,7 @@ def test_a_map_without_tokens_needs_both_models(cli: Cli, small: Path, tmp_path:
     options = ["--teacher-vocab-size", "256"]
     alone = cli("explain", "m.pt", *options, "--id", "97")
     assert alone.returncode == 1
-    assert "give both tokenizers with --student-model and --teacher-model" in alone.stderr
+    assert "give both models, the student's with --student-model" in alone.stderr
     models = ["--student-model", "null:98", "--teacher-model", "bytes"]
     both = cli("explain", "m.pt", *options, "--id", "97", *models)
     assert both.returncode == 0, both.stderr

@@ -46,7 +46,7 @@ def test_nemo_subtokens(
     byte_level: Tokenizer, digits: Tokenizer, built: ProjectionMap, tmp_path: Path
 ) -> None:
     target = tmp_path / "pair.pt"
-    paths = export(built, target, "nemo-subtokens", student=byte_level, teacher=digits)
+    paths = export(built, target, "nemo-subtokens", student_model=byte_level, teacher_model=digits)
     assert [path.name for path in paths] == ["pair.pt", "pair.reverse.pt"]
     for path, of, into in ((paths[0], byte_level, digits), (paths[1], digits, byte_level)):
         found = torch.load(path, weights_only=True)
@@ -72,7 +72,9 @@ def test_subtokens_are_the_same_bytes_whatever_the_name(
     byte_level: Tokenizer, digits: Tokenizer, built: ProjectionMap, tmp_path: Path
 ) -> None:
     files = [
-        export(built, tmp_path / name, "nemo-subtokens", student=byte_level, teacher=digits)
+        export(
+            built, tmp_path / name, "nemo-subtokens", student_model=byte_level, teacher_model=digits
+        )
         for name in ("a.pt", "another.pt")
     ]
     assert files[0][0].read_bytes() == files[1][0].read_bytes()
@@ -82,11 +84,17 @@ def test_subtokens_need_the_tokenizers_of_the_map(
     byte_level: Tokenizer, digits: Tokenizer, built: ProjectionMap, tmp_path: Path
 ) -> None:
     with pytest.raises(XtokError, match="takes both tokenizers"):
-        export(built, tmp_path / "pair.pt", "nemo-subtokens", student=byte_level)
+        export(built, tmp_path / "pair.pt", "nemo-subtokens", student_model=byte_level)
     with pytest.raises(
         XtokError, match=r"student of the map \(.*\) has other tokens than small-dig"
     ):
-        export(built, tmp_path / "p.pt", "nemo-subtokens", student=digits, teacher=byte_level)
+        export(
+            built,
+            tmp_path / "p.pt",
+            "nemo-subtokens",
+            student_model=digits,
+            teacher_model=byte_level,
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -234,7 +242,7 @@ def test_the_command(cli: Cli, small: Path, built: ProjectionMap, tmp_path: Path
     done = cli("export", "map.safetensors", "--format", "nemo-subtokens", "--output", "pair.pt")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith(
-        "hint: give the student and the teacher that the map was made with\n"
+        "hint: give both models that the map was made with, the student's with --student-model\n"
     )
     done = cli("export", "map.safetensors", "--format", "csv", "--output", "map.csv")
     assert done.returncode == 2

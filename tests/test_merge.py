@@ -123,7 +123,7 @@ def test_slots_are_left_out_of_the_sum_and_made_anew() -> None:
     plain = merge([other, slots])
     assert plain.scale_slot is None
     assert rows(plain)[2] == [(2, 0.5), (3, 0.5)]
-    with pytest.raises(XtokError, match="--top-k 1 leaves no room"):
+    with pytest.raises(XtokError, match=r"no room for one .*top_k= of 2"):
         merge([slots, other], MergeConfig(top_k=1))
 
 
@@ -143,7 +143,7 @@ def test_maps_and_weights_that_do_not_go_together(
 ) -> None:
     with pytest.raises(XtokError, match="only one map"):
         merge([first])
-    with pytest.raises(XtokError, match=r"2 maps and 3 weights .*--map-weights 1,1"):
+    with pytest.raises(XtokError, match=r"2 maps and 3 weights .*with map_weights="):
         merge([first, second], MergeConfig(map_weights=(1, 1, 1)))
     wide = replace(second, teacher=tiny_vocabulary("teacher", b"a", b"x", b"y", b"z", width=7))
     with pytest.raises(XtokError, match=r"the teacher of map 2 .* is 7 wide, teacher is 6"):
@@ -178,7 +178,7 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
         assert done.returncode == 2
     done = cli("merge", "a.safetensors", "b.safetensors", "--map-weights", "1")
     assert done.returncode == 1
-    assert "hint: give one weight per map: --map-weights 1,1" in done.stderr
+    assert "hint: give one weight per map with --map-weights" in done.stderr
 
 
 def test_an_embedding_map_is_extended_by_multitoken(
@@ -249,7 +249,7 @@ def test_logits_are_taken_on_request(tmp_path: Path) -> None:
         "likelihoods": torch.tensor([[-1.0, 1.0], [-5.0, 0.0], [0.0, 0.0]]),
     }
     torch.save(logits, tmp_path / "logits.pt")
-    with pytest.raises(MapFileError, match=r"negative or not finite .*--normalize softmax"):
+    with pytest.raises(MapFileError, match=r"negative or not finite .*normalize="):
         mapfile.load(tmp_path / "logits.pt", teacher_vocab_size=4)
     found = mapfile.load(tmp_path / "logits.pt", teacher_vocab_size=4, normalize="softmax")
     high = round(1 / (1 + np.exp(-2)), 6)
@@ -277,7 +277,7 @@ def test_a_map_by_xtok_whose_weights_were_trained(tmp_path: Path, suffix: str) -
         save(tensors, path, {"xtok": pack_metadata(before)})
         with pytest.raises(MapFileError, match=r"(sums to|not sorted).*") as error:
             mapfile.load(path)
-        assert "--normalize" in error.value.hint
+        assert "normalize=" in error.value.hint
     else:
         before.save(path)
         loaded = torch.load(path, weights_only=True)

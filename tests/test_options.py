@@ -17,7 +17,8 @@ import xtok
 from xtok.config import BuildConfig, MultitokenConfig, Weights
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.projection_map import ProjectionMap, RowKind, transpose
+from xtok.maps.convert import transpose
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.pairs import plan
@@ -71,7 +72,9 @@ def test_build_is_its_stages_byte_for_byte(
     path = tmp_path / "map.safetensors"
     multitoken(student, teacher, config.multitoken).save(path)
     if config.exact_match:
-        reapply_exact(ProjectionMap.load(path), student=student, teacher=teacher).save(path)
+        reapply_exact(ProjectionMap.load(path), student_model=student, teacher_model=teacher).save(
+            path
+        )
     sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
     built = xtok.build(student, teacher, config)
     assert built.nnz > len(student.table) // 2
@@ -339,7 +342,7 @@ def test_raw_form_compares_display_strings(byte_level: Tokenizer, sentencepiece:
     first = multitoken(byte_level, sentencepiece, replace(PLAIN, token_form="raw"))
     with pytest.raises(XtokError, match="carries no display strings"):
         reapply_exact(first)
-    pinned = reapply_exact(first, student=byte_level, teacher=sentencepiece)
+    pinned = reapply_exact(first, student_model=byte_level, teacher_model=sentencepiece)
     assert row(pinned, the) == row(first, the)
 
 

@@ -320,7 +320,8 @@ def test_a_plan_is_an_upper_bound(
         projection.save(tmp_path / "map.safetensors")
         assert projection.shape == (planned.rows, planned.columns)
         assert (
-            int(((projection.row_kind == 1) | (projection.row_kind == 3)).sum()) == planned.pinned
+            int(((projection.row_kind == 1) | (projection.row_kind == 3)).sum())
+            == planned.single_entry
         )
         assert projection.nnz <= planned.max_entries
         assert (tmp_path / "map.safetensors").stat().st_size <= planned.max_bytes

@@ -19,7 +19,8 @@ from pyarrow import parquet
 from xtok.config import BuildConfig, EstimateConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import compare, count_tokens
-from xtok.inspection.evaluate import Evaluation, Ranking, evaluate
+from xtok.inspection.evaluate import Evaluation, evaluate
+from xtok.inspection.ranking import Ranking
 from xtok.maps.projection_map import ProjectionMap
 from xtok.report.quality import print_comparison
 from xtok.stages.build import build
@@ -289,7 +290,7 @@ def test_maps_of_another_pair_and_empty_text_are_errors(
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(XtokError, match="nothing can be measured: 0 documents, 0 bytes"):
         evaluate([recipe], [tmp_path / "empty.txt"], byte_level, digits)
-    with pytest.raises(ValueError, match="0 maps"):
+    with pytest.raises(ValueError, match="no map"):
         evaluate([], [corpus], byte_level, digits)
 
 
@@ -379,7 +380,9 @@ def test_the_map_of_another_pair_is_named(cli: Cli, small: Path, corpus: Path) -
         done = cli(*args)
         assert done.returncode == 1
         [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert error.startswith("error: the student of b.safetensors (small-digits) has other ")
+        assert error.startswith(
+            "error: the student of b.safetensors (small-digits) has other tokens than "
+        )
 
 
 def test_compare_tells_how_far_rows_are_apart(

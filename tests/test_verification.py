@@ -48,7 +48,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any], dict[str, Any]], object])
 
 
 def test_a_whole_map(path: Path, pair: tuple[Tokenizer, Tokenizer]) -> None:
-    found = verify(path, student=pair[0], teacher=pair[1])
+    found = verify(path, student_model=pair[0], teacher_model=pair[1])
     assert [(check.name, check.level) for check in found.checks] == [
         (name, "ok")
         for name in (
@@ -123,7 +123,7 @@ def test_a_slot_on_a_token_of_text(path: Path) -> None:
 
 def test_another_model(path: Path, pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
-    found = verify(path, student=other, teacher=pair[1])
+    found = verify(path, student_model=other, teacher_model=pair[1])
     assert found.failed == ("student model",)
     [message] = [check.message for check in found.checks if check.level == "failed"]
     assert message == "1 ids differ from other.tiktoken: 256 '201' and '202'"
@@ -134,7 +134,7 @@ def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: P
     narrow = xtok.load_tokenizer(folder, vocab_size=len(byte_level.table) - 1)
     path = small / "narrow.safetensors"
     xtok.build(narrow, ranks).save(path)
-    found = verify(path, student=byte_level, teacher=ranks)
+    found = verify(path, student_model=byte_level, teacher_model=ranks)
     assert found.failed == ("student width",)
     by_name = {check.name: check.message for check in found.checks}
     assert by_name["student width"] == "1,279, and 1,280 by the config"
@@ -178,7 +178,7 @@ def test_equal_by_token_form(tmp_path: Path) -> None:
     by_name = {check.name: check.message for check in found.checks}
     # 127 bytes are taken for the teacher's first one that reads as U+FFFD, and so is U+FFFD.
     assert by_name["exact rows"] == (
-        "257 rows of equal bytes, but for 128 that are equal by --token-form"
+        "257 rows of equal bytes, but for 128 that are equal in another token form"
     )
 
 

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from xtok.inspection.evaluate import evaluate as evaluate
     from xtok.inspection.explain import explain as explain
     from xtok.inspection.inspect import inspect as inspect
+    from xtok.inspection.inspect import worst_rows as worst_rows
     from xtok.inspection.overlap import overlap as overlap
     from xtok.inspection.verify import verify as verify
-    from xtok.maps.file import convert as convert
+    from xtok.maps.convert import convert as convert
+    from xtok.maps.convert import transpose as transpose
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.stages.build import build as build
     from xtok.stages.estimate import estimate as estimate
@@ -62,10 +64,10 @@ _MODULES = {
     "inspection.doctor": ["doctor"],
     "inspection.evaluate": ["evaluate"],
     "inspection.explain": ["explain"],
-    "inspection.inspect": ["inspect"],
+    "inspection.inspect": ["inspect", "worst_rows"],
     "inspection.overlap": ["overlap"],
     "inspection.verify": ["verify"],
-    "maps.file": ["convert"],
+    "maps.convert": ["convert", "transpose"],
     "maps.projection_map": ["ProjectionMap"],
     "stages.build": ["build"],
     "stages.estimate": ["estimate"],

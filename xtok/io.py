@@ -1,4 +1,4 @@
-"""Files that are written: whether a path can be, and writing it whole or not at all."""
+"""Output paths: checked before any work, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def check_output(
     *,
     or_folder: bool = False,
 ) -> Path:
-    """Check, before any work is done, that a file can be written; its folder may be missing yet.
+    """Check that a file can be written, before any work; its folder need not exist.
 
     Args:
         path: the file; a symbolic link stands for what it leads to.
         suffixes: those that it may have, the usual one first.
-        what: the file's name in errors.
-        or_folder: whether the path of a folder would be taken with a slash at its end.
+        what: what errors call the file.
+        or_folder: whether the caller takes a folder, too, so that the hint may name one.
 
     Returns:
         the path to write to.
@@ -46,7 +46,7 @@ def check_output(
             + (f", or {target}{os.sep} if that is a folder" * (or_folder and not target.exists())),
         )
     if target.exists() and not target.is_file():
-        raise OutputError(f"the {what} {target} is no regular file", hint="give another path")
+        raise OutputError(f"the {what} {target} is not a regular file", hint="give another path")
     _check_folder(target.parent, what)
     return target
 
@@ -90,7 +90,7 @@ def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Give a temporary name in the target's folder, which is made if it is missing.
+    """Give a temporary name in the target's folder, which is created if need be.
 
     At the end, what was written is flushed and renamed; after an error nothing is left.
     """
@@ -117,17 +117,17 @@ def shortened(name: str, num_bytes: int) -> str:
 
 
 STALE_AFTER = 3600.0
-"""Seconds after which a temporary file is one that a killed process left: a write takes few."""
+"""Seconds after which a temporary file is a killed process's: a write takes a few."""
 
 
 def _remove_stale(target: Path) -> None:
-    """Remove what killed writers of this very target left behind."""
+    """Remove temporary files that killed writers of this target left behind."""
     start = re.escape(shortened(target.name, 200))
     pattern = re.compile(rf"\.{start}\.[0-9a-f]{{12}}\.tmp")
-    found: list[Path] = []
+    stale: list[Path] = []
     with suppress(OSError):  # a folder may be writable, and yet not be listed
-        found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
-    for path in found:
+        stale = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    for path in stale:
         with suppress(OSError):  # another process was quicker, or it is not ours to remove
             if time.time() - path.stat().st_mtime > STALE_AFTER:
                 path.unlink()

@@ -49,7 +49,7 @@ def compare(
     for projection in maps:
         report.print_reports(projection.reports)
     maps[0], tokenizers = models.with_map(maps[0], name=first)
-    counts = comparing.count_tokens(text, tokenizers["student"], field) if text else None
+    counts = comparing.count_tokens(text, tokenizers["student_model"], field) if text else None
     comparison = comparing.compare(
         *maps, token_counts=counts, num_examples=num_examples, names=[str(first), str(second)]
     )

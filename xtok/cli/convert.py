@@ -32,10 +32,10 @@ def convert(
     if output.output is None:
         raise typer.BadParameter("Missing option '--output'.")
     output.check()
-    from xtok.maps import projection_map
+    from xtok.maps import convert as conversion
     from xtok.maps.names import map_name
 
     projection = map_options.load(map_path, normalize)
     if transpose:
-        projection = projection_map.transpose(projection)
+        projection = conversion.transpose(projection)
     output.write(projection, output.path(map_name(projection)))

@@ -92,7 +92,7 @@ def estimate(
     else:
         base = map_options.load(initial_projection_path)
         base, sides = models.with_map(base, map_options, name=initial_projection_path)
-        student, teacher = sides["student"], sides["teacher"]
+        student, teacher = sides["student_model"], sides["teacher_model"]
     ids = student.vocabulary.model_id, teacher.vocabulary.model_id
     chosen = {name: getattr(config, name) for name in ("target", "alpha", "exact_match")}
     words = names.option_words(chosen, asdict(EstimateConfig()))

@@ -81,8 +81,8 @@ def evaluate(
     evaluation = measure.evaluate(
         maps,
         text,
-        tokenizers["student"],
-        tokenizers["teacher"],
+        tokenizers["student_model"],
+        tokenizers["teacher_model"],
         names=names,
         field=field,
         group_by=group_by,

@@ -31,10 +31,9 @@ def explain(
     if token is None and not token_id:
         raise typer.BadParameter("give a token, or --id")
     from xtok.inspection import explain as why
-    from xtok.inspection.inspect import find_token
     from xtok.report.maps import print_explanations
 
     projection, tokenizers = models.with_map(map_options.load(map_path))
-    ids = [] if token is None else find_token(projection, token)
-    rows = why.explain(projection, [*ids, *(token_id or [])], **tokenizers)
+    tokens: list[str | int] = [*([] if token is None else [token]), *(token_id or [])]
+    rows = why.explain(projection, tokens, **tokenizers)
     show(rows, print_explanations, json=json)

@@ -60,11 +60,11 @@ def multitoken(
             models.required(side)
         path = initial_projection_path
         initial, sides = models.with_map(map_options.load(path), map_options, name=path)
-        student, teacher = sides["student"], sides["teacher"]
+        student, teacher = sides["student_model"], sides["teacher_model"]
     projection = stage.multitoken(
         student, teacher, config, initial=initial, progress=report.progress_bar
     )
     if exact_match:
-        projection = exact.reapply_exact(projection, student=student, teacher=teacher)
+        projection = exact.reapply_exact(projection, student_model=student, teacher_model=teacher)
     name = nemo_name(context, models, config) or map_name(projection, "multitoken")
     output.write(projection, output.path(name))

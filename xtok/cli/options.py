@@ -176,8 +176,8 @@ class Models(Safety, _Sides):
         return self._load("student", widths), self._load("teacher", widths)
 
     def given(self) -> dict[str, Tokenizer]:
-        """Load the tokenizers that are given, by side."""
-        return {side: self._load(side) for side in self.sides()}
+        """Load the tokenizers that are given, by parameter."""
+        return {f"{side}_model": self._load(side) for side in self.sides()}
 
     def sides(self) -> list[str]:
         """Return the sides whose models are given; a revision or pattern needs its model."""
@@ -197,7 +197,7 @@ class Models(Safety, _Sides):
         """Load the tokenizers of a map's sides that are given, as wide as the map and it as they.
 
         Returns:
-            the map, with the tokens that it lacks, and the tokenizers by side.
+            the map, with the tokens that it lacks, and the tokenizers by parameter.
         """
         from xtok.maps import pair
 
@@ -210,7 +210,7 @@ class Models(Safety, _Sides):
                 tokenizer = self._load(side, Widths(**{f"{side}_vocab_size": width}))
             vocabulary: dict[str, Any] = {side: tokenizer.vocabulary}
             projection = pair.with_vocabularies(projection, **vocabulary, name=str(name))
-            tokenizers[side] = tokenizer
+            tokenizers[f"{side}_model"] = tokenizer
         return projection, tokenizers
 
     def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class MapOutput(Config):
         examples = inspect.example_ids(projection, self.num_examples)
         with suppress(OSError):  # the map is written, whether or not anybody reads the report
             report.print_reports(projection.reports)
-            report.print_examples(inspect.describe_row(projection, i) for i in examples)
+            report.print_examples(projection[i] for i in examples)
         print(path)  # noqa: T201
 
 

@@ -158,7 +158,7 @@ def _show_plan(
     p = pair_list.plan(student, teacher, options)
     print(  # noqa: T201
         f"{path} ({there if path.exists() else 'new'}): {p.rows:,} × {p.columns:,}, "
-        f"{p.pinned:,} rows of one entry, at most {p.max_entries:,} entries and "
+        f"{p.single_entry:,} rows of one entry, at most {p.max_entries:,} entries and "
         f"{_size(p.max_bytes)}"
     )
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from xtok.counting.encode import batches, edge_keys
 from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import of_one_pair
-from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 
@@ -72,8 +73,8 @@ _SAME = 1e-6  # a total variation distance that is rounding
 
 
 def compare(
-    first: ProjectionMap,
-    second: ProjectionMap,
+    first: MapLike,
+    second: MapLike,
     *,
     token_counts: NDArray[np.int64] | None = None,
     num_examples: int = 10,
@@ -85,8 +86,8 @@ def compare(
     row that has to move. An empty row is at distance 1 from one that is not.
 
     Args:
-        first: a map.
-        second: another of the same pair.
+        first: a map, or the path of one.
+        second: another of the same pair, likewise.
         token_counts: how often each student token occurs, int64 `[V_student]`, to weigh the rows.
         num_examples: how many rows to show.
         names: what errors call the maps.
@@ -94,9 +95,9 @@ def compare(
     Raises:
         XtokError: if the maps are of different pairs.
     """
-    first, second = of_one_pair([first, second], names)
-    distance = _distances(first, second)
-    filled = (first.row_kind != 0) | (second.row_kind != 0)
+    a, b = of_one_pair(*as_maps([first, second], names))
+    distance = _distances(a, b)
+    filled = (a.row_kind != RowKind.EMPTY) | (b.row_kind != RowKind.EMPTY)
     share = filled / max(1, int(filled.sum()))
     if token_counts is not None:
         occurs = np.where(filled, token_counts, 0)
@@ -104,24 +105,22 @@ def compare(
     cost = distance * share
     rows = np.argsort(-cost, kind="stable")[:num_examples]
     return Comparison(
-        student=first.student.model_id,
-        teacher=first.teacher.model_id,
+        student=a.student.model_id,
+        teacher=a.teacher.model_id,
         rows=int(filled.sum()),
         rows_that_differ=int(np.count_nonzero(distance > _SAME)),
-        rows_of_other_top=int(
-            np.count_nonzero(first.heaviest_teacher_ids != second.heaviest_teacher_ids)
-        ),
+        rows_of_other_top=int(np.count_nonzero(a.heaviest_teacher_ids != b.heaviest_teacher_ids)),
         mean_distance=float(cost.sum()),
         weighted_by_text=token_counts is not None,
-        classes=_class_differences(first, filled, distance, share),
+        classes=_class_differences(a, filled, distance, share),
         examples=tuple(
             RowDifference(
                 student_id=row,
-                token=_name(first, row),
+                token=token_name(a.student, row) or f"#{row}",
                 distance=float(distance[row]),
                 share=float(share[row]),
-                first=_entries(first, row),
-                second=_entries(second, row),
+                first=_entries(a, row),
+                second=_entries(b, row),
             )
             for row in rows.tolist()
             if distance[row] > _SAME and cost[row] > 0
@@ -161,11 +160,11 @@ def _class_differences(
     if projection.student.table is None:
         return ()
     kinds = token_classes(projection.student.table)
-    found = []
+    classes = []
     for kind in np.unique(kinds[filled]).tolist():
         use = filled & (kinds == kind)
         total = share[use].sum()
-        found.append(
+        classes.append(
             ClassDifference(
                 token_class=TokenClass(kind).label,
                 rows=int(use.sum()),
@@ -173,17 +172,8 @@ def _class_differences(
                 mean_distance=float((distance * share)[use].sum() / total) if total else 0.0,
             )
         )
-    return tuple(found)
-
-
-def _name(projection: ProjectionMap, row: int) -> str:
-    table = projection.student.table
-    return f"#{row}" if table is None else table.name(row)
+    return tuple(classes)
 
 
 def _entries(projection: ProjectionMap, row: int) -> tuple[tuple[str, float], ...]:
-    table = projection.teacher.table
-    return tuple(
-        (f"#{t}" if table is None else table.name(t), w)
-        for t, w in zip(*(array.tolist() for array in projection.row(row)), strict=True)
-    )
+    return tuple((e.token or f"#{e.teacher_id}", e.weight) for e in projection[row].entries)

@@ -1,4 +1,4 @@
-"""What is wrong with a tokenizer, or will be between two, before it costs a training run."""
+"""`doctor`: problems of a tokenizer, or between two, found before they cost a training run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xtok.conversation.checks import ChatChecks, Check, Level
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizers
 from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.roles import match_roles
@@ -16,7 +16,7 @@ from xtok.vocab.table import TokenTable, TokenType, match_bytes
 
 _EXAMPLES = 3
 
-# What must come back byte for byte, by what it is. Written for this purpose.
+# Text that must round-trip byte for byte, by kind. Written for this purpose.
 PROBE: Mapping[str, str] = {
     "Latin scripts": "The ship's café opened in 1872; „Größe“ – naïve, Łódź, İstanbul, ngữ pháp.",
     "other scripts": "Маяк стоит. Ο φάρος. המגדלור. المنارة تضيء. प्रकाशस्तंभ। ประภาคาร. 등대가 있다. "
@@ -32,8 +32,8 @@ _VARIANTS = "e\u0301 \u212b ﬁ ① Ａ ² ½ ㎞"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotGivenBack:
-    """Tokens that the tokenizer does not give for their own bytes, by cause; escaped examples."""
+class NotRoundTripping:
+    """Tokens that do not round-trip, for one cause; examples are escaped."""
 
     cause: str
     count: int
@@ -52,7 +52,7 @@ class TokenizerDiagnosis:
         width_source: where that comes from.
         tokenizer_vocab_size: largest id + 1.
         partial_utf8: tokens that are not valid UTF-8 alone.
-        not_given_back: tokens not given back when encoded alone, by cause.
+        not_round_tripping: tokens whose own text is encoded as other tokens, by cause.
         roles: role to the names of its tokens, the first few.
         turn_ends: the control tokens that end an assistant's turn, in order.
         tool_suffix_ids: the ids that a tool message and the prompt for an answer add; None if the
@@ -67,7 +67,7 @@ class TokenizerDiagnosis:
     width_source: str
     tokenizer_vocab_size: int
     partial_utf8: int
-    not_given_back: tuple[NotGivenBack, ...]
+    not_round_tripping: tuple[NotRoundTripping, ...]
     roles: Mapping[str, tuple[str, ...]]
     turn_ends: tuple[str, ...]
     tool_suffix_ids: tuple[int, ...] | None
@@ -76,7 +76,7 @@ class TokenizerDiagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class PairDiagnosis:
-    """What a map from a student to a teacher will meet.
+    """What to expect of a map from a student to a teacher.
 
     Attributes:
         student: model id of the rows.
@@ -107,7 +107,7 @@ class PairDiagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `xtok doctor` shows: a page per tokenizer; with two, what a map will meet."""
+    """What `doctor` found of each tokenizer; of two, what to expect of a map."""
 
     tokenizers: tuple[TokenizerDiagnosis, ...]
     pair: PairDiagnosis | None
@@ -124,28 +124,32 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """Whether a check failed, how many warn, and for a pair the loss that suits, in a line."""
+        """A line: failed checks, the number of warnings and, for a pair, the loss that suits."""
         joined = " → " if self.pair is not None else ", "
         who = joined.join(one.model_id for one in self.tokenizers)
         warnings = sum(c.level == "warning" for one in self.tokenizers for c in one.checks)
         if self.failed:
-            found = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
+            result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
-            found = f"no check failed, {plural(warnings, 'warning')}"
+            result = f"no check failed, {plural(warnings, 'warning')}"
         suits = "" if self.pair is None else f"; {self.pair.loss} suits: {self.pair.why}"
-        return f"{'failed' if self.failed else 'ok'}: {who}: {found}{suits}"
+        return f"{'failed' if self.failed else 'ok'}: {who}: {result}{suits}"
 
 
-def doctor(tokenizers: Sequence[Tokenizer], *, template: str | Path | None = None) -> Diagnosis:
+def doctor(
+    models: ModelLike | Sequence[ModelLike], *, template: str | Path | None = None
+) -> Diagnosis:
     """Look at tokenizers for what makes cross-tokenizer training go wrong.
 
     Args:
-        tokenizers: any number; of exactly two, the first is the student of a map.
+        models: a model as `load_tokenizer` takes it, a loaded tokenizer, or several of either; of
+            exactly two, the first is the student of a map.
         template: a chat template instead of the tokenizers' own, as `render` takes it.
 
     Raises:
         XtokError: if `template` cannot be read.
     """
+    tokenizers = as_tokenizers(models)
     return Diagnosis(
         tokenizers=tuple(_diagnose(one, template) for one in tokenizers),
         pair=_pair(*tokenizers) if len(tokenizers) == 2 else None,
@@ -154,13 +158,13 @@ def doctor(tokenizers: Sequence[Tokenizer], *, template: str | Path | None = Non
 
 def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
-    partial, lost = _given_back(tokenizer)
+    partial, lost = _round_trips(tokenizer)
     chat = ChatChecks(tokenizer, template)
     checks = (
         *_backend_checks(tokenizer),
         *_width_checks(tokenizer),
         _duplicates(table),
-        _given_back_check(lost),
+        _round_trip_check(lost),
         *_role_checks(table),
         *_probe_checks(tokenizer),
         *chat.checks(),
@@ -173,7 +177,7 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
         width_source=vocabulary.width_source,
         tokenizer_vocab_size=vocabulary.tokenizer_vocab_size or vocabulary.vocab_size,
         partial_utf8=partial,
-        not_given_back=lost,
+        not_round_tripping=lost,
         roles={
             role: tuple(table.shown(i) for i in ids[:_EXAMPLES])
             for role, ids in table.roles.items()
@@ -230,8 +234,8 @@ def _duplicates(table: TokenTable) -> Check:
     return Check(name="duplicates", level="note", message=message)
 
 
-def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
-    """Encode every token alone, once, and sort those that do not come back by cause."""
+def _round_trips(tokenizer: Tokenizer) -> tuple[int, tuple[NotRoundTripping, ...]]:
+    """Encode every token alone; return how many are partial UTF-8, and what does not round-trip."""
     table, tokens = tokenizer.table, tokenizer.table.tokens()
     ids, texts = [], []
     causes: dict[str, list[int]] = defaultdict(list)
@@ -258,7 +262,7 @@ def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
             cause = "the pattern or the merges never give it"
         causes[cause].append(token_id)
     return partial, tuple(
-        NotGivenBack(
+        NotRoundTripping(
             cause=cause,
             count=len(found),
             examples=tuple(table.shown(i) for i in found[:_EXAMPLES]),
@@ -267,14 +271,14 @@ def _given_back(tokenizer: Tokenizer) -> tuple[int, tuple[NotGivenBack, ...]]:
     )
 
 
-def _given_back_check(lost: Sequence[NotGivenBack]) -> Check:
+def _round_trip_check(lost: Sequence[NotRoundTripping]) -> Check:
     total = sum(one.count for one in lost)
     parts = [
         f"{one.count:,} {one.cause}: " + ", ".join(f"'{token}'" for token in one.examples)
         for one in lost
     ]
     message = f"{total:,} tokens" + (f"\n{chr(10).join(parts)}" if parts else "")
-    return Check(name="not given back", level="note" if total else "ok", message=message)
+    return Check(name="round trip", level="note" if total else "ok", message=message)
 
 
 def _role_checks(table: TokenTable) -> Iterator[Check]:
@@ -310,9 +314,9 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     tokens = tokenizer.table.tokens()
     back = [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
     wrong = [
-        f"{kind}: {_difference(text.encode(), found)}"
-        for (kind, text), found in zip(PROBE.items(), back[:-1], strict=True)
-        if found != text.encode()
+        f"{kind}: {_difference(text.encode(), decoded)}"
+        for (kind, text), decoded in zip(PROBE.items(), back[:-1], strict=True)
+        if decoded != text.encode()
     ]
     if wrong:
         message = "\n".join(["does not come back byte for byte", *wrong])
@@ -329,20 +333,20 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check(name="Unicode variants", level="ok", message="come back as they are")
 
 
-def _difference(given: bytes, found: bytes) -> str:
+def _difference(text: bytes, decoded: bytes) -> str:
     """Show where two byte strings part, from the beginning of that character on."""
     place = next(
-        (i for i, (a, b) in enumerate(zip(given, found, strict=False)) if a != b),
-        min(len(given), len(found)),
+        (i for i, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b),
+        min(len(text), len(decoded)),
     )
-    while place and given[place : place + 1] and given[place] & 0xC0 == 0x80:
+    while place and text[place : place + 1] and text[place] & 0xC0 == 0x80:
         place -= 1
 
     def cut(data: bytes) -> str:
         shown = data[place : place + 12].decode("utf-8", "ignore").encode()
         return quoted(escape(shown or data[place : place + 12]))
 
-    return f"{cut(given)} becomes {cut(found)}"
+    return f"{cut(text)} becomes {cut(decoded)}"
 
 
 # Two of them

@@ -7,8 +7,8 @@ begin, a good row W[s] gives t a high weight.
 - Coverage: how often W[s, t] > 0. Top-1: how often t is the row's largest entry.
 - Floor: the cross-entropy of the map in hindsight, counted on the measured text itself and cut to
   as many entries per row.
-- Recipe: that of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact rows
-  pinned, no slot.
+- Recipe: that of X-Token's map (arXiv 2605.21699): weights .9, .09, …, both passes, exact matches,
+  no slot.
 - Closed: (recipe - map) / (recipe - floor), the share of the way from the recipe to the floor.
 
 The same over chunks, as P-KL averages: the student rows of a chunk are averaged, and so are the
@@ -19,57 +19,37 @@ H-KL, which compare the first tokens there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
-from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, MultitokenConfig, SortCutConfig, check_loss
-from xtok.counting.encode import (
-    EncodedTexts,
-    PairEncoder,
-    SharedBoundaries,
-    batches,
-    boundary_keys,
-    pair_edges,
-)
+from xtok.config import Loss, MultitokenConfig, SortCutConfig
+from xtok.counting.encode import pair_edges
 from xtok.counting.smoothing import losses, weights_at
-from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.counting.texts import find_texts
 from xtok.errors import XtokError
-from xtok.inspection.chunk_losses import EncodedText, Rows
+from xtok.inspection.ranking import Interval, Ranking, rank, resample
+from xtok.inspection.seen_text import SeenText, read_text
 from xtok.maps.edges import Edges, heaviest
+from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import require_table, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.display import plural
 
 SMALLEST_GAP = 0.02
-"""Nats between recipe and floor below which `closed` says nothing, and is left out."""
-
-_RESAMPLES = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A figure with its 95 % confidence interval, by bootstrap over documents.
-
-    `low` and `high` are None where there is only one document.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+"""Nats between recipe and floor below which `closed` is noise, and left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,25 +128,6 @@ class WorstRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """Which map is best for a loss, over all text.
-
-    Attributes:
-        loss: the loss.
-        measure: the field of `MapMeasures` that decides for it.
-        names: the maps, best first.
-        lead: by how much the best map is below the next one, in nats; None for one map alone.
-        verdict: which map to take and why, in a sentence.
-    """
-
-    loss: Loss
-    measure: str
-    names: tuple[str, ...]
-    lead: Interval | None
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What `evaluate` measured.
 
@@ -221,27 +182,11 @@ class Evaluation:
         return missed
 
 
-class _Text(NamedTuple):
-    """What was seen: pairs per document, and chunk losses per map and document."""
-
-    groups: list[str]  # one per document
-    keys: NDArray[np.int64]  # [pairs], all different
-    documents: NDArray[np.int32]  # [entries]
-    places: NDArray[np.int64]  # [entries], in keys
-    counts: NDArray[np.int64]  # [entries]
-    chunk_losses: NDArray[np.float64]  # [maps, then recipes by top_k; documents]
-    num_chunks: NDArray[np.int64]  # [documents]
-    num_bytes: int
-    lost_bytes: int
-    differing: int
-    encoded: EncodedText
-
-
 def evaluate(
-    maps: Sequence[ProjectionMap],
+    maps: MapLike | Sequence[MapLike],
     texts: Sequence[str | Path],
-    student_model: str | PathLike[str] | Tokenizer,
-    teacher_model: str | PathLike[str] | Tokenizer,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     *,
     names: Sequence[str] = (),
     field: str = "text",
@@ -255,11 +200,12 @@ def evaluate(
     """Measure maps of one pair on text, in one pass over it.
 
     Args:
-        maps: maps of the pair.
+        maps: a map, the path of one, or several of either, all of one pair.
         texts: paths and globs of text, as `estimate` takes them.
         student_model: the model of the rows, as `build` takes it.
         teacher_model: the model of the columns, likewise.
-        names: what to call the maps; `map 1` and so on if empty. Repeated ones get a number.
+        names: what to call the maps; paths by default, or `map 1` and so on. Repeated ones get a
+            number.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         group_by: a field or column by whose values text is grouped; files are groups if None.
         for_loss: a loss to rank the maps for.
@@ -272,11 +218,12 @@ def evaluate(
         XtokError: if a text cannot be read or nothing in it measured, or a map is of another pair.
         ValueError: for no map, or names that are not as many.
     """
-    if not maps or (names and len(names) != len(maps)):
-        raise ValueError(f"{len(maps)} maps, {len(names)} names")
-    names = _distinct(names or [f"map {n}" for n in range(1, len(maps) + 1)])
+    loaded, names = as_maps(maps, names)
+    if not loaded:
+        raise ValueError("there is no map to evaluate")
+    names = _distinct(names)
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    maps = [
+    loaded = [
         with_vocabularies(
             projection,
             student=student.vocabulary,
@@ -284,13 +231,13 @@ def evaluate(
             widths=True,
             name=name,
         )
-        for name, projection in zip(names, maps, strict=True)
+        for name, projection in zip(names, loaded, strict=True)
     ]
     paths = find_texts(texts)
-    recipes = _recipes(student, teacher, {m.top_k for m in maps}, progress)
-    measured_edges = [m.edges for m in (*maps, *recipes.values())]
-    seen = _read(
-        measured_edges, maps[0].shape, paths, student, teacher, field, group_by, text_progress
+    recipes = _recipes(student, teacher, {m.top_k for m in loaded}, progress)
+    measured_edges = [m.edges for m in (*loaded, *recipes.values())]
+    seen = read_text(
+        measured_edges, loaded[0].shape, paths, student, teacher, field, group_by, text_progress
     )
     if not len(seen.keys):
         raise XtokError(
@@ -299,11 +246,15 @@ def evaluate(
             hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
             "differ",
         )
-    rank_of = {k: len(maps) + n for n, k in enumerate(recipes)}
+    recipe_row = {k: len(loaded) + n for n, k in enumerate(recipes)}
     measured = [
-        _Measured(m, recipes[m.top_k].edges, seen, (n, rank_of[m.top_k]))
-        for n, m in enumerate(maps)
+        _Measured(m, recipes[m.top_k].edges, seen, (n, recipe_row[m.top_k]))
+        for n, m in enumerate(loaded)
     ]
+    ranking = None
+    if for_loss is not None:
+        tables = [m.chunk_sums if for_loss == "p-kl" else m.start_sums for m in measured]
+        ranking = rank(for_loss, names, [sums for sums, _ in tables], tables[0][1], seed)
     groups = [
         (group, np.array([g == group for g in seen.groups], np.bool_))
         for group in dict.fromkeys(seen.groups)
@@ -326,70 +277,18 @@ def evaluate(
         num_bytes=seen.num_bytes,
         lost_bytes=seen.lost_bytes,
         differing=seen.differing,
-        ranking=None if for_loss is None else _ranking(for_loss, names, measured, seed),
+        ranking=ranking,
     )
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """Number the repeated names: a, a (2)."""
     times: Counter[str] = Counter()
-    found = []
+    distinct = []
     for name in names:
         times[name] += 1
-        found.append(name if times[name] == 1 else f"{name} ({times[name]})")
-    return found
-
-
-_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
-
-
-def _ranking(loss: Loss, names: list[str], measured: list[_Measured], seed: int) -> Ranking:
-    """Rank by the measure that decides for the loss; differences are paired by document."""
-    check_loss(loss)
-    is_p_kl = loss == "p-kl"
-    where = "over chunks, as P-KL averages" if is_p_kl else "at the first tokens it compares"
-    tables = [m.chunk_sums if is_p_kl else m.start_sums for m in measured]
-    values = [float(sums.sum() / max(1, counts.sum())) for sums, counts in tables]
-    order = np.argsort(values, kind="stable").tolist()
-    best = order[0]
-    lead = None
-    verdict = f"For {_LOSSES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
-    if len(order) > 1:
-        other = order[1]
-        counts = tables[best][1]
-        table = np.stack([tables[other][0] - tables[best][0], counts], axis=1)
-        gap = values[other] - values[best]
-        lead = Interval(value=gap)
-        if len(counts) > 1:
-            drawn = _resample(table, seed)
-            low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], 1), [0.025, 0.975])
-            lead = Interval(value=gap, low=float(low), high=float(high))
-        verdict = _verdict(_LOSSES[loss], where, names, order, values, lead)
-    return Ranking(
-        loss=loss,
-        measure="chunk_cross_entropy" if is_p_kl else "cross_entropy",
-        names=tuple(names[n] for n in order),
-        lead=lead,
-        verdict=verdict,
-    )
-
-
-def _verdict(
-    loss: str, where: str, names: list[str], order: list[int], values: list[float], lead: Interval
-) -> str:
-    best, other = order[:2]
-    figures = f"{values[best]:.3f} nats {where}, against {values[other]:.3f} of {names[other]}"
-    if lead.low is None or lead.high is None:
-        spread = "one document, so no interval"
-    else:
-        spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
-        if lead.low <= 0:
-            return (
-                f"For {loss}, this text does not tell {names[best]} from {names[other]}: "
-                f"{figures} ({spread})."
-            )
-    word = "better" if len(order) == 2 else "best"
-    return f"For {loss}, {names[best]} is {word}: {figures} ({spread})."
+        distinct.append(name if times[name] == 1 else f"{name} ({times[name]})")
+    return distinct
 
 
 def _recipes(
@@ -397,90 +296,15 @@ def _recipes(
 ) -> dict[int, ProjectionMap]:
     """Return X-Token's recipe without a slot, cut to each number of entries per row."""
     whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
-    pinned = reapply_exact(whole)
-    return {k: sort_cut(pinned, SortCutConfig(top_k=k)) for k in sorted(cuts)}
-
-
-def _read(
-    maps: Sequence[Edges],
-    shape: tuple[int, int],
-    paths: Sequence[Path],
-    student: Tokenizer,
-    teacher: Tokenizer,
-    field: str,
-    group_by: str | None,
-    progress: TextProgress,
-) -> _Text:
-    rows = [Rows.of(edges, shape) for edges in maps]
-    groups: list[str] = []
-    parts: list[tuple[NDArray[np.int64], ...]] = []
-    chunk_losses: list[NDArray[np.float64]] = []
-    chunks: list[NDArray[np.int64]] = []
-    num_bytes = lost = differing = 0
-    total = sum(path.stat().st_size for path in paths)
-    files = Counter(path.name for path in paths)
-    with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
-        encoded = EncodedText(encoder, shape)
-        for path in paths:
-            name = path.name if files[path.name] == 1 else str(path)
-            for shard in shards(path, field):
-                consumed = 0
-                reader = ShardReader(replace(shard, group_by=group_by))
-                for batch in batches(reader):
-                    groups += reader.take_groups() if group_by else [name] * len(batch)
-                    sides = encoder.encode(batch)
-                    starts = encoder.boundaries(*sides)
-                    parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
-                    encoded.add(*sides)
-                    found = [r.losses(*sides, starts) for r in rows]
-                    chunk_losses.append(np.stack([loss for loss, _ in found]))
-                    chunks.append(found[0][1])
-                    size, behind = starts.bytes_of(batch)
-                    num_bytes, lost = num_bytes + size, lost + behind
-                    differing += starts.num_differing
-                    advance(reader.consumed - consumed, len(sides[0].ids))
-                    consumed = reader.consumed
-                advance(shard.size - consumed, 0)
-    empty = np.zeros(0, np.int64)
-    documents, keys, counts = (
-        np.concatenate([part[n] for part in parts]) if parts else empty for n in range(3)
-    )
-    unique, places = np.unique(keys, return_inverse=True)
-    return _Text(
-        groups,
-        unique,
-        documents.astype(np.int32),
-        places,
-        counts,
-        np.concatenate(chunk_losses, axis=1) if chunk_losses else np.zeros((len(maps), 0)),
-        np.concatenate(chunks) if chunks else empty,
-        num_bytes,
-        lost,
-        differing,
-        encoded,
-    )
-
-
-def _pairs_per_document(
-    student: EncodedTexts, teacher: EncodedTexts, starts: SharedBoundaries, first: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return document, pair and count of each different pair of each document."""
-    keys = boundary_keys(student, teacher, starts)
-    documents = np.repeat(np.arange(len(starts.num_starts)), starts.num_starts)
-    order = np.lexsort((keys, documents))
-    keys, documents = keys[order], documents[order]
-    new = np.ones(len(keys), np.bool_)
-    new[1:] = (keys[1:] != keys[:-1]) | (documents[1:] != documents[:-1])
-    places = np.flatnonzero(new)
-    counts = np.diff(np.append(places, len(keys)))
-    return documents[places] + first, keys[places], counts
+    exact = reapply_exact(whole)
+    return {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in sorted(cuts)}
 
 
 class _Measured:
     """A map's losses on the pairs that were seen."""
 
     def __init__(
-        self, projection: ProjectionMap, recipe: Edges, seen: _Text, rows: tuple[int, int]
+        self, projection: ProjectionMap, recipe: Edges, seen: SeenText, rows: tuple[int, int]
     ) -> None:
         self.projection, self.seen = projection, seen
         self.chunk_losses, self.recipe_chunk_losses = (seen.chunk_losses[row] for row in rows)
@@ -524,53 +348,58 @@ class _Measured:
         amounts = seen.counts[use].astype(np.float64)
         counts = np.bincount(places, amounts, len(seen.keys)).astype(np.float64)
         floor_weights = self._floor(counts)
-        per_pair = [
-            np.ones(len(seen.keys)), self.losses, self.weights > 0, self.is_top,
-            self._losses_of(floor_weights), floor_weights > 0, self.recipe, self.slot_weight,
-        ]  # fmt: skip
-        sums: list[NDArray[Any]] = [
-            np.bincount(documents, amounts * values[places], len(seen.groups))[chosen]
-            for values in per_pair
-        ]
-        sums += [
-            self.chunk_losses[chosen],
-            seen.num_chunks[chosen],
-            self.recipe_chunk_losses[chosen],
-            seen.encoded.hindsight_losses(chosen, self.projection.top_k),
-        ]
-        table = np.stack(sums, axis=1).astype(np.float64)
-        whole = _figures(table.sum(axis=0, keepdims=True))[0]
-        resampled = _figures(_resample(table, seed)) if len(table) > 1 else None
-        (
-            ce, coverage, top, floor, of_floor, recipe, slots, closed,
-            chunk, chunk_recipe, chunk_floor, chunk_closed,
-        ) = whole.tolist()  # fmt: skip
+        per_pair = {
+            "starts": np.ones(len(seen.keys)),
+            "loss": self.losses,
+            "covered": self.weights > 0,
+            "top": self.is_top,
+            "floor": self._losses_of(floor_weights),
+            "covered by floor": floor_weights > 0,
+            "recipe": self.recipe,
+            "slots": self.slot_weight,
+        }
+        # What `_figures` needs, summed over each chosen document.
+        sums: dict[str, NDArray[Any]] = {
+            name: np.bincount(documents, amounts * values[places], len(seen.groups))[chosen]
+            for name, values in per_pair.items()
+        }
+        sums["chunk loss"] = self.chunk_losses[chosen]
+        sums["chunks"] = seen.num_chunks[chosen]
+        sums["chunk recipe"] = self.recipe_chunk_losses[chosen]
+        sums["chunk floor"] = seen.encoded.hindsight_losses(chosen, self.projection.top_k)
+        table = np.stack(list(sums.values()), axis=1).astype(np.float64)
+        whole = _figures(dict(zip(sums, table.sum(axis=0), strict=True)))
+        drawn = _figures(dict(zip(sums, resample(table, seed).T, strict=True)))
 
-        def interval(column: int, value: float) -> Interval:
-            if resampled is None:
+        def interval(name: str) -> Interval:
+            value = float(whole[name])
+            if len(table) < 2:
                 return Interval(value=value)
-            low, high = np.nanquantile(resampled[:, column], [0.025, 0.975]).tolist()
+            low, high = np.nanquantile(drawn[name], [0.025, 0.975]).tolist()
             return Interval(value=value, low=low, high=high)
 
+        closed, chunk_closed = (
+            interval(f"{of}closed") if whole[f"{of}recipe"] - whole[f"{of}floor"] >= SMALLEST_GAP
+            else None
+            for of in ("", "chunk_")
+        )  # fmt: skip
         return MapMeasures(
             name=name,
             group=group,
             documents=int(chosen.sum()),
             starts=int(counts.sum()),
-            cross_entropy=interval(0, ce),
-            coverage=interval(1, coverage),
-            coverage_of_floor=of_floor,
-            top_1=interval(2, top),
-            floor=floor,
-            recipe=recipe,
-            closed=interval(7, closed) if recipe - floor >= SMALLEST_GAP else None,
-            slot_weight=slots,
-            chunk_cross_entropy=interval(8, chunk),
-            chunk_floor=chunk_floor,
-            chunk_recipe=chunk_recipe,
-            chunk_closed=(
-                interval(11, chunk_closed) if chunk_recipe - chunk_floor >= SMALLEST_GAP else None
-            ),
+            cross_entropy=interval("cross_entropy"),
+            coverage=interval("coverage"),
+            coverage_of_floor=float(whole["coverage_of_floor"]),
+            top_1=interval("top_1"),
+            floor=float(whole["floor"]),
+            recipe=float(whole["recipe"]),
+            closed=closed,
+            slot_weight=float(whole["slot_weight"]),
+            chunk_cross_entropy=interval("chunk_cross_entropy"),
+            chunk_floor=float(whole["chunk_floor"]),
+            chunk_recipe=float(whole["chunk_recipe"]),
+            chunk_closed=chunk_closed,
         )
 
     @cached_property
@@ -583,11 +412,11 @@ class _Measured:
         """Measure each class of student token over all text."""
         counts, floor = self._totals
         kinds = token_classes(require_table(self.projection.student))[self.seen.keys >> 32]
-        found = []
+        classes = []
         for kind in np.unique(kinds).tolist():
             use = kinds == kind
             total = counts[use].sum()
-            found.append(
+            classes.append(
                 ClassMeasures(
                     name=name,
                     token_class=TokenClass(kind).label,
@@ -597,7 +426,7 @@ class _Measured:
                     coverage=float(counts[use & (self.weights > 0)].sum() / total),
                 )
             )
-        return found
+        return classes
 
     def worst(self, name: str, number: int) -> list[WorstRow]:
         """Return the rows whose losses exceed the floor's most, over all text."""
@@ -630,34 +459,27 @@ class _Measured:
         )
 
 
-def _figures(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Turn sums over documents, `[samples, 12]`, into figures, `[samples, 12]`."""
-    starts, loss, covered, top, floor, floor_covered, recipe, slot = sums.T[:8]
-    chunk, chunks, chunk_recipe, chunk_floor = sums.T[8:]
-    starts, chunks = np.maximum(starts, 1), np.maximum(chunks, 1)
-    return np.stack(
-        [
-            loss / starts, covered / starts, top / starts, floor / starts,
-            covered / np.maximum(floor_covered, 1), recipe / starts, slot / starts,
-            _closed(recipe, loss, floor), chunk / chunks, chunk_recipe / chunks,
-            chunk_floor / chunks, _closed(chunk_recipe, chunk, chunk_floor),
-        ],
-        axis=1,
-    )  # fmt: skip
+def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    """Turn sums over documents, numbers or float64 `[samples]`, into the figures of a map."""
+    starts, chunks = np.maximum(sums["starts"], 1), np.maximum(sums["chunks"], 1)
+    return {
+        "cross_entropy": sums["loss"] / starts,
+        "coverage": sums["covered"] / starts,
+        "coverage_of_floor": sums["covered"] / np.maximum(sums["covered by floor"], 1),
+        "top_1": sums["top"] / starts,
+        "floor": sums["floor"] / starts,
+        "recipe": sums["recipe"] / starts,
+        "slot_weight": sums["slots"] / starts,
+        "closed": _closed(sums["recipe"], sums["loss"], sums["floor"]),
+        "chunk_cross_entropy": sums["chunk loss"] / chunks,
+        "chunk_floor": sums["chunk floor"] / chunks,
+        "chunk_recipe": sums["chunk recipe"] / chunks,
+        "chunk_closed": _closed(sums["chunk recipe"], sums["chunk loss"], sums["chunk floor"]),
+    }
 
 
 def _closed(
     recipe: NDArray[np.float64], loss: NDArray[np.float64], floor: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    gap = recipe - floor
-    return np.divide(recipe - loss, gap, out=np.full_like(gap, np.nan), where=gap > 0)
-
-
-def _resample(table: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Draw documents with replacement, and add up; float64 `[resamples, columns]`."""
-    rng = np.random.default_rng(seed)
-    found = np.empty((_RESAMPLES, table.shape[1]))
-    for row in range(_RESAMPLES):
-        times = np.bincount(rng.integers(0, len(table), len(table)), minlength=len(table))
-        found[row] = times @ table
-    return found
+    gap = np.where(recipe > floor, recipe - floor, np.nan)
+    return (recipe - loss) / gap

@@ -1,16 +1,15 @@
-"""Why a row of a map is as it is: bytes, pieces both ways, and what each stage did."""
+"""`explain`: why a row of a map is as it is: bytes, pieces both ways, what each stage did."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
-from xtok.inspection.inspect import EntryDescription, describe_row
+from xtok.maps.file import MapLike, as_map
 from xtok.maps.pair import require_table, with_vocabularies
-from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.tokenizers import Tokenizer
+from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.classes import TokenClass, text_class
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType, match_bytes
@@ -32,7 +31,7 @@ class ExplainedEntry:
 class SpelledPiece:
     """A teacher token of one pass of `multitoken`, and the weight that this pass gives it.
 
-    That is before both passes are added up, the row is cut, and what both sides have is pinned.
+    That is before both passes are added up, the row is cut, and exact tokens get rows of their own.
 
     Attributes:
         teacher_id: forward, a piece of the student's token; in reverse, a token of the teacher's
@@ -85,30 +84,39 @@ class Explanation:
 
 
 def explain(
-    projection: ProjectionMap,
-    student_ids: Sequence[int],
+    projection: MapLike,
+    tokens: str | bytes | int | Sequence[str | bytes | int],
     *,
-    student: Tokenizer | None = None,
-    teacher: Tokenizer | None = None,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
 ) -> tuple[Explanation, ...]:
-    """Explain rows of a map, from the map alone and, where given, by real segmentation.
+    """Explain rows of a map, from the map alone and, with its models, by real segmentation.
+
+    >>> xtok.explain("map.safetensors", "201")[0].why  # doctest: +SKIP
+    'no teacher token has these bytes: spelled in pieces, both ways'
 
     Args:
-        projection: a map that carries its tokens, or whose two tokenizers are given.
-        student_ids: the rows; `describe.find_token` finds those of a token.
-        student: the tokenizer of the rows, to spell the teacher's tokens in.
-        teacher: the tokenizer of the columns, to spell the row's token in.
+        projection: a map that carries its tokens, or whose two models are given; or its path.
+        tokens: a student token, or several: text, bytes or an id, as
+            `ProjectionMap.student_ids_of` takes them. Text may stand for several rows.
+        student_model: the model of the rows, as `build` takes it, to spell the teacher's tokens.
+        teacher_model: the model of the columns, likewise, to spell the student's token.
 
     Raises:
         XtokError: if there is no such row, the map carries no tokens, or is of other tokenizers.
     """
+    student = None if student_model is None else as_tokenizer(student_model)
+    teacher = None if teacher_model is None else as_tokenizer(teacher_model)
     projection = with_vocabularies(
-        projection,
+        as_map(projection),
         student=None if student is None else student.vocabulary,
         teacher=None if teacher is None else teacher.vocabulary,
     )
     tables = require_table(projection.student), require_table(projection.teacher)
     same_bytes = match_bytes(*tables)
+    if isinstance(tokens, str | bytes | int):
+        tokens = [tokens]
+    student_ids = [i for token in tokens for i in projection.student_ids_of(token)]
     return tuple(
         _explain(projection, i, *tables, same_bytes.get(i), student, teacher) for i in student_ids
     )
@@ -123,7 +131,7 @@ def _explain(
     student: Tokenizer | None,
     teacher: Tokenizer | None,
 ) -> Explanation:
-    row = describe_row(projection, student_id)
+    row = projection[student_id]
     token = rows[student_id]
     kind = RowKind(int(projection.row_kind[student_id]))
     decay = _decay(projection)
@@ -186,15 +194,17 @@ def _why(
     if kind == RowKind.EMPTY:
         return _why_empty(rows, student_id)
     if kind == RowKind.EXACT and same is None:
-        return "pinned, but no teacher token has these bytes: equal by --token-form, or foreign"
+        return (
+            "exact, but no teacher token has these bytes: equal in another token form, or foreign"
+        )
     if kind == RowKind.PIECES and not by_pieces:
-        return "counted on synthetic text of the two vocabularies, and not pinned"
+        return "counted on synthetic text of the two vocabularies, and not exact"
     counterpart = "" if same is None else f"teacher id {same} has the same bytes"
     sentences = {
-        RowKind.EXACT: f"pinned: {counterpart}",
+        RowKind.EXACT: f"exact: {counterpart}",
         RowKind.ROLE: "a special token, paired by role or by name",
         RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
-        RowKind.PIECES: f"{counterpart}, and is not pinned"
+        RowKind.PIECES: f"{counterpart}, but the row is not exact"
         if counterpart
         else "no teacher token has these bytes: spelled in pieces, both ways",
         RowKind.EMBEDDING: "by the similarity of embeddings",
@@ -215,9 +225,7 @@ def _why_empty(rows: TokenTable, student_id: int) -> str:
     return "its id was ignored, or the teacher cannot spell it"
 
 
-def _relation(
-    entry: EntryDescription, rows: TokenTable, columns: TokenTable, student_id: int
-) -> str:
+def _relation(entry: RowEntry, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
     ours, theirs = rows[student_id], columns[entry.teacher_id]
     if entry.is_slot:
         return "scale slot: stands for nothing"
@@ -282,36 +290,32 @@ def _stages(
     forward: Sequence[SpelledPiece] | None,
     reverse: Sequence[SpelledPiece] | None,
 ) -> Iterator[str]:
+    """Give a sentence about what each stage did to the row."""
     for step in projection.history:
-        name, options = str(step["stage"]), step["options"]
-        yield f"{name}: {_did(name, options, kind, forward, reverse)}"
+        stage, options = str(step["stage"]), step["options"]
+        most = f"at most {options.get('top_k')} entries"
+        if stage == "multitoken" and kind == RowKind.ROLE:
+            did = "special tokens are not spelled"
+        elif stage == "multitoken" and options.get("weights") == "prior":
+            did = f"counted on synthetic text, target {options.get('target', 'start')}; {most}"
+        elif stage == "multitoken":
+            spelled = [] if forward is None else [f"pieces forward: {len(forward)}"]
+            if reverse is not None and options.get("reverse_pass", True):
+                spelled.append(f"teacher tokens in reverse: {len(reverse):,}")
+            slot = ", the slot included" if options.get("scale_trick") else ""
+            did = "; ".join([*spelled, most + slot])
+        elif stage == "reapply-exact":
+            did = _MATCHED.get(kind, "left as it was: no equal bytes")
+        elif stage == "sort-cut":
+            did = most
+        else:
+            did = ", ".join(f"{k}={v}" for k, v in sorted(options.items())) or "done"
+        yield f"{stage}: {did}"
 
 
-def _did(
-    stage: str,
-    options: Mapping[str, Any],
-    kind: RowKind,
-    forward: Sequence[SpelledPiece] | None,
-    reverse: Sequence[SpelledPiece] | None,
-) -> str:
-    if stage == "multitoken" and kind == RowKind.ROLE:
-        return "special tokens are not spelled"
-    most = f"at most {options.get('top_k')} entries"
-    if stage == "multitoken" and options.get("weights") == "prior":
-        return f"counted on synthetic text, --target {options.get('target', 'start')}; {most}"
-    if stage == "multitoken":
-        spelled = [] if forward is None else [f"pieces forward: {len(forward)}"]
-        if reverse is not None and options.get("reverse_pass", True):
-            spelled.append(f"teacher tokens in reverse: {len(reverse):,}")
-        slot = ", the slot included" if options.get("scale_trick") else ""
-        return "; ".join([*spelled, most + slot])
-    if stage == "reapply-exact":
-        return {
-            RowKind.EXACT: "pinned to the token of equal bytes",
-            RowKind.ROLE: "pinned to its counterpart",
-            RowKind.RELAXED: "pinned to the near-equivalent, beside the slot",
-            RowKind.EMPTY: "no counterpart",
-        }.get(kind, "left as it was: no equal bytes")
-    if stage == "sort-cut":
-        return f"at most {options.get('top_k')} entries"
-    return ", ".join(f"{k}={v}" for k, v in sorted(options.items())) or "done"
+_MATCHED = {
+    RowKind.EXACT: "matched to the token of equal bytes",
+    RowKind.ROLE: "matched to its counterpart",
+    RowKind.RELAXED: "matched to the near-equivalent, beside the slot",
+    RowKind.EMPTY: "no counterpart",
+}

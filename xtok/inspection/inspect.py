@@ -1,24 +1,20 @@
-"""`inspect`: what a map holds."""
+"""`inspect` and `worst_rows`: what a map holds."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
-from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.vocab.classes import NUMERALS, TokenClass, suited_loss, token_classes
-from xtok.vocab.display import unescape
+from xtok.maps.file import MapLike, as_map
+from xtok.maps.projection_map import ProjectionMap, Row, RowKind, token_name
+from xtok.vocab.classes import NUMERALS, TokenClass, classes_named, suited_loss, token_classes
 from xtok.vocab.table import TokenTable, TokenType, Vocabulary
-
-if TYPE_CHECKING:
-    pass
 
 _LARGEST = 10
 
@@ -37,26 +33,6 @@ class SideDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntryDescription:
-    """One entry of a row; `token` is escaped, or a control token's name."""
-
-    teacher_id: int
-    token: str | None
-    weight: float
-    is_slot: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowDescription:
-    """One row, heaviest entry first, a slot last."""
-
-    student_id: int
-    token: str | None
-    kind: str
-    entries: tuple[EntryDescription, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ColumnDescription:
     """One column: how many rows have it, and the sum of their weights."""
 
@@ -68,7 +44,7 @@ class ColumnDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class MapDescription:
-    """What `xtok inspect` shows.
+    """What `inspect` found.
 
     Attributes:
         student: the rows' side.
@@ -103,19 +79,19 @@ class MapDescription:
     columns_used: int
     largest_columns: tuple[ColumnDescription, ...]
     coverage: Coverage | None
-    examples: tuple[RowDescription, ...]
+    examples: tuple[Row, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowListing:
-    """The worst rows of those that were asked for, and how many there are in all."""
+    """The worst rows that match; `found` is how many match in all."""
 
     found: int
-    rows: tuple[RowDescription, ...]
+    rows: tuple[Row, ...]
 
 
 def worst_rows(
-    projection: ProjectionMap,
+    projection: MapLike,
     *,
     token_class: str | None = None,
     kind: str | None = None,
@@ -123,11 +99,14 @@ def worst_rows(
 ) -> RowListing:
     """List rows by class of token and by kind, the worst first.
 
-    A row is the worse the less weight its heaviest entry has, its slot left out; an empty row is
-    the worst. Ties go by student id. Ids without a token are listed only if their class is named.
+    The worst rows are those with the least weight on their heaviest entry, slots left out; empty
+    rows come first. Ties go by student id. Ids without a token are listed only if their class is
+    named.
+
+    >>> xtok.worst_rows("map.safetensors", token_class="digits", count=5).rows  # doctest: +SKIP
 
     Args:
-        projection: any map.
+        projection: a map, or the path of one.
         token_class: a class, or a group of them, as `classes_named` takes it; all if None.
         kind: the name of a `RowKind`, in lower case; all if None.
         count: how many rows to list.
@@ -135,8 +114,7 @@ def worst_rows(
     Raises:
         XtokError: if there is no such class or kind, or the map carries no tokens to classify.
     """
-    from xtok.vocab.classes import TokenClass, classes_named, token_classes
-
+    projection = as_map(projection)
     use = np.ones(projection.shape[0], np.bool_)
     table = projection.student.table
     if table is not None:
@@ -159,15 +137,13 @@ def worst_rows(
     heaviest[projection.student_ids[first]] = projection.weights[first]
     rows = np.flatnonzero(use)
     worst = rows[np.argsort(heaviest[rows], kind="stable")[:count]]
-    return RowListing(
-        found=len(rows), rows=tuple(describe_row(projection, row) for row in worst.tolist())
-    )
+    return RowListing(found=len(rows), rows=tuple(projection[row] for row in worst.tolist()))
 
 
 def inspect(
-    projection: ProjectionMap,
+    projection: MapLike,
     *,
-    tokens: Sequence[str] = (),
+    tokens: Sequence[str | bytes] = (),
     ids: Sequence[int] = (),
     num_examples: int = 0,
     classes: bool = True,
@@ -175,8 +151,8 @@ def inspect(
     """Describe a map, with some of its rows as examples.
 
     Args:
-        projection: any map.
-        tokens: student tokens to show the rows of, as `find_token` takes them.
+        projection: a map, or the path of one.
+        tokens: student tokens to show the rows of, as `ProjectionMap.student_ids_of` takes them.
         ids: student ids to show the rows of.
         num_examples: how many rows to show besides, evenly spread over those with several entries.
         classes: describe rows and teacher ids by class of token, which takes most of the time.
@@ -184,13 +160,16 @@ def inspect(
     Raises:
         XtokError: if the student has no such token or id.
     """
-    chosen = [i for text in tokens for i in find_token(projection, text)]
+    projection = as_map(projection)
+    chosen = [i for token in tokens for i in projection.student_ids_of(token)]
     student_ids = [*chosen, *ids, *example_ids(projection, num_examples)]
     kinds = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
     entries = np.bincount(projection.entries_per_row).tolist()
     slots = projection.weights[projection.is_slot]
     total = float(projection.weights.sum(dtype=np.float64))
-    rows, weight = _columns(projection)
+    width = projection.shape[1]
+    rows = np.bincount(projection.teacher_ids, minlength=width)
+    weight = np.bincount(projection.teacher_ids, projection.weights, width).astype(np.float64)
     return MapDescription(
         student=_side(projection.student),
         teacher=_side(projection.teacher),
@@ -207,38 +186,15 @@ def inspect(
         largest_columns=tuple(
             ColumnDescription(
                 teacher_id=t,
-                token=_name(projection.teacher, t),
+                token=token_name(projection.teacher, t),
                 rows=int(rows[t]),
                 weight=float(weight[t]),
             )
             for t in _largest(weight).tolist()
         ),
-        coverage=_cover(projection) if classes else None,
-        examples=tuple(describe_row(projection, s) for s in student_ids),
+        coverage=cover(projection) if classes else None,
+        examples=tuple(projection[s] for s in student_ids),
     )
-
-
-def _cover(projection: ProjectionMap) -> Coverage | None:
-    # classes of tokens, which most calls do without
-
-    return cover(projection)
-
-
-def _columns(projection: ProjectionMap) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return how many rows have each column, int64 `[V_teacher]`, and their weights' sum, float64.
-
-    By blocks that fit the processor's cache: of all entries at once NumPy makes copies of 8 bytes.
-    """
-    width = projection.shape[1]
-    rows, weight = np.zeros(width, np.int64), np.zeros(width)
-    for start in range(0, projection.nnz, _BLOCK):
-        ids = projection.teacher_ids[start : start + _BLOCK].astype(np.intp)
-        rows += np.bincount(ids, minlength=width)
-        weight += np.bincount(ids, projection.weights[start : start + _BLOCK], width)
-    return rows, weight
-
-
-_BLOCK = 1 << 19
 
 
 def _largest(weight: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -247,59 +203,6 @@ def _largest(weight: NDArray[np.float64]) -> NDArray[np.int64]:
     least = np.partition(weight, -count)[-count]
     among = np.flatnonzero((weight >= least) & (weight > 0))
     return among[np.argsort(-weight[among], kind="stable")][:count]
-
-
-def describe_row(projection: ProjectionMap, student_id: int) -> RowDescription:
-    """Describe one row.
-
-    Raises:
-        XtokError: if the id is not a row of the map.
-    """
-    if not 0 <= student_id < projection.shape[0]:
-        raise XtokError(
-            f"there is no student id {student_id}: the map has rows 0 to {projection.shape[0] - 1}",
-            hint="give another --id, or the token itself with --token",
-        )
-    teacher_ids, weights = projection.row(student_id)
-    slots = projection.scale_slot
-    has_slot = slots is not None and bool(slots[student_id])
-    return RowDescription(
-        student_id=student_id,
-        token=_name(projection.student, student_id),
-        kind=RowKind(int(projection.row_kind[student_id])).name.lower(),
-        entries=tuple(
-            EntryDescription(
-                teacher_id=t,
-                token=_name(projection.teacher, t),
-                weight=w,
-                is_slot=has_slot and place == len(weights) - 1,
-            )
-            for place, (t, w) in enumerate(zip(teacher_ids.tolist(), weights.tolist(), strict=True))
-        ),
-    )
-
-
-def find_token(projection: ProjectionMap, text: str) -> list[int]:
-    """Return the student ids of a token, given as text, as `escape` shows it, or by control name.
-
-    Raises:
-        XtokError: if the map carries no tokens, or the student has no such token.
-    """
-    table = projection.student.table
-    if table is None:
-        raise XtokError(
-            "the map carries no tokens: xtok did not write it", hint="give --id instead of --token"
-        )
-    spellings = {os.fsencode(text), unescape(text)}
-    tokens = table.tokens()
-    found = [int(i) for i in table.text_ids if tokens[i] in spellings]
-    found += [i for i, name in table.control_names.items() if name == text]
-    if not found:
-        raise XtokError(
-            f"the student has no token {text!r}",
-            hint="a space is part of a token, as in --token ' the'; bytes are written like '\\xe4'",
-        )
-    return found
 
 
 def example_ids(projection: ProjectionMap, count: int) -> list[int]:
@@ -333,10 +236,6 @@ def _side(vocabulary: Vocabulary) -> SideDescription:
     )
 
 
-def _name(vocabulary: Vocabulary, token_id: int) -> str | None:
-    return None if vocabulary.table is None else vocabulary.table.name(token_id)
-
-
 def weight_notes(projection: ProjectionMap) -> list[str]:
     """Return the distribution of the weights, and where a row's heaviest entry stands, in words."""
     weights = projection.weights
@@ -362,7 +261,7 @@ class ClassCoverage:
         token_class: the name of a `TokenClass`, in lower case.
         label: the class as a person reads it.
         rows: student tokens of the class.
-        exact: rows that are pinned to equal bytes, or by role.
+        exact: exact rows, of equal bytes or of one role.
         empty: rows without an entry.
         mean_entries: entries per row that has any, slots left out.
         slot_share: the part of these rows' weight that is on slots.
@@ -383,7 +282,7 @@ class ClassCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """A map's classes of tokens that either side has, and the loss that they speak for."""
+    """A map by class of token, and the loss that this suggests."""
 
     classes: tuple[ClassCoverage, ...]
     numerals: int
@@ -413,12 +312,12 @@ def cover(projection: ProjectionMap) -> Coverage | None:
         "ids": _count(theirs),
         "unreached": _count(theirs[~reached]),
     }
-    found = []
+    classes = []
     for member in TokenClass:
         n = {name: counts[member].item() for name, counts in per_class.items()}
         filled = max(1, n["rows"] - n["empty"])
         if n["rows"] or n["ids"]:
-            found.append(
+            classes.append(
                 ClassCoverage(
                     token_class=member.name.lower(),
                     label=member.label,
@@ -431,10 +330,12 @@ def cover(projection: ProjectionMap) -> Coverage | None:
                     teacher_unreached=n["unreached"],
                 )
             )
-    numerals, pinned = (int(per_class[of][list(NUMERALS)].sum()) for of in ("rows", "exact"))
-    loss, why = suited_loss(_exact_share(rows, kind), numerals, pinned)
+    numerals, exact_numerals = (
+        int(per_class[of][list(NUMERALS)].sum()) for of in ("rows", "exact")
+    )
+    loss, why = suited_loss(_exact_share(rows, kind), numerals, exact_numerals)
     return Coverage(
-        classes=tuple(found), numerals=numerals, numerals_exact=pinned, loss=loss, why=why
+        classes=tuple(classes), numerals=numerals, numerals_exact=exact_numerals, loss=loss, why=why
     )
 
 

@@ -1,4 +1,4 @@
-"""How much of their vocabularies tokenizers share, by bytes."""
+"""`overlap`: how much of their vocabularies tokenizers share, by bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xtok.errors import XtokError, install_hint
 from xtok.io import check_output, write
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, as_tokenizers
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -33,8 +33,9 @@ class Overlap:
     shares: tuple[tuple[float, ...], ...]
 
 
-def overlap(tokenizers: Sequence[Tokenizer]) -> Overlap:
-    """Count the byte strings that each two of some tokenizers share."""
+def overlap(models: ModelLike | Sequence[ModelLike]) -> Overlap:
+    """Count the byte strings that each two tokenizers share; models are as `doctor` takes them."""
+    tokenizers = as_tokenizers(models)
     vocabularies = [set(filter(None, one.table.tokens())) for one in tokenizers]
     sizes = [len(tokens) for tokens in vocabularies]
     counts = [[0] * len(sizes) for _ in sizes]
@@ -52,16 +53,16 @@ def overlap(tokenizers: Sequence[Tokenizer]) -> Overlap:
     )
 
 
-def overlap_csv(found: Overlap) -> str:
+def overlap_csv(matrix: Overlap) -> str:
     """Return one line per ordered pair: both models, their sizes, the count, the model's share."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["model", "other", "size", "other_size", "shared", "share"])
-    for i, model in enumerate(found.model_ids):
-        for j, other in enumerate(found.model_ids):
-            sizes = found.sizes[i], found.sizes[j]
-            share = f"{found.shares[i][j]:.6f}"
-            writer.writerow([model, other, *sizes, found.counts[i][j], share])
+    for i, model in enumerate(matrix.model_ids):
+        for j, other in enumerate(matrix.model_ids):
+            sizes = matrix.sizes[i], matrix.sizes[j]
+            share = f"{matrix.shares[i][j]:.6f}"
+            writer.writerow([model, other, *sizes, matrix.counts[i][j], share])
     return text.getvalue()
 
 
@@ -75,10 +76,10 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise XtokError("--plot needs matplotlib", hint=install_hint("plot")) from error
+        raise XtokError("a plot needs matplotlib", hint=install_hint("plot")) from error
 
 
-def plot_overlap(found: Overlap, path: Path) -> None:
+def plot_overlap(matrix: Overlap, path: Path) -> None:
     """Draw the matrix: shares of the row's tokens as colours, shares and counts as numbers.
 
     Raises:
@@ -86,17 +87,17 @@ def plot_overlap(found: Overlap, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    n = len(found.model_ids)
+    n = len(matrix.model_ids)
     side = max(4.0, 1.0 + 1.1 * n)
     figure = Figure(figsize=(side + 1.5, side), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(found.shares, vmin=0, vmax=1, cmap="viridis")
-    names = [name.replace("$", r"\$") for name in found.model_ids]  # no formulas
+    image = axes.imshow(matrix.shares, vmin=0, vmax=1, cmap="viridis")
+    names = [name.replace("$", r"\$") for name in matrix.model_ids]  # no formulas
     axes.set_xticks(range(n), names, rotation=40, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(n), names)
     for i in range(n):
         for j in range(n):
-            share, count = found.shares[i][j], found.counts[i][j]
+            share, count = matrix.shares[i][j], matrix.counts[i][j]
             text = f"{count:,}" if i == j else f"{share:.0%}\n{count:,}"
             color = "black" if share > 0.6 else "white"
             axes.text(j, i, text, ha="center", va="center", color=color, fontsize=8)

@@ -1,18 +1,19 @@
-"""Check a map file against its own invariants and, where given, against models."""
+"""`verify`: a map against its own invariants and, where given, against models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from os import PathLike
+from os import fspath
 from typing import Literal
 
 import numpy as np
 
 from xtok.maps import file as mapfile
+from xtok.maps.packing import MALFORMED, assemble
 from xtok.maps.pair import can_grow
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.display import quoted
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary
@@ -34,7 +35,7 @@ class MapCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What `xtok verify` found."""
+    """What `verify` found; `path` names the map."""
 
     path: str
     checks: tuple[MapCheck, ...]
@@ -46,150 +47,145 @@ class Verification:
 
 
 def verify(
-    path: str | PathLike[str],
+    projection: mapfile.MapLike,
     *,
-    student: Tokenizer | None = None,
-    teacher: Tokenizer | None = None,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
 ) -> Verification:
-    """Check a map file: format, digests, order, sums, slots, pins, roles; and its models.
+    """Check a map: format, digests, order, sums, slots, exact rows, roles; and its models.
 
     Args:
-        path: a `.safetensors` or `.pt` map.
-        student: the tokenizer that the rows should be of; its width is what the model's config
-            says, where there is one.
-        teacher: the tokenizer that the columns should be of, likewise.
-        student_vocab_size: the width of the rows, for a `.pt` that does not tell it.
+        projection: a map, or the path of a `.safetensors` or `.pt` file.
+        student_model: the model that the rows should be of, as `build` takes it; its width is what
+            its config says, where there is one.
+        teacher_model: the model that the columns should be of, likewise.
+        student_vocab_size: the width of the rows, for a `.pt` file that does not tell it.
         teacher_vocab_size: the width of the columns, likewise.
 
     Raises:
-        MapFileError: if it cannot be read, or is no map at all.
+        MapFileError: if the file cannot be read, or is no map at all.
     """
-    try:
-        projection, digests = mapfile.load_unchecked(
+    models = [
+        (side, None if model is None else as_tokenizer(model))
+        for side, model in (("student", student_model), ("teacher", teacher_model))
+    ]
+    if isinstance(projection, ProjectionMap):
+        return Verification(path="the map", checks=tuple(_all(projection, (), models)))
+    path = fspath(projection)
+    parts = mapfile.read_parts(path)
+    if parts is None:
+        projection = mapfile.load(
             path, student_vocab_size=student_vocab_size, teacher_vocab_size=teacher_vocab_size
         )
-    except mapfile.InvalidMapError as error:
-        checks: tuple[MapCheck, ...] = (_failed("format", str(error)),)
+        checks = tuple(_all(projection, (), models))
     else:
-        checks = tuple(_all(projection, digests, student, teacher))
-    return Verification(path=str(path), checks=checks)
+        try:
+            checks = tuple(_all(*assemble(*parts), models))
+        except MALFORMED as error:
+            missing = "it lacks " if isinstance(error, KeyError) else ""
+            checks = (_failed("format", f"{missing}{error}"),)
+    return Verification(path=path, checks=checks)
 
 
 def _all(
     m: ProjectionMap,
     digests: Sequence[str | None],
-    student: Tokenizer | None,
-    teacher: Tokenizer | None,
+    models: Sequence[tuple[str, Tokenizer | None]],
 ) -> Iterator[MapCheck]:
+    """Give every check of a map; `digests` are those that its file has of both tables, if any."""
     yield _ok("format", f"{m.student.width} × {m.teacher.width}, {m.nnz:,} entries")
-    yield from _digest("student tokens", m.student, digests[0])
-    yield from _digest("teacher tokens", m.teacher, digests[1])
-    found = list(_invariants(m))
-    yield from found
-    if found[-1].level == "failed":  # what comes after relies on it
+    for place, (side, vocabulary) in enumerate((("student", m.student), ("teacher", m.teacher))):
+        yield _digest(f"{side} tokens", vocabulary, digests[place : place + 1])
+    invariants = list(_invariants(m))
+    yield from invariants
+    if invariants[-1].level == "failed":  # what comes after relies on it
         yield MapCheck(name="rows", level="skipped", message="the arrays are not in order")
     else:
         yield _as_read(m)
-        yield from _slots(m)
-        yield from _pins(m)
-    yield from _roles("student roles", m.student)
-    yield from _roles("teacher roles", m.teacher)
-    for side, ours, tokenizer in (
-        ("student", m.student, student),
-        ("teacher", m.teacher, teacher),
-    ):
+        yield _slots(m)
+        yield _exact_rows(m)
+    yield _roles("student roles", m.student)
+    yield _roles("teacher roles", m.teacher)
+    for side, tokenizer in models:
         if tokenizer is not None:
-            yield _same_tokens(side, ours, tokenizer)
-            yield _same_width(side, ours, tokenizer.vocabulary)
+            vocabulary = getattr(m, side)
+            yield _same_tokens(side, vocabulary, tokenizer)
+            yield _same_width(side, vocabulary, tokenizer.vocabulary)
 
 
 def _invariants(m: ProjectionMap) -> Iterator[MapCheck]:
     """Check one after another, up to the first that fails."""
     for name, (check, says) in INVARIANTS.items():
-        problem = _problem(check, m)
-        yield _ok(name, says) if problem is None else _failed(name, problem)
-        if problem is not None:
+        try:
+            check(m)
+        except ValueError as error:
+            yield _failed(name, str(error))
             return
+        yield _ok(name, says)
 
 
-def _problem(check: Callable[[ProjectionMap], None], m: ProjectionMap) -> str | None:
-    try:
-        check(m)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _digest(name: str, vocabulary: Vocabulary, written: str | None) -> Iterator[MapCheck]:
+def _digest(name: str, vocabulary: Vocabulary, written: Sequence[str | None]) -> MapCheck:
     if vocabulary.table is None:
-        yield MapCheck(name=name, level="skipped", message="the map carries none")
-        return
-    found = vocabulary.table.sha256()
-    if found == written:
-        yield _ok(name, f"table_sha256 is {found[:16]}…")
-    else:
-        yield _failed(
-            name, f"table_sha256 says {str(written)[:16]}…, the tokens give {found[:16]}…"
-        )
+        return MapCheck(name=name, level="skipped", message="the map carries none")
+    digest = vocabulary.table.sha256()
+    if all(one == digest for one in written):
+        return _ok(name, f"table_sha256 is {digest[:16]}…")
+    return _failed(
+        name, f"table_sha256 says {str(written[0])[:16]}…, the tokens give {digest[:16]}…"
+    )
 
 
 def _as_read(m: ProjectionMap) -> MapCheck:
-    counts = [
-        f"{n:,} {what}" for report in m.reports for what, n in report.counts.items() if n
-    ]  # what a .pt had to be put in order for
+    """Tell what a `.pt` had to be put in order for."""
+    imports = [report for report in m.reports if report.stage == "import"]
+    counts = [f"{n:,} {what}" for report in imports for what, n in report.counts.items() if n]
     return _failed("as written", ", ".join(counts)) if counts else _ok("as written", "in order")
 
 
-def _slots(m: ProjectionMap) -> Iterator[MapCheck]:
+def _slots(m: ProjectionMap) -> MapCheck:
+    name, table = "scale slot", m.teacher.table
     if m.scale_slot is None:
-        yield MapCheck(name="scale slot", level="skipped", message="made without the scale trick")
-        return
-    ids = np.unique(m.teacher_ids[m.is_slot])
-    table = m.teacher.table
-    meaning = [] if table is None else [i for i in ids.tolist() if table[i]]
+        return MapCheck(name=name, level="skipped", message="made without the scale trick")
+    ids = np.unique(m.teacher_ids[m.is_slot]).tolist()
+    meaning = [] if table is None else [i for i in ids if table[i]]
     if meaning and table is not None:
-        yield _failed("scale slot", f"on {_some(meaning, table)}, which stand for text")
-    else:
-        where = ", ".join(map(str, ids[:_EXAMPLES].tolist())) or "none"
-        yield _ok("scale slot", f"{int(m.is_slot.sum()):,} rows, on teacher id {where}")
+        return _failed(name, f"on {_some(meaning, table)}, which stand for text")
+    where = ", ".join(map(str, ids[:_EXAMPLES])) or "none"
+    return _ok(name, f"{int(m.is_slot.sum()):,} rows, on teacher id {where}")
 
 
-def _pins(m: ProjectionMap) -> Iterator[MapCheck]:
-    rows, columns = m.student.table, m.teacher.table
+def _exact_rows(m: ProjectionMap) -> MapCheck:
+    name, rows, columns = "exact rows", m.student.table, m.teacher.table
     exact = np.flatnonzero(m.row_kind == RowKind.EXACT)
-    single = m.entries_per_row[exact] == 1
-    if not single.all():
-        s = int(exact[int(np.argmin(single))])
-        yield _failed("exact rows", f"row {s} has {int(m.entries_per_row[s])} entries")
-        return
+    sizes = m.entries_per_row[exact]
+    if (sizes != 1).any():
+        place = int(np.argmax(sizes != 1))
+        return _failed(name, f"row {exact[place]} has {sizes[place]} entries")
     if rows is None or columns is None:
-        yield MapCheck(name="exact rows", level="skipped", message="the map carries no tokens")
-        return
+        return MapCheck(name=name, level="skipped", message="the map carries no tokens")
     ours, theirs = rows.tokens(), columns.tokens()
     partner = dict(zip(m.student_ids.tolist(), m.teacher_ids.tolist(), strict=True))
     wrong = [s for s in exact.tolist() if ours[s] != theirs[partner[s]]]
     if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
-        yield _failed("exact rows", f"other bytes in the rows of {_some(wrong, rows)}")
-    else:
-        only = f", but for {len(wrong):,} that are equal by --token-form" if wrong else ""
-        yield _ok("exact rows", f"{len(exact):,} rows of equal bytes{only}")
+        return _failed(name, f"other bytes in the rows of {_some(wrong, rows)}")
+    only = f", but for {len(wrong):,} that are equal in another token form" if wrong else ""
+    return _ok(name, f"{len(exact):,} rows of equal bytes{only}")
 
 
-def _roles(name: str, vocabulary: Vocabulary) -> Iterator[MapCheck]:
+def _roles(name: str, vocabulary: Vocabulary) -> MapCheck:
     table = vocabulary.table
     if table is None:
-        yield MapCheck(name=name, level="skipped", message="the map carries no tokens")
-        return
+        return MapCheck(name=name, level="skipped", message="the map carries no tokens")
     unknown = [role for role in table.roles if role not in ROLES]
-    unused = [i for ids in table.roles.values() for i in ids if table.name(i) == "(unused)"]
-    if unknown or unused:
-        what = f"unknown roles {unknown}" if unknown else f"on unused ids {unused[:_EXAMPLES]}"
-        yield _failed(name, what)
-    else:
-        ids = {i for found in table.roles.values() for i in found}
-        yield _ok(name, f"{len(table.roles)} roles of {len(ids)} tokens")
+    if unknown:
+        return _failed(name, f"unknown roles {unknown}")
+    ids = [i for role_ids in table.roles.values() for i in role_ids]
+    unused = [i for i in ids if table.name(i) == "(unused)"]
+    if unused:
+        return _failed(name, f"on unused ids {unused[:_EXAMPLES]}")
+    return _ok(name, f"{len(table.roles)} roles of {len(set(ids))} tokens")
 
 
 def _same_tokens(side: str, ours: Vocabulary, tokenizer: Tokenizer) -> MapCheck:

@@ -1,11 +1,12 @@
-"""Map files: save, load and convert."""
+"""Map files: save and load."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -19,14 +20,44 @@ from xtok import __version__, io
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.maps.edges import in_map_order
-from xtok.maps.nemo import from_nemo, from_padded, from_trained, to_nemo
-from xtok.maps.packing import MALFORMED, assemble, pack_metadata, pack_tensors, unpack
+from xtok.maps.nemo import from_nemo, from_padded, from_trained, not_a_map, to_nemo
+from xtok.maps.packing import MALFORMED, pack_metadata, pack_tensors, unpack
 from xtok.maps.pair import at_width
-from xtok.maps.projection_map import InvariantError, ProjectionMap, StageReport
-from xtok.maps.projection_map import transpose as transposed
+from xtok.maps.projection_map import ProjectionMap, StageReport
 from xtok.maps.tensorfile import check_json, read_tensors, write_tensors
 
 SUFFIXES = (".safetensors", ".pt")
+
+MapLike = str | PathLike[str] | ProjectionMap
+"""What functions take for a map: the map, or the path of its file."""
+
+
+def as_map(source: MapLike) -> ProjectionMap:
+    """Return a map as it is, and load a path with the defaults of `load`."""
+    return source if isinstance(source, ProjectionMap) else load(source)
+
+
+def as_maps(
+    sources: MapLike | Sequence[MapLike], names: Sequence[str] = ()
+) -> tuple[list[ProjectionMap], list[str]]:
+    """Return the maps of one source or several, and what messages call them.
+
+    Args:
+        sources: maps or paths.
+        names: a name for each; by default a file's path, and `map 1` and so on for other maps.
+
+    Raises:
+        ValueError: if there are other numbers of names than of maps.
+    """
+    if isinstance(sources, str | PathLike | ProjectionMap):
+        sources = [sources]
+    if names and len(names) != len(sources):
+        raise ValueError(f"{len(sources)} maps, {len(names)} names")
+    defaults = [
+        f"map {number}" if isinstance(source, ProjectionMap) else os.fspath(source)
+        for number, source in enumerate(sources, 1)
+    ]
+    return [as_map(source) for source in sources], list(names or defaults)
 
 
 def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
@@ -146,66 +177,18 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
         ) from error
 
 
-class InvalidMapError(Exception):
-    """A map by xtok whose parts make no map."""
+def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str] | None:
+    """Return a `.safetensors` map's tensors and metadata, not checked; None for any other file.
 
-
-def load_unchecked(
-    path: str | PathLike[str], **options: Any
-) -> tuple[ProjectionMap, tuple[str | None, str | None]]:
-    """Read a map, without checking its invariants and digests where the format allows that.
-
-    Args:
-        path: a map.
-        options: as for `load`.
-
-    Returns:
-        the map, and what the file says of the `table_sha256` of student and teacher.
+    `packing.assemble` makes a map of them.
 
     Raises:
-        MapFileError: if the file cannot be read, or is no map at all.
-        InvalidMapError: if it is a map by xtok, whose parts do not fit.
+        MapFileError: if the file cannot be read.
     """
     source = Path(path)
     with _opened(source) as (contents, is_pt):
         tensors, header = ({}, {}) if is_pt else _tensors(contents, source)
-    if "xtok" in header:
-        try:
-            return assemble(tensors, header["xtok"])
-        except MALFORMED as error:
-            missing = "it lacks " if isinstance(error, KeyError) else ""
-            raise InvalidMapError(f"{missing}{error}") from error
-    projection = load(path, **options)
-    tables = projection.student.table, projection.teacher.table
-    student, teacher = (None if table is None else table.sha256() for table in tables)
-    return projection, (student, teacher)
-
-
-def convert(
-    path: str | PathLike[str],
-    output: str | PathLike[str],
-    *,
-    transpose: bool = False,
-    **options: Any,
-) -> ProjectionMap:
-    """Write a map anew in the format that the output's suffix names; return it.
-
-    Args:
-        path: a map that `load` reads.
-        output: a `.safetensors` or `.pt` file.
-        transpose: write the map from the teacher's tokens to the student's.
-        options: as for `load`.
-
-    Raises:
-        OutputError: if the output cannot be written.
-        MapFileError: if the file is not a map.
-    """
-    check_output(output)
-    projection = load(path, **options)
-    if transpose:
-        projection = transposed(projection)
-    save(projection, output)
-    return projection
+    return (tensors, header["xtok"]) if "xtok" in header else None
 
 
 def sha256(projection: ProjectionMap) -> str:
@@ -216,10 +199,6 @@ def sha256(projection: ProjectionMap) -> str:
 def to_safetensors(projection: ProjectionMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
     return write_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
-
-
-_CHANGED_BY_TRAINING = ("weights", "order", "sums")
-"""Invariants that weights break which were trained; `normalize` restores them."""
 
 
 def _from_safetensors(
@@ -241,9 +220,7 @@ def _from_safetensors(
             f"{source} is not a valid map: it lacks {error}", hint=MAP_HINT
         ) from error
     except MALFORMED as error:
-        trained = isinstance(error, InvariantError) and error.invariant in _CHANGED_BY_TRAINING
-        hint = "if its weights were trained, give xtok convert --normalize" if trained else MAP_HINT
-        raise MapFileError(f"{source} is not a valid map: {error}", hint=hint) from error
+        raise not_a_map(f"{source} is not a valid map: {error}", error) from error
 
 
 def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

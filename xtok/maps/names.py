@@ -1,11 +1,11 @@
-"""File names of maps, which tell maps of different options apart."""
+"""File names of maps: their models, and the options that differ from the defaults."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 
 
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
-    """Return the name of a map's file that tells the models, and what else is given."""
+    """Return a file name for a map of two models, with more parts."""
     models = f"{name_part(student_id) or 'student'}_to_{name_part(teacher_id) or 'teacher'}"
     name = "_".join(filter(None, (models, *parts)))
-    if (
-        len(name.encode()) > 220
-    ):  # systems allow 255 bytes, and other files are named after this one
+    if len(name.encode()) > 220:  # systems allow 255 bytes; other files are named after this one
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         name = f"{shortened(name, 210)}_{digest}"
     return f"{name}.safetensors"
@@ -80,13 +78,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def history_words(history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Give the parts of a file name for the options of a map's stages, each part once."""
-    words: dict[str, None] = {}
-    for step in history:
-        defaults = _DEFAULTS.get(step["stage"], {})
-        words |= dict.fromkeys(option_words(step["options"], defaults))
-    yield from words
+def history_words(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the parts of a file name for the options of a map's stages, each part once."""
+    words = [
+        word
+        for step in history
+        for word in option_words(step["options"], _DEFAULTS.get(step["stage"], {}))
+    ]
+    return list(dict.fromkeys(words))
 
 
 def map_name(projection: ProjectionMap, stage: str = "") -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +26,7 @@ from xtok.maps.edges import (
     sum_duplicates,
 )
 from xtok.maps.packing import MALFORMED, pack_metadata, pack_tensors, require, unpack
-from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
+from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind, StageReport
 from xtok.maps.tensorfile import check_json
 from xtok.maps.torchfile import load_pt
 from xtok.vocab.table import MAX_WIDTH, Vocabulary
@@ -59,8 +57,8 @@ def to_nemo(projection: ProjectionMap) -> bytes:
     likelihoods = np.zeros((num_rows, k), np.float32)
     indices[s, column], likelihoods[s, column] = t, w
     single = (indices[:, 0] >= 0) & (indices[:, 1:] < 0).all(axis=1)
-    unpinned = single & ~np.isin(projection.row_kind, [RowKind.EXACT, RowKind.ROLE])
-    indices[unpinned, 1] = np.where(indices[unpinned, 0] == 0, min(1, projection.shape[1] - 1), 0)
+    not_exact = single & ~np.isin(projection.row_kind, [RowKind.EXACT, RowKind.ROLE])
+    indices[not_exact, 1] = np.where(indices[not_exact, 0] == 0, min(1, projection.shape[1] - 1), 0)
     if indices[-1].max() < 0:
         indices[-1, 0] = 0
     own, metadata = pack_tensors(projection), pack_metadata(projection)
@@ -96,17 +94,8 @@ _MAX_CELLS = 2**30
 _ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
 
-
-class _Block(NamedTuple):
-    """Whole rows of a file, as they stand in it; student ids count the block's rows, from 0."""
-
-    rows: NDArray[np.integer[Any]]
-    edges: Edges
-    columns: NDArray[np.int64]
-
-
 _BLOCK = 1 << 16
-"""Entries of a file that are put in order at once: what this takes does not grow with the file."""
+"""Entries of a file that are put in order at once, so that memory holds little beside the map."""
 
 _MAX_ROW = 1 << 20
 """Entries of the longest row that is read; no vocabulary has so many tokens."""
@@ -114,27 +103,25 @@ _MAX_ROW = 1 << 20
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of a file as they stand in it, and what it says of them.
+    """The entries of a file, and what it says of them.
 
     Attributes:
-        blocks: gives all rows that have entries, in order.
-        nnz: how many entries there are at most.
-        num_rows: the height of the matrix, or None if the file does not tell it.
+        edges: in arrays of their own, sorted by student id; ids int32, weights float32 or float64.
+        is_last: bool `[nnz]`, the entries that are slots if their row has one.
+        has_order: whether the entries of a row are in an order, as in a padded layout.
+        num_rows: the height of the matrix, or None if the file does not say it.
         num_columns: its width, likewise.
-        top_k: the number of columns of a padded layout, the last of which slots are in.
-        least_ids: the lowest student and teacher id.
-        most_ids: the highest ones.
+        top_k: the number of columns of a padded layout, else the longest row.
         says: the names of the models, and whether there are slots.
         without_id: how many weights have no teacher id.
     """
 
-    blocks: Callable[[], Iterator[_Block]]
-    nnz: int
+    edges: Edges
+    is_last: NDArray[np.bool_]
+    has_order: bool
     num_rows: int | None
     num_columns: int | None
-    top_k: int | None
-    least_ids: tuple[int, int]
-    most_ids: tuple[int, int]
+    top_k: int
     says: Mapping[str, Any]
     without_id: int = 0
 
@@ -160,18 +147,35 @@ def from_nemo(
     """
     try:
         size = path.stat().st_size
-        entries = _read_entries(load_pt(path, source), size)
+        loaded = load_pt(path, source)
+        entries = _read_entries(loaded, size)
         if isinstance(own := entries.says.get("xtok"), dict):
             check_json(own["metadata"])
             named = own["tensors"].items()  # copied: the map outlives the file
             tensors = {name: _strided(t, size).numpy().copy() for name, t in named}
             return _from_own(entries, tensors, own["metadata"], normalize)
         projection = _from_foreign(entries, preserve_last, normalize)
-        del entries, own  # what is left of the file, before the check needs memory
+        del loaded, entries, own  # what is left of the file, before the check needs memory
         projection.check()
         return projection
     except (*MALFORMED, RuntimeError) as error:
-        raise MapFileError(f"{source} is not a projection map: {error}", hint=MAP_HINT) from error
+        raise not_a_map(f"{source} is not a projection map: {error}", error) from error
+
+
+def not_a_map(message: str, error: Exception) -> MapFileError:
+    """Return the error of a damaged file; one whose weights were trained can be read."""
+    trained = isinstance(error, InvariantError) and error.invariant in _CHANGED_BY_TRAINING
+    return MapFileError(
+        message,
+        hint="if its weights were trained, convert the map once with {option}"
+        if trained
+        else MAP_HINT,
+        parameter="normalize" if trained else "",
+    )
+
+
+_CHANGED_BY_TRAINING = ("weights", "order", "sums")
+"""Invariants that training breaks and `normalize` restores."""
 
 
 def from_padded(
@@ -185,9 +189,8 @@ def from_padded(
     Raises:
         ValueError: if it is damaged.
     """
-    told: dict[str, Any] = dict(says)
-    if "enable_scale_trick" in told:
-        told["enable_scale_trick"] = told["enable_scale_trick"].lower() == "true"
+    scale_trick = says.get("enable_scale_trick", "").lower() == "true"
+    told = {**says, "enable_scale_trick": scale_trick}
     entries = _padded(tensors["indices"], tensors["likelihoods"], told)
     projection = _from_foreign(entries, preserve_last, normalize)
     projection.check()
@@ -203,22 +206,16 @@ def from_trained(
         ValueError: if they are not a map for another reason than the sums and order of its rows;
             damaged JSON may raise any of `MALFORMED`.
     """
-    s = tensors["student_ids"]
-    edges = Edges(s, tensors["teacher_ids"], tensors["weights"])
+    edges = Edges(*(tensors[name] for name in ("student_ids", "teacher_ids", "weights")))
+    s = edges.student_ids
     require(s.ndim == 1 and all(a.shape == s.shape for a in edges), "the shape of the entries")
     require((s[1:] >= s[:-1]).all(), "the order of student_ids")
-    top_k = int(json.loads(metadata)["top_k"])
-    slot = tensors.get("scale_slot")
-
-    def blocks() -> Iterator[_Block]:
-        for block in _blocks(edges):
-            if slot is not None:
-                ends = np.searchsorted(block.edges.student_ids, np.arange(len(block.rows)), "right")
-                block.columns[ends[slot[block.rows] == 1] - 1] = top_k - 1
-            yield block
-
-    entries = _Entries(blocks, len(s), None, None, top_k, *_extremes(edges), {})
+    ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
+    entries = replace(_coo(edges), is_last=ends_row, has_order=True)
     return _from_own(entries, tensors, metadata, normalize)
+
+
+# Every layout as `_Entries`
 
 
 def _strided(tensor: Any, size: int) -> torch.Tensor:
@@ -245,16 +242,18 @@ def _read_entries(loaded: Any, size: int) -> _Entries:
         indices, likelihoods = (_strided(loaded[n], size) for n in ("indices", "likelihoods"))
         return _padded(indices.numpy(), likelihoods.numpy(), loaded)
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
-        if loaded.layout == torch.strided:
-            return _dense(_strided(loaded, size).numpy())
-        sparse = loaded.detach()
-        sparse = sparse if sparse.layout == torch.sparse_coo else sparse.to_sparse()
-        ids, values = _strided(sparse._indices(), size), _strided(sparse._values(), size)
-        require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
         num_rows, num_columns = loaded.shape
-        s, t = ids.numpy()
-        found = _coo(Edges(s, t, values.numpy()))
-        return replace(found, num_rows=num_rows, num_columns=num_columns)
+        if loaded.layout == torch.strided:
+            matrix = _strided(loaded, size).numpy()
+            entries = _coo(_cells(matrix != 0, np.arange(num_columns, dtype=np.int32), matrix))
+        else:
+            sparse = loaded.detach()
+            sparse = sparse if sparse.layout == torch.sparse_coo else sparse.to_sparse()
+            ids, values = _strided(sparse._indices(), size), _strided(sparse._values(), size)
+            require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
+            s, t = ids.numpy()
+            entries = _coo(Edges(s, t, values.numpy()))
+        return replace(entries, num_rows=num_rows, num_columns=num_columns)
     if isinstance(loaded, dict) and loaded:
         return _coo(_counted(loaded))
     raise ValueError("it has neither indices and likelihoods, nor counts of pairs, nor a matrix")
@@ -275,47 +274,11 @@ def _counted(counts: Mapping[Any, Any]) -> Edges:
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
 
 
-def _extremes(edges: Edges) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the lowest and the highest ids of both sides; 0 where there are none."""
-    (s, t), n = edges[:2], len(edges.weights)
-    if not n:
-        return (0, 0), (0, 0)
-    return (int(s.min()), int(t.min())), (int(s.max()), int(t.max()))
-
-
-def _coo(edges: Edges) -> _Entries:
-    """Take entries in any order."""
-    s, order = edges.student_ids, None
-    if (s[1:] < s[:-1]).any():
-        order = np.argsort(s, kind="stable")
-
-    def blocks() -> Iterator[_Block]:
-        for block in _blocks(edges, order):
-            yield block._replace(edges=block.edges.take(map_order(block.edges)))
-
-    return _Entries(blocks, len(s), None, None, None, *_extremes(edges), {})
-
-
-def _blocks(edges: Edges, order: NDArray[np.int64] | None = None) -> Iterator[_Block]:
-    """Give entries in blocks of whole rows; sorted by student id, or so in the order given."""
-    n, end = len(edges.weights), 0
-
-    def row_at(place: int) -> int:
-        return int(edges.student_ids[place if order is None else order[place]])
-
-    while end < n:
-        start, end = end, min(end + _BLOCK, n)
-        if end < n and row_at(end - 1) == row_at(end):  # back to the row's start, or to its end
-            row, places = row_at(end), range(n)
-            begin = bisect_left(places, row, key=row_at)
-            end = begin if begin > start else bisect_right(places, row, key=row_at)
-            require(end - start <= _MAX_ROW, f"row {row}, which has {end - start} entries,")
-        here = slice(start, end) if order is None else order[start:end]
-        s, t, w = edges.student_ids[here], edges.teacher_ids[here], edges.weights[here]
-        starts = row_starts(s)
-        counted = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(s)))
-        weights = w.astype(np.float64)
-        yield _Block(s[starts], Edges(counted, t.astype(np.int64), weights), ranks(s))
+def _cells(mask: NDArray[np.bool_], ids: NDArray[Any], weights: NDArray[Any]) -> Edges:
+    """Return the cells of a matrix that a mask chooses; teacher ids are broadcast to its shape."""
+    rows = np.arange(mask.shape[0], dtype=np.int32)[:, None]
+    s, t = (np.broadcast_to(array, mask.shape)[mask] for array in (rows, ids))
+    return Edges(s, t, weights[mask])
 
 
 def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> _Entries:
@@ -323,74 +286,44 @@ def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str,
     require(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require(indices.dtype.kind == "i", "the type of indices")
     num_rows, top_k = indices.shape
-    require(top_k <= _MAX_ROW, f"a row of {top_k} columns")
-    step = max(1, _BLOCK // max(1, top_k))
-
-    def blocks() -> Iterator[_Block]:
-        for start in range(0, num_rows, step):
-            ids = indices[start : start + step]
-            rows, columns = np.nonzero(ids >= 0)
-            weights = likelihoods[start : start + step][rows, columns].astype(np.float64)
-            edges = Edges(rows, ids[rows, columns].astype(np.int64), weights)
-            yield _Block(np.arange(start, start + len(ids)), edges, columns)
-
     least = int(indices.min(initial=0))
     require(least >= -1, f"the teacher id {least} (padding is -1)")
-    without_id = 0
-    for start in range(0, num_rows, step):
-        here = slice(start, start + step)
-        padding = likelihoods[here][indices[here] < 0]
-        require(not np.isnan(padding).any(), "a weight that is no number")
-        without_id += int(np.count_nonzero(padding))
-    most = max(0, num_rows - 1), int(indices.max(initial=0))
-    return _Entries(blocks, indices.size, num_rows, None, top_k, (0, 0), most, says, without_id)
+    mask = indices >= 0
+    padding = likelihoods[~mask]
+    require(not np.isnan(padding).any(), "a weight that is no number")
+    in_last_column = np.broadcast_to(np.arange(top_k) == top_k - 1, mask.shape)[mask]
+    return replace(
+        _coo(_cells(mask, indices, likelihoods)),
+        is_last=in_last_column,
+        has_order=True,
+        num_rows=num_rows,
+        top_k=top_k,
+        says=says,
+        without_id=int(np.count_nonzero(padding)),
+    )
 
 
-def _dense(matrix: NDArray[Any]) -> _Entries:
-    """Take a matrix `[num_rows, num_columns]` of weights."""
-    num_rows, num_columns = matrix.shape
-    step = max(1, _BLOCK // max(1, num_columns))
+def _coo(edges: Edges) -> _Entries:
+    """Take entries in any order; those of a row stay in theirs."""
+    for side, ids in zip(("student", "teacher"), edges[:2], strict=True):
+        lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
+        require(lowest >= 0, f"the {side} id {lowest}")
+        require(highest < MAX_WIDTH, f"the {side} id {highest}")
+    s, t = (np.array(ids, np.int32) for ids in edges[:2])
+    w = np.array(edges.weights, np.result_type(edges.weights, np.float32))
+    if (s[1:] < s[:-1]).any():
+        order = np.argsort(s, kind="stable")
+        s, t, w = s[order], t[order], w[order]
+    starts = row_starts(s)
+    sizes = np.diff(starts, append=len(s))
+    longest = int(sizes.max(initial=0))
+    if longest > _MAX_ROW:
+        raise ValueError(f"row {s[starts[sizes.argmax()]]} has {longest} entries")
+    is_last = np.zeros(len(s), np.bool_)
+    return _Entries(Edges(s, t, w), is_last, False, None, None, longest, {})
 
-    def blocks() -> Iterator[_Block]:
-        for start in range(0, num_rows, step):
-            here = matrix[start : start + step]
-            rows, columns = np.nonzero(here)
-            edges = Edges(rows, columns, here[rows, columns].astype(np.float64))
-            edges = edges.take(map_order(edges))
-            yield _Block(np.arange(start, start + len(here)), edges, ranks(edges.student_ids))
 
-    nnz = sum(int(np.count_nonzero(matrix[i : i + step])) for i in range(0, num_rows, step))
-    return _Entries(blocks, nnz, num_rows, num_columns, None, (0, 0), (0, 0), {})
-
-
-class _Logits:
-    """The rows of a file whose weights are taken as logits."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._sum_to_1 = True
-
-    def softmax(self, edges: Edges) -> Edges:
-        """Return the edges with the softmax of each row's weights."""
-        require(np.isfinite(edges.weights).all(), "a weight that is not finite")
-        self._rows += len(np.unique(edges.student_ids))
-        self._sum_to_1 &= bool((np.abs(row_sums(edges) - 1) <= SUM_TOLERANCE).all())
-        largest = np.full(int(edges.student_ids.max(initial=0)) + 1, -np.inf)
-        np.maximum.at(largest, edges.student_ids, edges.weights)
-        weights = np.exp(edges.weights - largest[edges.student_ids])
-        return edges._replace(weights=weights).normalized()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many rows were rewritten."""
-        return {"rows replaced by their softmax": self._rows} if self._rows else {}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What deserves a look."""
-        if not self._rows or not self._sum_to_1:
-            return ()
-        return ("every row summed to 1 before the softmax: these were weights, not logits",)
+# Entries as a map
 
 
 def _from_own(
@@ -402,21 +335,18 @@ def _from_own(
     """Read back a map that xtok wrote; what was edited since is put in order and reported."""
     kind = tensors["row_kind"]
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
-
-    logits = _Logits()
-
-    def blocks() -> Iterator[tuple[_Block, NDArray[np.bool_]]]:
-        for block in entries.blocks():
-            rows, edges, columns = block
-            if normalize == "softmax":  # fillers of rows without entries have no logit
-                real = kind[rows][edges.student_ids] != RowKind.EMPTY
-                block = _Block(rows, logits.softmax(edges.take(real)), columns[real])
-            yield block, slot[rows] == 1
-
-    edges, _, counts = _in_order(blocks(), entries, fillers_count=False)
+    s = entries.edges.student_ids
+    entries = replace(entries, is_last=entries.is_last & (slot[s] == 1))
+    if normalize == "softmax":  # fillers of rows without entries have no logit
+        real = kind[s] != RowKind.EMPTY
+        entries = replace(entries, edges=entries.edges.take(real), is_last=entries.is_last[real])
+    counts, notes = _softmax_report(entries.edges) if normalize == "softmax" else ({}, ())
+    edges, _, more = _in_order(entries, softmax=normalize == "softmax")
+    # Fillers have weight 0 and are not worth a count.
+    counts |= {name: n for name, n in more.items() if name != "zero weights dropped"}
     projection = unpack({**tensors, **edges._asdict()}, metadata)
-    if normalize or any(counts.values()):
-        projection = _imported(projection, logits.counts | counts, normalize, logits.notes)
+    if normalize or counts:
+        projection = _imported(projection, counts, normalize, notes)
     return projection
 
 
@@ -425,35 +355,27 @@ def _from_foreign(
 ) -> ProjectionMap:
     """Make a map of what other programs wrote, whose invariants are not yet checked."""
     student, teacher = _vocabularies(entries)
-    says = entries.says
-    scale_trick = bool(says.get("enable_scale_trick") or preserve_last)
-    kind, scale_slot = np.zeros((2, student.vocab_size), np.uint8)
-    logits = _Logits()
-
-    def blocks() -> Iterator[tuple[_Block, NDArray[np.bool_]]]:
-        for block in entries.blocks():
-            rows, edges, columns = block
-            per_row = np.bincount(edges.student_ids, minlength=len(rows))
-            sums = np.bincount(edges.student_ids, edges.weights, len(rows))
-            strict = (per_row == 1) & (sums == 1)
-            slots = np.zeros(len(rows), np.bool_)
-            if scale_trick and entries.top_k is not None:
-                slots[edges.student_ids[columns == entries.top_k - 1]] = True
-            if normalize == "softmax":
-                strict[:] = False
-                edges = logits.softmax(edges)
-            kind[rows[edges.student_ids[edges.weights > 0]]] = RowKind.MIXED
-            kind[rows[strict]] = RowKind.EXACT
-            yield _Block(rows, edges, columns), slots & ~strict
-
-    edges, slotted, counts = _in_order(blocks(), entries)
+    scale_trick = bool(entries.says.get("enable_scale_trick") or preserve_last)
+    softmax = normalize == "softmax"
+    s, _, w = entries.edges
+    starts = row_starts(s)
+    is_exact = (np.diff(starts, append=len(s)) == 1) & (w[starts] == 1) & (not softmax)
+    exact_rows = s[starts[is_exact]]
+    is_last = entries.is_last & scale_trick
+    is_last[starts[is_exact]] = False
+    counts, notes = _softmax_report(entries.edges) if softmax else ({}, ())
+    edges, slotted, more = _in_order(replace(entries, is_last=is_last), softmax=softmax)
+    counts |= more
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
+    kind, scale_slot = np.zeros((2, student.vocab_size), np.uint8)
+    kind[edges.student_ids] = RowKind.MIXED
+    kind[exact_rows] = RowKind.EXACT
     scale_slot[slotted] = 1
     top_k = entries.top_k
-    if top_k is None:
-        entries_per_row = np.diff(row_starts(edges.student_ids), append=len(edges.weights))
-        top_k = int(entries_per_row.max(initial=0))
+    if not entries.has_order:
+        starts = row_starts(edges.student_ids)
+        top_k = int(np.diff(starts, append=len(edges.weights)).max(initial=0))
     projection = ProjectionMap(
         student=student,
         teacher=teacher,
@@ -465,21 +387,20 @@ def _from_foreign(
         method="imported",
         top_k=top_k,
     )
-    return _imported(projection, logits.counts | counts, normalize, logits.notes)
+    return _imported(projection, counts, normalize, notes)
 
 
 def _vocabularies(entries: _Entries) -> Iterator[Vocabulary]:
     """Give both sides, as far as a file tells: a width that it does not is at least its ids."""
-    for side, old, told, lowest, highest in zip(
+    for side, old, told, ids in zip(
         ("student", "teacher"),
         ("model_A", "model_B"),
         (entries.num_rows, entries.num_columns),
-        entries.least_ids,
-        entries.most_ids,
+        entries.edges[:2],
         strict=True,
     ):
+        highest = int(ids.max(initial=0))
         size = highest + 1 if told is None else told
-        require(lowest >= 0, f"the {side} id {lowest}")
         require(highest < size, f"the {side} id {highest} of {size}")
         require(0 < size <= MAX_WIDTH, f"the {side}'s vocabulary size {size}")
         model_id = str(entries.says.get(f"{side}_model_id") or entries.says.get(f"{old}_id") or "")
@@ -497,9 +418,9 @@ def _vocabularies(entries: _Entries) -> Iterator[Vocabulary]:
 
 def _imported(
     projection: ProjectionMap,
-    counts: dict[str, int],
+    counts: Mapping[str, int],
     normalize: Normalize | None,
-    notes: tuple[str, ...] = (),
+    notes: tuple[str, ...],
 ) -> ProjectionMap:
     options = {"normalize": normalize} if normalize else {}
     step = {"stage": "import", "options": options, "xtok_version": __version__}
@@ -510,66 +431,79 @@ def _imported(
     )
 
 
-def _in_order(
-    blocks: Iterable[tuple[_Block, NDArray[np.bool_]]],
-    entries: _Entries,
-    *,
-    fillers_count: bool = True,
-) -> tuple[Edges, NDArray[np.integer[Any]], dict[str, int]]:
-    """Put the entries of a file in a map's order, block by block; count what had to be done.
+def _softmax_report(edges: Edges) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return how many rows a softmax replaces, and a note if their weights are no logits."""
+    starts = row_starts(edges.student_ids)
+    if not len(starts):
+        return {}, ()
+    sums = np.add.reduceat(edges.weights, starts, dtype=np.float64)
+    notes: tuple[str, ...] = ()
+    if (np.abs(sums - 1) <= SUM_TOLERANCE).all():
+        notes = ("every row summed to 1 before the softmax: these were weights, not logits",)
+    return {"rows replaced by their softmax": len(starts)}, notes
 
-    Args:
-        blocks: the rows of `entries`, and which of each block's have a slot.
-        entries: how many there are.
-        fillers_count: whether entries of weight 0 are worth a count.
+
+def _softmax(edges: Edges) -> Edges:
+    """Return the edges with the softmax of each row's weights."""
+    require(np.isfinite(edges.weights).all(), "a weight that is not finite")
+    largest = np.full(int(edges.student_ids.max(initial=0)) + 1, -np.inf)
+    np.maximum.at(largest, edges.student_ids, edges.weights)
+    weights = np.exp(edges.weights - largest[edges.student_ids])
+    return edges._replace(weights=weights).normalized()
+
+
+def _in_order(
+    entries: _Entries, *, softmax: bool
+) -> tuple[Edges, NDArray[np.int32], dict[str, int]]:
+    """Put the entries of a file in a map's order, block by block, in the same arrays.
 
     Returns:
-        the edges with a map's dtypes and order, the rows whose last entry is a slot, the counts.
+        the edges with a map's dtypes and order, the rows whose last entry is a slot, and how many
+        of what had to be changed.
     """
-    n = 0
-    s, t = np.empty((2, entries.nnz), np.int32)
-    w = np.empty(entries.nnz, np.float32)
-    slotted: list[NDArray[np.integer[Any]]] = [np.zeros(0, np.int64)]
-    total: Counter[str] = Counter()
-    for block, has_slot in blocks:
-        edges, is_last, counts = _rows_in_order(block, has_slot, (entries.top_k or 0) - 1)
-        here = slice(n, n := n + len(edges.weights))
-        s[here], t[here], w[here] = block.rows[edges.student_ids], edges.teacher_ids, edges.weights
-        slotted.append(block.rows[edges.student_ids[is_last]])
-        total.update(counts)
-    if not fillers_count:
-        del total[_COUNTED[0]]
-    found = {name: total[name] for name in _COUNTED if name in total}
-    return Edges(s[:n], t[:n], w[:n]), np.concatenate(slotted), found
-
-
-_COUNTED = (
-    "zero weights dropped",
-    "rows reordered",
-    "slots added to an entry of the same id",
-    "duplicate entries added up",
-    "rows normalized",
-)
+    s, t, w = entries.edges
+    bounds = np.append(row_starts(s), len(s))
+    slotted = [np.zeros(0, np.int32)]
+    counts: Counter[str] = Counter()
+    n = start = 0
+    while start < len(s):
+        after, past = np.searchsorted(bounds, [start, start + _BLOCK], "right")
+        end = bounds[max(after, past - 1)]  # whole rows, one at least
+        here = slice(start, end)
+        rows, place = np.unique(s[here], return_inverse=True)
+        block = Edges(place, t[here].astype(np.int64), w[here].astype(np.float64))
+        if softmax:
+            block = _softmax(block)
+        if not entries.has_order:
+            block = block.take(map_order(block))
+        edges, is_last, more = _rows_in_order(block, entries.is_last[here])
+        # There are at most as many edges as before, so this overwrites nothing that is to come.
+        out = slice(n, n := n + len(edges.weights))
+        s[out], t[out], w[out] = rows[edges.student_ids], edges.teacher_ids, edges.weights
+        slotted.append(rows[edges.student_ids[is_last]])
+        counts.update(more)
+        start = end
+    weights = w[:n].astype(np.float32, copy=False)
+    return Edges(s[:n], t[:n], weights), np.concatenate(slotted), dict(+counts)
 
 
 def _rows_in_order(
-    block: _Block, has_slot: NDArray[np.bool_], slot_column: int
+    edges: Edges, last: NDArray[np.bool_]
 ) -> tuple[Edges, NDArray[np.bool_], dict[str, int]]:
     """Add up duplicates, drop zero weights, normalize and sort; count what had to be done.
 
-    A row's slot is its entry in the slots' column. Rows that are in order keep their bits.
+    Rows that are in order keep their bits.
+
+    Args:
+        edges: whole rows; student ids int64 from 0, weights float64.
+        last: which of them are slots.
 
     Returns:
         the edges, with float32 weights, which of them are slots, and the counts.
     """
-    edges = block.edges
     valid = np.isfinite(edges.weights) & (edges.weights >= 0)
-    require(
-        valid.all(),
-        "a weight that is negative or not finite (logits are read with convert --normalize "
-        "softmax)",
-    )
-    last = has_slot[edges.student_ids] & (block.columns == slot_column)
+    if not valid.all():
+        raise InvariantError("weights", "a weight is negative or not finite")
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]
     moved = map_order(edges, last) != np.arange(len(last))
@@ -577,21 +511,17 @@ def _rows_in_order(
     summed = sum_duplicates(edges)
     per_pair = np.diff(starts, append=len(order))
     is_last = np.logical_or.reduceat(last[order], starts) if len(starts) else last
-    counts = {
-        "zero weights dropped": int((~keep).sum()),
-        "rows reordered": len(np.unique(edges.student_ids[moved])),
-        "duplicate entries added up": len(order) - len(starts),
-    }
-    if last.any():
-        added = int((is_last & (per_pair > 1)).sum())
-        counts["slots added to an entry of the same id"] = added
     off = np.abs(row_sums(summed) - 1) > _ROUNDING
-    counts["rows normalized"] = len(np.unique(summed.student_ids[off]))
     weights = np.where(off, summed.normalized().weights, summed.weights).astype(np.float32)
-    result = summed._replace(weights=weights)
     seen = weights > 0  # in float32
-    counts["zero weights dropped"] += int((~seen).sum())
-    result, is_last = result.take(seen), is_last[seen]
+    counts = {
+        "zero weights dropped": int((~keep).sum()) + int((~seen).sum()),
+        "rows reordered": len(np.unique(edges.student_ids[moved])),
+        "slots added to an entry of the same id": int((is_last & (per_pair > 1)).sum()),
+        "duplicate entries added up": len(order) - len(starts),
+        "rows normalized": len(np.unique(summed.student_ids[off])),
+    }
+    result, is_last = summed._replace(weights=weights).take(seen), is_last[seen]
     is_last &= np.bincount(result.student_ids, minlength=1)[result.student_ids] > 1
     order = map_order(result, is_last)
     return result.take(order), is_last[order], counts

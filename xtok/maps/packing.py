@@ -1,4 +1,4 @@
-"""A map as named tensors and one JSON text, the form that both file formats carry."""
+"""A map as named tensors and one JSON text, as both file formats store it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TABLE_DTYPES = {"bytes": np.uint8, "offsets": np.int64, "types": np.uint8}
 MALFORMED = (
     ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
 )  # fmt: skip
-"""What taking apart a damaged file can raise."""
+"""What reading a damaged file can raise."""
 
 _DTYPES = {
     "student_ids": np.int32,

@@ -20,7 +20,7 @@ def with_vocabularies(
     widths: bool = False,
     name: str = "the map",
 ) -> ProjectionMap:
-    """Check a map's sides against vocabularies; a side without tokens takes the one given.
+    """Check a map's sides against vocabularies; a side without tokens takes the other.
 
     Args:
         projection: any map.
@@ -33,18 +33,18 @@ def with_vocabularies(
     Raises:
         XtokError: naming the map and the side whose tokens or width differ, and how.
     """
-    for side, given in (("student", student), ("teacher", teacher)):
-        if given is not None:
+    for side, other in (("student", student), ("teacher", teacher)):
+        if other is not None:
             ours: Vocabulary = getattr(projection, side)
             what = f"{name} ({ours.model_id})"
-            require_same_tokens(side, ours.table, given.table, what=what, other=given.model_id)
+            require_same_tokens(side, ours.table, other.table, what=what, other=other.model_id)
             if widths or ours.table is None:
-                _require_same_width(side, ours, given, what)
-            projection = _with_side(projection, side, _better(ours, given))
+                _require_same_width(side, ours, other, what)
+            projection = _with_side(projection, side, _better(ours, other))
     return projection
 
 
-def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str] = ()) -> list[ProjectionMap]:
+def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str]) -> list[ProjectionMap]:
     """Check that maps are of one pair, at the same widths; those without tokens take the others'.
 
     Args:
@@ -54,7 +54,6 @@ def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str] = ()) -> lis
     Raises:
         XtokError: naming the first map that is not of the first one's pair.
     """
-    names = names or ["the first map", *(f"map {n}" for n in range(2, len(maps) + 1))]
     first = maps[0]
     for other, name in zip(maps[1:], names[1:], strict=True):
         with_vocabularies(
@@ -81,17 +80,20 @@ def at_width(
         raise MapFileError(
             f"{name} is {ours.vocab_size} wide on the {side}'s side, not {width}",
             hint=f"is it the map of this pair? It is of {projection.student.model_id} and "
-            f"{projection.teacher.model_id}; else leave out --{side}-vocab-size",
+            f"{projection.teacher.model_id}; else leave out {{option}}",
+            parameter=f"{side}_vocab_size",
         )
     if width < ours.vocab_size:
         raise MapFileError(
             f"{name} has the {side} id {ours.vocab_size - 1}, and is not {width} wide",
-            hint=f"give the width of its logits with --{side}-vocab-size, at least "
-            f"{ours.vocab_size}",
+            hint=f"give the width of its logits with {{option}}, at least {ours.vocab_size}",
+            parameter=f"{side}_vocab_size",
         )
     if width > MAX_WIDTH:
         raise MapFileError(
-            f"{name} cannot be {width} wide", hint=f"give --{side}-vocab-size up to {MAX_WIDTH}"
+            f"{name} cannot be {width} wide",
+            hint=f"give {{option}} up to {MAX_WIDTH}",
+            parameter=f"{side}_vocab_size",
         )
     return projection if ours.table is not None else _with_side(projection, side, wider)
 
@@ -113,15 +115,15 @@ def shared_width(ours: Vocabulary, tokenizer: Vocabulary) -> int:
     return tokenizer.vocab_size
 
 
-def can_grow(ours: Vocabulary, given: Vocabulary) -> bool:
+def can_grow(ours: Vocabulary, other: Vocabulary) -> bool:
     """Tell whether a side of a map may be made as wide as another vocabulary.
 
     That is where its file tells its ids, and not the width: rows and columns beyond are empty. The
     rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
     """
-    if not _is_lower_bound(ours) or ours.vocab_size > given.vocab_size:
+    if not _is_lower_bound(ours) or ours.vocab_size > other.vocab_size:
         return False
-    return not ours.width_is_known or ours.vocab_size >= _tokens_of(given)
+    return not ours.width_is_known or ours.vocab_size >= _tokens_of(other)
 
 
 def require_widths(projection: ProjectionMap) -> None:
@@ -135,8 +137,8 @@ def require_widths(projection: ProjectionMap) -> None:
         if not ours.width_is_known:
             raise XtokError(
                 f"the map does not tell the width of the {side}'s logits: it is {ours.width}",
-                hint=f"load the map with {side}_vocab_size=…, or convert it once with "
-                f"xtok convert --{side}-vocab-size",
+                hint="load or convert the map with {option}",
+                parameter=f"{side}_vocab_size",
             )
 
 
@@ -149,7 +151,8 @@ def require_table(vocabulary: Vocabulary) -> TokenTable:
     if vocabulary.table is None:
         raise XtokError(
             f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
-            hint="give both tokenizers with --student-model and --teacher-model",
+            hint="give both models, the student's with {option}",
+            parameter="student_model",
         )
     return vocabulary.table
 
@@ -160,21 +163,21 @@ def _is_lower_bound(ours: Vocabulary) -> bool:
 
 
 def require_same_tokens(
-    side: str, ours: TokenTable | None, given: TokenTable | None, *, what: str, other: str
+    side: str, ours: TokenTable | None, theirs: TokenTable | None, *, what: str, other: str
 ) -> None:
     """Check that a side of a map has the tokens of a tokenizer or of another map, if it has any.
 
     Args:
         side: `student` or `teacher`.
         ours: the map's tokens.
-        given: the others.
+        theirs: the others.
         what: what the error calls the map.
         other: what it calls the others.
 
     Raises:
         XtokError: if they differ.
     """
-    if ours is not None and given is not None and not _same_tokens(ours, given):
+    if ours is not None and theirs is not None and not _same_tokens(ours, theirs):
         raise XtokError(
             f"the {side} of {what} has other tokens than {other}",
             hint="give the models, or the maps, of one pair, student first; xtok inspect shows the "
@@ -182,34 +185,35 @@ def require_same_tokens(
         )
 
 
-def _same_tokens(ours: TokenTable, given: TokenTable | None) -> bool:
-    return ours is given or (given is not None and ours.sha256() == given.sha256())
+def _same_tokens(ours: TokenTable, other: TokenTable | None) -> bool:
+    return ours is other or (other is not None and ours.sha256() == other.sha256())
 
 
-def _require_same_width(side: str, ours: Vocabulary, given: Vocabulary, what: str) -> None:
-    same = ours.vocab_size == given.vocab_size
-    if not (same or can_grow(ours, given) or can_grow(given, ours)):
+def _require_same_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> None:
+    same = ours.vocab_size == other.vocab_size
+    if not (same or can_grow(ours, other) or can_grow(other, ours)):
         hint = "give the map of this pair; xtok inspect shows the pair of a map"
-        if _tokens_of(given) <= ours.vocab_size:
-            hint += f", or, if it is, --{side}-vocab-size {ours.vocab_size}"
+        if _tokens_of(other) <= ours.vocab_size:
+            hint += f"; if it is this pair, give the width {ours.vocab_size} with {{option}}"
         raise XtokError(
-            f"the {side} of {what} is {ours.width} wide, {given.model_id} is {given.width}",
+            f"the {side} of {what} is {ours.width} wide, {other.model_id} is {other.width}",
             hint=hint,
+            parameter=f"{side}_vocab_size",
         )
 
 
-def _tokens_of(given: Vocabulary) -> int:
+def _tokens_of(other: Vocabulary) -> int:
     """Return the least width that a vocabulary can have."""
-    return given.tokenizer_vocab_size or given.vocab_size
+    return other.tokenizer_vocab_size or other.vocab_size
 
 
-def _better(ours: Vocabulary, given: Vocabulary) -> Vocabulary:
-    """Return what is known of a side, its own or the one given."""
-    if ours.table is not None or given.vocab_size < ours.vocab_size:
+def _better(ours: Vocabulary, other: Vocabulary) -> Vocabulary:
+    """Return what is known of a side: its own vocabulary, or the other one."""
+    if ours.table is not None or other.vocab_size < ours.vocab_size:
         return ours
-    if given.table is None and not ours.width_is_known:
-        return replace(ours, vocab_size=given.vocab_size, width_source=given.width_source)
-    return ours if given.table is None else given
+    if other.table is None and not ours.width_is_known:
+        return replace(ours, vocab_size=other.vocab_size, width_source=other.width_source)
+    return ours if other.table is None else other
 
 
 def _with_side(projection: ProjectionMap, side: str, vocabulary: Vocabulary) -> ProjectionMap:

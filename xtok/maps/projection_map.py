@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -11,22 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok import __version__
+from xtok.errors import XtokError
 from xtok.maps.edges import (
-    _SHORT,
     SUM_TOLERANCE,
     Edges,
     Ids,
     Weights,
-    _has_duplicates,
     first_out_of_order,
-    map_order,
+    has_duplicates,
     row_starts,
 )
+from xtok.vocab.display import unescape
 from xtok.vocab.table import Vocabulary
 
 if TYPE_CHECKING:
+    import pandas
     import torch
+    from scipy import sparse
 
 
 class RowKind(IntEnum):
@@ -42,13 +44,29 @@ class RowKind(IntEnum):
     RELAXED = 7
 
 
-REORDERED = "rows reordered"
-"""What a report counts rows under whose entries were not in a map's order."""
+@dataclass(frozen=True, kw_only=True)
+class RowEntry:
+    """One entry of a row; `token` is escaped, or a control token's name."""
+
+    teacher_id: int
+    token: str | None
+    weight: float
+    is_slot: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row, heaviest entry first, a slot last."""
+
+    student_id: int
+    token: str | None
+    kind: str
+    entries: tuple[RowEntry, ...]
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """What a stage did, for a person: how many of what, and what deserves a look.
+    """What a stage did: counts, and notes for a person.
 
     Attributes:
         stage: the stage's name.
@@ -90,7 +108,7 @@ class ProjectionMap:
         method: how the edges were found: `multitoken`, `estimate`, `generate`, or `imported`.
         top_k: how many entries a row may have.
         history: one object per stage: its name, its options, the version that ran it.
-        reports: what the stages of this process have to say; not saved.
+        reports: what the stages of this process reported; not saved.
     """
 
     student: Vocabulary
@@ -134,28 +152,25 @@ class ProjectionMap:
     @property
     def entries_per_row(self) -> NDArray[np.int64]:
         """The number of entries of each row, int64 `[V_student]`."""
-        starts = row_starts(self.student_ids)
-        entries = np.zeros(self.shape[0], np.int64)
-        entries[self.student_ids[starts]] = np.diff(starts, append=self.nnz)
-        return entries
+        return np.bincount(self.student_ids, minlength=self.shape[0])
 
     @property
     def is_slot(self) -> NDArray[np.bool_]:
         """Which entries are scale slots, bool `[nnz]`."""
-        found = np.zeros(self.nnz, np.bool_)
-        if self.scale_slot is not None and self.nnz:
-            last = np.append(self.student_ids[1:] != self.student_ids[:-1], True)
-            found = last & (self.scale_slot[self.student_ids] == 1)
-        return found
+        if self.scale_slot is None or not self.nnz:
+            return np.zeros(self.nnz, np.bool_)
+        is_last = np.append(self.student_ids[1:] != self.student_ids[:-1], True)
+        is_slot: NDArray[np.bool_] = is_last & (self.scale_slot[self.student_ids] == 1)
+        return is_slot
 
     @property
     def heaviest_teacher_ids(self) -> Ids:
         """The heaviest entry of each row but for its slot, int32 `[V_student]`; −1 for none."""
-        found = np.full(self.shape[0], -1, np.int32)
+        heaviest = np.full(self.shape[0], -1, np.int32)
         entries = self.edges.take(~self.is_slot)
         rows, places = np.unique(entries.student_ids, return_index=True)
-        found[rows] = entries.teacher_ids[places]
-        return found
+        heaviest[rows] = entries.teacher_ids[places]
+        return heaviest
 
     def row(self, student_id: int) -> tuple[Ids, Weights]:
         """Return the teacher ids (int32) and weights (float32) of one row, heaviest first."""
@@ -164,6 +179,77 @@ class ProjectionMap:
         ends = np.array([student_id, student_id + 1], self.student_ids.dtype)  # else ids are copied
         start, end = np.searchsorted(self.student_ids, ends)
         return self.teacher_ids[start:end], self.weights[start:end]
+
+    def __getitem__(self, token: str | bytes | int) -> Row:
+        """Return the row of a student token: its text, its bytes, or its id.
+
+        Of several ids with the same bytes, it is the one that the tokenizer emits.
+
+        >>> projection["201"].entries  # doctest: +SKIP
+        (RowEntry(teacher_id=17, token='2', weight=0.9009, is_slot=False), ...)
+
+        Raises:
+            XtokError: if the student has no such token or id; see `student_ids_of`.
+        """
+        ids = self.student_ids_of(token)
+        table = self.student.table
+        if len(ids) > 1 and table is not None:
+            ids = [i for i in ids if table.canonical_ids().get(table[i]) == i] or ids
+        return self._row(ids[0])
+
+    def student_ids_of(self, token: str | bytes | int) -> list[int]:
+        r"""Return the student ids of a token; several ids may have the same bytes.
+
+        Args:
+            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
+                control token; its exact bytes; or an id, which is returned alone.
+
+        Raises:
+            XtokError: if the map carries no tokens, or the student has no such token or id.
+        """
+        if not isinstance(token, str | bytes):
+            if not 0 <= token < self.shape[0]:
+                raise XtokError(
+                    f"there is no student id {token}: the map has rows 0 to {self.shape[0] - 1}",
+                    hint="give another id, or the token itself",
+                )
+            return [int(token)]
+        table = self.student.table
+        if table is None:
+            raise XtokError(
+                "the map carries no tokens: xtok did not write it",
+                hint="give the token's id instead",
+            )
+        spellings = {token} if isinstance(token, bytes) else {os.fsencode(token), unescape(token)}
+        tokens = table.tokens()
+        ids = [i for i in table.text_ids.tolist() if tokens[i] in spellings]
+        ids += [i for i, name in table.control_names.items() if name == token]
+        if not ids:
+            raise XtokError(
+                f"the student has no token {token!r}",
+                hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'",
+            )
+        return ids
+
+    def _row(self, student_id: int) -> Row:
+        teacher_ids, weights = self.row(student_id)
+        has_slot = self.scale_slot is not None and bool(self.scale_slot[student_id])
+        return Row(
+            student_id=student_id,
+            token=token_name(self.student, student_id),
+            kind=RowKind(int(self.row_kind[student_id])).name.lower(),
+            entries=tuple(
+                RowEntry(
+                    teacher_id=t,
+                    token=token_name(self.teacher, t),
+                    weight=w,
+                    is_slot=has_slot and place == len(weights) - 1,
+                )
+                for place, (t, w) in enumerate(
+                    zip(teacher_ids.tolist(), weights.tolist(), strict=True)
+                )
+            ),
+        )
 
     def check(self) -> None:
         """Check every invariant of the class.
@@ -192,18 +278,62 @@ class ProjectionMap:
             check_invariants=True,
         )
 
+    def to_scipy(self) -> sparse.csr_matrix:
+        """Return W as a SciPy CSR matrix, float32 `[V_student, V_teacher]`, its indices sorted.
+
+        Raises:
+            ImportError: if SciPy is not installed.
+        """
+        try:
+            from scipy import sparse
+        except ImportError as error:
+            raise ImportError("to_scipy needs SciPy: pip install scipy") from error
+        ids = self.student_ids, self.teacher_ids
+        return sparse.csr_matrix((self.weights, ids), shape=self.shape, dtype=np.float32)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each entry, in the map's order.
+
+        Columns: `student_id`, `student_token`, `teacher_id`, `teacher_token`, `weight`, `kind`
+        (of the map's row) and `is_slot`. Tokens are escaped, or None where the map carries none.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from error
+        kinds = [kind.name.lower() for kind in RowKind]
+        return pandas.DataFrame(
+            {
+                "student_id": self.student_ids,
+                "student_token": [token_name(self.student, i) for i in self.student_ids.tolist()],
+                "teacher_id": self.teacher_ids,
+                "teacher_token": [token_name(self.teacher, i) for i in self.teacher_ids.tolist()],
+                "weight": self.weights,
+                "kind": [kinds[kind] for kind in self.row_kind[self.student_ids].tolist()],
+                "is_slot": self.is_slot,
+            }
+        )
+
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the map as `.safetensors`, or in NeMo-RL's layout as `.pt`; see `mapfile.save`."""
+        """Write the map as `.safetensors`, or in NeMo-RL's layout as `.pt`; see `file.save`."""
         from xtok.maps import file as mapfile
 
         mapfile.save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str], **options: Any) -> ProjectionMap:
-        """Read a `.safetensors` or `.pt` map; see `mapfile.load`."""
+        """Read a `.safetensors` or `.pt` map; see `file.load`."""
         from xtok.maps import file as mapfile
 
         return mapfile.load(path, **options)
+
+
+def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
+    """Return a token as reports show it; None if the map carries no tokens."""
+    return None if vocabulary.table is None else vocabulary.table.name(token_id)
 
 
 def _check_named(name: str, check: Callable[[ProjectionMap], None], m: ProjectionMap) -> None:
@@ -238,7 +368,7 @@ def _check_weights(m: ProjectionMap) -> None:
 
 def _check_kinds(m: ProjectionMap) -> None:
     _require_in(m.row_kind, len(RowKind), "row_kind")
-    starts, sizes = _rows(m)
+    starts = row_starts(m.student_ids)
     filled = np.zeros(m.shape[0], np.bool_)
     filled[m.student_ids[starts]] = True
     _require(
@@ -248,8 +378,8 @@ def _check_kinds(m: ProjectionMap) -> None:
     if m.scale_slot is not None:
         _require_in(m.scale_slot, 2, "scale_slot")
         _require(bool(filled[m.scale_slot == 1].all()), "an empty row has a scale slot")
-    most = int(sizes.max(initial=0))
-    _require(m.top_k >= most, f"a row has more than top_k={m.top_k} entries")
+    longest = int(np.diff(starts, append=m.nnz).max(initial=0))
+    _require(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
 
 
 def _check_order(m: ProjectionMap) -> None:
@@ -259,38 +389,19 @@ def _check_order(m: ProjectionMap) -> None:
     if place is not None:
         row = int(m.student_ids[place])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    _require(not _has_duplicates(m.edges, *_rows(m)), "a row has the same teacher id twice")
+    _require(not has_duplicates(m.edges), "a row has the same teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:
-    starts, sizes = _rows(m)
-    sums = _sums(m.weights, starts, int(sizes.max(initial=0)))
+    if not m.nnz:
+        return
+    starts = row_starts(m.student_ids)
+    sums = np.add.reduceat(m.weights, starts, dtype=np.float64)
     off = np.abs(sums - 1) > SUM_TOLERANCE
     if off.any():
         place = int(np.argmax(off))
         row = int(m.student_ids[starts[place]])
         raise ValueError(f"row {row} sums to {sums[place]:.6g}, not 1")
-
-
-def _rows(m: ProjectionMap) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each non-empty row begins, and how many entries it has; int64."""
-    starts = row_starts(m.student_ids)
-    return starts, np.diff(starts, append=m.nnz)
-
-
-def _sums(weights: Weights, starts: NDArray[np.int64], most_entries: int) -> NDArray[Any]:
-    """Return the sums of rows that begin at `starts`, exact to well within `SUM_TOLERANCE`.
-
-    For short rows float32 is exact enough to tell that all is well (2^-24 per entry), and takes a
-    quarter of the time.
-    """
-    if not len(starts):
-        return np.zeros(0)
-    if most_entries <= _SHORT:
-        rough = np.add.reduceat(weights, starts)
-        if (np.abs(rough - 1) < SUM_TOLERANCE / 2).all():
-            return np.asarray(rough)
-    return np.asarray(np.add.reduceat(weights, starts, dtype=np.float64))
 
 
 INVARIANTS: Mapping[str, tuple[Callable[[ProjectionMap], None], str]] = {
@@ -313,58 +424,3 @@ def _require(holds: bool, message: str) -> None:
 def _require_in(values: NDArray[Any], bound: int, name: str) -> None:
     if len(values) and not (int(values.min()) >= 0 and int(values.max()) < bound):
         raise ValueError(f"{name} are not all in 0..{bound - 1}")
-
-
-def transpose(projection: ProjectionMap) -> ProjectionMap:
-    """Return the map of the other direction: roles swapped, rows normalized, without slots.
-
-    A row keeps the kind that all its entries come from; pinned kinds only if it has one entry. What
-    comes from rows of several kinds is MIXED. Rows may have far more entries than before.
-    """
-    kept = projection.edges.take(~projection.is_slot)
-    edges = Edges(kept.teacher_ids, kept.student_ids, kept.weights).normalized()
-    edges = edges._replace(weights=edges.weights.astype(np.float32))
-    order = map_order(edges)
-    s, t, weights = edges.take(order[edges.weights[order] > 0])
-    entries = np.bincount(s, minlength=projection.shape[1])
-    of_entry = projection.row_kind[t]
-    least, largest = np.full(len(entries), 255, np.uint8), np.zeros(len(entries), np.uint8)
-    np.minimum.at(least, s, of_entry)
-    np.maximum.at(largest, s, of_entry)
-    several = (entries > 1) & np.isin(largest, [RowKind.EXACT, RowKind.ROLE])
-    kind = np.where((least < largest) | several, np.uint8(RowKind.MIXED), largest)
-    counts = {
-        "rows": int(np.count_nonzero(entries)),
-        "rows empty": int(np.count_nonzero(entries == 0)),
-        "slots dropped": int(np.count_nonzero(projection.is_slot)),
-    }
-    step = {
-        "stage": "transpose",
-        "options": _swapped_ids(projection.history),
-        "xtok_version": __version__,
-    }
-    return replace(
-        projection,
-        student=projection.teacher,
-        teacher=projection.student,
-        student_ids=s.astype(np.int32),
-        teacher_ids=t.astype(np.int32),
-        weights=weights.astype(np.float32),
-        row_kind=np.where(entries > 0, kind, np.uint8(RowKind.EMPTY)),
-        scale_slot=None,
-        top_k=max(1, int(entries.max(initial=0))),
-        history=(*projection.history, step),
-        reports=(*projection.reports, StageReport("transpose", counts)),
-    )
-
-
-def _swapped_ids(history: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the ids that the last stage ignores, each as those of the other side."""
-    found: dict[str, Any] = {}
-    for step in history:
-        for ours, other in (("student", "teacher"), ("teacher", "student")):
-            if f"ignore_{ours}_ids" in step["options"]:
-                found[f"ignore_{other}_ids"] = step["options"][f"ignore_{ours}_ids"]
-    if found:
-        found = {"ignore_student_ids": [], "ignore_teacher_ids": []} | found
-    return found

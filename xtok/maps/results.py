@@ -63,7 +63,8 @@ def require_complete(projection: ProjectionMap) -> None:
     if failures:
         raise XtokError(
             "; ".join(failures),
-            hint="leave out --strict to do without them: their rows and columns stay empty",
+            hint="leave out {option} to do without them: their rows and columns stay empty",
+            parameter="strict",
         )
 
 
@@ -71,6 +72,12 @@ def most_frequent(ids: NDArray[np.integer[Any]]) -> list[int]:
     """Return the different ids of a list, the most frequent first."""
     different, times = np.unique(ids, return_counts=True)
     return [int(i) for i in different[np.argsort(-times, kind="stable")]]
+
+
+def mixed_kinds(ours: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the kinds of rows that are added up: MIXED where both have entries of other kinds."""
+    differ = (ours != others) & (ours != RowKind.EMPTY) & (others != RowKind.EMPTY)
+    return np.where(differ, np.uint8(RowKind.MIXED), np.maximum(ours, others))
 
 
 def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
@@ -121,11 +128,11 @@ def stage_report(
     failures: Sequence[str] = (),
 ) -> StageReport:
     """Return the report of a stage that counts the rows of its result by kind."""
-    found = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
+    per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
     words = dict(_IN_WORDS)
     if any(step["options"].get("weights") == "prior" for step in projection.history):
         words[RowKind.PIECES] = "counted on synthetic text"
-    counts = {f"rows {words[k]}": found[k] for k in RowKind if found[k]}
+    counts = {f"rows {words[k]}": per_kind[k] for k in RowKind if per_kind[k]}
     return StageReport(stage, counts, tuple(notes), tuple(failures))
 
 
@@ -135,9 +142,9 @@ def reported(projection: ProjectionMap, report: StageReport) -> ProjectionMap:
 
 
 def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
-    """Return what deserves a look in a finished map: its scale slots, rows that are empty.
+    """Return notes on a finished map: its scale slots, and rows that are empty.
 
-    Rows of `ignored` ids were asked to be empty.
+    Rows of `ignored` ids are empty on request.
     """
     return [*slot_notes(projection), *_empty_row_notes(projection, ignored)]
 

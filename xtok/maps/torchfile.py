@@ -1,4 +1,4 @@
-"""`.pt` files of `torch.save`, read by PyTorch once it is known what they would take."""
+"""`.pt` files: checked for code and size, then read by PyTorch."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _count(file: BinaryIO, signature: bytes) -> int:
 
 
 def _check_pickle(pickled: bytes) -> None:
-    """Look at the operations of a pickle, without running them."""
+    """Check the operations of a pickle, without running them."""
     if len(pickled) > _MAX_PICKLE:
         raise ValueError(f"its pickle has {len(pickled)} bytes; save counts as a sparse tensor")
     left = _MAX_OBJECTS + len(pickled) // 1000  # a dict is written in batches of 1000 pairs

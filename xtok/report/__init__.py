@@ -1,4 +1,4 @@
-"""What people see: lines on stderr, progress bars and JSON; the modules here have the tables."""
+"""Reports for people: lines on stderr, progress bars, JSON; the modules here print tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from xtok.vocab.display import printable, quoted
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from xtok.inspection.inspect import RowDescription
-    from xtok.maps.projection_map import StageReport
+    from xtok.maps.projection_map import Row, StageReport
 
 
 @contextmanager
@@ -64,24 +63,24 @@ def print_reports(reports: Iterable[StageReport]) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print what is to be known on stderr, a line each."""
+    """Print notes on stderr, a line each."""
     for note in notes:
         print(f"note: {printable(note)}", file=sys.stderr)  # noqa: T201
 
 
 def print_error(message: str, hint: str, stderr: TextIO) -> None:
-    """Print what went wrong with one of several things, as the command line does."""
+    """Print an error that does not end the command, in its usual two lines."""
     lines = f"error: {printable(message)}\nhint: {printable(hint)}"
     print(lines, file=stderr, flush=True)
 
 
 def print_failed(what: Iterable[str], stderr: TextIO) -> None:
-    """Print what keeps a gate shut, a line each."""
+    """Print which checks failed, a line each."""
     for one in what:
         print(f"failed: {printable(one)}", file=stderr)
 
 
-def print_examples(rows: Iterable[RowDescription]) -> None:
+def print_examples(rows: Iterable[Row]) -> None:
     """Print rows of a map on stderr, a line each."""
     for row in rows:
         entries = "  ".join(f"{quoted(e.token, e.teacher_id)} {e.weight:.4f}" for e in row.entries)

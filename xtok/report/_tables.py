@@ -1,4 +1,4 @@
-"""What tables have in common: their look, and text that a terminal shows as it stands."""
+"""The style of all tables, and text that is safe to show on a terminal."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def new_table(*headers: str) -> Table:
 
 
 def cell(value: str) -> Text:
-    """Return a cell's text as it stands: no markup, nothing that a terminal would obey."""
+    """Return a cell's text: markup and control characters are shown, not obeyed."""
     lines = value.split("\n")
     return Text("\n".join(map(printable, lines)))
 
 
 def header(value: str) -> str:
-    """Return text for a header, where markup is obeyed."""
+    """Return a header's text, with Rich's markup escaped."""
     return cell(value).plain.replace("[", "\\[")

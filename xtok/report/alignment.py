@@ -76,7 +76,7 @@ def draw(alignment: TextAlignment, console: Console) -> str:
 
 
 def statistics(alignment: TextAlignment) -> list[str]:
-    """Return the counts that sum an alignment up, a line each."""
+    """Return an alignment's statistics, a line each."""
     n, chunks = len(alignment.student_tokens), len(alignment.pairs)
     correct = sum(len(p.student_ids) for p in alignment.pairs if p.is_correct)
     return [

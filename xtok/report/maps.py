@@ -1,4 +1,4 @@
-"""What a map holds, why its rows are as they are, and whether its file is sound, in 80 columns."""
+"""`inspect`, `explain` and `verify` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.inspection.inspect import (
-    EntryDescription,
-    MapDescription,
-    RowDescription,
-    RowListing,
-    SideDescription,
-)
+from xtok.inspection.inspect import MapDescription, RowListing, SideDescription
+from xtok.maps.projection_map import Row, RowEntry
 from xtok.report._tables import STYLES, cell, header, new_table, printing
 from xtok.vocab.display import plural, quoted, shortened
 
@@ -97,11 +92,11 @@ def _rows(d: MapDescription) -> Table:
     return table
 
 
-def _classes(found: Coverage) -> Table:
+def _classes(coverage: Coverage) -> Table:
     table = new_table("class", "rows", "exact", "entries", "slot", "teacher", "unused")
     for column in table.columns[1:]:
         column.justify = "right"
-    for c in found.classes:
+    for c in coverage.classes:
         rows = [f"{c.rows:,}"] + ["-"] * 3
         if c.rows:
             of_rows = (f"{c.exact / c.rows:.1%}", f"{c.mean_entries:.2f}", f"{c.slot_share:.1%}")
@@ -115,11 +110,11 @@ def _classes(found: Coverage) -> Table:
     return table
 
 
-def loss_note(found: Coverage) -> str:
-    """Return what a map's classes say of the choice of a loss, as a sentence."""
-    note = f"{found.loss} suits: {found.why}"
-    if found.numerals and "numerals" not in note:
-        note += f"; {found.numerals_exact:,} of {found.numerals:,} numerals have one"
+def loss_note(coverage: Coverage) -> str:
+    """Return which loss a map's classes of tokens suggest, and why."""
+    note = f"{coverage.loss} suits: {coverage.why}"
+    if coverage.numerals and "numerals" not in note:
+        note += f"; {coverage.numerals_exact:,} of {coverage.numerals:,} numerals have one"
     return note
 
 
@@ -141,7 +136,7 @@ def _columns(d: MapDescription) -> Table:
     return table
 
 
-def _examples(rows: Iterable[RowDescription]) -> Table:
+def _examples(rows: Iterable[Row]) -> Table:
     table = new_table("student token", "id", "kind", "teacher tokens")
     table.columns[1].justify = "right"
     for row in rows:
@@ -154,23 +149,27 @@ def _examples(rows: Iterable[RowDescription]) -> Table:
     return table
 
 
-def _entry(e: EntryDescription) -> str:
+def _entry(e: RowEntry) -> str:
     slot = " (slot)" if e.is_slot else ""
     return f"{e.weight:.4f} {quoted(e.token, e.teacher_id)}{slot}"
 
 
-def print_verification(found: Verification) -> None:
-    """Print one line per check, and a last one that sums them up."""
-    widest = max(len(check.name) for check in found.checks)
+def print_verification(verification: Verification) -> None:
+    """Print a line per check, and a summary."""
+    widest = max(len(check.name) for check in verification.checks)
     with printing() as console:
-        for check in found.checks:
+        for check in verification.checks:
             line = Text()
             line.append(check.level.ljust(8), style=STYLES.get(check.level, "dim"))
             line.append(check.name.ljust(widest + 2))
             line.append_text(cell(check.message))
             console.print(line, soft_wrap=True)
-        failed = f"failed: {', '.join(found.failed)}" if found.failed else "every check holds"
-        console.print(cell(f"{found.path}: {failed}"), soft_wrap=True)
+        failed = (
+            f"failed: {', '.join(verification.failed)}"
+            if verification.failed
+            else "every check holds"
+        )
+        console.print(cell(f"{verification.path}: {failed}"), soft_wrap=True)
 
 
 def print_explanations(rows: Iterable[Explanation]) -> None:

@@ -1,4 +1,4 @@
-"""Measures of maps as tables that fit 80 columns."""
+"""`evaluate` and `compare` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from operator import attrgetter
 from rich.table import Table
 
 from xtok.inspection.compare import Comparison
-from xtok.inspection.evaluate import Evaluation, Interval, MapMeasures
+from xtok.inspection.evaluate import Evaluation, MapMeasures
+from xtok.inspection.ranking import Interval
 from xtok.report._tables import cell, header, new_table, printing
 from xtok.vocab.display import quoted
 
 
-def print_evaluation(found: Evaluation) -> None:
+def print_evaluation(evaluation: Evaluation) -> None:
     """Print the maps side by side for each group of text, then classes and worst rows."""
-    names = list(dict.fromkeys(m.name for m in found.measures))
+    names = list(dict.fromkeys(m.name for m in evaluation.measures))
     numbers = {name: f"{n}" for n, name in enumerate(names, start=1)}
     with printing() as console:
-        console.print(_measures(found, numbers, wraps=console.width < 78))
+        console.print(_measures(evaluation, numbers, wraps=console.width < 78))
         for name, number in numbers.items():
             console.print(cell(f"map {number}: {name}"))
-        console.print(_classes(found, names, numbers))
-        if found.worst_rows:
-            console.print(_worst(found, numbers))
-        if found.ranking is not None:
-            console.print(cell(found.ranking.verdict), soft_wrap=True)
+        console.print(_classes(evaluation, names, numbers))
+        if evaluation.worst_rows:
+            console.print(_worst(evaluation, numbers))
+        if evaluation.ranking is not None:
+            console.print(cell(evaluation.ranking.verdict), soft_wrap=True)
 
 
 # Two columns each: the measures at shared token boundaries, and those over chunks.
@@ -33,19 +34,19 @@ _STARTS = (("at starts", "cross_entropy"), ("closed", "closed"))
 _CHUNKS = (("over chunks", "chunk_cross_entropy"), ("closed", "chunk_closed"))
 
 
-def _measures(found: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Table:
+def _measures(evaluation: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Table:
     """Return the table of measures; with a ranking, what decides comes first, best map first."""
-    is_p_kl = found.ranking is not None and found.ranking.loss == "p-kl"
+    is_p_kl = evaluation.ranking is not None and evaluation.ranking.loss == "p-kl"
     columns = (*_CHUNKS, *_STARTS) if is_p_kl else (*_STARTS, *_CHUNKS)
     table = new_table("text, map", *(head for head, _ in columns), "coverage", "top-1")
     table.columns[0].min_width = 8
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = not wraps
-    for group, grouped in groupby(found.measures, key=lambda m: m.group):
+    for group, grouped in groupby(evaluation.measures, key=lambda m: m.group):
         measures = list(grouped)
-        if found.ranking is not None:
-            of_loss = attrgetter(found.ranking.measure)
+        if evaluation.ranking is not None:
+            of_loss = attrgetter(evaluation.ranking.measure)
             measures.sort(key=lambda m: of_loss(m).value)
         table.add_section()
         table.add_row(cell(group))
@@ -58,15 +59,15 @@ def _measures(found: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Tab
                 f"{m.coverage.value:.2%}",
                 f"{m.top_1.value:.1%}",
             )
-    slots = {m.name: m.slot_weight for m in found.measures}
+    slots = {m.name: m.slot_weight for m in evaluation.measures}
     table.caption = (
         "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): "
         "for gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's; floor: a map counted on "
         "this text; closed: the share of the way between them. "
-        f"{found.num_bytes:,} bytes of text"
+        f"{evaluation.num_bytes:,} bytes of text"
     )
-    if found.differing:
-        share = found.lost_bytes / max(1, found.num_bytes)
+    if evaluation.differing:
+        share = evaluation.lost_bytes / max(1, evaluation.num_bytes)
         table.caption += f"; {share:.1%} skipped where the two sides spell text differently"
     if any(slots.values()):
         weights = ", ".join(f"map {numbers[n]} {w:.1%}" for n, w in slots.items() if w)
@@ -96,25 +97,25 @@ def _with_spread(interval: Interval, digits: int) -> str:
     return f"{interval.value:.{digits}f}±{(interval.high - interval.low) / 2:.{digits}f}"
 
 
-def _classes(found: Evaluation, names: list[str], numbers: dict[str, str]) -> Table:
+def _classes(evaluation: Evaluation, names: list[str], numbers: dict[str, str]) -> Table:
     """One row per class; a column per map, at most four of them."""
     shown = names[:4]
     heads = [f"map {numbers[name]}" if len(names) > 1 else "cross-entropy" for name in shown]
     table = new_table("student token", "starts", "floor", *heads)
     for column in table.columns[1:]:
         column.justify = "right"
-    by_name = {(c.name, c.token_class): c for c in found.classes}
-    for c in (c for c in found.classes if c.name == names[0]):
+    by_name = {(c.name, c.token_class): c for c in evaluation.classes}
+    for c in (c for c in evaluation.classes if c.name == names[0]):
         cells = [f"{by_name[name, c.token_class].cross_entropy:.3f}" for name in shown]
         table.add_row(c.token_class, f"{c.starts:,}", f"{c.floor:.3f}", *cells)
     return table
 
 
-def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
+def _worst(evaluation: Evaluation, numbers: dict[str, str]) -> Table:
     table = new_table("worst rows", "map", "excess", "wanted, its share, and the map's weight")
     for column in table.columns[1:3]:
         column.justify = "right"
-    for row in found.worst_rows:
+    for row in evaluation.worst_rows:
         wanted = "\n".join(
             f"{quoted(t)} {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted
         )
@@ -124,47 +125,47 @@ def _worst(found: Evaluation, numbers: dict[str, str]) -> Table:
     return table
 
 
-def print_comparison(found: Comparison) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print how many rows differ, by class, and examples."""
     with printing() as console:
-        console.print(_overview(found))
-        if found.classes:
-            console.print(_class_differences(found))
-        if found.examples:
-            console.print(_examples(found))
+        console.print(_overview(comparison))
+        if comparison.classes:
+            console.print(_class_differences(comparison))
+        if comparison.examples:
+            console.print(_examples(comparison))
 
 
-def _overview(found: Comparison) -> Table:
-    table = new_table(header(f"{found.student} → {found.teacher}"), "")
+def _overview(comparison: Comparison) -> Table:
+    table = new_table(header(f"{comparison.student} → {comparison.teacher}"), "")
     table.columns[1].justify = "right"
-    table.add_row("rows", f"{found.rows:,}")
-    total = max(1, found.rows)
+    table.add_row("rows", f"{comparison.rows:,}")
+    total = max(1, comparison.rows)
     for label, number in (
-        ("rows that differ", found.rows_that_differ),
-        ("rows whose heaviest entry is another", found.rows_of_other_top),
+        ("rows that differ", comparison.rows_that_differ),
+        ("rows whose heaviest entry is another", comparison.rows_of_other_top),
     ):
         table.add_row(label, f"{number:,} ({number / total:.1%})")
-    weighed = ", weighted by the text" if found.weighted_by_text else ""
-    table.add_row(f"mean total variation distance{weighed}", f"{found.mean_distance:.4f}")
+    weighed = ", weighted by the text" if comparison.weighted_by_text else ""
+    table.add_row(f"mean total variation distance{weighed}", f"{comparison.mean_distance:.4f}")
     return table
 
 
-def _class_differences(found: Comparison) -> Table:
+def _class_differences(comparison: Comparison) -> Table:
     table = new_table("student token", "rows", "that differ", "mean distance")
     for column in table.columns[1:]:
         column.justify = "right"
-    for c in found.classes:
+    for c in comparison.classes:
         table.add_row(
             c.token_class, f"{c.rows:,}", f"{c.rows_that_differ:,}", f"{c.mean_distance:.4f}"
         )
     return table
 
 
-def _examples(found: Comparison) -> Table:
-    share = ["share of text"] if found.weighted_by_text else []
+def _examples(comparison: Comparison) -> Table:
+    share = ["share of text"] if comparison.weighted_by_text else []
     table = new_table("row", "distance", *share, "first map", "second map")
     table.columns[1].justify = "right"
-    for row in found.examples:
+    for row in comparison.examples:
         table.add_row(
             cell(f"{quoted(row.token)} #{row.student_id}"),
             f"{row.distance:.3f}",

@@ -1,4 +1,4 @@
-"""What there is to know of tokenizers, alone and in pairs, in 80 columns."""
+"""`doctor` and `overlap` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from xtok.inspection.overlap import Overlap
 from xtok.report._tables import STYLES, cell, header, new_table, printing
 
 
-def print_diagnosis(found: Diagnosis) -> None:
-    """Print the verdict, a page per tokenizer, and what a map between two will meet."""
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print the verdict, a table per tokenizer and, of two, what to expect of a map."""
     with printing() as console:
-        console.print(cell(found.verdict))
-        for one in found.tokenizers:
+        console.print(cell(diagnosis.verdict))
+        for one in diagnosis.tokenizers:
             console.print(_page(one))
-        if found.pair is not None:
-            console.print(_pair(found.pair))
-        if found.failed:
-            console.print(cell(f"failed: {'; '.join(found.failed)}"))
+        if diagnosis.pair is not None:
+            console.print(_pair(diagnosis.pair))
+        if diagnosis.failed:
+            console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
 
 
 def _page(one: TokenizerDiagnosis) -> Table:
@@ -48,10 +48,10 @@ def _pair(pair: PairDiagnosis) -> Table:
     return table
 
 
-def print_overlap(found: Overlap) -> None:
+def print_overlap(overlap: Overlap) -> None:
     """Print the matrix in blocks of columns that fit: sizes on the diagonal, else shares."""
     with printing() as console:
-        places = range(len(found.model_ids))
+        places = range(len(overlap.model_ids))
         fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
         for start in range(0, len(places), fit):
             block = places[start : start + fit]
@@ -61,9 +61,10 @@ def print_overlap(found: Overlap) -> None:
                 column.no_wrap = True
             for i in places:
                 cells = (
-                    f"{found.sizes[i]:,}" if i == j else f"{found.shares[i][j]:.1%}" for j in block
+                    f"{overlap.sizes[i]:,}" if i == j else f"{overlap.shares[i][j]:.1%}"
+                    for j in block
                 )
-                table.add_row(cell(f"{i + 1} {found.model_ids[i]}"), *cells)
+                table.add_row(cell(f"{i + 1} {overlap.model_ids[i]}"), *cells)
             if block[-1] == places[-1]:
                 table.caption = (
                     "Diagonal: distinct tokens. Elsewhere: the share of the row's tokens that the "

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import (
-    Canonicalization,
-    MultitokenConfig,
-    SpecialTokens,
-    TokenForm,
-)
+from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens, TokenForm
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
+from xtok.maps.file import MapLike, as_map
 from xtok.maps.pair import require_table, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import finished, history_with, reported, stage_report
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.relaxed import match_relaxed
 from xtok.vocab.roles import match_names, match_roles
 from xtok.vocab.table import TokenTable, decode_vocabulary, match_bytes
 
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
-
 
 def reapply_exact(
-    projection: ProjectionMap,
+    projection: MapLike,
     *,
     special_tokens: SpecialTokens | None = None,
     canonicalization: Canonicalization | None = None,
-    student: Tokenizer | None = None,
-    teacher: Tokenizer | None = None,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
 
@@ -43,19 +37,21 @@ def reapply_exact(
     this one entry, beside its slot. Token form and ignored ids are those the map was made with.
 
     Args:
-        projection: a map that carries both token tables, or whose tokenizers are given.
+        projection: a map that carries both token tables, or whose models are given; or its path.
         special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
         canonicalization: likewise.
-        student: the tokenizer of the rows, for a map without tokens, and for display strings, which
-            a map does not carry.
-        teacher: the tokenizer of the columns, likewise.
+        student_model: the model of the rows, as `build` takes it: for a map without tokens, and for
+            display strings, which a map does not carry.
+        teacher_model: the model of the columns, likewise.
 
     Raises:
         XtokError: if the map carries no token tables, or was made with display strings and the
-            tokenizers are not given, or is of other tokenizers.
+            models are not given, or is of other tokenizers.
     """
+    student = None if student_model is None else as_tokenizer(student_model)
+    teacher = None if teacher_model is None else as_tokenizer(teacher_model)
     projection = with_vocabularies(
-        projection,
+        as_map(projection),
         student=None if student is None else student.vocabulary,
         teacher=None if teacher is None else teacher.vocabulary,
     )
@@ -139,12 +135,12 @@ def with_exact(
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:
     """Return what a map's last stage of each kind says of how tokens are matched."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for step in projection.history:
-        found |= {name: step["options"][name] for name in _MATCHING if name in step["options"]}
-    options: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in found.items()
-    }
+        for name in _MATCHING:
+            if name in step["options"]:
+                value = step["options"][name]
+                options[name] = tuple(value) if isinstance(value, list) else value
     try:
         return MultitokenConfig(**options)
     except (TypeError, ValueError) as error:
@@ -171,8 +167,9 @@ def in_form(
     """Return a map's table in the form that tokens are compared in, without the ignored ids."""
     if form == "raw" and tokenizer is None:
         raise XtokError(
-            "the map was made with --token-form raw, and carries no display strings",
-            hint="give both tokenizers with --student-model and --teacher-model",
+            "the map was made with the token form raw, and carries no display strings",
+            hint="give both models, the student's with {option}",
+            parameter="student_model",
         )
     if tokenizer is not None and form == "raw":
         return tokenizer.table_as(form, ignore=ignore)

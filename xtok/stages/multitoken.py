@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import (
-    FIRST_PIECE_WEIGHT,
-    PIECE_DECAY,
-    MultitokenConfig,
-)
+from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest, ranks, sum_duplicates
@@ -24,34 +20,29 @@ from xtok.maps.results import (
     finished,
     history_with,
     map_notes,
+    mixed_kinds,
     reported,
     stage_report,
     tokenizer_notes,
     undecodable_tokens,
 )
 from xtok.progress import Progress, silent
-from xtok.stages.exact import (
-    single_edges,
-    special_edges,
-    without,
-)
+from xtok.stages.exact import single_edges, special_edges, without
 from xtok.stages.slots import add_slots
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.relaxed import match_relaxed
 from xtok.vocab.roles import slot_candidates
 from xtok.vocab.table import TokenTable
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 _CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
 
 def multitoken(
-    student: Tokenizer,
-    teacher: Tokenizer,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     config: MultitokenConfig | None = None,
     *,
-    initial: ProjectionMap | None = None,
+    initial: mapfile.MapLike | None = None,
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
@@ -63,10 +54,10 @@ def multitoken(
     Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
 
     Args:
-        student: the tokenizer of the rows.
-        teacher: the tokenizer of the columns.
+        student_model: the model of the rows, as `build` takes it.
+        teacher_model: the model of the columns, likewise.
         config: the options; the defaults if None.
-        initial: a map of the same pair whose weights (but for slots) are added in.
+        initial: a map of the same pair, or its path, whose weights (but for slots) are added in.
         only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
         progress: called for each pass over a vocabulary.
 
@@ -74,6 +65,8 @@ def multitoken(
         XtokError: if `initial` is of other tokenizers.
     """
     config = config or MultitokenConfig()
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    earlier = None if initial is None else mapfile.as_map(initial)
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
     _check_ignored("student", student, ignored[0])
     _check_ignored("teacher", teacher, ignored[1])
@@ -89,15 +82,13 @@ def multitoken(
     kind[special.student_ids] = RowKind.ROLE
     parts = [spelled, special]
     step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
-    if initial is not None:
-        step["initial_sha256"] = mapfile.sha256(initial)
-        initial = with_vocabularies(
-            initial, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+    if earlier is not None:
+        step["initial_sha256"] = mapfile.sha256(earlier)
+        earlier = with_vocabularies(
+            earlier, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
-        earlier = without(initial.edges.take(~initial.is_slot), *ignored)
-        parts.insert(0, earlier.normalized())
-        both = (initial.row_kind != kind) & (initial.row_kind != 0) & (kind != 0)
-        kind = np.where(both, np.uint8(RowKind.MIXED), np.maximum(kind, initial.row_kind))
+        parts.insert(0, without(earlier.edges.take(~earlier.is_slot), *ignored).normalized())
+        kind = mixed_kinds(kind, earlier.row_kind)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
     edges = heaviest(edges, config.top_k - config.scale_trick)
@@ -113,7 +104,7 @@ def multitoken(
         scale_slot=slot,
         method="multitoken",
         top_k=config.top_k,
-        history=history_with(initial, step),
+        history=history_with(earlier, step),
     )
     failures = [*undecodable_tokens(student, teacher, ignored), *failures]
     notes = [*tokenizer_notes(student, teacher), *map_notes(projection, ignored[0])]
@@ -168,8 +159,9 @@ def _spell(
             chunk = tokens[start : start + _CHUNK]
             pieces += tokenizer.segment_batch(chunk)
             advance(len(chunk))
-    failed = [i for i, found in zip(ids.tolist(), pieces, strict=True) if found is None]
-    counts = np.fromiter((0 if found is None else len(found) for found in pieces), np.int64)
+    failed = [i for i, spelling in zip(ids.tolist(), pieces, strict=True) if spelling is None]
+    # The pieces of all tokens in one array: `owner` is the token of each, `place` which it is.
+    counts = np.fromiter((len(spelling or ()) for spelling in pieces), np.int64)
     flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
     owner = np.repeat(np.arange(len(pieces)), counts)
     place = ranks(owner)
@@ -195,5 +187,6 @@ def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
         raise XtokError(
             f"there is no {side} id {max(ids)} to ignore: "
             f"{tokenizer.vocabulary.model_id} is {width} wide",
-            hint=f"give ids from 0 to {width - 1} with --ignore-{side}-ids",
+            hint=f"give ids from 0 to {width - 1} with {{option}}",
+            parameter=f"ignore_{side}_ids",
         )

@@ -1,4 +1,4 @@
-"""Many maps at once: a list of pairs, what building them would give, and building them."""
+"""Lists of pairs: reading, planning and building them."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a map of two tokenizers will be, told without building it.
+    """The size of a map of two tokenizers, known without building it.
 
     Attributes:
         rows: the student's width.
         columns: the teacher's width.
-        pinned: rows with one entry: tokens of both sides, and special tokens.
+        single_entry: rows of one entry: tokens of both sides, and special tokens.
         max_entries: entries if every other row is as full as it may be.
         max_bytes: bytes of the `.safetensors` file then. Real maps have 55 to 100 % of it.
     """
 
     rows: int
     columns: int
-    pinned: int
+    single_entry: int
     max_entries: int
     max_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairResult:
-    """What became of a pair: its map, or an error, or neither if its output was kept.
+    """The result of a pair: its map, or an error, or neither if its output was kept.
 
     `replaced` says how the output that existed differed, with `skip_existing`.
     """
@@ -81,7 +81,7 @@ def read_pairs(
     Args:
         path: the list.
         output_dir: the folder of the outputs, which names in the list are relative to.
-        config: the options that the default names tell.
+        config: the options, which default names contain.
         loss: what the options were chosen for, likewise.
 
     Raises:
@@ -138,8 +138,8 @@ def name_of_map(
 ) -> str:
     """Return the file name that `build` gives to a map that has none.
 
-    It tells the models, the loss, `top_k`, each option that differs from what it is by default or
-    for the loss, and the first text.
+    It has the models, the loss, `top_k`, each option that differs from its default (or from the
+    loss's), and the first text.
     """
     usual = BuildConfig.for_loss(loss) if loss else BuildConfig()
     if texts:
@@ -169,33 +169,35 @@ def difference(
     size. Versions of xtok are not compared.
     """
     try:
-        found = mapfile.load(path)
+        existing = mapfile.load(path)
     except XtokError as error:
         return error.message
     for side, there, tokenizer in (
-        ("student", found.student, student),
-        ("teacher", found.teacher, teacher),
+        ("student", existing.student, student),
+        ("teacher", existing.teacher, teacher),
     ):
         here = tokenizer.vocabulary
         if there.vocab_size != here.vocab_size:
             return f"its {side} is {there.vocab_size} wide, not {here.vocab_size}"
         if there.table is None or there.table.sha256() != tokenizer.table.sha256():
             return f"its {side} {there.model_id} has other tokens than {here.model_id}"
-    return _other_options(found.history, _steps(config, bool(texts))) or _other_texts(found, texts)
+    return _other_options(existing.history, _steps(config, bool(texts))) or _other_texts(
+        existing, texts
+    )
 
 
 def _steps(config: BuildConfig, counted: bool) -> list[tuple[str, dict[str, Any]]]:
     """Return the stages of `build` and their options, as a map's history tells them."""
-    pins: dict[str, Any] = {"special_tokens": config.special_tokens}
+    matching: dict[str, Any] = {"special_tokens": config.special_tokens}
     if config.canonicalization == "relaxed":
-        pins["canonicalization"] = "relaxed"
+        matching["canonicalization"] = "relaxed"
     if counted:
         first = replace(config.multitoken, weights="prior", scale_trick=False)
         second = ("estimate", {"top_k": config.top_k, "target": config.target})
-        steps = [("multitoken", first.options), second, ("reapply-exact", pins)]
+        steps = [("multitoken", first.options), second, ("reapply-exact", matching)]
     else:
         last = ("sort-cut", asdict(config.sort_cut))
-        steps = [("multitoken", config.multitoken.options), ("reapply-exact", pins), last]
+        steps = [("multitoken", config.multitoken.options), ("reapply-exact", matching), last]
     return [step for step in steps if config.exact_match or step[0] != "reapply-exact"]
 
 
@@ -214,13 +216,15 @@ def _other_options(
     return None
 
 
-def _other_texts(found: ProjectionMap, texts: Sequence[str | Path]) -> str | None:
+def _other_texts(existing: ProjectionMap, texts: Sequence[str | Path]) -> str | None:
     if not texts:
         return None
     from xtok.counting.texts import find_texts
 
     here = [(path.name, path.stat().st_size) for path in find_texts(texts)]
-    there = [(one["name"], one["size"]) for step in found.history for one in step.get("texts", ())]
+    there = [
+        (one["name"], one["size"]) for step in existing.history for one in step.get("texts", ())
+    ]
     return None if here == there else "it was counted on other text"
 
 
@@ -253,7 +257,7 @@ def plan(student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = No
     return Plan(
         rows=len(rows),
         columns=len(columns),
-        pinned=int(np.count_nonzero(sizes == 1)),
+        single_entry=int(np.count_nonzero(sizes == 1)),
         max_entries=entries,
         max_bytes=size + 12 * entries,
     )
@@ -274,7 +278,7 @@ def build_pairs(
 ) -> Iterator[PairResult]:
     """Build and save the maps of a list, loading each tokenizer once; an error ends its pair only.
 
-    A tokenizer is let go after the last pair that needs it.
+    A tokenizer is freed after the last pair that needs it.
 
     Args:
         pairs: as `read_pairs` returns them.
@@ -316,7 +320,7 @@ def build_pairs(
 
 
 def _attempted(build: Callable[[Pair], PairResult], pair: Pair) -> PairResult:
-    """Build a pair; what goes wrong is its result."""
+    """Build a pair; an error is its result."""
     try:
         return build(pair)
     except XtokError as error:
@@ -330,7 +334,7 @@ def _attempted(build: Callable[[Pair], PairResult], pair: Pair) -> PairResult:
 
 
 def _refusal(output: Path) -> XtokError | None:
-    """Return why an output cannot be written."""
+    """Return why an output cannot be written, or None."""
     try:
         mapfile.check_output(output)
     except XtokError as error:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import (
-    SLOT_WEIGHT,
-)
+from xtok.config import SLOT_WEIGHT
 from xtok.maps.edges import Edges
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_slots(

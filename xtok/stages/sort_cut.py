@@ -3,60 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xtok.config import (
-    SortCutConfig,
-)
+from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
-from xtok.maps.projection_map import REORDERED, ProjectionMap, StageReport
+from xtok.maps.file import MapLike, as_map
+from xtok.maps.projection_map import ProjectionMap, StageReport
 from xtok.maps.results import finished, history_with
 
-if TYPE_CHECKING:
-    pass
 
-
-def sort_cut(projection: ProjectionMap, config: SortCutConfig | None = None) -> ProjectionMap:
+def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
     """Cut each row to its `top_k` heaviest entries and normalize what is left; a slot stays last.
 
     The slot is one of the `top_k`. Rows that are not cut stay as they are, bit for bit.
 
+    Args:
+        projection: a map, or the path of one.
+        config: the options; the defaults if None.
+
     Raises:
         XtokError: if nothing but the slot would be left of a row.
     """
+    projection = as_map(projection)
     config = config or SortCutConfig()
     if projection.enable_scale_trick and config.top_k < 2:
         raise XtokError(
-            "--top-k 1 leaves no entry beside the scale slot",
-            hint="give --top-k 2 or more, or build the map with --no-scale-trick",
+            "a row of one entry has no room beside its scale slot",
+            hint="give {option} of 2 or more, or build the map without the scale trick",
+            parameter="top_k",
         )
     starts = row_starts(projection.student_ids)
     sizes = np.diff(starts, append=projection.nnz)
     kept = np.minimum(sizes, config.top_k)
+    # `places` are the first `kept` entries of each row, as indices into the map's arrays.
     ends = np.cumsum(kept)
     places = np.arange(int(kept.sum())) + np.repeat(starts - (ends - kept), kept)
     if projection.scale_slot is not None:  # a row's last entry is kept instead of the next best
         has_slot = projection.scale_slot[projection.student_ids[starts]] == 1
         places[ends[has_slot] - 1] = (starts + sizes)[has_slot] - 1
     edges = projection.edges.take(places)
-    is_cut = np.zeros(projection.shape[0], np.bool_)
-    is_cut[projection.student_ids[starts]] = kept < sizes
-    dropped = np.ones(projection.nnz, np.bool_)
-    dropped[places] = False
-    weights = np.where(is_cut[edges.student_ids], edges.normalized().weights, edges.weights)
-    mass = float(projection.weights[dropped].sum(dtype=np.float64))
+    is_cut = np.repeat(kept < sizes, kept)
+    weights = np.where(is_cut, edges.normalized().weights, edges.weights)
+    dropped = np.delete(projection.weights, places).sum(dtype=np.float64)
     report = StageReport(
         "sort-cut",
         {
-            "rows cut": int(is_cut.sum()),
+            "rows cut": int(np.count_nonzero(kept < sizes)),
             "entries cut": projection.nnz - len(places),
-            "mean mass cut per row": mass / max(1, int(np.count_nonzero(projection.row_kind))),
-            "rows whose order changed": sum(
-                report.counts.get(REORDERED, 0) for report in projection.reports
-            ),
+            "mean mass cut per row": float(dropped) / max(1, len(starts)),
         },
     )
     return finished(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,10 @@ __all__ = [
     "load_tokenizer",
     "model_id",
 ]
+
+
+ModelLike = str | PathLike[str] | Tokenizer
+"""What functions take for a model: what `load_tokenizer` takes, or a loaded tokenizer."""
 
 
 class _Kind(NamedTuple):
@@ -143,9 +147,16 @@ def model_id(model: str | PathLike[str]) -> str:
     return _printable((path.resolve().name or location) if path.exists() else location)
 
 
-def as_tokenizer(model: str | PathLike[str] | Tokenizer) -> Tokenizer:
+def as_tokenizer(model: ModelLike) -> Tokenizer:
     """Return a loaded tokenizer as it is, and load any other model with the defaults."""
     return model if isinstance(model, Tokenizer) else load_tokenizer(model)
+
+
+def as_tokenizers(models: ModelLike | Sequence[ModelLike]) -> list[Tokenizer]:
+    """Return the tokenizers of one model or several."""
+    if isinstance(models, str | PathLike | Tokenizer):
+        models = [models]
+    return [as_tokenizer(model) for model in models]
 
 
 def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from xtok.config import ExportFormat
 from xtok.errors import XtokError, install_hint
 from xtok.io import check_output, write
+from xtok.maps.file import MapLike, as_map
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable, match_bytes
 
@@ -100,33 +101,37 @@ def shared_vocabulary(student: TokenTable, teacher: TokenTable) -> SharedVocabul
 
 
 def export(
-    projection: ProjectionMap,
+    projection: MapLike,
     path: str | PathLike[str],
     kind: ExportFormat,
     *,
-    student: Tokenizer | None = None,
-    teacher: Tokenizer | None = None,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
 ) -> list[Path]:
     """Write a map in another format, and return the paths of the files written.
 
     Args:
-        projection: a map; all kinds but `scipy-npz` and `parquet` need its token tables.
+        projection: a map, or the path of one; all kinds but `scipy-npz` and `parquet` need its
+            token tables.
         path: the file; its suffix is that of the kind (`SUFFIX_OF`).
-        kind: the format.
-        student: for `nemo-subtokens` only: the tokenizer of the map's rows.
-        teacher: likewise, of the columns.
+        kind: what to write.
+        student_model: for `nemo-subtokens` only: the model of the rows, as `build` takes it.
+        teacher_model: likewise, of the columns.
 
     Raises:
         OutputError: if the file cannot be written.
         XtokError: if the map has no tokens, or the tokenizers are missing or not the map's.
     """
     target = check_export(path, kind)
+    projection = as_map(projection)
     if kind == "nemo-subtokens":
-        if student is None or teacher is None:
+        if student_model is None or teacher_model is None:
             raise XtokError(
                 "nemo-subtokens spells tokens, which takes both tokenizers",
-                hint="give the student and the teacher that the map was made with",
+                hint="give both models that the map was made with, the student's with {option}",
+                parameter="student_model",
             )
+        student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
         with_vocabularies(
             projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )

@@ -1,0 +1,227 @@
+"""The library as a notebook uses it: models and maps by name, by path, or loaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from test_stages import byte_ranks
+
+import xtok
+from xtok.config import MultitokenConfig
+from xtok.errors import XtokError
+from xtok.maps import file as mapfile
+from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> tuple[xtok.Tokenizer, xtok.Tokenizer]:
+    student = byte_ranks(tmp_path / "student.tiktoken", "20", "201", "ab", " ,")
+    return student, byte_ranks(tmp_path / "teacher.tiktoken", "ab", "abc", width=260, digits=1)
+
+
+@pytest.fixture
+def projection(models: tuple[xtok.Tokenizer, xtok.Tokenizer]) -> ProjectionMap:
+    return xtok.build(*models)
+
+
+@pytest.fixture
+def path(projection: ProjectionMap, tmp_path: Path) -> str:
+    projection.save(tmp_path / "m.safetensors")
+    return str(tmp_path / "m.safetensors")
+
+
+@pytest.fixture
+def of_bytes(tmp_path: Path) -> str:
+    """A map of `bytes` onto itself: models that a name alone loads."""
+    path = tmp_path / "bytes.safetensors"
+    xtok.build("bytes", "bytes").save(path)
+    return str(path)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("201 ab, 20", encoding="utf-8")
+    return tmp_path / "a.txt"
+
+
+def same(a: ProjectionMap, b: ProjectionMap) -> bool:
+    return mapfile.to_safetensors(a) == mapfile.to_safetensors(b)
+
+
+# A model: its name, its file, or a loaded tokenizer
+
+
+def test_doctor_takes_one_model_or_several(small: Path) -> None:
+    model = small / "small.model"
+    assert [one.model_id for one in xtok.doctor("bytes").tokenizers] == ["bytes"]
+    assert xtok.doctor("bytes").pair is None
+    assert xtok.doctor(model).tokenizers[0].model_id == "small.model"
+    loaded = xtok.load_tokenizer("bytes")
+    assert xtok.doctor(loaded) == xtok.doctor("bytes")
+    found = xtok.doctor(["bytes", str(model)])
+    assert found.pair is not None
+    assert (found.pair.student, found.pair.teacher) == ("bytes", "small.model")
+
+
+def test_overlap_takes_names_files_and_tokenizers(small: Path) -> None:
+    model = small / "small.model"
+    found = xtok.overlap(["bytes", str(model), xtok.load_tokenizer(model)])
+    assert found.model_ids == ("bytes", "small.model", "small.model")
+    assert xtok.overlap("bytes").sizes == (256,)
+
+
+def test_multitoken_takes_names() -> None:
+    config = MultitokenConfig(top_k=2)
+    loaded = xtok.load_tokenizer("bytes")
+    assert same(xtok.multitoken("bytes", "bytes", config), xtok.multitoken(loaded, loaded, config))
+
+
+# A map: its path, or the map itself
+
+
+def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> None:
+    for source in (path, Path(path)):
+        assert same(xtok.reapply_exact(source), xtok.reapply_exact(projection))
+        assert same(xtok.sort_cut(source), xtok.sort_cut(projection))
+        assert same(xtok.transpose(source), xtok.transpose(projection))
+    assert same(xtok.merge([path, Path(path)]), xtok.merge([projection, projection]))
+    extended = xtok.multitoken("bytes", "bytes", initial=xtok.build("bytes", "bytes"))
+    xtok.build("bytes", "bytes").save(path)
+    assert same(xtok.multitoken("bytes", "bytes", initial=path), extended)
+
+
+def test_reapply_exact_takes_the_names_of_models(of_bytes: str) -> None:
+    plain = xtok.reapply_exact(of_bytes)
+    assert same(xtok.reapply_exact(of_bytes, student_model="bytes", teacher_model="bytes"), plain)
+
+
+def test_a_path_is_no_list_of_maps(path: str) -> None:
+    with pytest.raises(XtokError, match="there is only one map to merge"):
+        xtok.merge(path)
+
+
+def test_merge_calls_maps_by_their_paths(path: str, of_bytes: str) -> None:
+    with pytest.raises(XtokError, match=r"the student of .*bytes\.safetensors \(bytes\) has other"):
+        xtok.merge([path, of_bytes])
+
+
+def test_inspect_and_worst_rows_take_a_path(projection: ProjectionMap, path: str) -> None:
+    assert xtok.inspect(path, tokens=["201"]) == xtok.inspect(projection, tokens=["201"])
+    listing = xtok.worst_rows(path, kind="pieces", count=1)
+    assert listing == xtok.worst_rows(projection, kind="pieces", count=1)
+    assert listing.rows == (projection["201"],)
+
+
+def test_explain_takes_a_path_and_a_token(projection: ProjectionMap, path: str) -> None:
+    [row] = xtok.explain(path, "201")
+    assert (row.student_id, row.token) == (257, "201")
+    assert xtok.explain(projection, [257]) == (row,)
+    assert xtok.explain(projection, b"201") == (row,)
+    assert [row.student_id for row in xtok.explain(path, ["201", 0, b"ab"])] == [257, 0, 258]
+
+
+def test_verify_takes_a_map_or_a_path(projection: ProjectionMap, of_bytes: str) -> None:
+    assert xtok.verify(projection).failed == ()
+    assert xtok.verify(Path(of_bytes), student_model="bytes", teacher_model="bytes").failed == ()
+
+
+def test_convert_takes_a_map_or_a_path(
+    projection: ProjectionMap, path: str, tmp_path: Path
+) -> None:
+    for source in (path, Path(path), projection):
+        assert same(xtok.convert(source, tmp_path / "out.pt"), projection)
+        assert same(ProjectionMap.load(tmp_path / "out.pt"), projection)
+    turned = xtok.convert(projection, tmp_path / "back.safetensors", transpose=True)
+    assert turned.shape == projection.shape[::-1]
+    with pytest.raises(TypeError, match="preserve_last"):
+        xtok.convert(projection, tmp_path / "out.pt", preserve_last=True)
+
+
+def test_compare_and_evaluate_take_paths(
+    path: str, projection: ProjectionMap, of_bytes: str, text: Path
+) -> None:
+    assert xtok.compare(path, projection).rows_that_differ == 0
+    alone = xtok.evaluate(of_bytes, [text], "bytes", "bytes")
+    assert [m.name for m in alone.measures] == [of_bytes]
+    loaded = ProjectionMap.load(of_bytes)
+    two = xtok.evaluate([of_bytes, loaded], [text], "bytes", "bytes")
+    assert [m.name for m in two.measures] == [of_bytes, "map 2"]
+    assert {m.coverage.value for m in two.measures} == {1.0}
+
+
+def test_export_takes_a_path(of_bytes: str, tmp_path: Path) -> None:
+    [written] = xtok.export(of_bytes, tmp_path / "x.json", "shared-vocab")
+    assert written == tmp_path / "x.json"
+    models = {"student_model": "bytes", "teacher_model": "bytes"}
+    files = xtok.export(of_bytes, tmp_path / "x.pt", "nemo-subtokens", **models)
+    assert [file.name for file in files] == ["x.pt", "x.reverse.pt"]
+
+
+# Rows and entries
+
+
+def test_a_row_by_text_bytes_or_id(projection: ProjectionMap) -> None:
+    row = projection["ab"]
+    entry = RowEntry(teacher_id=256, token="ab", weight=1.0, is_slot=False)
+    assert row == Row(student_id=258, token="ab", kind="exact", entries=(entry,))
+    assert projection[b"ab"] == projection[258] == projection[np.int64(258)] == row  # type: ignore[index]
+    assert projection["\\xe4"].student_id == projection[b"\xe4"].student_id
+    assert [e.is_slot for e in projection["201"].entries] == [False, False, False, True]
+    with pytest.raises(XtokError, match="the student has no token 'abc'"):
+        projection["abc"]
+    with pytest.raises(XtokError, match="there is no student id -1: the map has rows 0 to 259"):
+        projection[-1]
+
+
+def test_of_several_ids_the_one_that_the_tokenizer_emits(sentencepiece: xtok.Tokenizer) -> None:
+    projection = xtok.build(sentencepiece, "bytes")
+    ids = projection.student_ids_of("a")
+    assert len(ids) == 2  # the character, and its byte token
+    assert projection["a"].student_id == sentencepiece.encode("a").ids.tolist()[0]
+
+
+def test_to_scipy(projection: ProjectionMap) -> None:
+    matrix = projection.to_scipy()
+    assert (matrix.format, matrix.dtype, matrix.shape) == ("csr", np.float32, projection.shape)
+    assert matrix.has_sorted_indices
+    np.testing.assert_array_equal(matrix.toarray(), projection.to_torch().to_dense().numpy())
+
+
+def test_to_pandas(projection: ProjectionMap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in, so that the test runs where pandas is not installed."""
+    pandas = ModuleType("pandas")
+    pandas.DataFrame = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    frame: Any = projection.to_pandas()
+    assert list(frame) == [
+        "student_id", "student_token", "teacher_id", "teacher_token", "weight", "kind", "is_slot"
+    ]  # fmt: skip
+    assert {len(column) for column in frame.values()} == {projection.nnz}
+    first = list(frame["student_id"]).index(258)
+    assert [column[first] for column in frame.values()] == [258, "ab", 256, "ab", 1, "exact", False]
+    assert frame["kind"][list(frame["student_id"]).index(257)] == "pieces"
+    assert sum(frame["is_slot"]) == 3
+
+
+@pytest.mark.parametrize(("method", "package"), [("to_scipy", "scipy"), ("to_pandas", "pandas")])
+def test_a_missing_package_is_named(
+    projection: ProjectionMap, monkeypatch: pytest.MonkeyPatch, method: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=f"{method} needs .*: pip install {package}"):
+        getattr(projection, method)()
+
+
+def test_a_map_without_tokens_has_rows_by_id(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({(0, 1): 3, (0, 2): 1}, tmp_path / "counts.pt")
+    found = ProjectionMap.load(tmp_path / "counts.pt")
+    assert [(e.teacher_id, e.token) for e in found[0].entries] == [(1, None), (2, None)]
+    with pytest.raises(XtokError, match="carries no tokens"):
+        found["201"]
