@@ -380,9 +380,7 @@ def test_the_map_of_another_pair_is_named(cli: Cli, small: Path, corpus: Path) -
         done = cli(*args)
         assert done.returncode == 1
         [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert error.startswith(
-            "error: the student of b.safetensors (small-digits) has other tokens than "
-        )
+        assert error.startswith("error: b.safetensors: the map's student is small-digits, ")
 
 
 def test_compare_tells_how_far_rows_are_apart(

@@ -91,13 +91,14 @@ def build(
         projection = with_exact(projection, matches, config)
     projection = sort_cut(projection, config.sort_cut)
     report = _report(projection, student, teacher, config)
-    return replace(projection, reports=(report, projection.reports[-1]))
+    report = replace(report, counts={**report.counts, **projection.reports[-1].counts})
+    return replace(projection, reports=(report,))
 
 
 def _report(
     projection: ProjectionMap, student: Tokenizer, teacher: Tokenizer, config: BuildConfig
 ) -> StageReport:
-    """Return a report of the finished map; the first stages' count what was replaced since."""
+    """Return one report of the finished map; those of single stages count what was replaced."""
     notes = tokenizer_notes(student, teacher) + map_notes(projection, config.ignore_student_ids)
     failures = [failure for report in projection.reports for failure in report.failures]
     return stage_report("build", projection, notes, failures)
