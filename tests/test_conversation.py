@@ -499,7 +499,7 @@ def test_real_templates(path: Path, load_real: Callable[[str], Tokenizer]) -> No
 
     tokenizer = load_real("llama3.tiktoken" if "llama" in path.stem else "qwen.tiktoken")
     template = path.read_text()
-    names = tokenizer.special_token_names()
+    names = tokenizer.special_token_names
     render_any: Any = render_jinja_template
     for chat in (CHAT, CHAT[1:], TOOLS):
         try:

@@ -119,7 +119,7 @@ import sys
 from xtok.tokenizers import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[1], revision=sys.argv[2] or None)
 print(tokenizer.table.sha256(), tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.backend)
-print(len(tokenizer.chat_templates()), tokenizer.segment(b" the text"))
+print(len(tokenizer.chat_templates), tokenizer.segment(b" the text"))
 """
 
 

@@ -211,7 +211,7 @@ def render_text(
     """Render a conversation without encoding it; arguments and errors are those of `render`."""
     check_messages(messages)
     chosen = find_template(tokenizer, template, tools=bool(tools))
-    names: dict[str, Any] = dict(tokenizer.special_token_names())
+    names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
         chosen.check(messages, tokenizer.table)
@@ -237,7 +237,7 @@ def find_template(
     """
     model = tokenizer.vocabulary.model_id
     if template is None:
-        own = tokenizer.chat_templates()
+        own = tokenizer.chat_templates
         if tools and "tool_use" in own:
             return own["tool_use"]
         if "default" in own:

@@ -41,7 +41,7 @@ class ChatChecks:
     def checks(self) -> tuple[Check, ...]:
         """Try the template out, and note on the way what ends a turn and what a tool adds."""
         name = "chat template"
-        if self._template is None and not self._tokenizer.chat_templates():
+        if self._template is None and not self._tokenizer.chat_templates:
             message = "none; name a template file or a format to check one"
             return (Check(name=name, level="warning", message=message),)
         chosen = find_template(self._tokenizer, self._template)

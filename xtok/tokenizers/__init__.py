@@ -14,7 +14,7 @@ from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._files import ModelFiles
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._gguf import GgufBackend, is_gguf
-from xtok.tokenizers._hf import HuggingFaceBackend
+from xtok.tokenizers._hf import HuggingFaceBackend, load_folder, load_json
 from xtok.tokenizers._panics import no_panic
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
@@ -44,7 +44,7 @@ _FILES = {
     "gguf": _Kind(GgufBackend, is_gguf),
     "tekken": _Kind(TekkenBackend, is_tekken),
     "tiktoken": _Kind(TiktokenBackend, is_rank_file),
-    "spm": _Kind(SentencePieceBackend, bool),
+    "spm": _Kind(SentencePieceBackend.from_file, bool),
 }
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
 
@@ -77,18 +77,6 @@ def load_tokenizer(
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
     model = os.fspath(model)
-    with no_panic(model):
-        return _load(model, revision, vocab_size, pattern, offline, trust_remote_code)
-
-
-def _load(
-    model: str,
-    revision: str | None,
-    vocab_size: int | None,
-    pattern: str | None,
-    offline: bool,
-    trust_remote_code: bool,
-) -> Tokenizer:
     kind, location = _split_prefix(model)
     if not model or (kind == "hf" and not location):
         raise TokenizerError(
@@ -96,37 +84,35 @@ def _load(
         )
     if kind in _BUILT_IN:
         _refuse_revision(revision, model)
-        return Tokenizer(
-            _BUILT_IN[kind](location), model_id=model, revision=None, vocab_size=vocab_size
-        )
+        return Tokenizer(_BUILT_IN[kind](location), model_id=model, vocab_size=vocab_size)
     path = _model_path(kind, location)
     local = path.exists()
     if local:
         _refuse_revision(revision, f"{location} is a local path, which")
     notes: tuple[str, ...] = ()
-    found_revision = revision
-    if kind in _FILES or (kind is None and path.is_file()):
-        backend = _from_file(path, kind, pattern)
-    elif local and not path.is_dir():
-        problem = "a file, not a folder" if path.is_file() else "a device or a pipe, not a file"
-        raise TokenizerError(f"{location} is {problem}", hint="give the tokenizer's folder")
-    elif local or not _is_path(location, sure=kind == "hf"):
-        files = ModelFiles(path if local else location, revision=revision, offline=offline)
-        backend = _from_folder(files, pattern, trust_remote_code)
-        found_revision = files.revision
-        if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
-            at = f" at {files.revision}" if files.revision else ""
-            notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
-    else:
-        raise _not_found(location)
-    return Tokenizer(
-        backend,
-        model_id=model_id(model),
-        location=path if local else location,
-        revision=found_revision,
-        vocab_size=vocab_size,
-        notes=notes,
-    )
+    with no_panic(model):
+        if kind in _FILES or (kind is None and path.is_file()):
+            backend = _from_file(path, kind, pattern)
+        elif local and not path.is_dir():
+            problem = "a file, not a folder" if path.is_file() else "a device or a pipe, not a file"
+            raise TokenizerError(f"{location} is {problem}", hint="give the tokenizer's folder")
+        elif local or not _is_path(location, sure=kind == "hf"):
+            files = ModelFiles(path if local else location, revision=revision, offline=offline)
+            backend = _from_folder(files, pattern, trust_remote_code)
+            revision = files.revision
+            if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
+                at = f" at {revision}" if revision else ""
+                notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
+        else:
+            raise _not_found(location)
+        return Tokenizer(
+            backend,
+            model_id=model_id(model),
+            location=path if local else location,
+            revision=revision,
+            vocab_size=vocab_size,
+            notes=notes,
+        )
 
 
 def model_id(model: str | PathLike[str]) -> str:
@@ -160,7 +146,12 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
         TokenizerError: if it is a slow tokenizer, or its tokens are no byte strings.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
-    backend = HuggingFaceBackend.from_loaded(tokenizer, name)
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerError(
+            f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
+            hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
+        )
+    backend = HuggingFaceBackend(tokenizer, ModelFiles(Path(name)))
     return Tokenizer(backend, model_id=Path(name).name or name, vocab_size=vocab_size)
 
 
@@ -170,7 +161,7 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     head = _head(path)
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
-            return HuggingFaceBackend.from_file(path, pattern=pattern)
+            return load_json(path, pattern=pattern)
         kind = next(name for name, one in _FILES.items() if one.recognises(head))
     return _FILES[kind].backend(path, pattern=pattern)
 
@@ -180,10 +171,10 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     path = files.find("tokenizer.json", required=True)
     if path is not None:
         _head(path)
-        return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
+        return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
     path = files.first(NAMES)
     if path is None and (files.find("merges.txt") or files.find("vocab.txt")):
-        return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
+        return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
     if path is None:
         raise TokenizerError(
             f"{files} has no tokenizer.json, so no fast tokenizer",

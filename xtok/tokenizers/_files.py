@@ -9,13 +9,15 @@ from typing import Any
 from xtok.errors import TokenizerError
 from xtok.tokenizers.hub import find_file
 
+SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
+"""The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
+
 
 class ModelFiles:
-    """Files by name, fetched if need be, all of one commit.
+    """Files by name, fetched if need be, all of one commit, even if the branch moves meanwhile.
 
-    The hub's own variables hold: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes
-    that fetch the same file at once wait for one another (huggingface_hub locks each blob), and
-    a branch that moves meanwhile does not mix two commits.
+    The hub's own variables apply: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes
+    that fetch the same file at once wait for one another (huggingface_hub locks each blob).
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class ModelFiles:
         """Return a file's path; None where the model has none.
 
         Raises:
-            TokenizerError: if the repo cannot be had; with `required`, also if it is not known
+            TokenizerError: if the repo is not available; with `required`, also if it is unknown
                 whether it has the file, as when the hub is out of reach.
         """
         path = find_file(
@@ -47,54 +49,54 @@ class ModelFiles:
             self.revision = path.parent.name  # what comes after is of this commit
         return path
 
-    def first(self, names: tuple[str, ...], *, required: bool = False) -> Path | None:
-        """Return the first of several files that is there; names may be patterns in a folder.
+    def first(self, names: tuple[str, ...]) -> Path | None:
+        """Return the first of several files that exists; in a folder, names may be patterns.
 
         Raises:
             TokenizerError: as `find`, and if several files fit a pattern.
         """
         for name in names:
             if isinstance(self.model, Path):
-                found = sorted(filter(Path.is_file, self.model.glob(name)))
-                if len(found) > 1:
+                paths = sorted(filter(Path.is_file, self.model.glob(name)))
+                if len(paths) > 1:
                     raise TokenizerError(
-                        f"{self} has several files {name}: {', '.join(f.name for f in found)}",
-                        hint=f"give the one that is meant, such as {found[0]}",
+                        f"{self} has several files {name}: {', '.join(p.name for p in paths)}",
+                        hint=f"give one of them, such as {paths[0]}",
                     )
-                if found:
-                    return found[0]
+                if paths:
+                    return paths[0]
             elif "*" not in name:
-                path = self.find(name, required=required)
+                path = self.find(name)
                 if path is not None:
                     return path
         return None
 
     def json(self, name: str) -> dict[str, Any]:
-        """Return a file's JSON object; an empty one where there is no such file.
+        """Return a file's JSON object; an empty one if the file does not exist.
 
         Raises:
-            TokenizerError: if it is no JSON object.
+            TokenizerError: if it is not a JSON object.
         """
         path = self.find(name)
         if path is None:
             return {}
         try:
-            found = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
             raise _not_json(path) from error
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise _not_json(path)
-        return found
+        return content
 
 
 def model_vocab_size(files: ModelFiles) -> int | None:
-    """Return the width that config.json tells; None where there is no config.json.
+    """Return the width that config.json gives; None without a config.json.
 
-    Read from the file where it stands there, so that a model of a new or custom type needs no
-    code; else the default of its type, from transformers' `get_text_config().vocab_size`.
+    Read from the file if it is there, so that a model of a new or custom type needs no code; else
+    the default of its type, from transformers' `get_text_config().vocab_size`.
 
     Raises:
-        TokenizerError: if it tells none.
+        TokenizerError: if there is none.
     """
     if files.find("config.json") is None:
         return None
@@ -114,7 +116,7 @@ def model_vocab_size(files: ModelFiles) -> int | None:
         return int(loaded.get_text_config().vocab_size)
     except Exception as error:
         raise TokenizerError(
-            f"the config.json of {files} tells no vocabulary size: {error}",
+            f"the config.json of {files} has no vocabulary size: {error}",
             hint="give the width of the model's logits with {option}",
             parameter="vocab_size",
         ) from error
@@ -124,7 +126,7 @@ def eos_ids(files: ModelFiles) -> list[int]:
     """Return the ids that the generation config ends a text with.
 
     Raises:
-        TokenizerError: if it is no JSON object, or these are no ids.
+        TokenizerError: if it is not a JSON object, or these are not ids.
     """
     try:
         eos = files.json("generation_config.json").get("eos_token_id")
@@ -139,9 +141,9 @@ def eos_ids(files: ModelFiles) -> list[int]:
 def _not_generation_config(files: ModelFiles) -> TokenizerError:
     return TokenizerError(
         f"{files.find('generation_config.json')} is not a generation config",
-        hint="mend it, or remove it",
+        hint="fix it, or remove it",
     )
 
 
 def _not_json(path: Path) -> TokenizerError:
-    return TokenizerError(f"{path} is not a JSON object", hint="mend it, or fetch it again")
+    return TokenizerError(f"{path} is not a JSON object", hint="fix it, or fetch it again")
