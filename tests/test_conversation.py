@@ -485,6 +485,31 @@ def test_other_fields_of_a_batch() -> None:
         collate([samples[0], {"ids": np.array([1])}], pad_id=0)
 
 
+def test_lists_of_integers_beside_the_ids_are_padded_too() -> None:
+    samples = [
+        {"ids": [1, 2, 3], "token_type_ids": [0, 0, 1], "spans": [4], "names": ["a", "b", "c"]},
+        {
+            "ids": [1, 2, 3, 4, 5],
+            "token_type_ids": [0, 0, 1, 1, 1],
+            "spans": [5, 6, 7, 8, 9],
+            "names": ["a", "b", "c", "d", "e"],
+        },
+    ]
+    batch = collate(samples, pad_id=7)
+    assert batch["ids"].tolist() == [[7, 7, 1, 2, 3], [1, 2, 3, 4, 5]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]]
+    assert batch["spans"] == [[4], [5, 6, 7, 8, 9]]
+    assert batch["names"] == [["a", "b", "c"], ["a", "b", "c", "d", "e"]]
+
+
+def test_batches_are_padded_on_the_right_on_request() -> None:
+    samples = [{"ids": [1], "labels": np.array([1])}, {"ids": [2, 3], "labels": np.array([2, 3])}]
+    batch = collate(samples, pad_id=7, padding_side="right")
+    assert batch["ids"].tolist() == [[1, 7], [2, 3]]
+    assert batch["labels"].tolist() == [[1, -100], [2, 3]]
+    assert batch["attention_mask"].tolist() == [[True, False], [True, True]]
+
+
 # Real templates
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.conversation._tracking import Run
+from xtok.conversation.batching import collate as collate
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.templates import Message, Rendering, check_messages, render_template
 from xtok.errors import XtokError
@@ -138,65 +139,6 @@ def render(
         message_spans=found,
         runs=rendering.runs,
     )
-
-
-def collate(
-    samples: Sequence[Conversation | Mapping[str, Any]],
-    *,
-    pad_id: int,
-    pad_values: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Stack samples into a batch of B, each field padded on the left to its own longest length.
-
-    A field is per token where all samples have an array of at least one dimension for it (NumPy,
-    or a tensor on the CPU): `[T_i, …]` becomes `[B, T, …]`, whatever T the field has. Every other
-    field, a list included, is passed on as a list of B, untouched.
-
-    Args:
-        samples: conversations, or mappings with at least `ids`; all with the same fields.
-        pad_id: fills `ids` up; `PromptFormat.pad_id` knows a format's.
-        pad_values: by field, what fills it up; -100 for `labels`, else False or 0, by default.
-
-    Returns:
-        The fields, NumPy arrays where per token, and `attention_mask`, bool `[B, T]`, False where
-        `ids` is padding.
-
-    Raises:
-        ValueError: if a sample lacks a field that another has, or there are no samples.
-    """
-    rows = [_fields(s) if isinstance(s, Conversation) else dict(s) for s in samples]
-    if not rows or any(row.keys() != rows[0].keys() for row in rows) or "ids" not in rows[0]:
-        raise ValueError("a batch needs samples that have `ids`, and all the same fields")
-    fill = {"ids": pad_id, "labels": -100, **(pad_values or {})}
-    batch: dict[str, Any] = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        if name == "ids" or all(getattr(value, "ndim", 0) > 0 for value in values):
-            batch[name] = _left_padded([np.asarray(value) for value in values], fill.get(name, 0))
-        else:
-            batch[name] = values
-    lengths = np.array([len(row["ids"]) for row in rows])
-    width = batch["ids"].shape[1]
-    batch["attention_mask"] = np.arange(width) >= width - lengths[:, None]
-    return batch
-
-
-def _fields(conversation: Conversation) -> dict[str, Any]:
-    return {
-        "ids": conversation.ids,
-        "assistant_mask": conversation.assistant_mask,
-        "message_spans": conversation.message_spans,
-        "text": conversation.text,
-    }
-
-
-def _left_padded(rows: Sequence[NDArray[Any]], fill: Any) -> NDArray[Any]:
-    longest = max(len(row) for row in rows)
-    dtype = np.result_type(*rows)
-    padded = np.full((len(rows), longest, *rows[0].shape[1:]), fill, dtype)
-    for place, row in zip(padded, rows, strict=True):
-        place[longest - len(row) :] = row
-    return padded
 
 
 def render_text(

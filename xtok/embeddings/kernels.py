@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numba import njit
 
-from xtok.alignment.kernels import STRIDE, _options
+from xtok.alignment.kernels import STRIDE
 
 
-@njit(**_options)
+@njit(cache=True, nogil=True)
 def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: ignore[no-untyped-def]
     """Merge a tile of similarities into each row's `k` largest so far.
 
