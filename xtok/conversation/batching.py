@@ -69,7 +69,9 @@ def collate(
 
 def _is_per_token(value: Any, num_tokens: int) -> bool:
     if isinstance(value, (list, tuple)):
-        return len(value) == num_tokens and all(isinstance(item, (int, np.integer)) for item in value)
+        return len(value) == num_tokens and all(
+            isinstance(item, (int, np.integer)) for item in value
+        )
     return getattr(value, "ndim", 0) > 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xtok.conversation.checks import ChatChecks, Check, Level
+from xtok.conversation.checks import Check, Level, check_chats
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import escape, plural, shortened
@@ -155,7 +155,7 @@ def doctor(tokenizers: Sequence[Tokenizer], *, template: str | Path | None = Non
 def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     partial, lost = _given_back(tokenizer)
-    chat = ChatChecks(tokenizer, template)
+    chat = check_chats(tokenizer, template)
     checks = (
         *_backend_checks(tokenizer),
         *_width_checks(tokenizer),
@@ -163,7 +163,7 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
         _given_back_check(lost),
         *_role_checks(table),
         *_probe_checks(tokenizer),
-        *chat.checks(),
+        *chat.checks,
     )
     return TokenizerDiagnosis(
         model_id=vocabulary.model_id,
