@@ -58,10 +58,9 @@ def collate(
     fill = {"ids": pad_id, "labels": -100, **(pad_values or {})}
     batch: dict[str, Any] = {}
     for name in rows[0]:
-        values = [row[name] for row in rows]
+        batch[name] = [row[name] for row in rows]
         if name == "ids" or all(_is_per_token(row[name], len(row["ids"])) for row in rows):
-            values = pad(values, fill.get(name, 0), padding_side=padding_side)
-        batch[name] = values
+            batch[name] = pad(batch[name], fill.get(name, 0), padding_side=padding_side)
     masks = [np.ones(len(row["ids"]), np.bool_) for row in rows]
     batch["attention_mask"] = pad(masks, False, padding_side=padding_side)
     return batch

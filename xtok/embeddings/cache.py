@@ -55,7 +55,8 @@ class Cache:
         if problem is not None:
             raise EmbeddingError(
                 f"the cache folder {self.folder} cannot be used: {problem}",
-                hint="give another one with --cache-dir",
+                hint="give another one with {option}",
+                parameter="cache_dir",
             )
 
     def get(self, key: Mapping[str, Any], num_rows: int) -> NDArray[np.float32] | None:
@@ -91,7 +92,8 @@ class Cache:
             reason = getattr(error, "strerror", None) or str(error)
             raise EmbeddingError(
                 f"embeddings cannot be cached in {self.folder}: {reason}",
-                hint="free some space, or give another folder with --cache-dir",
+                hint="free some space, or give another folder with {option}",
+                parameter="cache_dir",
             ) from error
 
     def path(self, key: Mapping[str, Any]) -> Path:

@@ -63,7 +63,8 @@ def open_source(
     if path.exists() and revision is not None:
         raise EmbeddingError(
             f"{location} is a local path, which has no revision {revision}",
-            hint="leave out --embedding-revision, or give a repo id",
+            hint="leave out {option}, or give a repo id",
+            parameter="embedding_revision",
         )
     if path.exists() and not path.is_dir():
         raise EmbeddingError(f"{location} is a file, not a folder", hint="give the folder it is in")
@@ -302,7 +303,8 @@ def own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], *, offline: boo
     if model is None:
         raise EmbeddingError(
             f"{model_id} is a tokenizer file: it has no embeddings of its own",
-            hint="give the model's folder or repo id, or another --embedding-model",
+            hint="give the model's folder or repo id, or another {option}",
+            parameter="embedding_model",
         )
     layer = find_layer(model)
     require_rows(tokenizer, layer.shape[0], layer.name)
@@ -358,7 +360,8 @@ def require_finite(
         raise EmbeddingError(
             f"{len(bad)} embeddings by {model_id} are not finite: of tokens {rows}"
             + (", …" if len(bad) > 5 else ""),
-            hint="check the checkpoint, or give --dtype float32",
+            hint="check the checkpoint, or give float32 with {option}",
+            parameter="dtype",
         )
 
 
