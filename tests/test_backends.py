@@ -506,7 +506,7 @@ def test_a_map_between_bytes_and_a_vocabulary(sentencepiece: Tokenizer) -> None:
 
 
 def test_prefixes_and_empty_files(tmp_path: Path) -> None:
-    assert error_of("spam:eggs") == "spam: is no prefix of a tokenizer"
+    assert error_of("spam:eggs") == "spam: is not a prefix of a tokenizer"
     assert error_of("./spam:eggs").startswith("no such file or folder")
     empty = tmp_path / "tokenizer.model"
     empty.touch()

@@ -19,7 +19,7 @@ from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokenizers._files import ModelFiles
+from xtok.tokenizers.hub import ModelFiles
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": " Be brief. "},
@@ -430,7 +430,7 @@ def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
     assert "is not a Jinja template: maximum recursion depth exceeded" in message
     unsafe = "{{ messages.__class__.__mro__ }}"
     assert "is unsafe" in error_of(lambda: render(byte_level, CHAT, template=unsafe))
-    assert "message 0 is no message" in error_of(
+    assert "message 0 has no role" in error_of(
         lambda: render(byte_level, [{"content": "x"}], template="chatml")
     )
 

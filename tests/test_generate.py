@@ -531,7 +531,8 @@ def test_the_default_of_a_file_is_a_sentence_model(
     fails(
         missing,
         "the student small.model has no safetensors weights, and the default embedding model is "
-        "not usable: sentence-transformers/all-MiniLM-L6-v2 is not in the local cache",
+        "not usable: sentence-transformers/all-MiniLM-L6-v2 is no file or folder here and not in "
+        "the local cache",
         "hf download sentence-transformers/all-MiniLM-L6-v2; without the hub: "
         "python scripts/fetch_tokenizers.py minilm",
     )
@@ -577,7 +578,7 @@ def test_offline_it_is_known_or_an_error_whether_a_repo_has_weights(
     assert cli(*pair, "--offline", env=env).returncode == 0
     for shard in (whole / "snapshots" / ("1" * 40)).glob("model-*"):
         shard.unlink()
-    fails(cli(*pair, "--offline", env=env), "org/whole is not in the local cache", "hf download")
+    fails(cli(*pair, "--offline", env=env), "org/whole at revision 1111", "hf download")
 
 
 def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
@@ -798,7 +799,7 @@ def test_bad_input_is_one_line(
         (["--embedding-model", good, "--device", "cuda:\u0663"], "no device cuda:", "cuda:0"),
         (["--embedding-model", good, "--top-k", "4000"], "top_k 4000 is more than", "--top-k"),
         (["--embedding-model", good, "--cache-dir", "file/x"], "file/x cannot be used", "--cache"),
-        (["--embedding-model", good, "--output", "none/a.pt"], "output folder none does not", ""),
+        (["--embedding-model", good, "--output", "file/a.pt"], "the output, file, is a file", ""),
     ):
         fails(cli(*args, *options), message, hint)
     tokenizer = str(small / "small.model")

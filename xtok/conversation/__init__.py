@@ -43,7 +43,7 @@ class MessageSpan:
         role: the message's role.
         whole: everything that was rendered for it, header and end of turn included; None if
             nothing was. Messages that a template merges share a stretch or lie within one another.
-        content: what is there of its `content`; None if the template drops it or it has none.
+        content: where its `content` is; None if the template drops it or it has none.
         source: characters of `content` that the span `content` begins and ends with, so that a
             template that strips it is seen: `message["content"][source[0]:source[1]]`. None where
             the content is a list of parts.
@@ -90,9 +90,9 @@ def render(
 ) -> Conversation:
     """Render a conversation once, encode the text once, and find the messages in it.
 
-    Nothing is rendered twice and compared, so that templates which write earlier turns anew are
-    no danger to the spans. Control tokens are recognised by their names wherever they stand, in a
-    message's content too, as the libraries do it.
+    Nothing is rendered twice and compared, so templates that write earlier turns anew do not
+    confuse the spans. Control tokens are recognised by their names everywhere, in a message's
+    content too, as the libraries do it.
 
     Args:
         tokenizer: any one.
@@ -122,7 +122,6 @@ def render(
     encoding = tokenizer.encode(rendering.text)
     control = np.isin(encoding.ids, list(tokenizer.table.control_names))
     spans = _Spans(rendering, encoding.bounds)
-    found = tuple(spans.of_message(i, m) for i, m in enumerate(messages))
     targets = rendering.generated or tuple(
         target
         for i, m in enumerate(messages)
@@ -136,7 +135,7 @@ def render(
         ids=encoding.ids,
         bounds=encoding.bounds,
         assistant_mask=mask,
-        message_spans=found,
+        message_spans=tuple(spans.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
     )
 
@@ -207,7 +206,7 @@ def find_template(
 def _generation_prompt(
     tokenizer: Tokenizer, template: str | Path | None, variables: Mapping[str, Any] | None
 ) -> str:
-    """Return what the template asks for an answer with; "" if it cannot be had."""
+    """Return what the template asks for an answer with; "" if that is unknown."""
     try:
         return render_text(
             tokenizer, _PROBE, add_generation_prompt=True, template=template, variables=variables
@@ -217,7 +216,7 @@ def _generation_prompt(
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return where each character of a text, and its end, stands in its UTF-8, int64 `[n + 1]`."""
+    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
     return np.concatenate([[0], np.cumsum([len(char.encode()) for char in text], dtype=np.int64)])
 
 
@@ -233,16 +232,11 @@ class _Spans:
 
     def span(self, start: int, end: int) -> Span:
         first, last = int(self._byte_of[start]), int(self._byte_of[end])
-        tokens = (0, 0)
+        stop = int(np.searchsorted(self._bounds[:-1], last, side="left"))
+        begin = stop
         if first < last:
-            tokens = (
-                int(np.searchsorted(self._bounds[1:], first, side="right")),
-                int(np.searchsorted(self._bounds[:-1], last, side="left")),
-            )
-        else:
-            place = int(np.searchsorted(self._bounds[:-1], first, side="left"))
-            tokens = (place, place)
-        return Span(chars=(start, end), bytes=(first, last), tokens=tokens)
+            begin = int(np.searchsorted(self._bounds[1:], first, side="right"))
+        return Span(chars=(start, end), bytes=(first, last), tokens=(begin, stop))
 
     def of_message(self, index: int, message: Message) -> MessageSpan:
         content = message.get("content")
@@ -254,17 +248,17 @@ class _Spans:
             length = runs[-1].end - runs[-1].start
             source = (runs[0].offset, runs[-1].offset + length)
             verbatim = self._rendering.text[runs[0].start : runs[-1].end] == content[slice(*source)]
-        found = (runs[0].start, runs[-1].end) if runs else None
-        if found is None and isinstance(content, str) and content.strip() and whole is not None:
+        place = (runs[0].start, runs[-1].end) if runs else None
+        if place is None and isinstance(content, str) and content.strip() and whole is not None:
             stripped = content.strip()
-            place = self._rendering.text.find(stripped, *whole)
-            if place >= 0:  # a filter lost the origin, and did not change the text
-                found, start = (place, place + len(stripped)), content.index(stripped)
+            first = self._rendering.text.find(stripped, *whole)
+            if first >= 0:  # a filter lost the origin, and did not change the text
+                place, start = (first, first + len(stripped)), content.index(stripped)
                 source, verbatim = (start, start + len(stripped)), True
         return MessageSpan(
             role=message["role"],
             whole=None if whole is None else self.span(*whole),
-            content=None if found is None else self.span(*found),
+            content=None if place is None else self.span(*place),
             source=source,
             verbatim=verbatim,
         )
@@ -329,12 +323,12 @@ class _Spans:
         return bool(runs) and runs[0].path[:1] == ("role",)
 
     def _content(self, index: int) -> list[Run]:
-        """Return the runs of the content where it first stands in the text."""
-        found: list[Run] = []
+        """Return the runs of the content's first appearance in the text."""
+        runs: list[Run] = []
         for run in self._runs.get(index, ()):
             if run.path[:1] != ("content",):
                 continue
-            if found and (run.path, run.offset) <= (found[-1].path, found[-1].offset):
+            if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
                 break  # it is repeated
-            found.append(run)
-        return found
+            runs.append(run)
+        return runs

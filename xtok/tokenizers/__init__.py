@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
-from xtok.tokenizers._files import ModelFiles
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._gguf import GgufBackend, is_gguf
 from xtok.tokenizers._hf import HuggingFaceBackend, load_folder, load_json
@@ -20,6 +19,7 @@ from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
 from xtok.tokenizers._tokenizer import Backend, Encoding, TextChange, Tokenizer
+from xtok.tokenizers.hub import ModelFiles
 
 __all__ = [
     "Backend",
@@ -58,20 +58,20 @@ def load_tokenizer(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer: always the backend that its files call for, or an error.
+    """Load a tokenizer with the backend that its files call for.
 
     Args:
         model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
             tiktoken, `tekken.json` or `.gguf` file; `bytes`; `null` or `null:SIZE`. If ambiguous,
-            add a prefix: `hf:`, `spm:`, `tiktoken:`, `tekken:`, `gguf:`. A file's kind is told
-            from its contents.
+            add a prefix: `hf:`, `spm:`, `tiktoken:`, `tekken:`, `gguf:`. A file's kind is
+            read from its contents.
         revision: branch, tag or commit of a hub repo.
         vocab_size: the width of the model's logits; by default that of the model's config, else
             the tokenizer's largest id + 1.
         pattern: the split pattern of a tiktoken or `.gguf` file of an unknown family.
         offline: take only what is in the local cache, as with `HF_HUB_OFFLINE=1`.
-        trust_remote_code: run the code of a repo whose tokenizer is a class of its own; the
-            tokenizer's `notes` say that it was run.
+        trust_remote_code: allow custom tokenizer code from the repo; the tokenizer's `notes`
+            report its use.
 
     Raises:
         TokenizerError: if it cannot be found, read, or used byte for byte.
@@ -99,7 +99,7 @@ def load_tokenizer(
         elif local or not _is_path(location, sure=kind == "hf"):
             files = ModelFiles(path if local else location, revision=revision, offline=offline)
             backend = _from_folder(files, pattern, trust_remote_code)
-            revision = files.revision
+            revision = files.commit or files.revision
             if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
                 at = f" at {revision}" if revision else ""
                 notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
@@ -119,7 +119,7 @@ def model_id(model: str | PathLike[str]) -> str:
     """Return the name that a map gives to a model: a repo id, or a path's last component.
 
     Raises:
-        TokenizerError: if its prefix is none.
+        TokenizerError: if its prefix is unknown.
     """
     model = os.fspath(model)
     kind, location = _split_prefix(model)
@@ -217,7 +217,7 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
     if colon and re.fullmatch(r"[A-Za-z][\w-]+", kind) and not _path(model).exists():
         known = ", ".join(f"{name}:" for name in ("hf", *_FILES, *_BUILT_IN))
         raise TokenizerError(
-            f"{kind}: is no prefix of a tokenizer",
+            f"{kind}: is not a prefix of a tokenizer",
             hint=f"the prefixes are {known}; a file whose name has a colon is given as ./{model}",
         )
     return None, model

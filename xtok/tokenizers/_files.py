@@ -1,92 +1,12 @@
-"""The files of a model: those of a folder, or of a hub repo at one commit."""
+"""What the configs beside a tokenizer say."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 from xtok.errors import TokenizerError
-from xtok.tokenizers.hub import find_file
+from xtok.tokenizers.hub import ModelFiles
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
-
-
-class ModelFiles:
-    """Files by name, fetched if need be, all of one commit, even if the branch moves meanwhile.
-
-    The hub's own variables apply: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes
-    that fetch the same file at once wait for one another (huggingface_hub locks each blob).
-    """
-
-    def __init__(
-        self, model: str | Path, *, revision: str | None = None, offline: bool = False
-    ) -> None:
-        self.model, self.revision, self.offline = model, revision, offline
-
-    def __str__(self) -> str:
-        return str(self.model)
-
-    def find(self, name: str, *, required: bool = False) -> Path | None:
-        """Return a file's path; None where the model has none.
-
-        Raises:
-            TokenizerError: if the repo is not available; with `required`, also if it is unknown
-                whether it has the file, as when the hub is out of reach.
-        """
-        path = find_file(
-            self.model,
-            name,
-            revision=self.revision,
-            required=required,
-            offline=self.offline,
-            error=TokenizerError,
-        )
-        if path is None or isinstance(self.model, Path):
-            return path
-        if path.parent.parent.name == "snapshots":
-            self.revision = path.parent.name  # what comes after is of this commit
-        return path
-
-    def first(self, names: tuple[str, ...]) -> Path | None:
-        """Return the first of several files that exists; in a folder, names may be patterns.
-
-        Raises:
-            TokenizerError: as `find`, and if several files fit a pattern.
-        """
-        for name in names:
-            if isinstance(self.model, Path):
-                paths = sorted(filter(Path.is_file, self.model.glob(name)))
-                if len(paths) > 1:
-                    raise TokenizerError(
-                        f"{self} has several files {name}: {', '.join(p.name for p in paths)}",
-                        hint=f"give one of them, such as {paths[0]}",
-                    )
-                if paths:
-                    return paths[0]
-            elif "*" not in name:
-                path = self.find(name)
-                if path is not None:
-                    return path
-        return None
-
-    def json(self, name: str) -> dict[str, Any]:
-        """Return a file's JSON object; an empty one if the file does not exist.
-
-        Raises:
-            TokenizerError: if it is not a JSON object.
-        """
-        path = self.find(name)
-        if path is None:
-            return {}
-        try:
-            content = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise _not_json(path) from error
-        if not isinstance(content, dict):
-            raise _not_json(path)
-        return content
 
 
 def model_vocab_size(files: ModelFiles) -> int | None:
@@ -109,7 +29,7 @@ def model_vocab_size(files: ModelFiles) -> int | None:
     try:
         loaded = AutoConfig.from_pretrained(
             files.model,
-            revision=files.revision,
+            revision=files.commit or files.revision,
             local_files_only=files.offline,
             trust_remote_code=False,
         )
@@ -143,7 +63,3 @@ def _not_generation_config(files: ModelFiles) -> TokenizerError:
         f"{files.find('generation_config.json')} is not a generation config",
         hint="fix it, or remove it",
     )
-
-
-def _not_json(path: Path) -> TokenizerError:
-    return TokenizerError(f"{path} is not a JSON object", hint="fix it, or fetch it again")

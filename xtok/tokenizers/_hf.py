@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._files import SPECIAL_NAMES, ModelFiles, eos_ids, model_vocab_size
+from xtok.tokenizers._files import SPECIAL_NAMES, eos_ids, model_vocab_size
 from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
-from xtok.tokenizers.hub import hub_answers, quiet_hub
+from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def load_folder(
         with quiet_hub():
             tokenizer = AutoTokenizer.from_pretrained(
                 files.model,
-                revision=files.revision,
+                revision=files.commit or files.revision,
                 local_files_only=local,
                 use_fast=True,
                 trust_remote_code=trust_remote_code,
@@ -412,7 +412,7 @@ _FROM_DISPLAY = dict.fromkeys(range(256), 65535) | {c: b for b, c in _TO_DISPLAY
 
 
 def byte_level_bytes(display: str) -> bytes:
-    """Return the bytes behind a display string; one that is none stands for itself."""
+    """Return the bytes behind a display string; any other string is its own UTF-8."""
     try:
         return display.translate(_FROM_DISPLAY).encode("latin-1")
     except UnicodeEncodeError:

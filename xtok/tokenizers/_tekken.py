@@ -86,17 +86,17 @@ def _default_special_tokens() -> list[dict[str, Any]]:
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[Entry]:
-    """Return the tokens that are listed, and those between, which are named by their numbers."""
-    found: dict[int, Entry] = {}
+    """Return the listed tokens, and those between, which are named by their numbers."""
+    entries: dict[int, Entry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
-        if i in found or not 0 <= i < reserved:
+        if i in entries or not 0 <= i < reserved:
             raise ValueError(f"its special token {i} comes twice, or is not in 0..{reserved - 1}")
         kind = TokenType.CONTROL if token.get("is_control", True) else TokenType.USER_DEFINED
-        found[i] = Entry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
+        entries[i] = Entry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
     for i in range(reserved):
-        found.setdefault(i, Entry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))
-    return sorted(found.values())
+        entries.setdefault(i, Entry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))
+    return sorted(entries.values())
 
 
 def _ranks(vocab: Sequence[Mapping[str, Any]], path: Path) -> dict[bytes, int]:

@@ -236,7 +236,7 @@ def encode_plain(encoding: Encoding, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _encode_in_parts(encoding: Encoding, text: str, special: Set[str] = frozenset()) -> list[int]:
-    """Encode a text; one at which the library gives up is encoded in halves, and these likewise.
+    """Encode a text; in halves, and these in halves, where the library gives up.
 
     Its regular expressions backtrack a million times at most, so that a million spaces in a row
     are too many for most families. Tokens beside a cut may be others than in the whole text.

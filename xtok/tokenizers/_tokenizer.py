@@ -98,7 +98,7 @@ def refuse_pattern(pattern: str | None, what: str) -> None:
 
 
 class Encoding(NamedTuple):
-    """A text as ids, and where in it each one stands.
+    """A text as ids, and where each one is in it.
 
     `ids` is int32 `[T]`; token i is bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8,
     int64 `[T + 1]`. A token has none where its library put a space before the text.
@@ -270,8 +270,8 @@ class Tokenizer:
             if place % 2:
                 ids.append(self._control_ids[part])
             else:
-                found = next(spelled)
-                ids += self.segment(part.encode()) if found is None else found
+                piece = next(spelled)
+                ids += self.segment(part.encode()) if piece is None else piece
         return ids
 
     def _bounds(self, ids: Sequence[int], data: bytes) -> list[int] | None:
@@ -386,8 +386,8 @@ _WHITESPACE = re.compile(rb"\s*")
 
 
 def _skip_whitespace(data: bytes, place: int) -> int:
-    found = _WHITESPACE.match(data, place)
-    return place if found is None else found.end()
+    match = _WHITESPACE.match(data, place)
+    return place if match is None else match.end()
 
 
 # Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
