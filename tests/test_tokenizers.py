@@ -317,6 +317,11 @@ def test_a_url_is_no_model(url: str, repo: str) -> None:
     assert caught.value.hint == f"give the repo id, such as {repo}"
 
 
+def test_a_tokenizer_tells_its_model_backend_and_width() -> None:
+    assert repr(load_tokenizer("bytes")) == "Tokenizer('bytes', bytes, 256 ids)"
+    assert repr(load_tokenizer("null:5", vocab_size=7)) == "Tokenizer('null:5', null, 7 ids)"
+
+
 def test_a_tokenizer_json_is_its_folder(small: Path, byte_level: Tokenizer) -> None:
     found = load_tokenizer(small / "small-byte-level" / "tokenizer.json")
     assert found.table.sha256() == byte_level.table.sha256()

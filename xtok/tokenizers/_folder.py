@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._files import SPECIAL_NAMES, eos_ids, model_vocab_size
+from xtok.tokenizers._configs import SPECIAL_NAMES, eos_ids, model_vocab_size
 from xtok.tokenizers._tokenizer import Backend, TextChange
 from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import Entry, TokenType

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._files import SPECIAL_NAMES, eos_ids, model_vocab_size
+from xtok.tokenizers._configs import SPECIAL_NAMES, eos_ids, model_vocab_size
 from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
 from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType

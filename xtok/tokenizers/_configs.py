@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from xtok.errors import TokenizerError
 from xtok.tokenizers.hub import ModelFiles
 
@@ -48,18 +50,13 @@ def eos_ids(files: ModelFiles) -> list[int]:
     Raises:
         TokenizerError: if it is not a JSON object, or these are not ids.
     """
-    try:
-        eos = files.json("generation_config.json").get("eos_token_id")
-    except TokenizerError as error:
-        raise _not_generation_config(files) from error
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(isinstance(i, int) for i in ids):
-        raise _not_generation_config(files)
+    name = "generation_config.json"
+    ids: list[int] | None = None
+    with suppress(TokenizerError):
+        eos = files.json(name).get("eos_token_id")
+        ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if ids is None or not all(isinstance(i, int) for i in ids):
+        raise TokenizerError(
+            f"{files.find(name)} is not a generation config", hint="fix it, or remove it"
+        )
     return ids
-
-
-def _not_generation_config(files: ModelFiles) -> TokenizerError:
-    return TokenizerError(
-        f"{files.find('generation_config.json')} is not a generation config",
-        hint="fix it, or remove it",
-    )
