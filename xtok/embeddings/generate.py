@@ -83,18 +83,17 @@ def generate(
             f"the embedding revision {embedding_revision} is of no embedding model",
             hint="name one: sentence:MODEL or input:MODEL",
         )
-    how: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "offline": offline}
     source = None
     if embedding_model not in (None, OWN):  # a mistake shows before tokenizers take time
         cache.check()
-        source = open_source(embedding_model, revision=embedding_revision, **how)
+        source = open_source(embedding_model, config, revision=embedding_revision, offline=offline)
     student, teacher = (
         model if isinstance(model, Tokenizer) else load_tokenizer(model, offline=offline)
         for model in (student_model, teacher_model)
     )
     notes: list[str] = []
     if embedding_model is None:
-        source, note = _default_source(student, teacher, cache, how)
+        source, note = _default_source(student, teacher, config, cache, offline)
         notes.append(note)
     if config.top_k > len(teacher.table):
         raise XtokError(
@@ -116,21 +115,17 @@ def generate(
         x, y, counts = _fitted(x, y, anchors, config, progress)
         kind_of_embedding: dict[str, Any] = {"kind": OWN}
     else:
-        how_texts = (cache, progress, config.canonicalization)
-        x, x_cached = table_embeddings(source, student.table, row_ids, row_texts, *how_texts)
-        y, y_cached = table_embeddings(source, teacher.table, column_ids, column_texts, *how_texts)
+        how = (cache, progress, config.canonicalization)
+        x, x_cached = table_embeddings(source, student.table, row_ids, row_texts, *how)
+        y, y_cached = table_embeddings(source, teacher.table, column_ids, column_texts, *how)
         counts = {"vocabularies' embeddings from the cache": x_cached + y_cached}
         kind_of_embedding = source.key
-    # Zero vectors are similar to nothing. Of teacher ids with equal bytes, one stands for all.
-    rows = x.any(axis=1)
-    columns = np.isin(column_ids, list(teacher.table.canonical_ids().values()))
-    zeros = {"student": ~rows, "teacher": columns & ~y.any(axis=1)}
-    notes += [
-        f"{side} tokens whose embedding is zero: {zero.sum():,}"
-        for side, zero in zeros.items()
-        if zero.any()
-    ]
-    columns &= y.any(axis=1)
+    # Of teacher ids with equal bytes, one stands for all. Zero vectors are similar to nothing.
+    single = np.isin(column_ids, list(teacher.table.canonical_ids().values()))
+    rows, columns = x.any(axis=1), single & y.any(axis=1)
+    for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
+        if zeros.any():
+            notes.append(f"{side} tokens whose embedding is zero: {zeros.sum():,}")
     edges, dropped = _similar(
         row_ids[rows], x[rows], column_ids[columns], y[columns], config, progress
     )
@@ -180,14 +175,14 @@ def _check_device(device: str) -> None:
 
 
 def _default_source(
-    student: Tokenizer, teacher: Tokenizer, cache: Cache, how: dict[str, Any]
+    student: Tokenizer, teacher: Tokenizer, config: GenerateConfig, cache: Cache, offline: bool
 ) -> tuple[Source | None, str]:
     """Return None, which is `own`, if both models have weights, else the default sentence model.
 
     Also a note that says which, and why.
     """
     for side, tokenizer in (("student", student), ("teacher", teacher)):
-        model = own_model(tokenizer, offline=how["offline"])
+        model = own_model(tokenizer, offline=offline)
         if model is None or not model.has_checkpoint():
             cause = f"the {side} {tokenizer.vocabulary.model_id} has no safetensors weights"
             break
@@ -195,7 +190,7 @@ def _default_source(
         return None, "embeddings: own, as both models have weights"
     cache.check()
     try:
-        source = open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", revision=None, **how)
+        source = open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", config, offline=offline)
     except EmbeddingError as error:
         raise EmbeddingError(
             f"{cause}, and the default embedding model is not usable: {error.message}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Canonicalization, Dtype
+from xtok.config import Canonicalization, Dtype, GenerateConfig
 from xtok.embeddings.cache import Cache
 from xtok.embeddings.checkpoint import Model, find_layer
 from xtok.embeddings.similarity import Vectors
@@ -40,10 +40,9 @@ class Source(Protocol):
 
 def open_source(
     embedding_model: str,
+    config: GenerateConfig,
     *,
-    revision: str | None,
-    device: str,
-    dtype: Dtype,
+    revision: str | None = None,
     offline: bool = False,
 ) -> Source:
     """Return the source that `sentence:MODEL` or `input:MODEL` names, fetched but not loaded.
@@ -72,7 +71,9 @@ def open_source(
             f"no such folder: {location}", hint="give the path of a model's folder, or a repo id"
         )
     model = Model(path.resolve() if path.exists() else location, revision=revision, offline=offline)
-    return SentenceModel(model, device, dtype) if kind == "sentence" else InputLayer(model)
+    if kind == "input":
+        return InputLayer(model)
+    return SentenceModel(model, config.device, config.dtype)
 
 
 class SentenceModel:

@@ -398,14 +398,11 @@ def _width(
     backend: Backend, model_id: str, vocab_size: int | None, largest: int, num_tokens: int
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer."""
-    width, source = vocab_size, "option"
-    says = "as given"
+    width, source, says = vocab_size, "option", "as given"
     if width is None:
-        width, source = backend.model_vocab_size(), "config"
-        says = "from its config"
+        width, source, says = backend.model_vocab_size(), "config", "from its config"
     if width is None:
-        width, source = largest + 1, "tokenizer"
-        says = "its largest token id + 1"
+        width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
     if width <= largest:
         raise TokenizerError(
             f"the vocabulary size {width} of {model_id} ({says}) does not hold its "
