@@ -146,6 +146,7 @@ class Tokenizer:
             tokenizer_vocab_size=largest + 1,
             table=self.table,
         )
+        self._tokens = self.table.tokens()
         preferred = self._emitted_duplicates()
         if preferred:
             self.table = replace(self.table, preferred_ids=preferred)
@@ -310,8 +311,11 @@ class Tokenizer:
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
         """Tell whether all ids are text and their bytes concatenate to `data`."""
-        tokens, width = self.table.tokens(), len(self.table)
-        parts = [tokens[i] if 0 <= i < width else b"" for i in ids]
+        tokens = self._tokens
+        try:
+            parts = [tokens[i] for i in ids]
+        except IndexError:  # an id that the vocabulary lacks
+            return False
         return b"" not in parts and b"".join(parts) == data
 
     def _by_library(self, pieces: Sequence[bytes]) -> list[list[int] | None]:

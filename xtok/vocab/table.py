@@ -241,34 +241,33 @@ def decode_vocabulary(
     Raises:
         TokenizerError: if an id does not fit into the width, or comes twice.
     """
-    kept = [entry for entry in entries if entry.id not in ignore]
-    by_id: list[Entry | None] = [None] * width
-    for one in kept:
-        if not 0 <= one.id < width or by_id[one.id] is not None:
-            raise _misplaced(kept, width)
-        by_id[one.id] = one
-    types = np.full(width, TokenType.UNUSED, np.uint8)
+    kept = [entry for entry in entries if entry.id not in ignore] if ignore else list(entries)
+    control, unknown, unused = TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED
+    kinds: list[TokenType | None] = [None] * width
     tokens = [b""] * width
     names: dict[int, str] = {}
     undecodable: list[int] = []
-    for token_id, entry in enumerate(by_id):
-        if entry is None or entry.type is TokenType.UNUSED:
-            continue
-        types[token_id] = entry.type
-        if entry.type in (TokenType.CONTROL, TokenType.UNKNOWN):
-            names[token_id] = entry.content.decode("utf-8", "backslashreplace")
-            continue
-        if not entry.content:
-            undecodable.append(token_id)
-        tokens[token_id] = entry.in_form(form)
+    for entry in kept:
+        token_id, kind, content, _ = entry
+        if not 0 <= token_id < width or kinds[token_id] is not None:
+            raise _misplaced(kept, width)
+        kinds[token_id] = kind
+        if kind is control or kind is unknown:
+            names[token_id] = content.decode("utf-8", "backslashreplace")
+        elif kind is not unused:
+            tokens[token_id] = content if form == "bytes" else entry.in_form(form)
+            if not content:
+                undecodable.append(token_id)
+    types = np.array([kind or unused for kind in kinds], np.uint8)
     offsets = np.zeros(width + 1, np.int64)
     np.cumsum(np.fromiter(map(len, tokens), np.int64, width), out=offsets[1:])
+    names = dict(sorted(names.items()))
     table = TokenTable(np.frombuffer(b"".join(tokens), np.uint8), offsets, types, names)
     report = DecodeReport(
         num_text=len(table.text_ids),
         num_control=len(names),
         num_unused=int(np.count_nonzero(types == TokenType.UNUSED)),
-        undecodable=tuple(undecodable),
+        undecodable=tuple(sorted(undecodable)),
     )
     return table, report
 
