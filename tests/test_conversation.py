@@ -19,7 +19,7 @@ from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokenizers._files import ModelFiles
+from xtok.tokenizers.hub import ModelFiles
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": " Be brief. "},
@@ -430,7 +430,7 @@ def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
     assert "is not a Jinja template: maximum recursion depth exceeded" in message
     unsafe = "{{ messages.__class__.__mro__ }}"
     assert "is unsafe" in error_of(lambda: render(byte_level, CHAT, template=unsafe))
-    assert "message 0 is no message" in error_of(
+    assert "message 0 has no role" in error_of(
         lambda: render(byte_level, [{"content": "x"}], template="chatml")
     )
 
@@ -485,6 +485,31 @@ def test_other_fields_of_a_batch() -> None:
         collate([samples[0], {"ids": np.array([1])}], pad_id=0)
 
 
+def test_lists_of_integers_beside_the_ids_are_padded_too() -> None:
+    samples = [
+        {"ids": [1, 2, 3], "token_type_ids": [0, 0, 1], "spans": [4], "names": ["a", "b", "c"]},
+        {
+            "ids": [1, 2, 3, 4, 5],
+            "token_type_ids": [0, 0, 1, 1, 1],
+            "spans": [5, 6, 7, 8, 9],
+            "names": ["a", "b", "c", "d", "e"],
+        },
+    ]
+    batch = collate(samples, pad_id=7)
+    assert batch["ids"].tolist() == [[7, 7, 1, 2, 3], [1, 2, 3, 4, 5]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]]
+    assert batch["spans"] == [[4], [5, 6, 7, 8, 9]]
+    assert batch["names"] == [["a", "b", "c"], ["a", "b", "c", "d", "e"]]
+
+
+def test_batches_are_padded_on_the_right_on_request() -> None:
+    samples = [{"ids": [1], "labels": np.array([1])}, {"ids": [2, 3], "labels": np.array([2, 3])}]
+    batch = collate(samples, pad_id=7, padding_side="right")
+    assert batch["ids"].tolist() == [[1, 7], [2, 3]]
+    assert batch["labels"].tolist() == [[1, -100], [2, 3]]
+    assert batch["attention_mask"].tolist() == [[True, False], [True, True]]
+
+
 # Real templates
 
 
@@ -499,7 +524,7 @@ def test_real_templates(path: Path, load_real: Callable[[str], Tokenizer]) -> No
 
     tokenizer = load_real("llama3.tiktoken" if "llama" in path.stem else "qwen.tiktoken")
     template = path.read_text()
-    names = tokenizer.special_token_names()
+    names = tokenizer.special_token_names
     render_any: Any = render_jinja_template
     for chat in (CHAT, CHAT[1:], TOOLS):
         try:

@@ -119,7 +119,7 @@ import sys
 from xtok.tokenizers import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[1], revision=sys.argv[2] or None)
 print(tokenizer.table.sha256(), tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.backend)
-print(len(tokenizer.chat_templates()), tokenizer.segment(b" the text"))
+print(len(tokenizer.chat_templates), tokenizer.segment(b" the text"))
 """
 
 
@@ -198,13 +198,13 @@ def test_a_pinned_revision(hub: Hub, small: Path, tmp_path: Path) -> None:
 def test_a_branch_that_moves_does_not_mix_two_commits(
     hub: Hub, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from xtok.tokenizers._files import ModelFiles
+    from xtok.tokenizers.hub import ModelFiles
 
     hub.add("org/model", small / "small-byte-level", small / "small-digits")
     hub.repos["org/model"]["main"] = small / "small-byte-level"
     script = (
         "import sys, urllib.request\n"
-        "from xtok.tokenizers._files import ModelFiles\n"
+        "from xtok.tokenizers.hub import ModelFiles\n"
         "files = ModelFiles('org/model')\n"
         "print(files.find('tokenizer.json').parent.name)\n"
         "input()\n"
@@ -219,7 +219,7 @@ def test_a_branch_that_moves_does_not_mix_two_commits(
     hub.repos["org/model"]["main"] = small / "small-digits"
     out, _ = process.communicate("\n", timeout=60)
     assert out.strip() == OLD
-    assert ModelFiles("org/model").revision is None
+    assert ModelFiles("org/model").commit is None
 
 
 def test_offline_takes_what_is_cached_and_asks_nothing(

@@ -94,7 +94,7 @@ def test_a_line_ends_at_a_line_end_only(tmp_path: Path) -> None:
         ("a b c d\n", "line 1 of .* has 4 columns, expected 2 or 3"),
         ("a b x.pt\n\nc d x.pt\n", r"line 3 of .* has the same output as line 1: x\.pt"),
         ("a b x.pt\nc d y/../x.pt\n", r"line 2 of .* has the same output as line 1: y/\.\./x"),
-        ("nope:a b\n", "nope: is no prefix"),
+        ("nope:a b\n", "nope: is not a prefix"),
         ("\udcff", "cannot be read"),
     ],
 )

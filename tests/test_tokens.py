@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
 from xtok.vocab.display import escape, unescape
-from xtok.vocab.table import Entries, Entry, TokenType, decode_vocabulary
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 ENTRIES = [
     Entry(0, TokenType.UNKNOWN, b"<unk>"),
@@ -43,7 +43,7 @@ def test_ids_that_decode_to_nothing_are_reported() -> None:
     assert report.undecodable == (0,)
 
 
-def test_forms_and_ignored_ids_of_rows_and_of_columns() -> None:
+def test_forms_and_ignored_ids() -> None:
     rows = [
         Entry(0, TokenType.CONTROL, b"<s>", b"?"),
         Entry(3, TokenType.NORMAL, b" a", b"_a"),
@@ -51,23 +51,18 @@ def test_forms_and_ignored_ids_of_rows_and_of_columns() -> None:
         Entry(2, TokenType.NORMAL, b"", b"x"),
         Entry(9, TokenType.NORMAL, b"y"),
     ]
-    ids, types, contents, displays = zip(*rows, strict=True)
-    columns = Entries(ids, types, contents, lambda: displays)
-    assert list(columns) == rows
     forms: dict[TokenForm, list[bytes]] = {
         "bytes": [b"", b"\xe4", b"", b" a"],
         "text": [b"", "\ufffd".encode(), b"", b" a"],
         "raw": [b"", b"<0xE4>", b"x", b"_a"],
     }
     for form, expected in forms.items():
-        for entries in (rows, columns):
-            table, report = decode_vocabulary(entries, width=4, form=form, ignore={9})
-            assert table.tokens() == expected
-            assert [table[i] for i in range(4)] == expected
-            assert table.control_names == {0: "<s>"}
-            assert report.undecodable == (2,)
-    without = Entries(ids[:2], types[:2], contents[:2])
-    assert [entry.display for entry in without] == [b"", b""]
+        table, report = decode_vocabulary(rows, width=4, form=form, ignore={9})
+        assert table.tokens() == expected
+        assert [table[i] for i in range(4)] == expected
+        assert table.control_names == {0: "<s>"}
+        assert report.undecodable == (2,)
+    without = [entry._replace(display=b"") for entry in rows[:2]]
     assert decode_vocabulary(without, width=4, form="raw")[0].tokens() == [b"", b"", b"", b" a"]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.conversation._tracking import Run
+from xtok.conversation.batching import collate as collate
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.templates import Message, Rendering, check_messages, render_template
 from xtok.errors import XtokError
@@ -42,7 +43,7 @@ class MessageSpan:
         role: the message's role.
         whole: everything that was rendered for it, header and end of turn included; None if
             nothing was. Messages that a template merges share a stretch or lie within one another.
-        content: what is there of its `content`; None if the template drops it or it has none.
+        content: where its `content` is; None if the template drops it or it has none.
         source: characters of `content` that the span `content` begins and ends with, so that a
             template that strips it is seen: `message["content"][source[0]:source[1]]`. None where
             the content is a list of parts.
@@ -89,9 +90,9 @@ def render(
 ) -> Conversation:
     """Render a conversation once, encode the text once, and find the messages in it.
 
-    Nothing is rendered twice and compared, so that templates which write earlier turns anew are
-    no danger to the spans. Control tokens are recognised by their names wherever they stand, in a
-    message's content too, as the libraries do it.
+    Nothing is rendered twice and compared, so templates that write earlier turns anew do not
+    confuse the spans. Control tokens are recognised by their names everywhere, in a message's
+    content too, as the libraries do it.
 
     Args:
         tokenizer: any one.
@@ -121,7 +122,6 @@ def render(
     encoding = tokenizer.encode(rendering.text)
     control = np.isin(encoding.ids, list(tokenizer.table.control_names))
     spans = _Spans(rendering, encoding.bounds)
-    found = tuple(spans.of_message(i, m) for i, m in enumerate(messages))
     targets = rendering.generated or tuple(
         target
         for i, m in enumerate(messages)
@@ -135,68 +135,9 @@ def render(
         ids=encoding.ids,
         bounds=encoding.bounds,
         assistant_mask=mask,
-        message_spans=found,
+        message_spans=tuple(spans.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
     )
-
-
-def collate(
-    samples: Sequence[Conversation | Mapping[str, Any]],
-    *,
-    pad_id: int,
-    pad_values: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Stack samples into a batch of B, each field padded on the left to its own longest length.
-
-    A field is per token where all samples have an array of at least one dimension for it (NumPy,
-    or a tensor on the CPU): `[T_i, …]` becomes `[B, T, …]`, whatever T the field has. Every other
-    field, a list included, is passed on as a list of B, untouched.
-
-    Args:
-        samples: conversations, or mappings with at least `ids`; all with the same fields.
-        pad_id: fills `ids` up; `PromptFormat.pad_id` knows a format's.
-        pad_values: by field, what fills it up; -100 for `labels`, else False or 0, by default.
-
-    Returns:
-        The fields, NumPy arrays where per token, and `attention_mask`, bool `[B, T]`, False where
-        `ids` is padding.
-
-    Raises:
-        ValueError: if a sample lacks a field that another has, or there are no samples.
-    """
-    rows = [_fields(s) if isinstance(s, Conversation) else dict(s) for s in samples]
-    if not rows or any(row.keys() != rows[0].keys() for row in rows) or "ids" not in rows[0]:
-        raise ValueError("a batch needs samples that have `ids`, and all the same fields")
-    fill = {"ids": pad_id, "labels": -100, **(pad_values or {})}
-    batch: dict[str, Any] = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        if name == "ids" or all(getattr(value, "ndim", 0) > 0 for value in values):
-            batch[name] = _left_padded([np.asarray(value) for value in values], fill.get(name, 0))
-        else:
-            batch[name] = values
-    lengths = np.array([len(row["ids"]) for row in rows])
-    width = batch["ids"].shape[1]
-    batch["attention_mask"] = np.arange(width) >= width - lengths[:, None]
-    return batch
-
-
-def _fields(conversation: Conversation) -> dict[str, Any]:
-    return {
-        "ids": conversation.ids,
-        "assistant_mask": conversation.assistant_mask,
-        "message_spans": conversation.message_spans,
-        "text": conversation.text,
-    }
-
-
-def _left_padded(rows: Sequence[NDArray[Any]], fill: Any) -> NDArray[Any]:
-    longest = max(len(row) for row in rows)
-    dtype = np.result_type(*rows)
-    padded = np.full((len(rows), longest, *rows[0].shape[1:]), fill, dtype)
-    for place, row in zip(padded, rows, strict=True):
-        place[longest - len(row) :] = row
-    return padded
 
 
 def render_text(
@@ -211,7 +152,7 @@ def render_text(
     """Render a conversation without encoding it; arguments and errors are those of `render`."""
     check_messages(messages)
     chosen = find_template(tokenizer, template, tools=bool(tools))
-    names: dict[str, Any] = dict(tokenizer.special_token_names())
+    names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
         chosen.check(messages, tokenizer.table)
@@ -237,7 +178,7 @@ def find_template(
     """
     model = tokenizer.vocabulary.model_id
     if template is None:
-        own = tokenizer.chat_templates()
+        own = tokenizer.chat_templates
         if tools and "tool_use" in own:
             return own["tool_use"]
         if "default" in own:
@@ -265,7 +206,7 @@ def find_template(
 def _generation_prompt(
     tokenizer: Tokenizer, template: str | Path | None, variables: Mapping[str, Any] | None
 ) -> str:
-    """Return what the template asks for an answer with; "" if it cannot be had."""
+    """Return what the template asks for an answer with; "" if that is unknown."""
     try:
         return render_text(
             tokenizer, _PROBE, add_generation_prompt=True, template=template, variables=variables
@@ -275,7 +216,7 @@ def _generation_prompt(
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return where each character of a text, and its end, stands in its UTF-8, int64 `[n + 1]`."""
+    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
     return np.concatenate([[0], np.cumsum([len(char.encode()) for char in text], dtype=np.int64)])
 
 
@@ -291,16 +232,11 @@ class _Spans:
 
     def span(self, start: int, end: int) -> Span:
         first, last = int(self._byte_of[start]), int(self._byte_of[end])
-        tokens = (0, 0)
+        stop = int(np.searchsorted(self._bounds[:-1], last, side="left"))
+        begin = stop
         if first < last:
-            tokens = (
-                int(np.searchsorted(self._bounds[1:], first, side="right")),
-                int(np.searchsorted(self._bounds[:-1], last, side="left")),
-            )
-        else:
-            place = int(np.searchsorted(self._bounds[:-1], first, side="left"))
-            tokens = (place, place)
-        return Span(chars=(start, end), bytes=(first, last), tokens=tokens)
+            begin = int(np.searchsorted(self._bounds[1:], first, side="right"))
+        return Span(chars=(start, end), bytes=(first, last), tokens=(begin, stop))
 
     def of_message(self, index: int, message: Message) -> MessageSpan:
         content = message.get("content")
@@ -312,17 +248,17 @@ class _Spans:
             length = runs[-1].end - runs[-1].start
             source = (runs[0].offset, runs[-1].offset + length)
             verbatim = self._rendering.text[runs[0].start : runs[-1].end] == content[slice(*source)]
-        found = (runs[0].start, runs[-1].end) if runs else None
-        if found is None and isinstance(content, str) and content.strip() and whole is not None:
+        place = (runs[0].start, runs[-1].end) if runs else None
+        if place is None and isinstance(content, str) and content.strip() and whole is not None:
             stripped = content.strip()
-            place = self._rendering.text.find(stripped, *whole)
-            if place >= 0:  # a filter lost the origin, and did not change the text
-                found, start = (place, place + len(stripped)), content.index(stripped)
+            first = self._rendering.text.find(stripped, *whole)
+            if first >= 0:  # a filter lost the origin, and did not change the text
+                place, start = (first, first + len(stripped)), content.index(stripped)
                 source, verbatim = (start, start + len(stripped)), True
         return MessageSpan(
             role=message["role"],
             whole=None if whole is None else self.span(*whole),
-            content=None if found is None else self.span(*found),
+            content=None if place is None else self.span(*place),
             source=source,
             verbatim=verbatim,
         )
@@ -387,12 +323,12 @@ class _Spans:
         return bool(runs) and runs[0].path[:1] == ("role",)
 
     def _content(self, index: int) -> list[Run]:
-        """Return the runs of the content where it first stands in the text."""
-        found: list[Run] = []
+        """Return the runs of the content's first appearance in the text."""
+        runs: list[Run] = []
         for run in self._runs.get(index, ()):
             if run.path[:1] != ("content",):
                 continue
-            if found and (run.path, run.offset) <= (found[-1].path, found[-1].offset):
+            if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
                 break  # it is repeated
-            found.append(run)
-        return found
+            runs.append(run)
+        return runs

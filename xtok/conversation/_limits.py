@@ -1,7 +1,7 @@
-"""What one rendering of a chat template may cost: its time, and the size of what it makes.
+"""Limits of one rendering of a chat template: its time, and the size of what it makes.
 
-A template is code of a stranger, and Jinja's sandbox bounds only ranges. Whatever can make a large
-thing of small ones says its size here first; loops and calls look at the clock.
+A template is a stranger's code, and Jinja's sandbox limits only ranges. Whatever can make something
+large out of small parts announces its size here first; loops and calls check the clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _current: ContextVar[_Budget | None] = ContextVar("budget", default=None)
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Give what is rendered within a budget of its own."""
+    """Render within a new budget."""
     token = _current.set(_Budget())
     try:
         yield
@@ -42,10 +42,10 @@ def limited() -> Iterator[None]:
 
 
 def spend(size: float = 1) -> None:
-    """Take the size of something that will be made from the budget.
+    """Subtract the size of something that is about to be made from the budget.
 
     Raises:
-        LimitError: if there is not so much left, or the time is over.
+        LimitError: if the size or the time is used up.
     """
     budget = _current.get()
     if budget is None:
@@ -58,9 +58,9 @@ def spend(size: float = 1) -> None:
 
 
 def text_size(value: Any, indent: int = 0) -> int:
-    """Return about how long a value is as text; a part that stands in it twice counts twice.
+    """Estimate how long a value is as text; a part that is in it twice counts twice.
 
-    Counting stops beyond the limit: a list of ten lists within lists can be text without end.
+    Counting stops beyond the limit: a few nested lists can be endless text.
     """
     if isinstance(value, str):
         return len(value)

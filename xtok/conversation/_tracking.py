@@ -66,22 +66,22 @@ class TrackedText(str):
 
     def _consecutive(self, parts: Iterable[str], gap: int) -> list[str]:
         """Cut out parts of this text that follow one another, each `gap` after the last."""
-        found: list[str] = []
+        pieces: list[str] = []
         start = 0
         for part in parts:
-            found.append(self._cut(start, start + len(part)))
+            pieces.append(self._cut(start, start + len(part)))
             start += len(part) + gap
-        return found
+        return pieces
 
     def _in_order(self, parts: Iterable[str]) -> list[str]:
         """Cut out parts that are separated by characters which no part has."""
-        found: list[str] = []
+        pieces: list[str] = []
         start = 0
         for part in parts:
             start = self.find(part, start)
-            found.append(self._cut(start, start + len(part)))
+            pieces.append(self._cut(start, start + len(part)))
             start += len(part)
-        return found
+        return pieces
 
     def _same_length(self, text: str) -> str:
         return TrackedText(text, self._runs) if len(text) == len(self) else text
@@ -194,7 +194,7 @@ class TrackedObject(dict[str, Any]):
 
 
 class TrackedItems(list[Any]):
-    """A list within a message, likewise."""
+    """A list within a message that knows where it comes from."""
 
     __slots__ = ("_message", "_path")
     _message: int

@@ -17,71 +17,90 @@ Level = Literal["ok", "note", "warning", "failed"]
 _USER = {"role": "user", "content": "What is 2 + 2?"}
 _FURTHER = {"role": "user", "content": "And 3 + 3?"}
 _ANSWER = {"role": "assistant", "content": "It is 4."}
+_THINKING = {"role": "assistant", "content": "<think>\nsum\n</think>\n\nIt is 4."}
 _CALL_ID = "a1B2c3D4e"  # nine letters and digits, as Mistral's templates want them
+_TOOL_CALL = {
+    "role": "assistant",
+    "tool_calls": [
+        {
+            "id": _CALL_ID,
+            "type": "function",
+            "function": {"name": "add", "arguments": {"a": 2, "b": 2}},
+        }
+    ],
+}
+_CALL = {**_TOOL_CALL, "content": "It needs a sum."}
+_RESULT = {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "4"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at. Only `failed` makes `doctor` exit with 3."""
+    """One thing that was checked. Only `failed` makes `doctor` exit with 3."""
 
     name: str
     level: Level
     message: str
 
 
-class ChatChecks:
-    """A tokenizer's chat template, tried out."""
+@dataclass(frozen=True, kw_only=True)
+class ChatDiagnosis:
+    """What a chat template does.
 
-    def __init__(self, tokenizer: Tokenizer, template: str | Path | None) -> None:
-        self._tokenizer, self._template = tokenizer, template
-        self.turn_ends: tuple[str, ...] = ()
-        self.tool_suffix_ids: tuple[int, ...] | None = None
-        self._is_format = False
+    Attributes:
+        checks: the findings.
+        turn_ends: the control tokens that end an assistant's turn, in order.
+        tool_suffix_ids: the ids that a tool message and the prompt for an answer add; None if the
+            template takes none, or renders the earlier turns differently then.
+    """
 
-    def checks(self) -> tuple[Check, ...]:
-        """Try the template out, and note on the way what ends a turn and what a tool adds."""
-        name = "chat template"
-        if self._template is None and not self._tokenizer.chat_templates():
-            message = "none; name a template file or a format to check one"
-            return (Check(name=name, level="warning", message=message),)
-        chosen = find_template(self._tokenizer, self._template)
-        self._is_format = isinstance(chosen, PromptFormat)
-        source = (
-            f"the format {chosen.name}"
-            if isinstance(chosen, PromptFormat)
-            else ("the tokenizer's own" if self._template is None else str(self._template))
-        )
-        return (
+    checks: tuple[Check, ...]
+    turn_ends: tuple[str, ...] = ()
+    tool_suffix_ids: tuple[int, ...] | None = None
+
+
+def check_chats(tokenizer: Tokenizer, template: str | Path | None) -> ChatDiagnosis:
+    """Try out a chat template, by default the tokenizer's own.
+
+    Raises:
+        XtokError: if `template` cannot be read.
+    """
+    name = "chat template"
+    if template is None and not tokenizer.chat_templates:
+        message = "none; name a template file or a format to check one"
+        return ChatDiagnosis(checks=(Check(name=name, level="warning", message=message),))
+    chosen = find_template(tokenizer, template)
+    source = "the tokenizer's own" if template is None else str(template)
+    if isinstance(chosen, PromptFormat):
+        source = f"the format {chosen.name}"
+    trial = _Trial(tokenizer, template)
+    ends = trial.turn_ends()
+    suffix = trial.tool_suffix_ids()
+    return ChatDiagnosis(
+        checks=(
             Check(name=name, level="ok", message=source),
-            *self._roles(),
-            *self._ends(),
-            *self._prefixes(),
-        )
+            trial.roles_check(),
+            *trial.ends_checks(ends),
+            *trial.tool_checks(suffix),
+            *trial.turn_checks(),
+        ),
+        turn_ends=tuple(map(tokenizer.table.name, ends or ())),
+        tool_suffix_ids=suffix,
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A chat template and who tokenizes what it renders."""
+
+    tokenizer: Tokenizer
+    template: str | Path | None
 
     def _ids(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> list[int]:
-        found = render(
-            self._tokenizer, messages, template=self._template, add_generation_prompt=prompt
+        chat = render(
+            self.tokenizer, messages, template=self.template, add_generation_prompt=prompt
         )
-        ids: list[int] = found.ids.tolist()
+        ids: list[int] = chat.ids.tolist()
         return ids
-
-    def _roles(self) -> Iterator[Check]:
-        chats = {
-            "system": [{"role": "system", "content": "Be brief."}, _USER],
-            "user": [_USER],
-            "assistant": [_USER, _ANSWER],
-            "tool": [_USER, self._call("It needs a sum."), self._result()],
-        }
-        failed = {role: error for role, chat in chats.items() if (error := self._error(chat))}
-        rendered = [role for role in chats if role not in failed]
-        message = "\n".join(
-            [f"renders {', '.join(rendered) or 'no role'}"]
-            + [f"{role}: {error}" for role, error in failed.items()]
-        )
-        level: Level = "failed" if {"user", "assistant"} & set(failed) else "ok"
-        yield Check(
-            name="roles", level="note" if failed and level == "ok" else level, message=message
-        )
 
     def _error(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -90,90 +109,102 @@ class ChatChecks:
             return error.message
         return ""
 
-    def _ends(self) -> Iterator[Check]:
-        """Find what ends the assistant's turn: the last control tokens that are its targets."""
+    def roles_check(self) -> Check:
+        """Tell which roles it renders."""
+        chats: dict[str, list[Mapping[str, Any]]] = {
+            "system": [{"role": "system", "content": "Be brief."}, _USER],
+            "user": [_USER],
+            "assistant": [_USER, _ANSWER],
+            "tool": [_USER, _CALL, _RESULT],
+        }
+        failed = {role: error for role, chat in chats.items() if (error := self._error(chat))}
+        rendered = ", ".join(role for role in chats if role not in failed) or "no role"
+        lines = [f"renders {rendered}", *(f"{role}: {error}" for role, error in failed.items())]
+        level: Level = "note" if failed else "ok"
+        if {"user", "assistant"} & set(failed):
+            level = "failed"
+        return Check(name="roles", level=level, message="\n".join(lines))
+
+    def turn_ends(self) -> list[int] | None:
+        """Return the last control tokens among the targets of an answer; None if it is refused."""
         try:
-            found = render(self._tokenizer, [_USER, _ANSWER], template=self._template)
+            chat = render(self.tokenizer, [_USER, _ANSWER], template=self.template)
         except XtokError:
+            return None
+        targets = chat.ids[chat.assistant_mask].tolist()
+        return [i for i in targets[-2:] if i in self.tokenizer.table.control_names]
+
+    def ends_checks(self, ends: Sequence[int] | None) -> Iterator[Check]:
+        """Tell whether generation stops at the end of an answer."""
+        if ends is None:
             return
-        table = self._tokenizer.table
-        targets = found.ids[found.assistant_mask].tolist()
-        ends = [i for i in targets[-2:] if i in table.control_names]
-        self.turn_ends = tuple(table.name(i) for i in ends)
+        table = self.tokenizer.table
+        level: Level = "warning"
         if not ends:
             message = "no control token: the end of an answer is text, or not written at all"
-            yield Check(name="end of a turn", level="warning", message=message)
-            return
-        eos = set(ends) & set(table.roles.get("eos", ()))
-        names = " ".join(self.turn_ends)
-        message = f"{names}, which {'is' if eos else 'is not'} eos"
-        if not eos:
-            message += ": generation does not stop there by itself"
-        yield Check(name="end of a turn", level="ok" if eos else "warning", message=message)
+        elif set(ends) & set(table.roles.get("eos", ())):
+            level, message = "ok", f"{' '.join(map(table.name, ends))}, which is eos"
+        else:
+            message = (
+                f"{' '.join(map(table.name, ends))}, which is not eos: generation does not stop "
+                "there by itself"
+            )
+        yield Check(name="end of a turn", level=level, message=message)
 
-    def _prefixes(self) -> Iterator[Check]:
-        """Append messages, and see whether what stood before is rendered as before."""
+    def tool_suffix_ids(self) -> tuple[int, ...] | None:
+        """Return the ids that a tool message adds; None if what stands before it changes."""
+        try:
+            before, after = (
+                self._ids([_USER, _CALL]),
+                self._ids([_USER, _CALL, _RESULT], prompt=True),
+            )
+        except XtokError:
+            return None
+        return tuple(after[len(before) :]) if after[: len(before)] == before else None
+
+    def tool_checks(self, suffix: Sequence[int] | None) -> Iterator[Check]:
+        """Append a tool message, and see whether what stood before is rendered as before."""
         name = "prefix, tool message"
-        level: Level
-        if self._error([_USER, self._call("It needs a sum."), self._result()]):
+        if self._error([_USER, _CALL, _RESULT]):
             message = "the template takes no tool messages, or not in this form"
             yield Check(name=name, level="note", message=message)
+            return
+        calls = {
+            "content present": _CALL,
+            "empty": {**_TOOL_CALL, "content": ""},
+            "absent": _TOOL_CALL,
+        }
+        results = {kind: self._keeps([_USER, call], _RESULT) for kind, call in calls.items()}
+        if all(result == "kept" for result in results.values()):
+            yield Check(name=name, level="ok", message="kept")
         else:
-            kinds = {"content present": "It needs a sum.", "empty": "", "absent": None}
-            results = {
-                kind: self._keeps([_USER, self._call(content)], self._result())
-                for kind, content in kinds.items()
-            }
-            kept = all(result == "kept" for result in results.values())
             changed = any(result.startswith("changed") for result in results.values())
-            level = "ok" if kept else "failed" if changed else "note"
-            shown = "\n".join(f"{kind}: {result}" for kind, result in results.items())
-            yield Check(name=name, level=level, message="kept" if kept else shown)
-            yield from self._suffix()
-        if self._error([_USER, _ANSWER]):  # said above
+            message = "\n".join(f"{kind}: {result}" for kind, result in results.items())
+            yield Check(name=name, level="failed" if changed else "note", message=message)
+        if suffix is not None:
+            text = "".join(map(self.tokenizer.table.name, suffix))
+            yield Check(name="tool suffix", level="ok", message=f"{len(suffix)} ids, '{text}'")
+
+    def turn_checks(self) -> Iterator[Check]:
+        """Do the same with a further user turn, after an answer with thinking in it too."""
+        if self._error([_USER, _ANSWER]):  # the check of roles says so
             return
         result = self._keeps([_USER, _ANSWER], _FURTHER)
-        level = "ok" if result == "kept" else "warning"
+        level: Level = "ok" if result == "kept" else "warning"
         yield Check(name="prefix, user turn", level=level, message=result)
-        thinking = {"role": "assistant", "content": "<think>\nsum\n</think>\n\nIt is 4."}
-        result = self._keeps([_USER, thinking], _FURTHER)
+        result = self._keeps([_USER, _THINKING], _FURTHER)
         if result.startswith("changed"):
             message = f"{result}: earlier thinking is written anew"
             yield Check(name="prefix, thinking", level="warning", message=message)
 
     def _keeps(self, before: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> str:
+        """Tell whether the ids of some messages stay the same when another one follows."""
         try:
             first, full = self._ids(before), self._ids([*before, message], prompt=True)
         except XtokError as error:
             return error.message
         if full[: len(first)] == first:
             return "kept"
-        place = next(
-            (i for i, (a, b) in enumerate(zip(first, full, strict=False)) if a != b), len(full)
-        )
+        pairs = enumerate(zip(first, full, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), len(full))
         return f"changed from token {place} of {len(first)} on"
-
-    def _suffix(self) -> Iterator[Check]:
-        before = [_USER, self._call("It needs a sum.")]
-        try:
-            first, full = self._ids(before), self._ids([*before, self._result()], prompt=True)
-        except XtokError:
-            return
-        if full[: len(first)] != first:
-            return
-        self.tool_suffix_ids = tuple(full[len(first) :])
-        table = self._tokenizer.table
-        text = "".join(table.name(i) for i in self.tool_suffix_ids)
-        message = f"{len(self.tool_suffix_ids)} ids, '{text}'"
-        yield Check(name="tool suffix", level="ok", message=message)
-
-    def _call(self, content: str | None) -> dict[str, Any]:
-        function = {"name": "add", "arguments": {"a": 2, "b": 2}}
-        call = {"id": _CALL_ID, "type": "function", "function": function}
-        message = {"role": "assistant", "content": content, "tool_calls": [call]}
-        if content is None:
-            del message["content"]
-        return message
-
-    def _result(self) -> dict[str, Any]:
-        return {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "4"}

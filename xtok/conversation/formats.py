@@ -15,13 +15,13 @@ class PromptFormat:
     """How one family writes a conversation.
 
     Attributes:
-        name: what the format is asked for by.
+        name: its name as a template.
         template: Jinja; it has the variable `roles` beside those of every chat template.
         roles: the role of a message to what the format calls it; other roles are refused.
         pad_tokens: names of the padding token, the first that the vocabulary has counts; after
             them, the token of role `pad`, then of role `unk`.
-        image_placeholders: what stands for an image, and may not be written by the assistant.
-        needs: control tokens without which the format means nothing.
+        image_placeholders: what marks an image; the assistant may not write it.
+        needs: control tokens that the vocabulary must have.
     """
 
     name: str
@@ -32,7 +32,7 @@ class PromptFormat:
     needs: tuple[str, ...] = ()
 
     def pad_id(self, table: TokenTable) -> int:
-        """Return the id that fills a batch up.
+        """Return the id that pads a batch.
 
         Raises:
             XtokError: if the vocabulary has none.
@@ -48,10 +48,10 @@ class PromptFormat:
         return known[0]
 
     def check(self, messages: Sequence[Message], table: TokenTable) -> None:
-        """Refuse what the format has no words for.
+        """Check that the format can express the messages, and the vocabulary has its tokens.
 
         Raises:
-            XtokError: naming the message, and what is wrong with it.
+            XtokError: if not; names the message, and what is wrong with it.
         """
         missing = set(self.needs) - set(table.control_names.values())
         if missing:
@@ -66,9 +66,9 @@ class PromptFormat:
             elif not isinstance(content, str) or message.get("tool_calls"):
                 problem = "is not plain text"
             elif role == "assistant" and (
-                found := next((p for p in self.image_placeholders if p in content), None)
+                image := next((p for p in self.image_placeholders if p in content), None)
             ):
-                problem = f"is the assistant's and has the image placeholder {found}"
+                problem = f"is the assistant's and has the image placeholder {image}"
             else:
                 continue
             raise XtokError(

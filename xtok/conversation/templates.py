@@ -91,9 +91,9 @@ def render_template(
         source: what to call the template in an error.
 
     Raises:
-        XtokError: if a message has no role, or the template is no Jinja, or raises; then with its
-            own error, and the message that it raised at. Also if the text has half of a surrogate
-            pair, which JSON can hold and UTF-8 cannot.
+        XtokError: if a message has no role, or the template is not Jinja or raises (with its own
+            error, and the message at which it did). Also if the text has half of a surrogate pair,
+            which JSON can hold and UTF-8 cannot.
     """
     check_messages(messages)
     current: list[int] = []
@@ -138,7 +138,7 @@ def check_messages(messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise XtokError(
-                f"message {i} is no message: it has no role",
+                f"message {i} has no role",
                 hint='a message is an object such as {"role": "user", "content": "Hello"}',
             )
 
@@ -212,14 +212,14 @@ def _rendering(rendered: str, count: int, add_generation_prompt: bool) -> Render
 
 def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int]]:
     """Return the stretches between a mark of one kind and the next of another."""
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     position = -1
     for mark in marks:
         if mark.kind == start:
             position = mark.position
         elif mark.kind == end:
-            found.append((position, mark.position))
-    return found
+            stretches.append((position, mark.position))
+    return stretches
 
 
 # Jinja, as transformers sets it up (utils/chat_template_utils.py), with origins kept

@@ -1,4 +1,4 @@
-"""Embeddings on disk, by what they are made of, in the user's cache folder."""
+"""Embeddings kept in the user's cache folder, by what they are made of."""
 
 from __future__ import annotations
 
@@ -26,14 +26,11 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of embeddings, a file for each key.
-
-    A file is written under a temporary name and renamed, so that several processes may write the
-    same one at once.
+    """A folder of embeddings, a file for each key; several processes may share it.
 
     Attributes:
         folder: where the files are.
-        recompute: find nothing, and write anew.
+        recompute: ignore files that exist, and replace them.
     """
 
     folder: Path
@@ -45,35 +42,30 @@ class Cache:
         Raises:
             EmbeddingError: if that fails, or nothing can be written there.
         """
-        problem = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError("Permission denied")
         except OSError as error:
-            problem = error.strerror or str(error)
-        if problem is None and not os.access(self.folder, os.W_OK | os.X_OK):
-            problem = "Permission denied"
-        if problem is not None:
             raise EmbeddingError(
-                f"the cache folder {self.folder} cannot be used: {problem}",
-                hint="give another one with --cache-dir",
-            )
+                f"the cache folder {self.folder} cannot be used: {error.strerror or error}",
+                hint="give another one with {option}",
+                parameter="cache_dir",
+            ) from error
 
     def get(self, key: Mapping[str, Any], num_rows: int) -> NDArray[np.float32] | None:
-        """Return the embeddings of a key, float32 `[num_rows, d]`; None where there are none.
-
-        A file that is damaged counts as none.
-        """
+        """Return the embeddings of a key, float32 `[num_rows, d]`; None if missing or damaged."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         if self.recompute:
             return None
         try:
-            found: NDArray[np.float32] = load_file(self.path(key))["embeddings"]
+            embeddings: NDArray[np.float32] = load_file(self.path(key))["embeddings"]
         except (SafetensorError, OSError, KeyError):
             return None
-        whole = found.dtype == np.float32 and found.ndim == 2 and len(found) == num_rows
-        return found if whole else None
+        whole = embeddings.dtype == np.float32 and embeddings.ndim == 2
+        return embeddings if whole and len(embeddings) == num_rows else None
 
     def put(self, key: Mapping[str, Any], embeddings: NDArray[np.float32]) -> None:
         """Write the embeddings of a key.
@@ -91,7 +83,8 @@ class Cache:
             reason = getattr(error, "strerror", None) or str(error)
             raise EmbeddingError(
                 f"embeddings cannot be cached in {self.folder}: {reason}",
-                hint="free some space, or give another folder with --cache-dir",
+                hint="free some space, or give another folder with {option}",
+                parameter="cache_dir",
             ) from error
 
     def path(self, key: Mapping[str, Any]) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import EmbeddingError
-from xtok.tokenizers.hub import find_file, has_file
+from xtok.tokenizers.hub import ModelFiles
 
 # The layer's name in the checkpoints of transformers' models, the more common first.
 _NAMES = (
@@ -50,32 +50,15 @@ _DTYPES = ("F64", "F32", "F16", "BF16")  # by safetensors' names; no integers of
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model's files: those of a folder (a `Path`), or of a hub repo (a `str`)."""
+class Model(ModelFiles):
+    """A model's files."""
 
-    location: str | Path
-    revision: str | None = None
-    offline: bool = False
-
-    def __str__(self) -> str:
-        return str(self.location)
+    error = EmbeddingError
 
     @property
     def model_id(self) -> str:
         """The name that a map gives it: a folder's own, without the path to it."""
-        return self.location.name if isinstance(self.location, Path) else self.location
-
-    def find(self, name: str, *, required: bool = False) -> Path | None:
-        """Return a file's path as `hub.find_file` does."""
-        return find_file(
-            self.location,
-            name,
-            revision=self.revision,
-            required=required,
-            offline=self.offline,
-            error=EmbeddingError,
-        )
+        return self.model.name if isinstance(self.model, Path) else self.model
 
     def has_checkpoint(self) -> bool:
         """Tell whether there is a safetensors checkpoint, without fetching it.
@@ -85,21 +68,15 @@ class Model:
         """
         if self.find(_INDEX) is not None:
             return True
-        found = has_file(
-            self.location,
-            _FILE,
-            revision=self.revision,
-            offline=self.offline,
-            error=EmbeddingError,
-        )
-        if found is None:
+        has_file = self.has(_FILE)
+        if has_file is None:
             raise EmbeddingError(
                 f"the weights of {self} are not in the local cache, so its own embeddings are "
                 "not available offline",
                 hint=f"where there is a network: hf download {self} --include "
                 "'model*.safetensors*'; or name an embedding model",
             )
-        return found
+        return has_file
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,6 @@ from xtok.embeddings.similarity import Cosine, Vectors
 from xtok.embeddings.sources import Source, open_source, own_embeddings, own_model, table_embeddings
 from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
-from xtok.maps.pair import require_table
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import finished, history_with, reported, stage_report, undecodable_tokens
 from xtok.progress import Progress, silent
@@ -71,7 +72,7 @@ def generate(
 
     Raises:
         EmbeddingError: if embeddings are missing or unusable.
-        TokenizerError: if a tokenizer cannot be.
+        TokenizerError: if a tokenizer is.
         XtokError: if `top_k` is more than the teacher's tokens.
     """
     config = config or GenerateConfig()
@@ -82,55 +83,55 @@ def generate(
             f"the embedding revision {embedding_revision} is of no embedding model",
             hint="name one: sentence:MODEL or input:MODEL",
         )
-    how: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "offline": offline}
     source = None
     if embedding_model not in (None, OWN):  # a mistake shows before tokenizers take time
         cache.check()
-        source = open_source(embedding_model, revision=embedding_revision, **how)
+        source = open_source(embedding_model, config, revision=embedding_revision, offline=offline)
     student, teacher = (
         model if isinstance(model, Tokenizer) else load_tokenizer(model, offline=offline)
         for model in (student_model, teacher_model)
     )
     notes: list[str] = []
     if embedding_model is None:
-        source = _default_source(student, teacher, cache, notes, how)
-    rows, columns = require_table(student.vocabulary), require_table(teacher.vocabulary)
-    if config.top_k > len(columns):
+        source, note = _default_source(student, teacher, config, cache, offline)
+        notes.append(note)
+    if config.top_k > len(teacher.table):
         raise XtokError(
-            f"--top-k {config.top_k} is more than the {len(columns)} tokens of the teacher",
-            hint="give a smaller --top-k",
+            f"top_k {config.top_k} is more than the {len(teacher.table)} tokens of the teacher",
+            hint="give a smaller {option}",
+            parameter="top_k",
         )
-    counts: dict[str, float] = {}
-    options = _recorded(config)
     relaxed = config.canonicalization == "relaxed"
-    row_ids, row_texts = _texts(rows, "student", relaxed, notes)
-    column_ids, column_texts = _texts(columns, "teacher", relaxed, notes)
+    row_ids, row_texts = _texts(student.table, relaxed)
+    column_ids, column_texts = _texts(teacher.table, relaxed)
+    notes += _notes_of_textless(student.table, "student", len(row_ids))
+    notes += _notes_of_textless(teacher.table, "teacher", len(column_ids))
     if source is None:
         if relaxed:
             notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
-        x, y = (
-            own_embeddings(tokenizer, ids, offline=offline)
-            for tokenizer, ids in ((student, row_ids), (teacher, column_ids))
-        )
-        anchors = _anchors(rows, columns, row_ids, column_ids)
-        x, y = _fitted(x, y, anchors, config, counts, progress)
-        options["embedding_model"] = {"kind": OWN}
+        x = own_embeddings(student, row_ids, offline=offline)
+        y = own_embeddings(teacher, column_ids, offline=offline)
+        anchors = _anchors(student.table, teacher.table, row_ids, column_ids)
+        x, y, counts = _fitted(x, y, anchors, config, progress)
+        kind_of_embedding: dict[str, Any] = {"kind": OWN}
     else:
-        (x, x_cached), (y, y_cached) = (
-            table_embeddings(source, table, ids, texts, cache, progress, config.canonicalization)
-            for table, ids, texts in (
-                (rows, row_ids, row_texts),
-                (columns, column_ids, column_texts),
-            )
-        )
-        counts["vocabularies' embeddings from the cache"] = x_cached + y_cached
-        options["embedding_model"] = source.key
-    single = np.isin(column_ids, list(columns.canonical_ids().values()))
-    row_ids, x = _with_direction(row_ids, x, "student", notes)
-    column_ids, y = _with_direction(column_ids[single], y[single], "teacher", notes)
-    edges = _similar(row_ids, x, column_ids, y, config, counts, progress)
-    kind = np.zeros(len(rows), np.uint8)
+        how = (cache, progress, config.canonicalization)
+        x, x_cached = table_embeddings(source, student.table, row_ids, row_texts, *how)
+        y, y_cached = table_embeddings(source, teacher.table, column_ids, column_texts, *how)
+        counts = {"vocabularies' embeddings from the cache": x_cached + y_cached}
+        kind_of_embedding = source.key
+    # Of teacher ids with equal bytes, one stands for all. Zero vectors are similar to nothing.
+    single = np.isin(column_ids, list(teacher.table.canonical_ids().values()))
+    rows, columns = x.any(axis=1), single & y.any(axis=1)
+    for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
+        if zeros.any():
+            notes.append(f"{side} tokens whose embedding is zero: {zeros.sum():,}")
+    edges, dropped = _similar(
+        row_ids[rows], x[rows], column_ids[columns], y[columns], config, progress
+    )
+    kind = np.zeros(len(student.table), np.uint8)
     kind[edges.student_ids] = RowKind.EMBEDDING
+    options = {**_recorded(config), "embedding_model": kind_of_embedding}
     projection = finished(
         edges,
         student=student.vocabulary,
@@ -142,7 +143,7 @@ def generate(
         history=history_with(None, {"stage": "generate", "options": options}),
     )
     report = stage_report("generate", projection, notes, undecodable_tokens(student, teacher))
-    return reported(projection, replace(report, counts={**report.counts, **counts}))
+    return reported(projection, replace(report, counts={**report.counts, **counts, **dropped}))
 
 
 def _recorded(config: GenerateConfig) -> dict[str, Any]:
@@ -159,33 +160,37 @@ def _check_device(device: str) -> None:
 
     if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", device):
         raise EmbeddingError(
-            f"there is no device {device}", hint="give --device cpu, cuda or cuda:0"
+            f"there is no device {device}",
+            hint="give cpu, cuda or cuda:0 with {option}",
+            parameter="device",
         )
     kind, _, number = device.partition(":")
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and available <= int(number or 0):
         raise EmbeddingError(
-            f"--device {device} is asked for, and PyTorch finds {available} CUDA devices",
-            hint="give --device cpu, or install a PyTorch with CUDA on a machine with a GPU",
+            f"PyTorch finds {available} CUDA devices, and not the device {device}",
+            hint="give cpu with {option}, or install a PyTorch with CUDA on a machine with a GPU",
+            parameter="device",
         )
 
 
 def _default_source(
-    student: Tokenizer, teacher: Tokenizer, cache: Cache, notes: list[str], how: dict[str, Any]
-) -> Source | None:
-    """Return None, which is `own`, if both models have weights, else the default sentence model."""
+    student: Tokenizer, teacher: Tokenizer, config: GenerateConfig, cache: Cache, offline: bool
+) -> tuple[Source | None, str]:
+    """Return None, which is `own`, if both models have weights, else the default sentence model.
+
+    Also a note that says which, and why.
+    """
     for side, tokenizer in (("student", student), ("teacher", teacher)):
-        model = own_model(tokenizer, offline=how["offline"])
+        model = own_model(tokenizer, offline=offline)
         if model is None or not model.has_checkpoint():
             cause = f"the {side} {tokenizer.vocabulary.model_id} has no safetensors weights"
             break
     else:
-        notes.append("embeddings: own, as both models have weights")
-        return None
-    notes.append(f"embeddings: sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}")
+        return None, "embeddings: own, as both models have weights"
     cache.check()
     try:
-        return open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", revision=None, **how)
+        source = open_source(f"sentence:{DEFAULT_SENTENCE_MODEL}", config, offline=offline)
     except EmbeddingError as error:
         raise EmbeddingError(
             f"{cause}, and the default embedding model is not usable: {error.message}",
@@ -193,40 +198,28 @@ def _default_source(
             "hub: python scripts/fetch_tokenizers.py minilm, then name the embedding model "
             "sentence:data/tokenizers/minilm",
         ) from error
+    return source, f"embeddings: sentence:{DEFAULT_SENTENCE_MODEL}, because {cause}"
 
 
-def _texts(
-    table: TokenTable, side: str, relaxed: bool, notes: list[str]
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the ids that have a text, and the texts; a note counts the others."""
-    ids: list[int] = []
-    texts: list[str] = []
+def _texts(table: TokenTable, relaxed: bool) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the ids whose bytes are UTF-8, and their texts."""
     tokens = table.tokens()
+    texts: dict[int, str] = {}
     for i in table.text_ids.tolist():
-        try:
-            texts.append((relaxed_form(tokens[i]) if relaxed else tokens[i]).decode())
-        except UnicodeDecodeError:
-            continue
-        ids.append(i)
-    partial = len(table.text_ids) - len(ids)
-    control = len(table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN))
-    unused = len(table.ids_of_type(TokenType.UNUSED))
-    left_out = ((partial, "partial UTF-8"), (control, "control"), (unused, "unused"))
-    said = ", ".join(f"{n:,} {what}" for n, what in left_out if n)
-    if said:
-        notes.append(f"{side} tokens without a text to embed: {said}")
-    return np.array(ids, np.int64), texts
+        with suppress(UnicodeDecodeError):
+            texts[i] = (relaxed_form(tokens[i]) if relaxed else tokens[i]).decode()
+    return np.array(list(texts), np.int64), list(texts.values())
 
 
-def _with_direction(
-    ids: NDArray[np.int64], vectors: Vectors, side: str, notes: list[str]
-) -> tuple[NDArray[np.int64], Vectors]:
-    """Leave out zero vectors, which are similar to nothing."""
-    zero = ~vectors.any(axis=1)
-    if zero.any():
-        notes.append(f"{side} tokens whose embedding is zero: {int(zero.sum()):,}")
-        ids, vectors = ids[~zero], vectors[~zero]
-    return ids, vectors
+def _notes_of_textless(table: TokenTable, side: str, num_texts: int) -> list[str]:
+    """Return a note that counts the ids without a text; none if there are none."""
+    counts = {
+        "partial UTF-8": len(table.text_ids) - num_texts,
+        "control": len(table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)),
+        "unused": len(table.ids_of_type(TokenType.UNUSED)),
+    }
+    counted = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return [f"{side} tokens without a text to embed: {counted}"] if counted else []
 
 
 def _similar(
@@ -235,20 +228,23 @@ def _similar(
     column_ids: NDArray[np.int64],
     y: Vectors,
     config: GenerateConfig,
-    counts: dict[str, float],
     progress: Progress,
-) -> Edges:
-    """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
+) -> tuple[Edges, dict[str, int]]:
+    """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row.
+
+    Also counts of what a threshold dropped.
+    """
     power = config.transform == "power"
     k = min(config.top_k, len(column_ids))
     if not (len(row_ids) and k):
-        return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+        return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)), {}
+    dropped: dict[str, int] = {}
     with one_thread_each() as pool:
         cosine = Cosine(
             y, device=config.device, dtype=config.dtype, chunk_size=config.chunk_size, pool=pool
         )
         with progress("comparing", len(x)) as advance:
-            values, found = cosine.top_k(x, k, absolute=power, advance=advance)
+            values, places = cosine.top_k(x, k, absolute=power, advance=advance)
         largest = values[:, :1]
         if power:
             weights = values.astype(np.float64) ** (POWER_OF_LARGEST * largest)
@@ -256,27 +252,24 @@ def _similar(
             weights = np.exp((values.astype(np.float64) - largest) / config.temperature)
         keep = weights > 0
         if config.weight_threshold > 0:
+            # The sum over the whole row, of which `weights` has only the k largest.
             parameters = np.float32(POWER_OF_LARGEST) * largest if power else largest
+            function = _power if power else _softmax(config.temperature)
             with progress("summing up rows", len(x)) as advance:
-                sums = cosine.sums(
-                    x,
-                    _power if power else _softmax(config.temperature),
-                    parameters[:, 0],
-                    advance=advance,
-                )
+                sums = cosine.sums(x, function, parameters[:, 0], advance=advance)
             keep &= weights >= config.weight_threshold * sums[:, None]
-            counts["entries below the threshold"] = int((~keep).sum())
-            counts["rows emptied by the threshold"] = int((~keep.any(axis=1)).sum())
-    rows, places = np.nonzero(keep)
-    edges = Edges(row_ids[rows], column_ids[found[rows, places]], weights[rows, places])
-    return edges.normalized()
+            dropped["entries below the threshold"] = int((~keep).sum())
+            dropped["rows emptied by the threshold"] = int((~keep.any(axis=1)).sum())
+    rows, ranks = np.nonzero(keep)
+    edges = Edges(row_ids[rows], column_ids[places[rows, ranks]], weights[rows, ranks])
+    return edges.normalized(), dropped
 
 
 def _power(tile: torch.Tensor, exponent: torch.Tensor) -> None:
     tile.abs_().pow_(exponent)
 
 
-def _softmax(temperature: float) -> Any:
+def _softmax(temperature: float) -> Callable[[torch.Tensor, torch.Tensor], None]:
     def apply(tile: torch.Tensor, largest: torch.Tensor) -> None:
         tile.sub_(largest).div_(temperature).exp_()
 
@@ -298,7 +291,8 @@ def _anchors(
         raise EmbeddingError(
             f"only {len(pairs)} tokens are exactly equal on both sides, too few to fit "
             "one model's embeddings to the other's",
-            hint="give --embedding-model sentence:MODEL or input:MODEL",
+            hint="give sentence:MODEL or input:MODEL with {option}",
+            parameter="embedding_model",
         )
     x, y = np.array(pairs, np.int64).T
     return x, y
@@ -309,14 +303,13 @@ def _fitted(
     y: Vectors,
     anchors: tuple[NDArray[np.int64], NDArray[np.int64]],
     config: GenerateConfig,
-    counts: dict[str, float],
     progress: Progress,
-) -> tuple[Vectors, Vectors]:
+) -> tuple[Vectors, Vectors, dict[str, float]]:
     """Bring student vectors into the teacher's space by a linear map fitted on the anchors.
 
-    Both sides are centred on the anchors' means first. Every tenth anchor is held out: the error
-    on these is that of the very map that is used. Orthogonal: Schönemann 1966, "A generalized
-    solution of the orthogonal Procrustes problem".
+    Both sides are centred on the anchors' means first. Every tenth anchor is held out, and the
+    counts that are returned last have the error on these. Orthogonal: Schönemann 1966, "A
+    generalized solution of the orthogonal Procrustes problem".
     """
     import torch
 
@@ -324,7 +317,8 @@ def _fitted(
         raise EmbeddingError(
             f"the student's embeddings have {x.shape[1]} dimensions, the teacher's {y.shape[1]}: "
             "no rotation makes them comparable",
-            hint="give --anchor-fit ridge",
+            hint="give ridge with {option}",
+            parameter="anchor_fit",
         )
     held_out = np.arange(len(anchors[0])) % _HELD_OUT == _HELD_OUT - 1
     fit, test = ([side[chosen] for side in anchors] for chosen in (~held_out, held_out))
@@ -349,11 +343,13 @@ def _fitted(
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
     cosines = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-30)
     error = np.square(scale * ours - truth).sum() / max(np.square(truth).sum(), 1e-30)
-    counts["anchors fitted on"] = len(fit[0])
-    counts["anchors held out"] = len(test[0])
-    counts["mean cosine of held-out anchors"] = float(cosines.mean())
-    counts["squared error of held-out anchors, relative"] = float(error)
-    return mapped, y
+    counts = {
+        "anchors fitted on": len(fit[0]),
+        "anchors held out": len(test[0]),
+        "mean cosine of held-out anchors": float(cosines.mean()),
+        "squared error of held-out anchors, relative": float(error),
+    }
+    return mapped, y, counts
 
 
 def _product(x: Vectors, y: Vectors, pool: ThreadPoolExecutor) -> torch.Tensor:

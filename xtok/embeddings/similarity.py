@@ -67,8 +67,9 @@ class Cosine:
         find = self._top_k_cpu if self._device.type == "cpu" else self._top_k_torch
 
         def work(rows: torch.Tensor, start: int, stop: int) -> None:
-            found = find(rows, k, absolute)
-            values[start:stop], ids[start:stop] = (part[: stop - start] for part in found)
+            largest, indices = find(rows, k, absolute)
+            values[start:stop] = largest[: stop - start]
+            ids[start:stop] = indices[: stop - start]
             advance(stop - start)
 
         self.for_blocks(students, work)
@@ -174,9 +175,9 @@ class Cosine:
             places = torch.arange(groups.shape[1], device=x.device).expand(len(x), -1)
             keys = _keys(groups.amax(2), places).topk(min(k, groups.shape[1])).values
             chosen = _places(keys)
-            found = groups.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
+            members = groups.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
             ids = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=x.device)).flatten(1)
-            best = torch.cat([best, _keys(found, ids + start)], 1)
+            best = torch.cat([best, _keys(members, ids + start)], 1)
             best = best.topk(min(k, best.shape[1])).values
         ids = _places(best)
         ordered = (best >> 32).to(torch.int32)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Canonicalization, Dtype
+from xtok.config import Canonicalization, Dtype, GenerateConfig
 from xtok.embeddings.cache import Cache
 from xtok.embeddings.checkpoint import Model, find_layer
 from xtok.embeddings.similarity import Vectors
@@ -20,7 +20,6 @@ from xtok.errors import EmbeddingError, install_hint
 from xtok.progress import Progress
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.tokenizers.hub import find_folder
 from xtok.vocab.display import quoted
 from xtok.vocab.table import TokenTable
 
@@ -31,21 +30,20 @@ _BATCH = 256  # texts; fixed, because what they are padded to changes the last b
 
 
 class Source(Protocol):
-    """A model that embeds texts. Its `key` holds everything that decides what comes out."""
+    """A model that embeds texts. Its `key` holds everything that the vectors depend on."""
 
     model_id: str
     key: dict[str, Any]
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Return a vector for each text, float32 `[n, d]`; zero where there is none."""
+        """Return a vector for each text, float32 `[n, d]`; zero if the model has none for it."""
 
 
 def open_source(
     embedding_model: str,
+    config: GenerateConfig,
     *,
-    revision: str | None,
-    device: str,
-    dtype: Dtype,
+    revision: str | None = None,
     offline: bool = False,
 ) -> Source:
     """Return the source that `sentence:MODEL` or `input:MODEL` names, fetched but not loaded.
@@ -64,7 +62,8 @@ def open_source(
     if path.exists() and revision is not None:
         raise EmbeddingError(
             f"{location} is a local path, which has no revision {revision}",
-            hint="leave out --embedding-revision, or give a repo id",
+            hint="leave out {option}, or give a repo id",
+            parameter="embedding_revision",
         )
     if path.exists() and not path.is_dir():
         raise EmbeddingError(f"{location} is a file, not a folder", hint="give the folder it is in")
@@ -72,8 +71,10 @@ def open_source(
         raise EmbeddingError(
             f"no such folder: {location}", hint="give the path of a model's folder, or a repo id"
         )
-    model = Model(path.resolve() if path.exists() else location, revision, offline)
-    return SentenceModel(model, device, dtype) if kind == "sentence" else InputLayer(model)
+    model = Model(path.resolve() if path.exists() else location, revision=revision, offline=offline)
+    if kind == "input":
+        return InputLayer(model)
+    return SentenceModel(model, config.device, config.dtype)
 
 
 class SentenceModel:
@@ -94,7 +95,7 @@ class SentenceModel:
                 "sentence-transformers, which is not installed",
                 hint=install_hint("sentence-transformers"),
             )
-        self._folder, self.model_id = _folder(model), model.model_id
+        self._folder, self.model_id = model.folder(), model.model_id
         self._device, self._dtype = device, dtype
         self._loaded: Any = None
         self.key = {
@@ -122,16 +123,16 @@ class SentenceModel:
             with torch.inference_mode():
                 on_device = {k: v.to(self._device) if isinstance(v, torch.Tensor) else v
                              for k, v in features.items()}  # fmt: skip
-                found = model(on_device)["sentence_embedding"].float().cpu().numpy()
+                vectors = model(on_device)["sentence_embedding"].float().cpu().numpy()
             advance(len(batch))
-            return np.asarray(found, np.float32)
+            return np.asarray(vectors, np.float32)
 
         label = f"embedding with {self.model_id}"
         with one_thread_each() as pool, progress(label, len(texts)) as advance:
             run = pool.map if self._device == "cpu" else map
-            found = list(run(work, batches))
-        result = np.empty((len(texts), found[0].shape[1] if found else 0), np.float32)
-        for batch, vectors in zip(batches, found, strict=True):
+            parts = list(run(work, batches))
+        result = np.empty((len(texts), parts[0].shape[1] if parts else 0), np.float32)
+        for batch, vectors in zip(batches, parts, strict=True):
             result[batch] = vectors
         return result
 
@@ -272,15 +273,14 @@ class InputLayer:
         with progress(f"embedding with {self.model_id}", len(texts)) as advance:
             for start in range(0, len(texts), 8192):
                 part = texts[start : start + 8192]
-                found = tokenizer.segment_batch([text.encode() for text in part])
-                rows = [start + i for i, pieces in enumerate(found) if pieces]
-                pieces = [p for p in found if p]
+                spelled = tokenizer.segment_batch([text.encode() for text in part])
+                pieces = {start + i: ids for i, ids in enumerate(spelled) if ids}
                 if pieces:
                     # All texts' pieces one after the other; reduceat sums each text's stretch.
-                    lengths = np.array([len(p) for p in pieces])
-                    flat = self._matrix[np.concatenate(pieces)]
+                    lengths = np.array([len(ids) for ids in pieces.values()])
+                    flat = self._matrix[np.concatenate(list(pieces.values()))]
                     sums = np.add.reduceat(flat, np.cumsum(lengths) - lengths, axis=0)
-                    result[rows] = sums / lengths[:, None].astype(np.float32)
+                    result[list(pieces)] = sums / lengths[:, None].astype(np.float32)
                 advance(len(part))
         return result
 
@@ -290,7 +290,7 @@ def own_model(tokenizer: Tokenizer, *, offline: bool = False) -> Model | None:
     location = tokenizer.location
     if location is None or (isinstance(location, Path) and not location.is_dir()):
         return None
-    return Model(location, tokenizer.vocabulary.revision, offline)
+    return Model(location, revision=tokenizer.vocabulary.revision, offline=offline)
 
 
 def own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], *, offline: bool) -> Vectors:
@@ -303,7 +303,8 @@ def own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], *, offline: boo
     if model is None:
         raise EmbeddingError(
             f"{model_id} is a tokenizer file: it has no embeddings of its own",
-            hint="give the model's folder or repo id, or another --embedding-model",
+            hint="give the model's folder or repo id, or another {option}",
+            parameter="embedding_model",
         )
     layer = find_layer(model)
     require_rows(tokenizer, layer.shape[0], layer.name)
@@ -359,16 +360,9 @@ def require_finite(
         raise EmbeddingError(
             f"{len(bad)} embeddings by {model_id} are not finite: of tokens {rows}"
             + (", …" if len(bad) > 5 else ""),
-            hint="check the checkpoint, or give --dtype float32",
+            hint="check the checkpoint, or give float32 with {option}",
+            parameter="dtype",
         )
-
-
-def _folder(model: Model) -> Path:
-    if isinstance(model.location, Path):
-        return model.location
-    return find_folder(
-        model.location, revision=model.revision, offline=model.offline, error=EmbeddingError
-    )
 
 
 def _folder_sha256(folder: Path) -> str:

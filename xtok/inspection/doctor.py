@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xtok.conversation.checks import ChatChecks, Check, Level
+from xtok.conversation.checks import Check, Level, check_chats
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizers
 from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import escape, plural, quoted
@@ -159,7 +159,7 @@ def doctor(
 def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     partial, lost = _round_trips(tokenizer)
-    chat = ChatChecks(tokenizer, template)
+    chat = check_chats(tokenizer, template)
     checks = (
         *_backend_checks(tokenizer),
         *_width_checks(tokenizer),
@@ -167,7 +167,7 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
         _round_trip_check(lost),
         *_role_checks(table),
         *_probe_checks(tokenizer),
-        *chat.checks(),
+        *chat.checks,
     )
     return TokenizerDiagnosis(
         model_id=vocabulary.model_id,

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
-from xtok.tokenizers._files import ModelFiles
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._gguf import GgufBackend, is_gguf
-from xtok.tokenizers._hf import HuggingFaceBackend
+from xtok.tokenizers._hf import HuggingFaceBackend, load_folder, load_json
 from xtok.tokenizers._panics import no_panic
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
 from xtok.tokenizers._tokenizer import Backend, Encoding, TextChange, Tokenizer
+from xtok.tokenizers.hub import ModelFiles
 
 __all__ = [
     "Backend",
@@ -48,7 +48,7 @@ _FILES = {
     "gguf": _Kind(GgufBackend, is_gguf),
     "tekken": _Kind(TekkenBackend, is_tekken),
     "tiktoken": _Kind(TiktokenBackend, is_rank_file),
-    "spm": _Kind(SentencePieceBackend, bool),
+    "spm": _Kind(SentencePieceBackend.from_file, bool),
 }
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
 
@@ -62,37 +62,25 @@ def load_tokenizer(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer: always the backend that its files call for, or an error.
+    """Load a tokenizer with the backend that its files call for.
 
     Args:
         model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
             tiktoken, `tekken.json` or `.gguf` file; `bytes`; `null` or `null:SIZE`. If ambiguous,
-            add a prefix: `hf:`, `spm:`, `tiktoken:`, `tekken:`, `gguf:`. A file's kind is told
-            from its contents.
+            add a prefix: `hf:`, `spm:`, `tiktoken:`, `tekken:`, `gguf:`. A file's kind is
+            read from its contents.
         revision: branch, tag or commit of a hub repo.
         vocab_size: the width of the model's logits; by default that of the model's config, else
             the tokenizer's largest id + 1.
         pattern: the split pattern of a tiktoken or `.gguf` file of an unknown family.
         offline: take only what is in the local cache, as with `HF_HUB_OFFLINE=1`.
-        trust_remote_code: run the code of a repo whose tokenizer is a class of its own; the
-            tokenizer's `notes` say that it was run.
+        trust_remote_code: allow custom tokenizer code from the repo; the tokenizer's `notes`
+            report its use.
 
     Raises:
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
     model = os.fspath(model)
-    with no_panic(model):
-        return _load(model, revision, vocab_size, pattern, offline, trust_remote_code)
-
-
-def _load(
-    model: str,
-    revision: str | None,
-    vocab_size: int | None,
-    pattern: str | None,
-    offline: bool,
-    trust_remote_code: bool,
-) -> Tokenizer:
     kind, location = _split_prefix(model)
     if not model or (kind == "hf" and not location):
         raise TokenizerError(
@@ -100,44 +88,42 @@ def _load(
         )
     if kind in _BUILT_IN:
         _refuse_revision(revision, model)
-        return Tokenizer(
-            _BUILT_IN[kind](location), model_id=model, revision=None, vocab_size=vocab_size
-        )
+        return Tokenizer(_BUILT_IN[kind](location), model_id=model, vocab_size=vocab_size)
     path = _model_path(kind, location)
     local = path.exists()
     if local:
         _refuse_revision(revision, f"{location} is a local path, which")
     notes: tuple[str, ...] = ()
-    found_revision = revision
-    if kind in _FILES or (kind is None and path.is_file()):
-        backend = _from_file(path, kind, pattern)
-    elif local and not path.is_dir():
-        problem = "a file, not a folder" if path.is_file() else "a device or a pipe, not a file"
-        raise TokenizerError(f"{location} is {problem}", hint="give the tokenizer's folder")
-    elif local or not _is_path(location, sure=kind == "hf"):
-        files = ModelFiles(path if local else location, revision=revision, offline=offline)
-        backend = _from_folder(files, pattern, trust_remote_code)
-        found_revision = files.revision
-        if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
-            at = f" at {files.revision}" if files.revision else ""
-            notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
-    else:
-        raise _not_found(location)
-    return Tokenizer(
-        backend,
-        model_id=model_id(model),
-        location=path if local else location,
-        revision=found_revision,
-        vocab_size=vocab_size,
-        notes=notes,
-    )
+    with no_panic(model):
+        if kind in _FILES or (kind is None and path.is_file()):
+            backend = _from_file(path, kind, pattern)
+        elif local and not path.is_dir():
+            problem = "a file, not a folder" if path.is_file() else "a device or a pipe, not a file"
+            raise TokenizerError(f"{location} is {problem}", hint="give the tokenizer's folder")
+        elif local or not _is_path(location, sure=kind == "hf"):
+            files = ModelFiles(path if local else location, revision=revision, offline=offline)
+            backend = _from_folder(files, pattern, trust_remote_code)
+            revision = files.commit or files.revision
+            if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
+                at = f" at {revision}" if revision else ""
+                notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
+        else:
+            raise _not_found(location)
+        return Tokenizer(
+            backend,
+            model_id=model_id(model),
+            location=path if local else location,
+            revision=revision,
+            vocab_size=vocab_size,
+            notes=notes,
+        )
 
 
 def model_id(model: str | PathLike[str]) -> str:
     """Return the name that a map gives to a model: a repo id, or a path's last component.
 
     Raises:
-        TokenizerError: if its prefix is none.
+        TokenizerError: if its prefix is unknown.
     """
     model = os.fspath(model)
     kind, location = _split_prefix(model)
@@ -171,7 +157,12 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
         TokenizerError: if it is a slow tokenizer, or its tokens are no byte strings.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
-    backend = HuggingFaceBackend.from_loaded(tokenizer, name)
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerError(
+            f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
+            hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
+        )
+    backend = HuggingFaceBackend(tokenizer, ModelFiles(Path(name)))
     return Tokenizer(backend, model_id=Path(name).name or name, vocab_size=vocab_size)
 
 
@@ -181,7 +172,7 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     head = _head(path)
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
-            return HuggingFaceBackend.from_file(path, pattern=pattern)
+            return load_json(path, pattern=pattern)
         kind = next(name for name, one in _FILES.items() if one.recognises(head))
     return _FILES[kind].backend(path, pattern=pattern)
 
@@ -191,10 +182,10 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     path = files.find("tokenizer.json", required=True)
     if path is not None:
         _head(path)
-        return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
+        return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
     path = files.first(NAMES)
     if path is None and (files.find("merges.txt") or files.find("vocab.txt")):
-        return HuggingFaceBackend(files, pattern=pattern, trust_remote_code=trust_remote_code)
+        return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
     if path is None:
         raise TokenizerError(
             f"{files} has no tokenizer.json, so no fast tokenizer",
@@ -237,7 +228,7 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
     if colon and re.fullmatch(r"[A-Za-z][\w-]+", kind) and not _path(model).exists():
         known = ", ".join(f"{name}:" for name in ("hf", *_FILES, *_BUILT_IN))
         raise TokenizerError(
-            f"{kind}: is no prefix of a tokenizer",
+            f"{kind}: is not a prefix of a tokenizer",
             hint=f"the prefixes are {known}; a file whose name has a colon is given as ./{model}",
         )
     return None, model

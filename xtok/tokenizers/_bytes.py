@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._tokenizer import TextChange
+from xtok.tokenizers._tokenizer import Backend
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 _NULL_SIZE = 131_072
 
 
-class BytesBackend:
+class BytesBackend(Backend):
     """`bytes`: id i is byte i, nothing else."""
 
     name = "bytes"
@@ -19,7 +19,7 @@ class BytesBackend:
     def __init__(self, argument: str) -> None:
         if argument:
             raise TokenizerError(
-                f"bytes:{argument} is no tokenizer: bytes has nothing to choose",
+                f"bytes:{argument} is not a tokenizer: bytes takes no argument",
                 hint="give bytes alone; for more ids than 256 give {option}",
                 parameter="vocab_size",
             )
@@ -27,14 +27,6 @@ class BytesBackend:
     def entries(self) -> Iterable[Entry]:
         """All are NORMAL."""
         return [Entry(i, TokenType.NORMAL, bytes([i])) for i in range(256)]
-
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
-        """There are none."""
-        return {}
-
-    def model_vocab_size(self) -> int | None:
-        """There is no model."""
-        return None
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the UTF-8 of each text."""
@@ -47,14 +39,6 @@ class BytesBackend:
     def encode_prompt(self, text: str) -> list[int] | None:
         """Return the UTF-8 of the text."""
         return list(text.encode())
-
-    def chat_templates(self) -> Mapping[str, str]:
-        """There are none."""
-        return {}
-
-    def text_changes(self) -> Sequence[TextChange]:
-        """There are none."""
-        return ()
 
 
 class NullBackend(BytesBackend):
@@ -69,7 +53,7 @@ class NullBackend(BytesBackend):
         self._size = _number(argument) if argument else _NULL_SIZE
         if not 0 < self._size <= MAX_WIDTH:
             raise TokenizerError(
-                f"null:{argument} is no tokenizer: {argument} is not a number in 1..{MAX_WIDTH}",
+                f"null:{argument} is not a tokenizer: {argument} is not a number in 1..{MAX_WIDTH}",
                 hint=f"give null:32000, say, or null alone for {_NULL_SIZE}",
             )
 
@@ -77,7 +61,7 @@ class NullBackend(BytesBackend):
         """All are CONTROL, named by their number."""
         return [Entry(i, TokenType.CONTROL, str(i).encode()) for i in range(self._size)]
 
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """The last id ends a text."""
         return {"eos": [self._size - 1]}
 

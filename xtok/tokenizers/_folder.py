@@ -1,4 +1,4 @@
-"""Models that carry no `tokenizer.json`, but a SentencePiece, tiktoken or tekken file."""
+"""Model folders without `tokenizer.json`, but with a SentencePiece, tiktoken or tekken file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
+from xtok.tokenizers._configs import SPECIAL_NAMES, eos_ids, model_vocab_size
 from xtok.tokenizers._tokenizer import Backend, TextChange
+from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import Entry, TokenType
 
 NAMES = (
@@ -18,8 +19,8 @@ NAMES = (
 """Where such a tokenizer is looked for, in this order; patterns only in a local folder."""
 
 
-class FolderBackend:
-    """A file's backend, with what the files beside it add.
+class FolderBackend(Backend):
+    """The backend of a tokenizer file, with what the configs beside it add.
 
     `config.json` gives the width, `tokenizer_config.json` added tokens, roles and chat templates,
     `generation_config.json` further ids that end a text.
@@ -42,7 +43,7 @@ class FolderBackend:
             and own.get(i, TokenType.NORMAL) == TokenType.NORMAL
         }
         names = sorted(map(re.escape, self._text), key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(names)})") if names else None
+        self._pattern = re.compile(f"({'|'.join(names) or '(?!)'})")
 
     def entries(self) -> Iterable[Entry]:
         """The file's ids; those that are added tokens by the config take their type from there."""
@@ -53,8 +54,8 @@ class FolderBackend:
             yield entry if added is None or named else added
         yield from left.values()
 
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
-        """Return the roles of the config's tokens, the file's own, and the generation config's."""
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
+        """Return the roles that the config, the file itself and the generation config name."""
         roles = {role: list(ids) for role, ids in self._inner.declared_roles().items()}
         ids = {added.content.decode(): i for i, added in self._added.items()}
         ids |= {
@@ -62,7 +63,7 @@ class FolderBackend:
             for e in self._inner.entries()
             if e.type in (TokenType.CONTROL, TokenType.UNKNOWN)
         }
-        for role in ("bos", "eos", "pad", "unk", "mask", "sep", "cls"):
+        for role in SPECIAL_NAMES:
             token = self._config.get(f"{role}_token")
             name = token.get("content") if isinstance(token, dict) else token
             if isinstance(name, str) and name in ids:
@@ -77,16 +78,14 @@ class FolderBackend:
         return model_vocab_size(self._files)
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode with the file's backend what is between added text tokens."""
-        if self._pattern is None:
-            return self._inner.encode_texts(texts)
-        parts = [self._pattern.split(text) for text in texts]
-        encoded = iter(self._inner.encode_texts([p for part in parts for p in part[::2]]))
+        """Encode with the file's backend what stands between added text tokens."""
+        parts_of = [self._pattern.split(text) for text in texts]
+        encoded = iter(self._inner.encode_texts([p for parts in parts_of for p in parts[::2]]))
         result = []
-        for part in parts:
+        for parts in parts_of:
             ids: list[int] = []
-            for place in range(len(part)):
-                ids += [self._text[part[place]]] if place % 2 else next(encoded)
+            for place, part in enumerate(parts):
+                ids += [self._text[part]] if place % 2 else next(encoded)
             result.append(ids)
         return result
 
@@ -95,7 +94,7 @@ class FolderBackend:
         return self._inner.encode_bytes(data)
 
     def encode_prompt(self, text: str) -> list[int] | None:
-        """The file's library knows nothing of the tokens that the config adds."""
+        """Leave it to `Tokenizer` if the config adds tokens: the file's library knows them not."""
         return None if self._added else self._inner.encode_prompt(text)
 
     def chat_templates(self) -> Mapping[str, str]:
@@ -106,15 +105,15 @@ class FolderBackend:
                 return {"default": path.read_text(encoding="utf-8")}
             except UnicodeDecodeError as error:
                 raise TokenizerError(
-                    f"{path} is not text in UTF-8: {error}", hint="mend it, or fetch it again"
+                    f"{path} is not text in UTF-8: {error}", hint="fix it, or fetch it again"
                 ) from error
-        found: Any = self._config.get("chat_template")
-        if isinstance(found, list):
+        templates: Any = self._config.get("chat_template")
+        if isinstance(templates, list):
             try:
-                return {str(one["name"]): str(one["template"]) for one in found}
+                return {str(one["name"]): str(one["template"]) for one in templates}
             except (LookupError, TypeError) as error:
                 raise _bad_config(self._files, "chat_template") from error
-        return {"default": found} if isinstance(found, str) else {}
+        return {"default": templates} if isinstance(templates, str) else {}
 
     def text_changes(self) -> Sequence[TextChange]:
         """Return those of the file."""
@@ -128,6 +127,6 @@ def _entry(token_id: int, token: Mapping[str, Any]) -> Entry:
 
 def _bad_config(files: ModelFiles, field: str) -> TokenizerError:
     return TokenizerError(
-        f"the {field} in {files.find('tokenizer_config.json')} is not what its name says",
-        hint="mend it, or fetch it again",
+        f"the {field} in {files.find('tokenizer_config.json')} is malformed",
+        hint="fix it, or fetch it again",
     )

@@ -11,7 +11,7 @@ from xtok.tokenizers._gguf_file import read_metadata
 from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
-from xtok.tokenizers._tokenizer import Backend, TextChange
+from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
 from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:
@@ -63,14 +63,17 @@ def is_gguf(head: bytes) -> bool:
     return head.startswith(b"GGUF")
 
 
-class GgufBackend:
+class GgufBackend(Backend):
     """The vocabulary of a `.gguf` file, its chat template, and its width."""
 
     name = "gguf"
 
     def __init__(self, path: Path, *, pattern: str | None = None) -> None:
         self._path = path
-        self._fields = _read(path)
+        try:
+            self._fields = read_metadata(path)
+        except (ValueError, OSError) as error:
+            raise self._damaged(error) from error
         model = self._fields.get(f"{_KEY}model")
         tokens = self._fields.get(f"{_KEY}tokens")
         if not tokens or model in (None, "none", "no_vocab"):
@@ -82,20 +85,14 @@ class GgufBackend:
         kinds = self._column("token_type", int(TokenType.NORMAL))
         unknown = set(kinds).difference(TokenType)
         if unknown:
-            raise _damaged(path, f"it has tokens of the type {min(unknown)}")
+            raise self._damaged(f"it has tokens of the type {min(unknown)}")
         self._types = list(map(TokenType, kinds))
-        self._inner: Backend | None = None
-        self._rust: RustTokenizer | None = None
+        self._vocabulary: Backend
         if model in _SENTENCEPIECE:
-            if pattern is not None:
-                raise TokenizerError(
-                    f"{path} holds a SentencePiece model, which takes no pattern",
-                    hint="leave out {option}",
-                    parameter="pattern",
-                )
-            self._inner = self._sentencepiece(_SENTENCEPIECE[model])
+            refuse_pattern(pattern, f"{path} holds a SentencePiece model")
+            self._vocabulary = self._sentencepiece(_SENTENCEPIECE[model])
         elif model == "gpt2":
-            self._rust = self._byte_level(pattern)
+            self._vocabulary = _ByteLevel(self._tokens, self._types, self._byte_level(pattern))
         else:
             raise TokenizerError(
                 f"{path} holds a vocabulary of the kind {model!r}",
@@ -109,11 +106,12 @@ class GgufBackend:
         Raises:
             TokenizerError: if the list is of another length.
         """
-        found: Sequence[Any] = self._fields.get(_KEY + name) or [default] * len(self._tokens)
-        if len(found) != len(self._tokens):
-            problem = f"{len(self._tokens)} tokens, and {len(found)} entries in {_KEY}{name}"
-            raise _damaged(self._path, problem)
-        return found
+        column: Sequence[Any] = self._fields.get(_KEY + name) or [default] * len(self._tokens)
+        if len(column) != len(self._tokens):
+            raise self._damaged(
+                f"{len(self._tokens)} tokens, and {len(column)} entries in {_KEY}{name}"
+            )
+        return column
 
     def _sentencepiece(self, kind: str) -> Backend:
         from sentencepiece import sentencepiece_model_pb2
@@ -136,9 +134,9 @@ class GgufBackend:
             proto.normalizer_spec.name = "of the file"
             proto.normalizer_spec.precompiled_charsmap = bytes(b % 256 for b in charsmap)
         try:
-            return SentencePieceBackend.from_proto(proto)
+            return SentencePieceBackend(proto)
         except (RuntimeError, ValueError) as error:
-            raise _damaged(self._path, error) from error
+            raise self._damaged(error) from error
 
     def _byte_level(self, pattern: str | None) -> RustTokenizer:
         from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
@@ -147,7 +145,7 @@ class GgufBackend:
         patterns = _PATTERNS.get(pre, ()) if pattern is None else (pattern,)
         if not patterns:
             raise TokenizerError(
-                f"{self._path} has the split pattern {pre!r}, which is not known here",
+                f"{self._path} has the split pattern {pre!r}, which xtok does not know",
                 hint="give its regular expression with {option}",
                 parameter="pattern",
             )
@@ -172,71 +170,64 @@ class GgufBackend:
         rust.encode_special_tokens = True
         return rust
 
+    def _damaged(self, problem: object) -> TokenizerError:
+        return TokenizerError(
+            f"{self._path} is not a whole .gguf file: {problem}",
+            hint="the file is damaged or cut off: fetch it again",
+        )
+
     def entries(self) -> Iterable[Entry]:
-        """Types are the file's own; a byte-level token's bytes are those behind its characters."""
-        if self._inner is not None:
-            yield from self._inner.entries()
-            return
+        """Types are the file's own."""
+        return self._vocabulary.entries()
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode on all cores."""
+        return self._vocabulary.encode_texts(texts)
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """Merge bytes; SentencePiece merges characters."""
+        return self._vocabulary.encode_bytes(data)
+
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
+        """Return the ids that the file names."""
+        ids = {role: self._fields.get(_KEY + key) for role, key in _ROLES.items()}
+        return {role: [int(i)] for role, i in ids.items() if i is not None and i >= 0}
+
+    def model_vocab_size(self) -> int | None:
+        """Return what `ARCHITECTURE.vocab_size` says; without it, every id has a token."""
+        size = self._fields.get(f"{self._fields.get('general.architecture')}.vocab_size")
+        return None if size is None else int(size)
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return the file's templates."""
+        prefix = "tokenizer.chat_template"
+        return {
+            key.removeprefix(prefix).lstrip(".") or "default": str(template)
+            for key, template in self._fields.items()
+            if key == prefix or key.startswith(f"{prefix}.")
+        }
+
+    def text_changes(self) -> Sequence[TextChange]:
+        """Byte-level vocabularies have none: the format has no normalizer for them."""
+        return self._vocabulary.text_changes()
+
+
+class _ByteLevel(Backend):
+    """Byte-level BPE; a token's bytes are those behind its characters."""
+
+    name = "gguf"
+
+    def __init__(self, tokens: list[str], types: list[TokenType], rust: RustTokenizer) -> None:
+        self._tokens, self._types, self._rust = tokens, types, rust
+
+    def entries(self) -> Iterable[Entry]:
         for i, (token, kind) in enumerate(zip(self._tokens, self._types, strict=True)):
             named = kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
             display = token.encode()
             yield Entry(i, kind, display if named else byte_level_bytes(token), display)
 
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
-        """Return the ids that the file names."""
-        found = {role: self._fields.get(_KEY + key) for role, key in _ROLES.items()}
-        return {role: [int(i)] for role, i in found.items() if i is not None and i >= 0}
-
-    def model_vocab_size(self) -> int | None:
-        """Return what `ARCHITECTURE.vocab_size` says; where it is left out, the list is full."""
-        architecture = self._fields.get("general.architecture")
-        size = self._fields.get(f"{architecture}.vocab_size")
-        return None if size is None else int(size)
-
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode on all cores, special tokens as plain text."""
-        if self._inner is not None:
-            return self._inner.encode_texts(texts)
-        return [e.ids for e in self._bpe.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [e.ids for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Merge bytes; SentencePiece merges characters."""
-        return None if self._inner is not None else merge_bytes(self._bpe, data)
-
-    def encode_prompt(self, text: str) -> list[int] | None:
-        """Control tokens are found by `Tokenizer`."""
-        return None
-
-    def chat_templates(self) -> Mapping[str, str]:
-        """Return the file's templates."""
-        prefix = "tokenizer.chat_template"
-        found = {
-            key.removeprefix(prefix).lstrip(".") or "default": value
-            for key, value in self._fields.items()
-            if key == prefix or key.startswith(f"{prefix}.")
-        }
-        return {name: str(text) for name, text in found.items()}
-
-    def text_changes(self) -> Sequence[TextChange]:
-        """Byte-level ones have none; the format has no normalizer for them."""
-        return () if self._inner is None else self._inner.text_changes()
-
-    @property
-    def _bpe(self) -> RustTokenizer:
-        if self._rust is None:
-            raise ValueError("not a byte-level vocabulary")
-        return self._rust
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_metadata(path)
-    except (ValueError, OSError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, problem: object) -> TokenizerError:
-    return TokenizerError(
-        f"{path} is not a whole .gguf file: {problem}",
-        hint="the file is damaged or cut off: fetch it again",
-    )
+        return merge_bytes(self._rust, data)

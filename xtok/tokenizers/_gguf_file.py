@@ -26,7 +26,7 @@ _MAX_DEPTH = 4  # of arrays in arrays; files in use have one
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the fields of a file by name; tensors are not looked at.
+    """Return the fields of a file by name; tensors are not read.
 
     Raises:
         ValueError: if a length does not fit the file, or something in it is unknown.
@@ -52,13 +52,13 @@ class _Reader:
 
     def fields(self) -> dict[str, Any]:
         self._number("Q")  # tensors
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for _ in range(self._count(13)):  # the shortest field: an empty name, a type, a byte
             name = self._string()
-            if name in found:
+            if name in fields:
                 raise ValueError(f"it has the field {name!r} twice")
-            found[name] = self._value(self._number("I"))
-        return found
+            fields[name] = self._value(self._number("I"))
+        return fields
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind in _NUMBERS:
@@ -89,8 +89,8 @@ class _Reader:
         return value
 
     def _count(self, size: int) -> int:
-        """Read how many of at least `size` bytes follow."""
+        """Read how many values follow, of at least `size` bytes each."""
         count: int = self._number("Q")
         if count * size > len(self._data) - self._place:
-            raise ValueError(f"it says that {count} things follow, which is more than it has")
+            raise ValueError(f"it announces {count} values, more than it has")
         return count

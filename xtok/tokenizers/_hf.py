@@ -6,169 +6,66 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from xtok.errors import TokenizerError
-from xtok.tokenizers._files import ModelFiles, eos_ids, model_vocab_size
-from xtok.tokenizers._plain import SPECIAL_NAMES, load_plain
-from xtok.tokenizers._tokenizer import TextChange
-from xtok.tokenizers.hub import hub_answers, quiet_hub
-from xtok.vocab.table import MAX_WIDTH, Entries, Entry, TokenType
+from xtok.tokenizers._configs import SPECIAL_NAMES, eos_ids, model_vocab_size
+from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
+from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
+from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
     from tokenizers import Tokenizer as RustTokenizer
 
 Spec = dict[str, Any]
 """One component of a tokenizer.json: its `type`, and what it is made of."""
 
 
-class HuggingFaceBackend:
-    """What `AutoTokenizer` loads, byte for byte: the fast backend or an error."""
+class HuggingFaceBackend(Backend):
+    """A fast Hugging Face tokenizer, which is copied and not changed.
+
+    Args:
+        tokenizer: a `PreTrainedTokenizerFast`.
+        files: where it comes from; its model config and generation config are read.
+
+    Raises:
+        TokenizerError: if its tokens are not byte strings, or it is damaged.
+    """
 
     name = "hf"
 
-    def __init__(
-        self, files: ModelFiles, *, pattern: str | None = None, trust_remote_code: bool = False
-    ) -> None:
-        _refuse_pattern(pattern, str(files))
-        self._files, self._trusted = files, trust_remote_code
-        plain = None if trust_remote_code else load_plain(files)
-        if plain is None:
-            self._use_loaded(self._hf)
-        else:
-            self._use(plain.rust, plain.added)
-            self._role_ids = plain.roles
-
-    @classmethod
-    def from_loaded(cls, tokenizer: Any, name: str) -> HuggingFaceBackend:
-        """Take a loaded tokenizer, and the model config of the folder that it came from."""
-        backend = cls.__new__(cls)
-        backend._files = ModelFiles(Path(name))
-        if not getattr(tokenizer, "is_fast", False):
-            raise TokenizerError(
-                f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
-                hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
-            )
-        backend._hf = tokenizer
-        backend._use_loaded(tokenizer)
-        return backend
-
-    @classmethod
-    def from_file(cls, path: Path, *, pattern: str | None = None) -> HuggingFaceBackend:
-        """Take a `tokenizer.json` by another name, with nothing beside it."""
-        from transformers import PreTrainedTokenizerFast
-
-        _refuse_pattern(pattern, str(path))
-        load: Callable[..., Any] = PreTrainedTokenizerFast
-        try:
-            tokenizer = load(tokenizer_file=str(path))
-        except Exception as error:
-            raise TokenizerError(
-                f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
-                hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
-            ) from error
-        return cls.from_loaded(tokenizer, str(path))
-
-    @functools.cached_property
-    def _hf(self) -> Any:
-        """What `AutoTokenizer` loads; a plain folder's is loaded for prompts and templates only."""
-        return self._load(self._trusted)
-
-    def _use_loaded(self, tokenizer: Any) -> None:
-        rust = tokenizer.backend_tokenizer
-        document = _document(rust, str(self._files))
-        own = _read_back(document, rust, str(self._files))  # what follows changes it
-        self._use(own, tokenizer.added_tokens_decoder)
-        ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in SPECIAL_NAMES}
-        self._role_ids = {role: i for role, i in ids.items() if i is not None}
-
-    def _use(self, rust: RustTokenizer, added: Mapping[int, AddedToken]) -> None:
-        _check_growth(rust, str(self._files))
-        self._rust = _without_context(rust, str(self._files))
-        self._special = {i: token.content for i, token in added.items() if token.special}
-        self._added = {i: token.content for i, token in added.items()}
-        components = list(_components(_spec(self._rust.decoder)))
-        self._decode = _decoder(components, str(self._files))
-        self._byte_level = any(c["type"] == "ByteLevel" for c in components)
-        self._byte_fallback = any(c["type"] == "ByteFallback" for c in components)
-        self._text_changes = tuple(_text_changes(self._rust, components))
-
-    def _load(self, trust_remote_code: bool) -> Any:  # its module costs seconds to import
-        from transformers import AutoTokenizer
-
-        files = self._files
-        is_repo = isinstance(files.model, str)
-        try:
-            with quiet_hub():
-                tokenizer = AutoTokenizer.from_pretrained(
-                    files.model,
-                    revision=files.revision,
-                    local_files_only=files.offline or (is_repo and not hub_answers()),
-                    use_fast=True,
-                    trust_remote_code=trust_remote_code,
-                )
-        except Exception as error:
-            code = "trust_remote_code" in str(error)
-            raise TokenizerError(
-                f"{files} needs code of its own"
-                if code
-                else f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
-                hint="read that code, then allow it with {option}"
-                if code
-                else "check its tokenizer.json and tokenizer_config.json, or fetch them again",
-                parameter="trust_remote_code" if code else "",
-            ) from error
-        if not tokenizer.is_fast:
-            raise TokenizerError(
-                f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
-                hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-            )
-        return tokenizer
+    def __init__(self, tokenizer: Any, files: ModelFiles) -> None:
+        self._hf, self._files = tokenizer, files
+        model = str(files)
+        _check_growth(tokenizer.backend_tokenizer, model)
+        self._rust = _copied(tokenizer.backend_tokenizer, model)
+        self._added = dict(tokenizer.added_tokens_decoder)
+        decoder = list(_components(_spec(self._rust.decoder)))
+        self._decode = _decoder(decoder, model)
+        self._byte_level = any(c["type"] == "ByteLevel" for c in decoder)
+        self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder)
+        self._text_changes = tuple(_text_changes(self._rust, decoder))
 
     def entries(self) -> Iterable[Entry]:
         """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL."""
-        vocab = self._rust.get_vocab(with_added_tokens=True)
-        displays = list(vocab)
-        ids = list(vocab.values())
-        types = [int(TokenType.NORMAL)] * len(ids)
-        contents = self._contents(displays)
-        place_of = dict(zip(ids, range(len(ids)), strict=True))
-        if self._byte_fallback:
-            for display, i in vocab.items():
-                if _is_byte_token(display):
-                    place = place_of[i]
-                    types[place] = TokenType.BYTE
-                    contents[place] = bytes([int(display[3:5], 16)])
-        for i, name in self._added.items():
-            place = place_of[i]
-            types[place] = TokenType.CONTROL if i in self._special else TokenType.USER_DEFINED
-            # A byte-level vocabulary matches added tokens as the text that they are.
-            text = i in self._special or self._byte_level
-            contents[place] = name.encode() if text else self._decode(name)
         unknown = self._unknown_id()
-        if unknown is not None:
-            types[place_of[unknown]] = TokenType.UNKNOWN
-            contents[place_of[unknown]] = str(self._rust.id_to_token(unknown)).encode()
-        return Entries(ids, types, contents, lambda: [name.encode() for name in displays])
-
-    def _contents(self, displays: list[str]) -> list[bytes]:
-        """Return the bytes behind display strings; a byte-level vocabulary's all at once."""
-        if not self._byte_level:
-            return list(map(self._decode, displays))
-        codes = np.frombuffer("".join(displays).encode("utf-32-le", "surrogatepass"), "<u4")
-        found = _BYTE_OF_CODE[np.minimum(codes, len(_BYTE_OF_CODE) - 1)]
-        ends = np.cumsum(np.fromiter(map(len, displays), np.int64, len(displays)))
-        data = found.astype(np.uint8).tobytes()
-        contents = [data[a:b] for a, b in pairwise([0, *ends.tolist()])]
-        odd = np.searchsorted(ends, np.flatnonzero(found < 0), side="right")
-        for place in set(odd.tolist()):  # added tokens, as a rule
-            contents[place] = self._decode(displays[place])
-        return contents
+        for display, i in self._rust.get_vocab(with_added_tokens=True).items():
+            added = self._added.get(i)
+            kind, content = TokenType.NORMAL, None
+            if i == unknown:
+                kind, content = TokenType.UNKNOWN, display.encode()
+            elif added is not None and added.special:
+                kind, content = TokenType.CONTROL, added.content.encode()
+            elif added is not None:
+                kind = TokenType.USER_DEFINED
+                # A byte-level vocabulary matches added tokens as the text that they are.
+                content = added.content.encode() if self._byte_level else None
+            elif self._byte_fallback and _BYTE_TOKEN.fullmatch(display):
+                kind, content = TokenType.BYTE, bytes([int(display[3:5], 16)])
+            yield Entry(
+                i, kind, self._decode(display) if content is None else content, display.encode()
+            )
 
     def _unknown_id(self) -> int | None:
         """Return the id that the model emits for what it does not know, if it has one."""
@@ -177,12 +74,16 @@ class HuggingFaceBackend:
             return self._rust.token_to_id(name)
         if type(self._rust.model).__name__ != "Unigram":
             return None
-        found = json.loads(self._rust.to_str())["model"].get("unk_id")
-        return None if found is None else int(found)
+        unknown: int | None = json.loads(self._rust.to_str())["model"].get("unk_id")
+        return unknown
 
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the special-token map, and the generation config's eos ids."""
-        roles = {role: [i] for role, i in self._role_ids.items()}
+        roles: dict[str, list[int]] = {}
+        for role in SPECIAL_NAMES:
+            token_id = getattr(self._hf, f"{role}_token_id", None)
+            if token_id is not None:
+                roles[role] = [token_id]
         more = eos_ids(self._files)
         if more:
             roles["eos"] = [*roles.get("eos", []), *more]
@@ -200,17 +101,10 @@ class HuggingFaceBackend:
             # The library's own error: a text that the model has no token for, nor an unknown one.
             if type(error) is not Exception:
                 raise
-            return [self._encode_text(text) for text in texts]
+            if len(texts) == 1:
+                return [[]]
+            return [ids for text in texts for ids in self.encode_texts([text])]
         return [encoding.ids for encoding in batch]
-
-    def _encode_text(self, text: str) -> list[int]:
-        try:
-            ids: list[int] = self._rust.encode(text, add_special_tokens=False).ids
-        except Exception as error:
-            if type(error) is not Exception:
-                raise
-            return []
-        return ids
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge bytes with a byte-level model, past its normalizer; others merge characters."""
@@ -218,29 +112,79 @@ class HuggingFaceBackend:
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
-        encoded = self._hf(text, add_special_tokens=False, verbose=False)
-        ids: list[int] = encoded["input_ids"]
+        ids: list[int] = self._hf(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def chat_templates(self) -> Mapping[str, str]:
         """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
-        found = self._hf.chat_template
-        if isinstance(found, str):
-            return {"default": found} if found else {}
-        return dict(found) if isinstance(found, Mapping) else {}
+        templates = self._hf.chat_template
+        if isinstance(templates, str):
+            return {"default": templates} if templates else {}
+        return dict(templates) if isinstance(templates, Mapping) else {}
 
     def text_changes(self) -> Sequence[TextChange]:
         """Return what the normalizer, and a decoder that joins words with spaces, change."""
         return self._text_changes
 
 
-def _refuse_pattern(pattern: str | None, model: str) -> None:
-    if pattern is not None:
+def load_folder(
+    files: ModelFiles, *, pattern: str | None = None, trust_remote_code: bool = False
+) -> HuggingFaceBackend:
+    """Load what `AutoTokenizer` loads from a folder or repo.
+
+    Raises:
+        TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
+    """
+    refuse_pattern(pattern, f"{files} is a Hugging Face tokenizer")
+    from transformers import AutoTokenizer
+
+    local = files.offline or (isinstance(files.model, str) and not hub_answers())
+    try:
+        with quiet_hub():
+            tokenizer = AutoTokenizer.from_pretrained(
+                files.model,
+                revision=files.commit or files.revision,
+                local_files_only=local,
+                use_fast=True,
+                trust_remote_code=trust_remote_code,
+            )
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise TokenizerError(
+                f"{files} needs code of its own",
+                hint="read that code, then allow it with {option}",
+                parameter="trust_remote_code",
+            ) from error
         raise TokenizerError(
-            f"{model} is a Hugging Face tokenizer, which brings its own pattern",
-            hint="leave out {option}",
-            parameter="pattern",
+            f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
+            hint="check its tokenizer.json and tokenizer_config.json, or fetch them again",
+        ) from error
+    if not tokenizer.is_fast:
+        raise TokenizerError(
+            f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
+            hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
+    return HuggingFaceBackend(tokenizer, files)
+
+
+def load_json(path: Path, *, pattern: str | None = None) -> HuggingFaceBackend:
+    """Load a `tokenizer.json` by another name, without the files beside it.
+
+    Raises:
+        TokenizerError: if it is not one.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    refuse_pattern(pattern, f"{path} is a Hugging Face tokenizer")
+    load: Callable[..., Any] = PreTrainedTokenizerFast
+    try:
+        tokenizer = load(tokenizer_file=str(path))
+    except Exception as error:
+        raise TokenizerError(
+            f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
+            hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
+        ) from error
+    return HuggingFaceBackend(tokenizer, ModelFiles(path))
 
 
 def merge_bytes(rust: RustTokenizer, data: bytes) -> list[int]:
@@ -269,39 +213,43 @@ def _components(spec: Spec) -> Iterator[Spec]:
         yield spec
 
 
-def _document(rust: RustTokenizer, model: str) -> str:
-    """Return a tokenizer's JSON.
+def _copied(rust: RustTokenizer, model: str) -> RustTokenizer:
+    """Return a copy that encodes as in the middle of a text: no prefix, padding or dropout.
 
     Raises:
-        TokenizerError: if an id is so large that writing the JSON, id by id, takes minutes.
+        TokenizerError: if the copy loses tokens, or an id is so large that writing the JSON, id by
+            id, takes minutes.
     """
+    from tokenizers import Tokenizer as RustTokenizer
+
     largest = max(rust.get_vocab().values(), default=0)
     if largest >= MAX_WIDTH:
         raise TokenizerError(
             f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}",
             hint="its tokenizer.json is damaged: fetch it again",
         )
-    return rust.to_str()
-
-
-def _read_back(document: str, like: RustTokenizer, model: str) -> RustTokenizer:
-    """Make a tokenizer of the JSON of one that has the same tokens.
-
-    Raises:
-        TokenizerError: if it loses some of them, as one of two that have the same id.
-    """
-    from tokenizers import Tokenizer as RustTokenizer
-
+    text = rust.to_str()
+    components = [*_components(_spec(rust.normalizer)), *_components(_spec(rust.pre_tokenizer))]
+    if any(map(_adds_prefix, components)):
+        document = json.loads(text)
+        for key in ("normalizer", "pre_tokenizer"):
+            document[key] = _drop_prefix(document[key])
+        text = json.dumps(document)
     try:
-        rust = RustTokenizer.from_str(document)
-        if rust.get_vocab_size() != like.get_vocab_size():
+        copy = RustTokenizer.from_str(text)
+        if copy.get_vocab_size() != rust.get_vocab_size():
             raise ValueError("it has fewer")
     except Exception as error:
         raise TokenizerError(
             f"{model} loses tokens when it is copied, as where two have the same id: {error}",
             hint="its tokenizer.json is damaged: fetch it again",
         ) from error
-    return rust
+    copy.encode_special_tokens = True
+    copy.no_truncation()
+    copy.no_padding()
+    if getattr(copy.model, "dropout", None):
+        copy.model.dropout = None
+    return copy
 
 
 _MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
@@ -325,22 +273,6 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
                 f"the replacements of {model} may make a text {growth:.0f} times as long",
                 hint="its tokenizer.json is damaged: fetch it again",
             )
-
-
-def _without_context(rust: RustTokenizer, model: str) -> RustTokenizer:
-    """Have it encode as in the middle of a text: no prefix, no padding, no dropout."""
-    components = [*_components(_spec(rust.normalizer)), *_components(_spec(rust.pre_tokenizer))]
-    if any(map(_adds_prefix, components)):
-        document = json.loads(_document(rust, model))
-        for key in ("normalizer", "pre_tokenizer"):
-            document[key] = _drop_prefix(document[key])
-        rust = _read_back(json.dumps(document), rust, model)
-    rust.encode_special_tokens = True
-    rust.no_truncation()
-    rust.no_padding()
-    if getattr(rust.model, "dropout", None):
-        rust.model.dropout = None
-    return rust
 
 
 def _adds_prefix(component: Spec) -> bool:
@@ -464,8 +396,7 @@ def _bert_text_changes(spec: Spec) -> Iterator[TextChange]:
         yield TextChange(normalizer="BertNormalizer", changes=changes)
 
 
-def _is_byte_token(display: str) -> bool:
-    return re.fullmatch("<0x[0-9A-F]{2}>", display) is not None
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 
 def _byte_level_alphabet() -> dict[int, int]:
@@ -480,12 +411,8 @@ _TO_DISPLAY = _byte_level_alphabet()
 _FROM_DISPLAY = dict.fromkeys(range(256), 65535) | {c: b for b, c in _TO_DISPLAY.items()}
 
 
-_BYTE_OF_CODE = np.full(1 + max(_FROM_DISPLAY) + 1, -1, np.int16)
-_BYTE_OF_CODE[list(_TO_DISPLAY.values())] = list(_TO_DISPLAY)
-
-
 def byte_level_bytes(display: str) -> bytes:
-    """Return the bytes behind a display string; one that is none stands for itself."""
+    """Return the bytes behind a display string; any other string is its own UTF-8."""
     try:
         return display.translate(_FROM_DISPLAY).encode("latin-1")
     except UnicodeEncodeError:

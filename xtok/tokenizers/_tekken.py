@@ -11,7 +11,7 @@ from typing import Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._tiktoken import encode_plain, make_encoding, require_single_bytes
-from xtok.tokenizers._tokenizer import TextChange
+from xtok.tokenizers._tokenizer import Backend, refuse_pattern
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
@@ -30,18 +30,13 @@ def is_tekken(head: bytes) -> bool:
     return start.startswith((b'{"config":{"pattern"', b'{"vocab":[{"rank"'))
 
 
-class TekkenBackend:
+class TekkenBackend(Backend):
     """A `tekken.json` through the `tiktoken` library."""
 
     name = "tekken"
 
     def __init__(self, path: Path, *, pattern: str | None = None) -> None:
-        if pattern is not None:
-            raise TokenizerError(
-                f"{path} is a tekken file, which brings its own pattern",
-                hint="leave out {option}",
-                parameter="pattern",
-            )
+        refuse_pattern(pattern, f"{path} is a tekken file")
         try:
             document = json.loads(path.read_bytes())
             config = document["config"]
@@ -71,35 +66,19 @@ class TekkenBackend:
         for token, rank in self._ranks.items():
             yield Entry(rank + self._reserved, TokenType.NORMAL, token)
 
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the roles of the names that mistral-common knows."""
         ids = {entry.content.decode(): entry.id for entry in self._special}
         return {role: [ids[name]] for role, name in _ROLES.items() if name in ids}
 
-    def model_vocab_size(self) -> int | None:
-        """The file has no model beside it."""
-        return None
-
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode as `TiktokenBackend` does; special tokens are text here."""
-        found, shift = encode_plain(self._encoding, texts), self._reserved
-        return [[i + shift for i in ids] for ids in found]
+        shift = self._reserved
+        return [[i + shift for i in ids] for ids in encode_plain(self._encoding, texts)]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge the bytes by rank, as one piece."""
         return [i + self._reserved for i in self._encoding._encode_single_piece(data)]
-
-    def encode_prompt(self, text: str) -> list[int] | None:
-        """The format takes the names of special tokens for text."""
-        return None
-
-    def chat_templates(self) -> Mapping[str, str]:
-        """The file has no chat template."""
-        return {}
-
-    def text_changes(self) -> Sequence[TextChange]:
-        """There are none: no normalizer."""
-        return ()
 
 
 def _default_special_tokens() -> list[dict[str, Any]]:
@@ -107,17 +86,17 @@ def _default_special_tokens() -> list[dict[str, Any]]:
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[Entry]:
-    """Return the tokens that are listed, and those between, which are named by their numbers."""
-    found: dict[int, Entry] = {}
+    """Return the listed tokens, and those between, which are named by their numbers."""
+    entries: dict[int, Entry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
-        if i in found or not 0 <= i < reserved:
+        if i in entries or not 0 <= i < reserved:
             raise ValueError(f"its special token {i} comes twice, or is not in 0..{reserved - 1}")
         kind = TokenType.CONTROL if token.get("is_control", True) else TokenType.USER_DEFINED
-        found[i] = Entry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
+        entries[i] = Entry(i, TokenType.UNKNOWN if name == b"<unk>" else kind, name)
     for i in range(reserved):
-        found.setdefault(i, Entry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))
-    return sorted(found.values())
+        entries.setdefault(i, Entry(i, TokenType.CONTROL, f"<SPECIAL_{i}>".encode()))
+    return sorted(entries.values())
 
 
 def _ranks(vocab: Sequence[Mapping[str, Any]], path: Path) -> dict[bytes, int]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +15,8 @@ from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._panics import is_panic
-from xtok.tokenizers._tokenizer import TextChange
-from xtok.vocab.table import MAX_WIDTH, Entries, Entry, TokenType
+from xtok.tokenizers._tokenizer import Backend
+from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -43,39 +41,35 @@ class Family:
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
-def _numbered(start: int, names: str | Iterable[str]) -> dict[str, int]:
-    words = _words(names) if isinstance(names, str) else names
-    return {name: start + i for i, name in enumerate(words)}
+def _numbered(start: int, names: str) -> dict[str, int]:
+    return {name: start + i for i, name in enumerate(names.split())}
 
 
-def _words(names: str) -> list[str]:
-    return names.split()
-
-
-def _llama_4_names() -> list[str]:
+def _llama_4_names() -> str:
     """Return the 2,048 special tokens behind the ranks."""
 
-    def reserved(part: str, start: int, stop: int) -> list[str]:
-        return [f"<|{part}reserved_special_token_{i}|>" for i in range(start, stop)]
+    def reserved(part: str, start: int, stop: int) -> str:
+        return " ".join(f"<|{part}reserved_special_token_{i}|>" for i in range(start, stop))
 
-    names = [
-        *_words("<|begin_of_text|> <|end_of_text|> <|fim_prefix|> <|fim_middle|> <|fim_suffix|>"),
-        *_words("<|header_start|> <|header_end|> <|eom|> <|eot|> <|step|>"),
-        *reserved("text_post_train_", 0, 6),
-        *_words("<|python_start|> <|python_end|> <|finetune_right_pad|>"),
-        *reserved("text_post_train_", 8, 69),
-        *_words("<|image_start|> <|image_end|>"),
-        *reserved("vision_", 0, 2),
-        *_words("<|tile_x_separator|> <|tile_y_separator|>"),
-        *reserved("vision_", 2, 6),
+    parts = (
+        "<|begin_of_text|> <|end_of_text|> <|fim_prefix|> <|fim_middle|> <|fim_suffix|>",
+        "<|header_start|> <|header_end|> <|eom|> <|eot|> <|step|>",
+        reserved("text_post_train_", 0, 6),
+        "<|python_start|> <|python_end|> <|finetune_right_pad|>",
+        reserved("text_post_train_", 8, 69),
+        "<|image_start|> <|image_end|>",
+        reserved("vision_", 0, 2),
+        "<|tile_x_separator|> <|tile_y_separator|>",
+        reserved("vision_", 2, 6),
         "<|image|>",
-        *reserved("vision_", 6, 7),
+        reserved("vision_", 6, 7),
         "<|patch|>",
-        *reserved("vision_", 7, 1048),
-        *reserved("reasoning_", 0, 8),
-        *_words("<|reasoning_thinking_start|> <|reasoning_thinking_end|>"),
-    ]
-    return [*names, *reserved("", 0, 2048 - len(names))]
+        reserved("vision_", 7, 1048),
+        reserved("reasoning_", 0, 8),
+        "<|reasoning_thinking_start|> <|reasoning_thinking_end|>",
+    )
+    names = " ".join(parts)
+    return f"{names} {reserved('', 0, 2048 - len(names.split()))}"
 
 
 # Patterns and special tokens: llama3/ and llama4/tokenizer.py of llama-models 0.3.0;
@@ -98,19 +92,10 @@ _LLAMA_3 = Family(
     pattern=LLAMA_3_PATTERN,
     control=_numbered(
         128_000,
-        [
-            *["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>"],
-            *["<|reserved_special_token_1|>", "<|finetune_right_pad_id|>", "<|step_id|>"],
-            *[
-                "<|start_header_id|>",
-                "<|end_header_id|>",
-                "<|eom_id|>",
-                "<|eot_id|>",
-                "<|python_tag|>",
-            ],
-            "<|image|>",
-            *(f"<|reserved_special_token_{i}|>" for i in range(2, 246)),
-        ],
+        "<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> "
+        "<|reserved_special_token_1|> <|finetune_right_pad_id|> <|step_id|> <|start_header_id|> "
+        "<|end_header_id|> <|eom_id|> <|eot_id|> <|python_tag|> <|image|> "
+        + " ".join(f"<|reserved_special_token_{i}|>" for i in range(2, 246)),
     ),
     roles={
         "bos": "<|begin_of_text|>",
@@ -169,14 +154,10 @@ def is_rank_file(head: bytes) -> bool:
 
 
 def _is_rank_line(line: bytes) -> bool:
-    words = line.split()
     try:
-        return (
-            len(words) == 2
-            and words[1].isdigit()
-            and bool(base64.b64decode(words[0], validate=True))
-        )
-    except binascii.Error:
+        word, digits = line.split()
+        return digits.isdigit() and bool(base64.b64decode(word, validate=True))
+    except ValueError:  # binascii.Error is one, too
         return False
 
 
@@ -189,34 +170,6 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
     Raises:
         TokenizerError: naming the line that is not `base64 rank` or that repeats another one.
     """
-    ranks = _parse_at_once(data) or _parse_lines(data, source)
-    require_single_bytes(ranks, source)
-    return ranks
-
-
-def _parse_at_once(data: bytes) -> dict[bytes, int] | None:
-    """Parse a file in which nothing is wrong, three times as fast as line by line; else None."""
-    words = data.split()
-    digits = words[1::2]
-    separators = data.translate(None, delete=_BASE64)
-    if not words or separators.ljust(len(words), b"\n") != b" \n" * len(digits):
-        return None
-    if data.count(b"=") != data.count(b"= ") + data.count(b"== "):  # padding only behind a word
-        return None
-    try:
-        ids = list(map(int, digits))
-        ranks = dict(zip(map(binascii.a2b_base64, words[::2]), ids, strict=True))
-    except ValueError:  # binascii.Error is one, too
-        return None
-    plain = b"".join(digits).isdigit() and max(map(len, digits)) <= _MAX_DIGITS
-    unique = len(ranks) == len(digits) == len(set(ids))
-    return ranks if plain and unique and b"" not in ranks and max(ids) < MAX_WIDTH else None
-
-
-_BASE64 = (string.ascii_letters + string.digits + "+/=").encode()
-
-
-def _parse_lines(data: bytes, source: str) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     seen: set[int] = set()
     for number, line in enumerate(data.splitlines(), 1):
@@ -224,16 +177,21 @@ def _parse_lines(data: bytes, source: str) -> dict[bytes, int]:
             continue
         try:
             word, digits = line.split()
-            token, rank = base64.b64decode(word, validate=True), _rank(digits)
-        except ValueError as error:  # binascii.Error is one, too
-            raise _bad_file(
-                f"line {number} of {source} is not a base64 token and a rank"
-            ) from error
-        if token in ranks or rank in seen or not token:
-            raise _bad_file(f"line {number} of {source} repeats a token or a rank, or has none")
+            token = base64.b64decode(word, validate=True)
+            rank = int(digits) if digits.isdigit() and len(digits) <= _MAX_DIGITS else MAX_WIDTH
+        except ValueError:  # binascii.Error is one, too
+            token, rank = b"", MAX_WIDTH
+        if not token or rank >= MAX_WIDTH:
+            raise _bad_file(f"line {number} of {source} is not a base64 token and a rank")
+        if token in ranks or rank in seen:
+            raise _bad_file(f"line {number} of {source} repeats a token or a rank")
         ranks[token] = rank
         seen.add(rank)
+    require_single_bytes(ranks, source)
     return ranks
+
+
+_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has eight
 
 
 def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
@@ -245,15 +203,6 @@ def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise _bad_file(f"{source} lacks {len(missing)} of the 256 single bytes")
-
-
-_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has eight
-
-
-def _rank(digits: bytes) -> int:
-    if not digits.isdigit() or len(digits) > _MAX_DIGITS or int(digits) >= MAX_WIDTH:
-        raise ValueError
-    return int(digits)
 
 
 def _bad_file(message: str) -> TokenizerError:
@@ -282,14 +231,12 @@ def encode_plain(encoding: Encoding, texts: Sequence[str]) -> list[list[int]]:
     One plain call per text: for a vocabulary of short ones, `encode_batch`, which hands each
     text to a thread, takes thirty times as long.
     """
-    # What `encode_ordinary` calls; for short texts its wrapper is a quarter of the time.
-    plain = encoding._core_bpe.encode_ordinary
-    found: list[list[int]] | None = _attempt(list, map(plain, texts))
-    return [_encode_in_parts(encoding, text) for text in texts] if found is None else found
+    ids: list[list[int]] | None = _attempt(list, map(encoding.encode_ordinary, texts))
+    return [_encode_in_parts(encoding, text) for text in texts] if ids is None else ids
 
 
 def _encode_in_parts(encoding: Encoding, text: str, special: Set[str] = frozenset()) -> list[int]:
-    """Encode a text; one at which the library gives up is encoded in halves, and these likewise.
+    """Encode a text; in halves, and these in halves, where the library gives up.
 
     Its regular expressions backtrack a million times at most, so that a million spaces in a row
     are too many for most families. Tokens beside a cut may be others than in the whole text.
@@ -317,7 +264,7 @@ def _attempt(function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
     return None
 
 
-class TiktokenBackend:
+class TiktokenBackend(Backend):
     """A rank file through the `tiktoken` library."""
 
     name = "tiktoken"
@@ -334,8 +281,7 @@ class TiktokenBackend:
                 parameter="pattern",
             )
         self._family = family
-        names = "|".join(map(re.escape, family.text))
-        self._added = re.compile(names) if names else None
+        self._added = re.compile("|".join(map(re.escape, family.text)) or "(?!)")
         self._ranks = parse_ranks(data, str(path))
         try:
             self._encoding = make_encoding(
@@ -350,46 +296,40 @@ class TiktokenBackend:
 
     def entries(self) -> Iterable[Entry]:
         """Ranks are NORMAL; the family's special tokens CONTROL, its others USER_DEFINED."""
-        family, normal = self._family, len(self._ranks)
-        types = [int(TokenType.NORMAL)] * normal
-        types += [TokenType.CONTROL] * len(family.control)
-        types += [TokenType.USER_DEFINED] * len(family.text)
-        names = [name.encode() for name in (*family.control, *family.text)]
-        return Entries(
-            [*self._ranks.values(), *family.control.values(), *family.text.values()],
-            types,
-            [*self._ranks, *names],
-        )
+        for token, rank in self._ranks.items():
+            yield Entry(rank, TokenType.NORMAL, token)
+        for name, token_id in self._family.control.items():
+            yield Entry(token_id, TokenType.CONTROL, name.encode())
+        for name, token_id in self._family.text.items():
+            yield Entry(token_id, TokenType.USER_DEFINED, name.encode())
 
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return what the family's own code declares."""
         return {role: [self._family.control[name]] for role, name in self._family.roles.items()}
 
-    def model_vocab_size(self) -> int | None:
-        """A rank file has no model beside it."""
-        return None
-
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode with added text tokens recognised, and control tokens as plain text."""
-        found = encode_plain(self._encoding, texts)
-        if self._added is None:
-            return found
+        ids = encode_plain(self._encoding, texts)
         for row, text in enumerate(texts):
             if self._added.search(text):
-                found[row] = _encode_in_parts(self._encoding, text, set(self._family.text))
-        return found
+                ids[row] = _encode_in_parts(self._encoding, text, set(self._family.text))
+        return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode as `encode_texts` does, without a Python object per token: a fifth faster."""
-        encode, added = self._encoding.encode_to_numpy, self._family.text
-        found = []
+        arrays = []
         for text in texts:
-            special = {name for name in added if name in text}
-            ids = _attempt(encode, text, allowed_special=special, disallowed_special=())
+            special = set(self._added.findall(text))
+            ids = _attempt(
+                self._encoding.encode_to_numpy,
+                text,
+                allowed_special=special,
+                disallowed_special=(),
+            )
             if ids is None:
                 ids = np.array(_encode_in_parts(self._encoding, text, special), np.uint32)
-            found.append(ids.view(np.int32))
-        return found
+            arrays.append(ids.view(np.int32))
+        return arrays
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge the bytes by rank, as one piece."""
@@ -399,11 +339,3 @@ class TiktokenBackend:
         """Encode with all of the family's special tokens recognised."""
         encode = self._encoding.encode
         return _attempt(encode, text, allowed_special="all", disallowed_special=())
-
-    def chat_templates(self) -> Mapping[str, str]:
-        """A rank file has no chat template."""
-        return {}
-
-    def text_changes(self) -> Sequence[TextChange]:
-        """There are none: no normalizer."""
-        return ()

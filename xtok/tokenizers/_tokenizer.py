@@ -1,16 +1,17 @@
-"""The `Tokenizer` that the rest of xtok sees, and the `Backend` protocol behind it."""
+"""The `Tokenizer` that the rest of xtok sees, and the `Backend` behind it."""
 
 from __future__ import annotations
 
 import functools
 import re
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from xtok.tokenizers._panics import no_panic
 from xtok.vocab.roles import find_roles
 from xtok.vocab.table import (
     MAX_WIDTH,
-    Entries,
     Entry,
     TokenTable,
     TokenType,
@@ -43,46 +43,62 @@ class TextChange:
     changes: str
 
 
-class Backend(Protocol):
-    """What one tokenizer library can do; everything that is not exact is caught by `Tokenizer`."""
+class Backend(ABC):
+    """What one tokenizer library can do; `Tokenizer` catches everything that is not exact."""
 
     name: str
 
+    @abstractmethod
     def entries(self) -> Iterable[Entry]:
         """Return every id of the tokenizer once, in any order."""
 
-    def declared_roles(self) -> Mapping[str, Iterable[int]]:
-        """Return roles (names of `canonical.ROLES`) that the tokenizer's own files declare."""
-
-    def model_vocab_size(self) -> int | None:
-        """Return the width of the model's logits by its config, or None where there is none."""
-
+    @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode in the library's own batch call: no special tokens, no dummy prefix."""
+        """Encode a batch: no special tokens, no dummy prefix; control tokens are plain text."""
 
+    @abstractmethod
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Apply the model's own merges to any bytes, or return None where it cannot."""
+        """Apply the model's own merges to any bytes; None if it merges characters."""
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Encode as `encode_texts` does, into arrays."""
+        return [np.array(array("i", ids), np.int32) for ids in self.encode_texts(texts)]
 
     def encode_prompt(self, text: str) -> list[int] | None:
-        """Encode a whole text with control tokens recognised; None where the library cannot."""
+        """Encode a whole text with control tokens recognised; None if the library cannot."""
+        return None
+
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
+        """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
+        return {}
+
+    def model_vocab_size(self) -> int | None:
+        """Return the width of the model's logits by its config; None without a config."""
+        return None
 
     def chat_templates(self) -> Mapping[str, str]:
         """Return the Jinja chat templates by name; `default` is the usual one."""
+        return {}
 
     def text_changes(self) -> Sequence[TextChange]:
         """Return what keeps a text from being the concatenation of its tokens' bytes."""
+        return ()
 
 
-@runtime_checkable
-class ArrayBackend(Protocol):
-    """A backend that can also give arrays, which are faster than lists of Python's integers."""
+def refuse_pattern(pattern: str | None, what: str) -> None:
+    """Refuse a split pattern for a tokenizer that has its own.
 
-    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return what `encode_texts` does, as arrays."""
+    Raises:
+        TokenizerError: if there is a pattern.
+    """
+    if pattern is not None:
+        raise TokenizerError(
+            f"{what}, which takes no pattern", hint="leave out {option}", parameter="pattern"
+        )
 
 
 class Encoding(NamedTuple):
-    """A text as ids, and where in it each one stands.
+    """A text as ids, and where each one is in it.
 
     `ids` is int32 `[T]`; token i is bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8,
     int64 `[T + 1]`. A token has none where its library put a space before the text.
@@ -97,9 +113,10 @@ class Tokenizer:
 
     Attributes:
         vocabulary: the token table and where it comes from.
-        report: what became of the ids on the way to the table.
+        table: the token table.
+        report: how the ids became the table.
         location: the local folder or file (a `Path`) or the repo (a `str`) that it was loaded from.
-        notes: what its user should be told about how it was loaded.
+        notes: what its user should know about how it was loaded.
     """
 
     def __init__(
@@ -114,18 +131,12 @@ class Tokenizer:
     ) -> None:
         self.location = location
         self.notes = tuple(notes)
-        self._name = model_id
-        entries = Entries.of(backend.entries())
-        largest = max(entries.ids, default=-1)
-        width, source = _width(backend, model_id, vocab_size, largest, len(entries.ids))
-        table, self.report = decode_vocabulary(entries, width=width)
         self._backend = backend
-        self._table = table = table.with_roles(find_roles(table, backend.declared_roles()))
-        self._byte_ids = {table[i]: i for i in table.ids_of_type(TokenType.BYTE).tolist()}
-        self._control_names = {i: name.encode() for i, name in table.control_names.items() if name}
-        preferred = self._emitted_duplicates()
-        if preferred:
-            self._table = table = table.with_roles(table.roles, preferred)
+        entries = list(backend.entries())
+        largest = max((entry.id for entry in entries), default=-1)
+        width, source = _width(backend, model_id, vocab_size, largest, len(entries))
+        table, self.report = decode_vocabulary(entries, width=width)
+        self.table = replace(table, roles=find_roles(table, backend.declared_roles()))
         self.vocabulary = Vocabulary(
             model_id=model_id,
             revision=revision,
@@ -133,15 +144,18 @@ class Tokenizer:
             vocab_size=width,
             width_source=source,
             tokenizer_vocab_size=largest + 1,
-            table=table,
+            table=self.table,
         )
+        self._tokens = self.table.tokens()
+        preferred = self._emitted_duplicates()
+        if preferred:
+            self.table = replace(self.table, preferred_ids=preferred)
+            self.vocabulary = replace(self.vocabulary, table=self.table)
 
-    @property
-    def table(self) -> TokenTable:
-        """The token table, which a loaded tokenizer always has."""
-        if self.vocabulary.table is None:
-            raise ValueError("a loaded tokenizer has a table")
-        return self.vocabulary.table
+    def __repr__(self) -> str:
+        vocabulary = self.vocabulary
+        num_ids = vocabulary.vocab_size
+        return f"Tokenizer({vocabulary.model_id!r}, {vocabulary.backend}, {num_ids} ids)"
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
         """Return the table in a form of `decode_vocabulary`, with some ids taken for UNUSED."""
@@ -156,11 +170,11 @@ class Tokenizer:
         """Return the ids that the tokenizer gives for these bytes in the middle of a text.
 
         The tokens' bytes concatenate to exactly `data`. Valid UTF-8 goes through the library's own
-        encoder; what that does not give back exactly, and partial UTF-8, through the model's own
+        encoder. What does not round-trip there, and partial UTF-8, goes through the model's own
         merges on bytes, then the byte tokens, then greedy longest match.
 
         Raises:
-            TokenizerError: if the vocabulary cannot spell these bytes at all.
+            TokenizerError: if the vocabulary cannot spell these bytes.
         """
         [ids] = self.segment_batch([data])
         if ids is None:
@@ -173,38 +187,26 @@ class Tokenizer:
     def segment_batch(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Segment many byte strings at once; None where the vocabulary cannot spell one."""
         result: list[list[int] | None] = [None] * len(pieces)
-        texts: list[str] = []
-        rows: list[int] = []
-        for row, piece in enumerate(pieces):
-            try:
-                texts.append(piece.decode())
-            except UnicodeDecodeError:
-                continue
-            rows.append(row)
-        encoded = self.library_ids(texts)
-        exact = self._which_spell(encoded, [pieces[row] for row in rows])
-        for row, ids, is_exact in zip(rows, encoded, exact, strict=True):
-            if is_exact:
-                result[row] = ids
-        rest = [row for row, ids in enumerate(result) if ids is None]
-        for way in (self._by_merges, self._with_byte_tokens, self._longest_matches):
-            for row, found in zip(rest, way([pieces[row] for row in rest]), strict=True):
-                if found is not None and self._spells(found, pieces[row]):
-                    result[row] = found
+        ways = (self._by_library, self._by_merges, self._by_byte_tokens, self._by_longest_matches)
+        rest = list(range(len(pieces)))
+        for way in ways:
+            for row, ids in zip(rest, way([pieces[row] for row in rest]), strict=True):
+                if ids is not None and self._spells(ids, pieces[row]):
+                    result[row] = ids
             rest = [row for row in rest if result[row] is None]
         return result
 
     def encode(self, text: str) -> Encoding:
         """Encode a rendered prompt: control tokens by their names, the rest byte for byte.
 
-        The ids are those of the library's own encoder. Where that changes the text (a normalizer),
-        or knows no control tokens, the stretches between control tokens are segmented instead.
+        The ids are those of the library's own encoder. If that changes the text (a normalizer), or
+        knows no control tokens, the stretches between control tokens are segmented instead.
 
         Raises:
             TokenizerError: if the vocabulary cannot spell the text.
         """
         data = text.encode()
-        with no_panic(self._name):
+        with no_panic(self.vocabulary.model_id):
             ids = self._backend.encode_prompt(text)
         bounds = None if ids is None else self._bounds(ids, data)
         if ids is None or bounds is None:
@@ -216,37 +218,29 @@ class Tokenizer:
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return what the library's own encoder gives in the middle of a text, exact or not."""
-        with no_panic(self._name):
+        with no_panic(self.vocabulary.model_id):
             return self._backend.encode_texts(texts)
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return what `library_ids` does, as int32 arrays; for a tiktoken file it is faster."""
-        if isinstance(self._backend, ArrayBackend):
+        """Return what `library_ids` does, as int32 arrays."""
+        with no_panic(self.vocabulary.model_id):
             return self._backend.encode_arrays(texts)
-        ids = self.library_ids(texts)
-        return [np.asarray(array("i", row), np.int32) for row in ids]  # faster than from a list
 
-    def special_token_names(self) -> dict[str, str]:
-        """Return `bos_token` and the like, as chat templates know them, to the token's name."""
-        return dict(self._special_token_names)
-
-    def chat_templates(self) -> Mapping[str, str]:
-        """Return the Jinja chat templates that the tokenizer brings, by name."""
-        return self._chat_templates
-
-    # Read once: a backend may read files, and ask the hub for those that are not there.
+    # Kept, because a backend may read files, and ask the hub for those that are missing.
 
     @functools.cached_property
-    def _special_token_names(self) -> dict[str, str]:
+    def special_token_names(self) -> Mapping[str, str]:
+        """The names of the special tokens by `bos_token` and the like, as chat templates use."""
         names = {}
         for role, ids in self._backend.declared_roles().items():
-            for i in list(ids)[:1]:
+            for i in ids[:1]:
                 name = self._control_names.get(i) or self._bytes_of(i)
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
         return names
 
     @functools.cached_property
-    def _chat_templates(self) -> Mapping[str, str]:
+    def chat_templates(self) -> Mapping[str, str]:
+        """The Jinja chat templates that the tokenizer brings, by name."""
         return self._backend.chat_templates()
 
     @property
@@ -255,26 +249,30 @@ class Tokenizer:
         return self._backend.text_changes()
 
     @functools.cached_property
+    def _control_names(self) -> dict[int, bytes]:
+        return {i: name.encode() for i, name in self.table.control_names.items() if name}
+
+    @functools.cached_property
     def _control_ids(self) -> dict[str, int]:
         ids = self.table.ids_of_type(TokenType.CONTROL).tolist()
         return {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
 
     @functools.cached_property
-    def _control_pattern(self) -> re.Pattern[str] | None:
+    def _control_pattern(self) -> re.Pattern[str]:
         names = sorted(map(re.escape, self._control_ids), key=len, reverse=True)
-        return re.compile(f"({'|'.join(names)})") if names else None
+        return re.compile(f"({'|'.join(names) or '(?!)'})")
 
     def _encode_parts(self, text: str) -> list[int]:
         """Segment what is between the control tokens of a text."""
-        if self._control_pattern is None:
-            return self.segment(text.encode())
         parts = self._control_pattern.split(text)
-        spelled = self.segment_batch([part.encode() for part in parts[::2]])
+        spelled = iter(self.segment_batch([part.encode() for part in parts[::2]]))
         ids: list[int] = []
-        for part, found, name in zip(parts[::2], spelled, [*parts[1::2], ""], strict=True):
-            ids += self.segment(part.encode()) if found is None else found
-            if name:
-                ids.append(self._control_ids[name])
+        for place, part in enumerate(parts):
+            if place % 2:
+                ids.append(self._control_ids[part])
+            else:
+                piece = next(spelled)
+                ids += self.segment(part.encode()) if piece is None else piece
         return ids
 
     def _bounds(self, ids: Sequence[int], data: bytes) -> list[int] | None:
@@ -308,107 +306,92 @@ class Tokenizer:
         return bounds if bounds[-1] == len(data) else None
 
     def _bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of an id, none for one that has none or that is not there."""
-        return self._table[token_id] if 0 <= token_id < len(self._table) else b""
+        """Return the bytes of an id; none for one that has none or does not exist."""
+        return self.table[token_id] if 0 <= token_id < len(self.table) else b""
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
         """Tell whether all ids are text and their bytes concatenate to `data`."""
-        tokens = [self._bytes_of(i) for i in ids]
-        return all(tokens) and b"".join(tokens) == data
+        tokens = self._tokens
+        try:
+            parts = [tokens[i] for i in ids]
+        except IndexError:  # an id that the vocabulary lacks
+            return False
+        return b"" not in parts and b"".join(parts) == data
 
-    def _which_spell(self, encoded: Sequence[Sequence[int]], pieces: Sequence[bytes]) -> list[bool]:
-        """Tell for many byte strings at once whether the ids of each spell it, as `_spells` does.
-
-        One comparison of all bytes: a tenth of the time of one string after another.
-        """
-        table, num = self._table, len(pieces)
-        counts = np.fromiter(map(len, encoded), np.int64, num)
-        ids = np.fromiter(chain.from_iterable(encoded), np.int64, int(counts.sum()))
-        owner = np.repeat(np.arange(num), counts)
-        lengths = np.zeros(len(ids), np.int64)
-        known = (ids >= 0) & (ids < len(table))
-        lengths[known] = table.lengths[ids[known]]
-        sizes = np.fromiter(map(len, pieces), np.int64, num)
-        exact = np.bincount(owner, lengths, num) == sizes
-        exact[owner[lengths == 0]] = False
-        of_exact = exact[owner]
-        ids, lengths = ids[of_exact], lengths[of_exact]
-        before = np.cumsum(lengths) - lengths
-        places = np.repeat(table.offsets[ids] - before, lengths) + np.arange(int(lengths.sum()))
-        given = b"".join(piece for piece, is_exact in zip(pieces, exact, strict=True) if is_exact)
-        differ = table.data[places] != np.frombuffer(given, np.uint8)
-        exact[np.repeat(np.flatnonzero(exact), sizes[exact])[differ]] = False
-        found: list[bool] = exact.tolist()
-        return found
+    def _by_library(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
+        """Encode what is valid UTF-8 in the library's own way."""
+        result: list[list[int] | None] = [None] * len(pieces)
+        texts: dict[int, str] = {}
+        for row, piece in enumerate(pieces):
+            with suppress(UnicodeDecodeError):
+                texts[row] = piece.decode()
+        for row, ids in zip(texts, self.library_ids(list(texts.values())), strict=True):
+            result[row] = ids
+        return result
 
     def _by_merges(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Encode bytes by the model's own merges, where it has any on bytes."""
-        with no_panic(self._name):
+        """Encode bytes by the model's own merges, if it has any on bytes."""
+        with no_panic(self.vocabulary.model_id):
             return [self._backend.encode_bytes(piece) for piece in pieces]
 
-    def _with_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Encode the runs of valid UTF-8 as text, and spell the bytes between as BYTE tokens."""
-        runs = [_INVALID.split(piece.decode("utf-8", "surrogateescape")) for piece in pieces]
-        texts = sorted({text for parts in runs for text in parts[::2] if text})
-        ids_of = dict(zip(texts, self.library_ids(texts), strict=True)) if texts else {}
-        return [self._spelled(parts, ids_of) for parts in runs]
+    def _by_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
+        """Encode the runs of valid UTF-8 as text, and spell each byte between as a BYTE token."""
+        runs_of = [_INVALID.split(piece.decode("utf-8", "surrogateescape")) for piece in pieces]
+        texts = sorted({text for runs in runs_of for text in runs[::2]})
+        ids_of = dict(zip(texts, self.library_ids(texts), strict=True))
+        for i in self.table.ids_of_type(TokenType.BYTE).tolist():
+            if self.table[i] >= b"\x80":
+                ids_of[self.table[i].decode("ascii", "surrogateescape")] = [i]
+        return [
+            [i for run in runs for i in ids_of[run]] if ids_of.keys() >= set(runs) else None
+            for runs in runs_of
+        ]
 
-    def _spelled(self, runs: Sequence[str], ids_of: Mapping[str, list[int]]) -> list[int] | None:
-        """Join the ids of text and, at odd places, of other bytes; None without byte tokens."""
-        ids: list[int] = []
-        for place, run in enumerate(runs):
-            if place % 2 == 0:
-                ids += ids_of.get(run, ())
-                continue
-            for byte in run.encode("utf-8", "surrogateescape"):
-                if bytes([byte]) not in self._byte_ids:
-                    return None
-                ids.append(self._byte_ids[bytes([byte])])
-        return ids
-
-    @functools.cached_property
-    def _token_lengths(self) -> list[int]:
-        lengths: list[int] = np.unique(self._table.lengths[self._table.text_ids]).tolist()
-        return lengths[::-1]
-
-    def _longest_matches(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
+    def _by_longest_matches(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Take the longest token at each place; linear for the few token lengths that occur."""
         return [self._longest_match(piece) for piece in pieces]
 
     def _longest_match(self, data: bytes) -> list[int] | None:
-        known = self._table.canonical_ids()
+        known = self.table.canonical_ids()
         ids: list[int] = []
         start = 0
         while start < len(data):
             for length in self._token_lengths:
-                token_id = known.get(data[start : start + length])
-                if token_id is not None:
-                    ids.append(token_id)
-                    start += len(self._table[token_id])
+                token = data[start : start + length]
+                if token in known:
+                    ids.append(known[token])
+                    start += len(token)
                     break
             else:
                 return None
         return ids
 
+    @functools.cached_property
+    def _token_lengths(self) -> list[int]:
+        lengths: list[int] = np.unique(self.table.lengths[self.table.text_ids]).tolist()
+        return lengths[::-1]
+
     def _emitted_duplicates(self) -> tuple[int, ...]:
         """Return the ids emitted for bytes of several ids, where `canonical_ids` has another."""
-        known, tokens = self._table.canonical_ids(), self._table.tokens()
+        known = self.table.canonical_ids()
         if self.report.num_text == len(known):
             return ()
-        count = Counter(filter(None, tokens))
+        count = Counter(filter(None, self.table.tokens()))
         shared = [token for token, n in count.items() if n > 1]
-        found = self.segment_batch(shared)
-        emitted = {t: ids[0] for t, ids in zip(shared, found, strict=True) if ids and len(ids) == 1}
-        return tuple(sorted(i for token, i in emitted.items() if known[token] != i))
+        emitted = zip(shared, self.segment_batch(shared), strict=True)
+        return tuple(sorted(
+            ids[0] for token, ids in emitted if ids and len(ids) == 1 and ids[0] != known[token]
+        ))  # fmt: skip
 
 
-_INVALID = re.compile("([\udc80-\udcff]+)")
+_INVALID = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, by `surrogateescape`
+
 _WHITESPACE = re.compile(rb"\s*")
 
 
 def _skip_whitespace(data: bytes, place: int) -> int:
-    found = _WHITESPACE.match(data, place)
-    return place if found is None else found.end()
+    match = _WHITESPACE.match(data, place)
+    return place if match is None else match.end()
 
 
 # Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
@@ -419,14 +402,11 @@ def _width(
     backend: Backend, model_id: str, vocab_size: int | None, largest: int, num_tokens: int
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer."""
-    width, source = vocab_size, "option"
-    says = "as given"
+    width, source, says = vocab_size, "option", "as given"
     if width is None:
-        width, source = backend.model_vocab_size(), "config"
-        says = "from its config"
+        width, source, says = backend.model_vocab_size(), "config", "from its config"
     if width is None:
-        width, source = largest + 1, "tokenizer"
-        says = "its largest token id + 1"
+        width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
     if width <= largest:
         raise TokenizerError(
             f"the vocabulary size {width} of {model_id} ({says}) does not hold its "

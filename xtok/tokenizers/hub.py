@@ -1,101 +1,199 @@
-"""Files of a model: in a local folder, or in a Hugging Face repo, fetched if need be."""
+"""The files of a model: in a local folder, or in a Hugging Face repo, fetched if need be."""
 
 from __future__ import annotations
 
 import functools
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from xtok.errors import TokenizerError, XtokError
 
 _LEFT_OUT = ["*.md", ".*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "openvino/*"]
 
 
-def find_file(
-    model: str | Path,
-    name: str,
-    *,
-    revision: str | None = None,
-    required: bool = False,
-    offline: bool = False,
-    error: type[XtokError] = XtokError,
-) -> Path | None:
-    """Return a file of a folder (a `Path`) or repo (a `str`); None where it has none.
+class ModelFiles:
+    """The files of a folder (a `Path`) or of a hub repo (a `str`), fetched if need be.
 
-    Args:
-        model: the folder or the repo id.
-        name: the file's name in it.
-        revision: branch, tag or commit of the repo.
+    All are of one commit, even if the branch moves meanwhile. The hub's own variables apply:
+    `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes that fetch the same file at
+    once wait for one another (huggingface_hub locks each blob).
+
+    Attributes:
+        revision: branch, tag or commit of the repo, as given.
+        commit: the commit that the first file came from.
         offline: take only what is in the local cache.
-        required: offline, a file that is not in the local cache is an error, not None; it always is
-            where the hub was asked and gave no answer.
-        error: what is raised where the repo cannot be had.
     """
-    if isinstance(model, Path):
-        path = model / name
-        return path if path.is_file() else None
-    from huggingface_hub import errors, hf_hub_download
 
-    asks = not offline and _asks()
-    answers = asks and hub_answers()
-    with quiet_hub(), _plain_errors(model, revision, error, asks=asks):
+    error: type[XtokError] = TokenizerError
+    """What is raised if the repo is not available."""
+
+    def __init__(
+        self, model: str | Path, *, revision: str | None = None, offline: bool = False
+    ) -> None:
+        self.model, self.revision, self.offline = model, revision, offline
+        self.commit: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.model)
+
+    def find(self, name: str, *, required: bool = False) -> Path | None:
+        """Return a file's path; None if the model has no such file.
+
+        Raises:
+            XtokError: if the repo is not available, or if the hub was asked and gave no answer;
+                with `required` also if it is offline and the file is not in the local cache.
+        """
+        if isinstance(self.model, Path):
+            path = self.model / name
+            return path if path.is_file() else None
+        from huggingface_hub import errors, hf_hub_download
+
+        asks = self._asks()
+        answers = asks and hub_answers()
+        revision = self.commit or self.revision
+        with quiet_hub(), self._plain_errors():
+            try:
+                path = Path(
+                    hf_hub_download(
+                        self.model, name, revision=revision, local_files_only=not answers
+                    )
+                )
+            except errors.LocalEntryNotFoundError:
+                if required or asks:
+                    raise
+                return None  # offline, and what was cached came without this file
+            except errors.EntryNotFoundError:
+                return None
+        if path.parent.parent.name == "snapshots":
+            self.commit = path.parent.name
+        return path
+
+    def has(self, name: str) -> bool | None:
+        """Tell whether the model has a file, without fetching it; None if offline and unknown.
+
+        Raises:
+            XtokError: if the repo is not available.
+        """
+        if isinstance(self.model, Path):
+            return (self.model / name).is_file()
+        from huggingface_hub import file_exists, try_to_load_from_cache
+
+        revision = self.commit or self.revision
+        with quiet_hub(), self._plain_errors():
+            cached = try_to_load_from_cache(self.model, name, revision=revision)
+            if isinstance(cached, str):
+                return True
+            if not self._asks():
+                return None if cached is None else False  # else the cache knows: no such file
+            return file_exists(self.model, name, revision=revision)
+
+    def folder(self) -> Path:
+        """Return the local folder, fetched if need be, without other frameworks' weights.
+
+        Raises:
+            XtokError: if the repo is not available.
+        """
+        if isinstance(self.model, Path):
+            return self.model
+        from huggingface_hub import snapshot_download
+
+        local = not (self._asks() and hub_answers())
+        with quiet_hub(), self._plain_errors():
+            path = snapshot_download(
+                self.model,
+                revision=self.commit or self.revision,
+                ignore_patterns=_LEFT_OUT,
+                local_files_only=local,
+            )
+            return Path(path)
+
+    def first(self, names: Sequence[str]) -> Path | None:
+        """Return the first of several files that exists; in a folder, names may be patterns.
+
+        Raises:
+            XtokError: as `find`, and if several files fit a pattern.
+        """
+        for name in names:
+            if isinstance(self.model, Path):
+                paths = sorted(filter(Path.is_file, self.model.glob(name)))
+                if len(paths) > 1:
+                    raise self.error(
+                        f"{self} has several files {name}: {', '.join(p.name for p in paths)}",
+                        hint=f"give one of them, such as {paths[0]}",
+                    )
+                if paths:
+                    return paths[0]
+            elif "*" not in name and (path := self.find(name)) is not None:
+                return path
+        return None
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return a file's JSON object; an empty one if the file does not exist.
+
+        Raises:
+            XtokError: if it is not a JSON object.
+        """
+        path = self.find(name)
+        if path is None:
+            return {}
         try:
-            found = hf_hub_download(model, name, revision=revision, local_files_only=not answers)
-            return Path(found)
-        except errors.LocalEntryNotFoundError:
-            if required or asks:
-                raise
-            return None  # offline, and what was cached came without this file
+            content = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict):
+            raise self.error(f"{path} is not a JSON object", hint="fix it, or fetch it again")
+        return content
+
+    def _asks(self) -> bool:
+        """Tell whether the hub may be asked."""
+        from huggingface_hub import constants
+
+        return not (self.offline or constants.HF_HUB_OFFLINE)
+
+    @contextmanager
+    def _plain_errors(self) -> Iterator[None]:
+        """Turn the hub library's errors into one line, with the command that fixes it."""
+        from huggingface_hub import errors
+
+        asks, error = self._asks(), self.error
+        revision = self.commit or self.revision
+        repo = str(self.model) + (f" at revision {revision}" if revision else "")
+        others: tuple[type[Exception], ...] = (errors.HFValidationError, *_client_errors())
+        try:
+            yield
+        except errors.LocalEntryNotFoundError as cause:
+            hub = "cannot be reached" if asks else "is not asked (offline)"
+            files = " --include 'tokenizer*' --include '*config.json'" * issubclass(
+                error, TokenizerError
+            )
+            cached = "; to use only what is in the cache: {option}" * asks
+            raise error(
+                f"{repo} is no file or folder here and not in the local cache, and the hub {hub}",
+                hint="check the spelling; to fetch the repo where there is a network: "
+                f"hf download {self.model}{files}{cached}",
+                parameter="offline" * asks,
+            ) from cause
+        except errors.GatedRepoError as cause:
+            raise error(
+                f"{repo} is gated, and access is not granted to you",
+                hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
+            ) from cause
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as cause:
+            raise error(
+                f"no model {repo} on the hub, and no such file or folder here",
+                hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
+            ) from cause
         except errors.EntryNotFoundError:
-            return None
-
-
-def has_file(
-    model: str | Path,
-    name: str,
-    *,
-    revision: str | None = None,
-    offline: bool = False,
-    error: type[XtokError] = XtokError,
-) -> bool | None:
-    """Tell whether a folder or repo has a file, without fetching it; None if offline and unknown.
-
-    The arguments are those of `find_file`.
-    """
-    if isinstance(model, Path):
-        return (model / name).is_file()
-    from huggingface_hub import file_exists, try_to_load_from_cache
-
-    asks = not offline and _asks()
-    with quiet_hub(), _plain_errors(model, revision, error, asks=asks):
-        cached = try_to_load_from_cache(model, name, revision=revision)
-        if isinstance(cached, str):
-            return True
-        if not asks:
-            return None if cached is None else False  # else the cache knows that there is none
-        return file_exists(model, name, revision=revision)
-
-
-def find_folder(
-    model: str,
-    *,
-    revision: str | None = None,
-    offline: bool = False,
-    error: type[XtokError] = XtokError,
-) -> Path:
-    """Return the local folder of a repo, fetched if need be, without other frameworks' weights."""
-    from huggingface_hub import snapshot_download
-
-    asks = not offline and _asks()
-    local = not (asks and hub_answers())
-    with quiet_hub(), _plain_errors(model, revision, error, asks=asks):
-        found = snapshot_download(
-            model, revision=revision, ignore_patterns=_LEFT_OUT, local_files_only=local
-        )
-        return Path(found)
+            raise
+        except others as cause:
+            raise error(
+                f"{repo} cannot be fetched: {cause}",
+                hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
+            ) from cause
 
 
 @contextmanager
@@ -112,13 +210,6 @@ def quiet_hub() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def _asks() -> bool:
-    """Tell whether the hub may be asked, `HF_HUB_OFFLINE` being unset."""
-    from huggingface_hub import constants
-
-    return not constants.HF_HUB_OFFLINE
 
 
 def hub_answers() -> bool:
@@ -146,45 +237,3 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
     bases = cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__)
     return (OSError, *bases)
-
-
-@contextmanager
-def _plain_errors(
-    model: str, revision: str | None, error: type[XtokError], *, asks: bool
-) -> Iterator[None]:
-    """Turn the hub library's errors into one line, with the command that fixes it."""
-    from huggingface_hub import errors
-
-    repo = model + (f" at revision {revision}" if revision else "")
-    others: tuple[type[Exception], ...] = (errors.HFValidationError, *_client_errors())
-    try:
-        yield
-    except errors.LocalEntryNotFoundError as cause:
-        hub = "cannot be reached" if asks else "is not asked (offline)"
-        files = " --include 'tokenizer*' --include '*config.json'" * issubclass(
-            error, TokenizerError
-        )
-        cached = "; to use only what is in the cache: {option}" * asks
-        raise error(
-            f"{repo} is no file or folder here and not in the local cache, and the hub {hub}",
-            hint="check the spelling; to fetch the repo where there is a network: "
-            f"hf download {model}{files}{cached}",
-            parameter="offline" * asks,
-        ) from cause
-    except errors.GatedRepoError as cause:
-        raise error(
-            f"{repo} is gated, and access is not granted to you",
-            hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
-        ) from cause
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as cause:
-        raise error(
-            f"no model {repo} on the hub, and no such file or folder here",
-            hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
-        ) from cause
-    except errors.EntryNotFoundError:
-        raise
-    except others as cause:
-        raise error(
-            f"{repo} cannot be fetched: {cause}",
-            hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
-        ) from cause

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.alignment.chats import align_chat
+from xtok.conversation.batching import pad
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, from_transformers
 
@@ -249,11 +250,7 @@ def _pad(rows: Sequence[_Row], pad_id: int) -> dict[str, Any]:
 
 
 def _stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
-    width = max(1, *(len(row) for row in rows))
-    stacked = np.full((len(rows), width), fill, np.result_type(*rows))
-    for place, row in zip(stacked, rows, strict=True):
-        place[: len(row)] = row
-    return torch.from_numpy(stacked)
+    return torch.from_numpy(pad(rows, fill, padding_side="right"))
 
 
 def _batch(

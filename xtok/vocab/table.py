@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise, repeat
@@ -45,39 +45,11 @@ class Entry(NamedTuple):
     content: bytes
     display: bytes = b""
 
-
-@dataclass(frozen=True)
-class Entries:
-    """Entries as columns of one length, without an object per token.
-
-    `displays` makes the column of display strings, empty if there are none; it is seldom needed.
-    """
-
-    ids: Sequence[int]
-    types: Sequence[int]
-    contents: Sequence[bytes]
-    displays: Callable[[], Sequence[bytes]] = tuple
-
-    def __iter__(self) -> Iterator[Entry]:
-        displays = self.displays() or repeat(b"", len(self.ids))
-        columns = zip(self.ids, self.types, self.contents, displays, strict=True)
-        for token_id, kind, content, display in columns:
-            yield Entry(token_id, TokenType(kind), content, display)
-
-    @staticmethod
-    def of(entries: Iterable[Entry]) -> Entries:
-        """Return any entries as columns."""
-        if isinstance(entries, Entries):
-            return entries
-        rows = list(entries)
-        if not rows:
-            return Entries((), (), ())
-        ids, types, contents, displays = zip(*rows, strict=True)
-        return Entries(ids, types, contents, lambda: displays)
-
-    def without(self, ids: Collection[int]) -> Entries:
-        """Return the entries without some ids."""
-        return Entries.of(entry for entry in self if entry.id not in ids)
+    def in_form(self, form: TokenForm) -> bytes:
+        """Return what stands for the token in a form; see `decode_vocabulary`."""
+        if form == "text":
+            return self.content.decode("utf-8", "replace").encode()
+        return (form == "raw" and self.display) or self.content
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +119,10 @@ class TokenTable:
         """Return this table with the roles and preferred ids of another, UNUSED ids aside."""
         used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if used[i]) for role, ids in table.roles.items()}
-        return self.with_roles(
-            {role: ids for role, ids in roles.items() if ids},
-            tuple(i for i in table.preferred_ids if used[i]),
+        return replace(
+            self,
+            roles={role: ids for role, ids in roles.items() if ids},
+            preferred_ids=tuple(i for i in table.preferred_ids if used[i]),
         )
 
     def canonical_ids(self) -> dict[bytes, int]:
@@ -169,14 +142,6 @@ class TokenTable:
             last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
             id_of = {tokens[i]: i for i in ids[last_wins].tolist()}
         return id_of
-
-    def with_roles(
-        self, roles: Mapping[str, tuple[int, ...]], preferred_ids: tuple[int, ...] = ()
-    ) -> TokenTable:
-        """Return the same tokens with other roles and preferred ids."""
-        other = replace(self, roles=roles, preferred_ids=preferred_ids)
-        vars(other)["_tokens"] = self._tokens  # no second copy of 150,000 byte strings
-        return other
 
     def name(self, token_id: int) -> str:
         """Return an id as people read it: escaped bytes, a control name, or its type."""
@@ -277,55 +242,39 @@ def decode_vocabulary(
     Raises:
         TokenizerError: if an id is outside the width, or occurs twice.
     """
-    columns = Entries.of(entries)
-    if ignore:
-        columns = columns.without(ignore)
-    ids = np.array(columns.ids, np.int64)
-    if len(ids) and (ids.min() < 0 or ids.max() >= width or np.bincount(ids).max() > 1):
-        raise _misplaced(columns, width)
-    types = np.full(width, TokenType.UNUSED, np.uint8)
-    types[ids] = np.array(columns.types, np.uint8)
-    contents: list[bytes] = [b""] * width
-    for token_id, content in zip(columns.ids, columns.contents, strict=True):
-        contents[token_id] = content
-    named = np.isin(types, [TokenType.CONTROL, TokenType.UNKNOWN])
+    kept = [entry for entry in entries if entry.id not in ignore] if ignore else list(entries)
+    control, unknown, unused = TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED
+    kinds: list[TokenType | None] = [None] * width
+    tokens = [b""] * width
     names: dict[int, str] = {}
-    for token_id in np.flatnonzero(named).tolist():
-        names[token_id] = contents[token_id].decode("utf-8", "backslashreplace")
-        contents[token_id] = b""
-    for token_id in ids[types[ids] == TokenType.UNUSED].tolist():
-        contents[token_id] = b""
-    text = ~named & (types != TokenType.UNUSED)
-    lengths = np.fromiter(map(len, contents), np.int64, width)
-    undecodable = np.flatnonzero(text & (lengths == 0))
-    if form != "bytes":
-        for token_id, content in zip(columns.ids, _in_form(columns, form), strict=True):
-            if text[token_id]:
-                contents[token_id] = content
-        lengths = np.fromiter(map(len, contents), np.int64, width)
+    undecodable: list[int] = []
+    for entry in kept:
+        token_id, kind, content, _ = entry
+        if not 0 <= token_id < width or kinds[token_id] is not None:
+            raise _misplaced(kept, width)
+        kinds[token_id] = kind
+        if kind is control or kind is unknown:
+            names[token_id] = content.decode("utf-8", "backslashreplace")
+        elif kind is not unused:
+            tokens[token_id] = content if form == "bytes" else entry.in_form(form)
+            if not content:
+                undecodable.append(token_id)
+    types = np.array([kind or unused for kind in kinds], np.uint8)
     offsets = np.zeros(width + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    table = TokenTable(np.frombuffer(b"".join(contents), np.uint8), offsets, types, names)
-    vars(table)["_tokens"] = contents
+    np.cumsum(np.fromiter(map(len, tokens), np.int64, width), out=offsets[1:])
+    names = dict(sorted(names.items()))
+    table = TokenTable(np.frombuffer(b"".join(tokens), np.uint8), offsets, types, names)
     report = DecodeReport(
         num_text=len(table.text_ids),
         num_control=len(names),
         num_unused=int(np.count_nonzero(types == TokenType.UNUSED)),
-        undecodable=tuple(undecodable.tolist()),
+        undecodable=tuple(sorted(undecodable)),
     )
     return table, report
 
 
-def _in_form(columns: Entries, form: TokenForm) -> list[bytes]:
-    """Return the tokens in a form; see `decode_vocabulary`."""
-    if form == "text":
-        return [content.decode("utf-8", "replace").encode() for content in columns.contents]
-    pairs = zip(columns.displays() or columns.contents, columns.contents, strict=True)
-    return [display or content for display, content in pairs]
-
-
 def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
-    """Return the error of the first entry, by id, that is out of range or a duplicate."""
+    """Return the error of the first entry, by id, that is outside the width or a duplicate."""
     seen: set[int] = set()
     for token_id, _, content, _ in sorted(entries):
         token = quoted(escape(content))

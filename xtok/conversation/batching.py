@@ -1,0 +1,79 @@
+"""Samples of unequal length as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from xtok.conversation import Conversation
+
+PaddingSide = Literal["left", "right"]
+
+
+def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:
+    """Stack arrays `[T_i, …]` into `[B, T, …]`, filled up to the longest; T is at least 1."""
+    arrays = [np.asarray(row) for row in rows]
+    longest = max(1, *map(len, arrays))
+    padded = np.full((len(arrays), longest, *arrays[0].shape[1:]), fill, np.result_type(*arrays))
+    for place, array in zip(padded, arrays, strict=True):
+        start = longest - len(array) if padding_side == "left" else 0
+        place[start : start + len(array)] = array
+    return padded
+
+
+def collate(
+    samples: Sequence[Conversation | Mapping[str, Any]],
+    *,
+    pad_id: int,
+    pad_values: Mapping[str, Any] | None = None,
+    padding_side: PaddingSide = "left",
+) -> dict[str, Any]:
+    """Stack samples into a batch of B, each field padded to its own longest length.
+
+    A field is per token if all samples have an array of at least one dimension for it (NumPy, or a
+    tensor on the CPU), or all have a list of integers as long as their `ids`, such as
+    `token_type_ids`: `[T_i, …]` becomes `[B, T, …]`. Every other field is passed on as a list of
+    B, untouched.
+
+    Args:
+        samples: conversations, or mappings with at least `ids`; all with the same fields.
+        pad_id: fills `ids`; `PromptFormat.pad_id` knows that of a format.
+        pad_values: by field, what fills it; by default -100 for `labels`, else False or 0.
+        padding_side: `left`, as generation needs it, or `right`.
+
+    Returns:
+        The fields, NumPy arrays where per token, and `attention_mask`, bool `[B, T]`, False where
+        `ids` is padding.
+
+    Raises:
+        ValueError: if a sample lacks a field that another has, or there are no samples.
+    """
+    rows = [dict(s) if isinstance(s, Mapping) else _fields(s) for s in samples]
+    if not rows or any(row.keys() != rows[0].keys() for row in rows) or "ids" not in rows[0]:
+        raise ValueError("a batch needs samples that have `ids`, and all the same fields")
+    fill = {"ids": pad_id, "labels": -100, **(pad_values or {})}
+    batch: dict[str, Any] = {}
+    for name in rows[0]:
+        batch[name] = [row[name] for row in rows]
+        if name == "ids" or all(_is_per_token(row[name], len(row["ids"])) for row in rows):
+            batch[name] = pad(batch[name], fill.get(name, 0), padding_side=padding_side)
+    masks = [np.ones(len(row["ids"]), np.bool_) for row in rows]
+    batch["attention_mask"] = pad(masks, False, padding_side=padding_side)
+    return batch
+
+
+def _is_per_token(value: Any, num_tokens: int) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) == num_tokens and all(
+            isinstance(item, (int, np.integer)) for item in value
+        )
+    return getattr(value, "ndim", 0) > 0
+
+
+def _fields(conversation: Conversation) -> dict[str, Any]:
+    names = ("ids", "assistant_mask", "message_spans", "text")
+    return {name: getattr(conversation, name) for name in names}
