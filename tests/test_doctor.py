@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REAL, Cli
-from test_backends import word_piece
+from test_formats import word_piece
 from test_tokenizers import hf_folder_of_ranks
 
 from xtok.conversation.checks import Check

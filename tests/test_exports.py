@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli
-from test_projection import GOOD, make
+from test_projection_map import GOOD, make
 
 import xtok
 from xtok import ProjectionMap, XtokError

@@ -27,7 +27,7 @@ from conftest import Cli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_cli import fails, two_files
-from test_mapfile import TINY, edited
+from test_map_file import TINY, edited
 
 import xtok
 from xtok.errors import OutputError, XtokError

@@ -12,8 +12,8 @@ import naive_losses
 import numpy as np
 import pytest
 import torch
-from test_projection import GOOD, SLOT
-from test_runtime import random_map
+from test_module import random_map
+from test_projection_map import GOOD, SLOT
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import Cli
 from safetensors.torch import save_file
-from test_mapfile import tiny_vocabulary
+from test_map_file import tiny_vocabulary
 
 import xtok
 from xtok.config import MergeConfig

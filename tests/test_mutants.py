@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_backends import gguf_of_folder, tekken_file
+from test_formats import gguf_of_folder, tekken_file
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import load_tokenizer

@@ -588,3 +588,15 @@ def test_a_history_with_unknown_options_is_an_error(
     odd = ({"stage": "multitoken", "options": {"special_tokens": "by smell"}},)
     with pytest.raises(XtokError, match="options that this xtok does not know"):
         reapply_exact(replace(projection, history=odd))
+
+
+def test_a_target_goes_with_counted_weights(tmp_path: Path) -> None:
+    """On texts, `build` counts whatever the weights; without any, a target would do nothing."""
+    student = byte_ranks(tmp_path / "student.tiktoken")
+    text = tmp_path / "a.txt"
+    text.write_text("abc\n\nabd\n")
+    config = BuildConfig(target="both", exact_match=False)
+    counted = xtok.build(student, student, config, texts=[text])
+    assert counted.history[-1]["options"]["target"] == "both"
+    with pytest.raises(ValueError, match="target 'both' goes with weights 'prior', or with texts"):
+        xtok.build(student, student, config)

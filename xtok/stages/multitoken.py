@@ -63,8 +63,11 @@ def multitoken(
 
     Raises:
         XtokError: if `initial` is of other tokenizers.
+        ValueError: for a `target` without the weights `prior`, which alone are counted.
     """
     config = config or MultitokenConfig()
+    if config.target != "start" and config.weights != "prior":
+        raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     earlier = None if initial is None else mapfile.as_map(initial)
     ignored = config.ignore_student_ids, config.ignore_teacher_ids

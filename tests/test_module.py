@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_projection import GOOD, SLOT, make
+from test_projection_map import GOOD, SLOT, make
 from torch import Tensor, nn
 
 import xtok
@@ -263,7 +263,7 @@ DDP = """
 import sys
 import torch
 import torch.distributed as dist
-from test_runtime import PROBS, SLOTTED, Student
+from test_module import PROBS, SLOTTED, Student
 
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)

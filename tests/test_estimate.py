@@ -752,8 +752,6 @@ def test_build_counts_on_text(
 
 
 def test_what_is_counted_goes_with_counting() -> None:
-    with pytest.raises(ValueError, match="target is 'both', which goes with the weights 'prior'"):
-        BuildConfig(target="both")
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
     assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
 
