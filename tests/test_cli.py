@@ -208,7 +208,7 @@ def test_a_foreign_map_gets_its_tokens_from_the_models(
     likelihoods = torch.tensor([[1.0, 0.0]]).repeat(width, 1)
     torch.save({"indices": indices, "likelihoods": likelihoods}, tmp_path / "foreign.pt")
     args = ["reapply-exact", "--initial-projection-path", "foreign.pt", "--output", "x.safetensors"]
-    fails(cli(*args), "carries no tokens", "--student-model and --teacher-model")
+    fails(cli(*args), "carries no tokens", "give both models, the student's with --student-model")
     done = cli(*args, *two_files(small))
     assert done.returncode == 0, done.stderr
     found = json.loads(cli("inspect", "x.safetensors", "--token", "a", "--json").stdout)
