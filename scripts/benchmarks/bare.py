@@ -1,7 +1,7 @@
 """The smallest programs that do what a command of xtok must do.
 
 Each library is called in its fastest way: for short texts, tiktoken's plain call is faster than its
-batch call; a tokenizer.json is loaded without transformers.
+batch call. A folder is loaded by AutoTokenizer, as a trainer loads it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def load(path: str, pattern: str) -> tuple[list[str], Callable[[list[str]], Any]
         )
         plain = encoding.encode_ordinary
         return [t.decode("utf-8", "replace") for t in ranks], lambda texts: [*map(plain, texts)]
-    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
 
-    rust = Tokenizer.from_file(path + "/tokenizer.json")
+    rust = AutoTokenizer.from_pretrained(path).backend_tokenizer
     encode = rust.encode_batch_fast
     tokens = [rust.decoder.decode([display]) for display in rust.get_vocab()]
     return tokens, lambda texts: [e.ids for e in encode(texts, add_special_tokens=False)]
