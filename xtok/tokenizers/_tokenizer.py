@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -320,12 +319,10 @@ class Tokenizer:
 
     def _by_library(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode what is valid UTF-8 in the library's own way."""
+        texts = [piece.decode("utf-8", "surrogateescape") for piece in pieces]
+        rows = [row for row, text in enumerate(texts) if not _INVALID.search(text)]
         result: list[list[int] | None] = [None] * len(pieces)
-        texts: dict[int, str] = {}
-        for row, piece in enumerate(pieces):
-            with suppress(UnicodeDecodeError):
-                texts[row] = piece.decode()
-        for row, ids in zip(texts, self.library_ids(list(texts.values())), strict=True):
+        for row, ids in zip(rows, self.library_ids([texts[row] for row in rows]), strict=True):
             result[row] = ids
         return result
 
