@@ -264,7 +264,6 @@ def test_a_script_for_their_tools_runs_as_it_is(small: Path, tmp_path: Path) -> 
 def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
     models = ["--student-model", small / "small.model", "--teacher-model", "bytes"]
     done = cli("build", *models, "--runtime-top-k", "4", "-q")
-    # The script takes `.m` of `small.model` for a size, too.
     assert done.stdout == "cross_tokenizer_data/projection_matrix_small_bytes_top4.pt\n"
     done = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
     assert done.stdout == "new/dir/projection_matrix_small_bytes_top4.pt\n"
