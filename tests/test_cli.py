@@ -559,6 +559,7 @@ def test_help_names_every_option_in_full_at_80_columns() -> None:
         [command] = typer.main.get_group(app).commands.values()
         options = [o for p in command.params for o in (*p.opts, *p.secondary_opts)]
         assert [o for o in options if o.startswith("--") and o not in shown] == []
+        assert [line for line in done.stdout.splitlines() if line.endswith("… │")] == []
 
 
 HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"]
