@@ -559,6 +559,7 @@ def test_help_names_every_option_in_full_at_80_columns() -> None:
         [command] = typer.main.get_group(app).commands.values()
         options = [o for p in command.params for o in (*p.opts, *p.secondary_opts)]
         assert [o for o in options if o.startswith("--") and o not in shown] == []
+        assert [line for line in done.stdout.splitlines() if line.endswith("… │")] == []
 
 
 HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"]
@@ -602,6 +603,22 @@ def test_every_public_name_is_there() -> None:
 
 
 # Bad input
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["build"], "give two models, STUDENT TEACHER"),
+        (["build", "bytes"], "give two models, STUDENT TEACHER"),
+        (["build", "-s", "bytes"], "give two models, STUDENT TEACHER"),
+        (["evaluate", "m.pt", "--text", "no", "-s", "bytes"], "give the teacher: --teacher-model"),
+        (["convert", "m.pt"], "give the output: --output"),
+    ],
+)
+def test_what_is_missing_is_named(cli: Cli, args: list[str], message: str) -> None:
+    done = cli(*args)
+    assert done.returncode == 2
+    assert f"Invalid value: {message} " in done.stderr
 
 
 def test_usage_errors_exit_with_2(cli: Cli, small: Path) -> None:
@@ -674,6 +691,15 @@ def test_an_empty_path_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
         ["convert", "no", "--output="],
         ["export", "no", "--format", "parquet", "--output", ""],
         ["overlap", "bytes", "--plot", ""],
+        ["inspect", ""],
+        ["sort-cut", ""],
+        ["compare", "no", ""],
+        ["merge", "no", ""],
+        ["evaluate", "", "--text", "no"],
+        ["evaluate", "no", "--text", ""],
+        ["estimate", "bytes", "bytes", "--text", ""],
+        ["build", "bytes", "bytes", "--text", "no", "--text="],
+        ["build-pairs", ""],
     ):
         done = cli(*args)
         assert done.returncode == 2, args

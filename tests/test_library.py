@@ -178,6 +178,26 @@ def test_a_row_by_text_bytes_or_id(projection: ProjectionMap) -> None:
         projection[-1]
 
 
+def test_ids_and_weights_of_a_row_by_its_token(projection: ProjectionMap) -> None:
+    by_id = projection.row(projection["201"].student_id)
+    for token in ("201", b"201"):
+        for found, expected in zip(projection.row(token), by_id, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    with pytest.raises(IndexError, match=r"student id 9999 is not in 0\.\."):
+        projection.row(9999)
+
+
+def test_one_path_is_a_list_of_texts(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abc")
+    for function in (xtok.estimate, xtok.build):
+        maps = [function("bytes", "bytes", texts=texts) for texts in (str(text), text, [text])]
+        assert same(maps[0], maps[1])
+        assert same(maps[0], maps[2])
+    with pytest.raises(XtokError, match=r"there is no file no\.txt"):
+        xtok.estimate("bytes", "bytes", "no.txt")
+
+
 def test_of_several_ids_the_one_that_the_tokenizer_emits(sentencepiece: xtok.Tokenizer) -> None:
     projection = xtok.build(sentencepiece, "bytes")
     ids = projection.student_ids_of("a")

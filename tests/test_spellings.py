@@ -167,7 +167,9 @@ def test_an_error_of_the_library_names_what_was_typed(cli: Cli, small: Path) -> 
                "--output", "m.pt").returncode == 0  # fmt: skip
     done = cli("sort-cut", "--initial_projection_path", "m.pt", "--top_k", "1")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --top_k 1 leaves no entry beside the scale slot\n")
+    assert done.stderr.startswith(
+        "error: a row of one entry has no room beside its scale slot\nhint: give --top_k of 2 or"
+    )
 
 
 def test_the_guide_has_a_row_for_each() -> None:
@@ -262,10 +264,9 @@ def test_a_script_for_their_tools_runs_as_it_is(small: Path, tmp_path: Path) -> 
 def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
     models = ["--student-model", small / "small.model", "--teacher-model", "bytes"]
     done = cli("build", *models, "--runtime-top-k", "4", "-q")
-    # The script takes `.m` of `small.model` for a size, too.
-    assert done.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"
+    assert done.stdout == "cross_tokenizer_data/projection_matrix_small_bytes_top4.pt\n"
     done = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
-    assert done.stdout == "new/dir/projection_matrix_smallodel_bytes_top4.pt\n"
+    assert done.stdout == "new/dir/projection_matrix_small_bytes_top4.pt\n"
     # NeMo-RL has no maps for one loss, so its name would not tell them apart.
     done = cli("build", *models, "--data-dir", "new", "--for", "gold", "-q")
     assert done.stdout == "new/small_to_bytes_gold_top8.safetensors\n"
@@ -280,6 +281,10 @@ def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
         ("Phi-4-mini-instruct", "Phi-4-mini-instruct_mini"),
         ("Meta-Llama-3-8B-Instruct", "Meta-Llama-3"),
         ("SmolLM2-360m", "SmolLM2"),
+        ("models/Qwen3-4B/", "Qwen3"),
+        ("mistral-v3.model", "mistral-v3"),
+        ("cl100k.tiktoken", "cl100k"),
+        ("./Llama-3.2-1B.gguf", "Llama-3.2"),
     ],
 )
 def test_their_short_names_of_models(model: str, name: str) -> None:

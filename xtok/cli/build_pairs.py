@@ -7,7 +7,7 @@ import typer
 
 from xtok.cli.build import DryRun, ForLoss, SkipExisting, check_companions, remarks
 from xtok.cli.command import Given, command
-from xtok.cli.options import OUTPUT, Safety, read_path, written_path
+from xtok.cli.options import OUTPUT, Safety, expanded, read_path
 from xtok.cli.plans import build_listed
 from xtok.config import BuildConfig
 
@@ -30,7 +30,7 @@ def build_pairs(
         typer.Option(
             help="Folder of the maps; the current one by default.",
             metavar="FOLDER",
-            parser=written_path,
+            parser=expanded,
             rich_help_panel=OUTPUT,
         ),
     ] = None,

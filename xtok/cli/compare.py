@@ -6,15 +6,18 @@ from typing import Annotated
 import typer
 
 from xtok.cli.command import Given, command, show
-from xtok.cli.options import Json, MapOptions, Models, TextField
+from xtok.cli.options import Json, MapOptions, Models, TextField, expanded, read_path
 from xtok.config import TEXT, EstimateConfig
 
 
 @command
 def compare(
     given: Given,
-    first: Annotated[Path, typer.Argument(metavar="MAP", help="A map file.")],
-    second: Annotated[Path, typer.Argument(metavar="MAP", help="Another map of the same pair.")],
+    first: Annotated[Path, typer.Argument(metavar="MAP", help="A map file.", parser=read_path)],
+    second: Annotated[
+        Path,
+        typer.Argument(metavar="MAP", help="Another map of the same pair.", parser=read_path),
+    ],
     *,
     text: Annotated[
         list[str] | None,
@@ -23,6 +26,7 @@ def compare(
             help="Weight rows by how often their tokens occur in this text, which the student's "
             "model tokenizes. Repeatable; globs, too.",
             metavar="FILE",
+            parser=expanded,
             rich_help_panel=TEXT,
         ),
     ] = None,

@@ -30,7 +30,7 @@ def convert(
 ) -> None:
     """Convert a map between xtok's .safetensors and NeMo-RL's .pt, both ways."""
     if output.output is None:
-        raise typer.BadParameter("Missing option '--output'.")
+        raise typer.BadParameter("give the output: --output")
     output.check()
     from xtok.maps import convert as conversion
     from xtok.maps.names import map_name

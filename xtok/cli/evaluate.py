@@ -7,7 +7,7 @@ from typing import Annotated, TextIO
 import typer
 
 from xtok.cli.command import command, show
-from xtok.cli.options import Json, MapOptions, Models, TextField, Texts
+from xtok.cli.options import Json, MapOptions, Models, TextField, Texts, read_path
 from xtok.config import TEXT, EstimateConfig, Loss
 
 
@@ -23,7 +23,9 @@ def evaluate(
     stderr: TextIO,
     map_paths: Annotated[
         list[Path],
-        typer.Argument(metavar="MAP...", help="Map files of one pair, measured side by side."),
+        typer.Argument(
+            metavar="MAP...", help="Map files of one pair, measured side by side.", parser=read_path
+        ),
     ],
     *,
     text: Texts,

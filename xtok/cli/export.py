@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from xtok.cli.command import command
-from xtok.cli.options import MapArgument, MapOptions, Models, written_path
+from xtok.cli.options import MapArgument, MapOptions, Models, expanded
 from xtok.config import ExportFormat
 
 
@@ -26,7 +26,7 @@ def export(
             help="Where to write; nemo-subtokens puts the teacher's side beside it, as "
             "NAME.reverse.pt.",
             metavar="FILE",
-            parser=written_path,
+            parser=expanded,
         ),
     ],
     models: Models,

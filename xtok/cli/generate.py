@@ -23,7 +23,7 @@ def generate(
             help="sentence:MODEL, a sentence-transformers model; input:MODEL, the input-embedding "
             "layer of a language model; or own, the two models' own input embeddings. By default "
             "own if both models have weights, else "
-            "sentence:sentence-transformers/all-MiniLM-L6-v2.",
+            "all-MiniLM-L6-v2 of sentence-transformers.",
             metavar="KIND:MODEL",
             rich_help_panel=MODELS,
         ),

@@ -6,14 +6,17 @@ from typing import Annotated
 import typer
 
 from xtok.cli.command import command
-from xtok.cli.options import MapOptions, MapOutput
+from xtok.cli.options import MapOptions, MapOutput, read_path
 from xtok.config import MergeConfig
 
 
 @command
 def merge(
     map_paths: Annotated[
-        list[Path], typer.Argument(metavar="MAP MAP...", help="Two or more maps of one pair.")
+        list[Path],
+        typer.Argument(
+            metavar="MAP MAP...", help="Two or more maps of one pair.", parser=read_path
+        ),
     ],
     output: MapOutput,
     *,

@@ -23,16 +23,9 @@ _KINDS = (
     "tiktoken:, tekken:, gguf:."
 )
 
-MapArgument: TypeAlias = Annotated[
-    Path, typer.Argument(metavar="MAP", help="A map: .safetensors, or NeMo-RL's .pt.")
-]
-Json: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)
-]
 
-
-def written_path(text: str) -> str:
-    """Return a path that is written to, its `~` expanded; a slash at its end stays."""
+def expanded(text: str) -> str:
+    """Return a path or glob with its `~` expanded; a slash at its end stays."""
     if not text:
         raise typer.BadParameter("the path is empty")
     return os.path.expanduser(text)
@@ -40,7 +33,16 @@ def written_path(text: str) -> str:
 
 def read_path(text: str) -> Path:
     """Return a path that is read, its `~` expanded."""
-    return Path(text).expanduser()
+    return Path(expanded(text))
+
+
+MapArgument: TypeAlias = Annotated[
+    Path,
+    typer.Argument(metavar="MAP", help="A map: .safetensors, or NeMo-RL's .pt.", parser=read_path),
+]
+Json: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ class Models(Safety, _Sides):
         """Return the model of a side; without one, that is a usage error."""
         model = self.name(side)
         if model is None:
-            raise typer.BadParameter(f"Missing option '--{side}-model'.")
+            raise typer.BadParameter(f"give the {side}: --{side}-model")
         return model
 
     def pair(self, widths: Widths | None = None) -> tuple[Tokenizer, Tokenizer]:
@@ -254,7 +256,7 @@ class ModelArguments(Models):
 
     def required(self, side: str) -> str:
         """Return the model of a side; without one, that is a usage error."""
-        if self.name(side) is None and self.student is not None:
+        if self.name(side) is None:
             raise typer.BadParameter("give two models, STUDENT TEACHER")
         return super().required(side)
 
@@ -284,7 +286,7 @@ class MapOutput(Config):
         "current folder, under a name that tells what the map is.",
         metavar="FILE",
         short="-o",
-        parser=written_path,
+        parser=expanded,
         panel=OUTPUT,
     )
     num_examples: int = option(0, "Show this many rows of the result.", min=0, panel=OUTPUT)
@@ -349,7 +351,7 @@ class RefinedOutput(MapOutput):
         "the input, in its format.",
         metavar="FILE",
         short="-o",
-        parser=written_path,
+        parser=expanded,
         panel=OUTPUT,
     )
 
@@ -368,6 +370,7 @@ Texts: TypeAlias = Annotated[
         help="Text to read: plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. "
         "Repeatable.",
         metavar="FILE",
+        parser=expanded,
         rich_help_panel=TEXT,
     ),
 ]
@@ -378,6 +381,7 @@ OptionalTexts: TypeAlias = Annotated[
         help="Count the map on this text: plain, .jsonl or .parquet, also as .gz or .zst; a quoted "
         "glob, too. Repeatable.",
         metavar="FILE",
+        parser=expanded,
         rich_help_panel=TEXT,
     ),
 ]

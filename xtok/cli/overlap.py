@@ -7,7 +7,7 @@ import typer
 
 from xtok.cli.command import command, show
 from xtok.cli.doctor import Loading, ModelList
-from xtok.cli.options import Json, written_path
+from xtok.cli.options import Json, expanded
 
 
 @command
@@ -23,7 +23,7 @@ def overlap(
         typer.Option(
             help="Draw the matrix to a .png, .svg or .pdf file.",
             metavar="FILE",
-            parser=written_path,
+            parser=expanded,
         ),
     ] = None,
     loading: Loading,

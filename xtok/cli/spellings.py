@@ -254,9 +254,7 @@ def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None
         return None
     name = line.stem
     if name is None:
-        student, teacher = (
-            cleaned(models.required(side).rsplit("/", 1)[-1]) for side in ("student", "teacher")
-        )
+        student, teacher = (cleaned(models.required(side)) for side in ("student", "teacher"))
         name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
     if command == "multitoken" and config.special_tokens != "off":
         name += "_special"
@@ -265,8 +263,13 @@ def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None
     return name if name.endswith(".pt") else f"{name}.pt"
 
 
-def cleaned(name: str) -> str:
-    """Return a model's name without its size and kind, as NeMo-RL's tools and script have it."""
+def cleaned(model: str) -> str:
+    """Return a model's name without its size and kind, as NeMo-RL's tools and script have it.
+
+    Of a file, which they do not take, it is the name without its suffix.
+    """
+    name = model.rstrip("/").rsplit("/", 1)[-1]
+    name = re.sub(r"\.(model|tiktoken|json|gguf)$", "", name)
     cleaned = re.sub(r"-?[0-9.]+[bm]", "", name, flags=re.IGNORECASE)
     for ending in ("-Base", "-it", "-Instruct"):
         cleaned = cleaned.replace(ending, "")

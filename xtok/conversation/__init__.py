@@ -155,7 +155,7 @@ def render_text(
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
-        chosen.check(messages, tokenizer.table)
+        chosen.check(messages, tokenizer)
         names["roles"] = chosen.roles
         source = f"the format {chosen.name}"
     return render_template(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from xtok.conversation.templates import Message
 from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
 
 
@@ -47,16 +48,17 @@ class PromptFormat:
             )
         return known[0]
 
-    def check(self, messages: Sequence[Message], table: TokenTable) -> None:
-        """Check that the format can express the messages, and the vocabulary has its tokens.
+    def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
+        """Check that the format can express the messages, and the tokenizer has its tokens.
 
         Raises:
             XtokError: if not; names the message, and what is wrong with it.
         """
-        missing = set(self.needs) - set(table.control_names.values())
+        missing = set(self.needs) - set(tokenizer.table.control_names.values())
         if missing:
+            name = tokenizer.vocabulary.model_id
             raise XtokError(
-                f"the vocabulary has no {min(missing)}, which the format {self.name} needs",
+                f"{name} has no {min(missing)}, which the format {self.name} needs",
                 hint=f"take another format ({', '.join(FORMATS)}) or a chat template",
             )
         for i, message in enumerate(messages):

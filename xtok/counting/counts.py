@@ -173,7 +173,7 @@ class CountingPlan:
 def plan_counting(
     student: Tokenizer,
     teacher: Tokenizer,
-    texts: Sequence[str | Path],
+    texts: str | Path | Sequence[str | Path],
     config: EstimateConfig | None = None,
 ) -> CountingPlan:
     """Read every file once for its digest, and cut it into shards.

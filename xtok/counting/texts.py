@@ -79,12 +79,14 @@ class TextSource:
     sha256: str
 
 
-def find_texts(patterns: Sequence[str | Path]) -> list[Path]:
-    """Expand paths and globs to files, each once, in the order given.
+def find_texts(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Expand a path or glob, or several, to files, each once, in the order given.
 
     Raises:
         XtokError: if one matches no file.
     """
+    if isinstance(patterns, str | Path):
+        patterns = [patterns]
     files: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)

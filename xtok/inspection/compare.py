@@ -129,7 +129,7 @@ def compare(
 
 
 def count_tokens(
-    texts: Sequence[str | Path], tokenizer: Tokenizer, field: str = "text"
+    texts: str | Path | Sequence[str | Path], tokenizer: Tokenizer, field: str = "text"
 ) -> NDArray[np.int64]:
     """Count how often each token occurs in text, int64 `[V]`."""
     counts = np.zeros(len(tokenizer.table), np.int64)

@@ -184,7 +184,7 @@ class Evaluation:
 
 def evaluate(
     maps: MapLike | Sequence[MapLike],
-    texts: Sequence[str | Path],
+    texts: str | Path | Sequence[str | Path],
     student_model: ModelLike,
     teacher_model: ModelLike,
     *,

@@ -172,8 +172,14 @@ class ProjectionMap:
         heaviest[rows] = entries.teacher_ids[places]
         return heaviest
 
-    def row(self, student_id: int) -> tuple[Ids, Weights]:
-        """Return the teacher ids (int32) and weights (float32) of one row, heaviest first."""
+    def row(self, student_id: str | bytes | int) -> tuple[Ids, Weights]:
+        """Return the teacher ids (int32) and weights (float32) of one row, heaviest first.
+
+        Args:
+            student_id: the row's id, or its token as `projection[token]` takes it.
+        """
+        if isinstance(student_id, str | bytes):
+            student_id = self._emitted_id(student_id)
         if not 0 <= student_id < self.shape[0]:
             raise IndexError(f"student id {student_id} is not in 0..{self.shape[0] - 1}")
         ends = np.array([student_id, student_id + 1], self.student_ids.dtype)  # else ids are copied
@@ -191,11 +197,14 @@ class ProjectionMap:
         Raises:
             XtokError: if the student has no such token or id; see `student_ids_of`.
         """
+        return self._row(self._emitted_id(token))
+
+    def _emitted_id(self, token: str | bytes | int) -> int:
         ids = self.student_ids_of(token)
         table = self.student.table
         if len(ids) > 1 and table is not None:
             ids = [i for i in ids if table.canonical_ids().get(table[i]) == i] or ids
-        return self._row(ids[0])
+        return ids[0]
 
     def student_ids_of(self, token: str | bytes | int) -> list[int]:
         r"""Return the student ids of a token; several ids may have the same bytes.

@@ -26,7 +26,7 @@ def build(
     teacher_model: str | PathLike[str] | Tokenizer,
     config: BuildConfig | None = None,
     *,
-    texts: Sequence[str | Path] = (),
+    texts: str | Path | Sequence[str | Path] = (),
     field: str = EstimateConfig.field,
     checkpoint: Path | None = None,
     count: Callable[[CountingPlan], CountedText] | None = None,
@@ -44,7 +44,7 @@ def build(
             it, or a loaded tokenizer (to give a width, revision or pattern).
         teacher_model: the model of the columns, likewise.
         config: the options; the defaults if None.
-        texts: paths and globs of text to count on, as `estimate` takes them.
+        texts: a path or glob of text to count on, or several, as `estimate` takes them.
         field: the field or column that holds the text.
         checkpoint: as in `estimate`.
         count: likewise.

@@ -29,7 +29,7 @@ from xtok.vocab.display import plural
 def estimate(
     student_model: str | PathLike[str] | Tokenizer,
     teacher_model: str | PathLike[str] | Tokenizer,
-    texts: Sequence[str | Path],
+    texts: str | Path | Sequence[str | Path],
     config: EstimateConfig | None = None,
     *,
     base: ProjectionMap | None = None,
@@ -47,7 +47,8 @@ def estimate(
     Args:
         student_model: the model of the rows, as `build` takes it.
         teacher_model: the model of the columns, likewise.
-        texts: paths and globs of plain text, JSON lines or Parquet, gzip and zstd included.
+        texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
+            included.
         config: the options; the defaults if None.
         base: a map of this pair to smooth towards, without its slots; one of the vocabularies
             alone (`multitoken` with the weights `prior`, and this target) if None.
