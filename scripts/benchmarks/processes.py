@@ -43,7 +43,7 @@ def build(options: Namespace) -> Iterator[Row]:
         sides: Words = ["--student-model", student, "--teacher-model", teacher]
         command = ["build", *sides, "--output", "built.safetensors", "--quiet"]
         bare: Words = ["build", student, teacher, *(PATTERNS.get(name, "") for name in pair)]
-        yield compare(f"build {label}", command, bare, 1.3, options)
+        yield compare(f"build {label}", command, bare, 1.5, options)
 
 
 def maps(options: Namespace) -> Iterator[Row]:
