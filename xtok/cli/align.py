@@ -63,8 +63,7 @@ def align(
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
     if chat is None and (student_chat_template or teacher_chat_template):
         raise typer.BadParameter("a chat template goes with --chat")
-    for side in ("student", "teacher"):
-        models.required(side)
+    models.both()
     data = _text(text, file) if chat is None else b""
     conversation = {} if chat is None else _chat(chat)
     from xtok.alignment import aligner, chats

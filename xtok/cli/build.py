@@ -12,14 +12,14 @@ from xtok.cli.counting import checkpoint_of, count_here, keeping
 from xtok.cli.options import (
     OUTPUT,
     ModelArguments,
-    ModelWidths,
     OptionalTexts,
     StrictOutput,
     TextField,
+    Widths,
 )
 from xtok.cli.plans import is_done
 from xtok.cli.spellings import nemo_name
-from xtok.config import BuildConfig, EstimateConfig, Loss
+from xtok.config import BuildConfig, EstimateConfig, Loss, MultitokenConfig
 
 ForLoss = Annotated[
     Loss | None,
@@ -61,7 +61,7 @@ def build(
     output: StrictOutput,
     text: OptionalTexts = None,
     field: TextField = EstimateConfig.field,
-    widths: ModelWidths,
+    widths: Widths,
     skip_existing: SkipExisting = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -74,7 +74,7 @@ def build(
         config = replace(config, weights="prior", scale_trick=False)
     check_companions(given, config, has_text=bool(texts))
     output.check()
-    names = [models.required(side) for side in ("student", "teacher")]
+    names = models.both()
     from xtok import report, tokenizers
     from xtok.counting.texts import find_texts
     from xtok.stages import build as stage
@@ -105,14 +105,14 @@ def build(
 _OF_A_LOSS = ("weights", "target", "exact_match", "scale_trick", "top_k")
 
 
-def check_companions(given: Given, config: object, *, has_text: bool = False) -> None:
+def check_companions(given: Given, config: MultitokenConfig, *, has_text: bool = False) -> None:
     """Refuse options that need another one, which is not given."""
-    special_tokens = getattr(config, "special_tokens", "fuzzy")
+    is_fuzzy = config.special_tokens == "fuzzy"
     for name, needed, holds in (
-        ("fuzzy_threshold", "--special-tokens fuzzy", special_tokens == "fuzzy"),
-        ("fuzzy_top_k", "--special-tokens fuzzy", special_tokens == "fuzzy"),
+        ("fuzzy_threshold", "--special-tokens fuzzy", is_fuzzy),
+        ("fuzzy_top_k", "--special-tokens fuzzy", is_fuzzy),
         ("field", "--text", has_text),
-        ("target", "--weights prior", has_text or getattr(config, "weights", "prior") == "prior"),
+        ("target", "--weights prior", has_text or config.weights == "prior"),
     ):
         if name in given and not holds:
             raise typer.BadParameter(f"{flag(name)} goes with {needed}")

@@ -73,8 +73,7 @@ def estimate(
     if engine == "ray" and checkpoint is not None:
         raise typer.BadParameter("--checkpoint is for --engine local; Ray survives lost nodes")
     output.check()
-    for side in ("student", "teacher"):
-        models.required(side)
+    models.both()
     from xtok import report
     from xtok.counting.texts import find_texts
     from xtok.maps import names

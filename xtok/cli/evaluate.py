@@ -67,8 +67,7 @@ def evaluate(
     map_options: MapOptions,
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
-    for side in ("student", "teacher"):
-        models.required(side)
+    models.both()
     from xtok import report
     from xtok.counting.texts import find_texts
     from xtok.inspection import evaluate as measure

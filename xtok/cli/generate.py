@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from xtok.cli.command import command
-from xtok.cli.options import MODELS, ModelArguments, ModelWidths, StrictOutput, read_path
+from xtok.cli.options import MODELS, ModelArguments, StrictOutput, Widths, read_path
 from xtok.cli.spellings import nemo_name
 from xtok.config import COMPUTING, GenerateConfig
 
@@ -52,7 +52,7 @@ def generate(
             rich_help_panel=COMPUTING,
         ),
     ] = False,
-    widths: ModelWidths,
+    widths: Widths,
 ) -> None:
     """Map each student token to the teacher tokens whose embeddings are most similar."""
     output.check()

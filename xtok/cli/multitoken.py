@@ -56,8 +56,7 @@ def multitoken(
     if initial_projection_path is None:
         student, teacher = models.pair(map_options)
     else:
-        for side in ("student", "teacher"):
-            models.required(side)
+        models.both()
         path = initial_projection_path
         initial, sides = models.with_map(map_options.load(path), map_options, name=path)
         student, teacher = sides["student_model"], sides["teacher_model"]

@@ -47,13 +47,17 @@ Json: TypeAlias = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Widths(Config):
-    """The widths of a map that does not tell them."""
+    """The widths of the models' logits, and so of a map."""
 
     student_vocab_size: int | None = option(
-        None, "Number of rows, for a .pt that does not tell it.", min=1, panel=FOREIGN
+        None,
+        "Width of the student's logits; by default that of the map's file or the model's config, "
+        "else the largest id + 1.",
+        min=1,
+        panel=MODELS,
     )
     teacher_vocab_size: int | None = option(
-        None, "Number of columns, for a .pt that does not tell it.", min=1, panel=FOREIGN
+        None, "Width of the teacher's logits, likewise.", min=1, panel=MODELS
     )
 
 
@@ -171,10 +175,13 @@ class Models(Safety, _Sides):
             raise typer.BadParameter(f"give the {side}: --{side}-model")
         return model
 
+    def both(self) -> tuple[str, str]:
+        """Return both models; one that is not given is a usage error."""
+        return self.required("student"), self.required("teacher")
+
     def pair(self, widths: Widths | None = None) -> tuple[Tokenizer, Tokenizer]:
         """Load both tokenizers; a model that is not given is a usage error."""
-        for side in ("student", "teacher"):
-            self.required(side)
+        self.both()
         return self._load("student", widths), self._load("teacher", widths)
 
     def given(self) -> dict[str, Tokenizer]:
@@ -259,21 +266,6 @@ class ModelArguments(Models):
         if self.name(side) is None:
             raise typer.BadParameter("give two models, STUDENT TEACHER")
         return super().required(side)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelWidths(Widths):
-    """The widths of the models' logits."""
-
-    student_vocab_size: int | None = option(
-        None,
-        "Width of the student's logits; by default from its config, else its largest token id + 1.",
-        min=1,
-        panel=MODELS,
-    )
-    teacher_vocab_size: int | None = option(
-        None, "Width of the teacher's logits, likewise.", min=1, panel=MODELS
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

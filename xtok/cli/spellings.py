@@ -254,7 +254,7 @@ def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None
         return None
     name = line.stem
     if name is None:
-        student, teacher = (cleaned(models.required(side)) for side in ("student", "teacher"))
+        student, teacher = map(cleaned, models.both())
         name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
     if command == "multitoken" and config.special_tokens != "off":
         name += "_special"
