@@ -35,6 +35,7 @@ PAIRS = (
 CUTS = (4, 8)
 OPTIONS = {
     "(none)": xtok.BuildConfig(),
+    "--for p-kl": xtok.BuildConfig.for_loss("p-kl"),
     "--canonicalization relaxed": xtok.BuildConfig(canonicalization="relaxed"),
     "--special-tokens fuzzy": xtok.BuildConfig(special_tokens="fuzzy"),
     "fuzzy, NeMo-RL's 0.3 and 32": xtok.BuildConfig(
