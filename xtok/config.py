@@ -319,6 +319,27 @@ class EstimateConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EventsConfig(Config):
+    """How `events` cuts two vocabularies into events."""
+
+    max_leak: float = option(
+        0.005,
+        "The largest share of shared token boundaries at which the two tokens may be in different "
+        "events; needs text.",
+        min=0,
+        below=1,
+    )
+    field: str = option(
+        "text", "Field of JSON lines, or column of Parquet, that holds the text.", panel=TEXT
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What decides the result, for a map's history."""
+        return {"max_leak": self.max_leak}
+
+
+@dataclass(frozen=True, kw_only=True)
 class MergeConfig(Config):
     """How `merge` makes one map of several."""
 

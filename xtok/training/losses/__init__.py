@@ -19,6 +19,7 @@ from xtok.training.losses.config import (
     SameTokenizerConfig,
     ULDConfig,
 )
+from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import gold, h_kl, uld
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
@@ -30,6 +31,7 @@ __all__ = [
     "ByteEvents",
     "ChunkLossConfig",
     "CombineConfig",
+    "EventIndex",
     "ExactPairs",
     "GoldConfig",
     "LossName",
@@ -39,6 +41,8 @@ __all__ = [
     "ULDConfig",
     "averaged_logits",
     "combine",
+    "event_index",
+    "event_kl",
     "exact_pairs",
     "gold",
     "h_kl",
