@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from math import log2
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_losses import alignment
+from test_projection_map import vocabulary
 from torch import Tensor
 
 from xtok import XtokError
@@ -23,7 +24,6 @@ from xtok.maps.event_map import EventMap
 from xtok.stages.events import EventMeasures, _components, _numbered, _Pairs, events
 from xtok.tokenizers import Tokenizer
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
-from xtok.training.losses.event_kl import EventSide
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,13 @@ def test_events_are_numbered_by_falling_mass(
         for tokenizer in (byte_level, digits):
             ids = tokenizer.library_ids([text["text"]])[0]
             ends.append(
-                dict(zip(np.cumsum([0, *tokenizer.table.lengths[list(ids)]]).tolist(), ids))
+                dict(
+                    zip(
+                        np.cumsum([0, *tokenizer.table.lengths[list(ids)]]).tolist(),
+                        ids,
+                        strict=False,
+                    )
+                )
             )
         for place in ends[0].keys() & ends[1].keys():
             seen[int(result.student_event[ends[0][place]])] += 1
@@ -145,7 +151,7 @@ def test_merging_is_that_of_a_plain_twin(
     event = list(range(12))
 
     def bits(labels: list[int]) -> float:
-        sums: Counter[tuple[int, int]] = Counter()
+        sums: defaultdict[tuple[int, int], float] = defaultdict(float)
         for (s, t), share in shares.items():
             sums[0, labels[s]] += share
             sums[1, labels[t]] += share
@@ -181,11 +187,27 @@ def test_what_one_side_alone_has_is_one_event() -> None:
     assert (labels.tolist(), rest) == ([1, 0, 1, 1, 1, 0], 1)
 
 
+def index_of(student: list[int], teacher: list[int]) -> EventIndex:
+    sides = [np.array(events, np.int32) for events in (student, teacher)]
+    nothing = [np.full(len(side), -1, np.int32) for side in sides]
+    return event_index(
+        EventMap(
+            student=vocabulary(len(student)),
+            teacher=vocabulary(len(teacher)),
+            student_event=sides[0],
+            teacher_event=sides[1],
+            student_link=nothing[0],
+            teacher_link=nothing[1],
+            rest=None,
+        )
+    )
+
+
 def small_index() -> tuple[EventIndex, Tensor, Tensor]:
-    student, teacher = [0, 1, 2, 0, 1, 0], [2, 1, 0, 0, 1]
-    one_hot = [torch.nn.functional.one_hot(torch.tensor(e), 3).double() for e in (student, teacher)]
-    sides = [EventSide.of(np.array(e, np.int32)) for e in (student, teacher)]
-    return EventIndex(*sides), one_hot[0], one_hot[1]
+    """Event 0 has 3 tokens and 2, event 1 has 2 and 2, events 2 and 3 one on each side."""
+    student, teacher = [0, 1, 2, 0, 1, 0, 3], [2, 1, 0, 3, 0, 1]
+    one_hot = [torch.nn.functional.one_hot(torch.tensor(e), 4).double() for e in (student, teacher)]
+    return index_of(student, teacher), one_hot[0], one_hot[1]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -194,7 +216,7 @@ def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
     index, of_student, of_teacher = small_index()
     generator = torch.Generator().manual_seed(0)
     student = torch.randn((2, 5, 8), dtype=torch.float64, generator=generator).requires_grad_()
-    teacher = torch.randn((2, 6, 5), dtype=torch.float64, generator=generator)
+    teacher = torch.randn((2, 6, 6), dtype=torch.float64, generator=generator)
     aligned = alignment(
         [[0, 1, 1, 2, -1], [1, 1, 2, 3, 3]], [[0, 1, 2, 2, 2, -1], [1, 2, 2, 3, -1, -1]]
     )
@@ -204,7 +226,7 @@ def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
     loss = event_kl(student, teacher, index, aligned, config)
     terms = []
     for row, i, other, j in places:
-        s = torch.softmax(student[row, i, :6] / temperature, -1) @ of_student
+        s = torch.softmax(student[row, i, :7] / temperature, -1) @ of_student
         r = torch.softmax(teacher[other, j] / temperature, -1) @ of_teacher
         p, q = (s, r) if reverse else (r, s)
         terms.append((p * (p.log() - q.log())).sum())
@@ -217,8 +239,8 @@ def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
 def test_event_kl_in_bfloat16_and_of_a_view() -> None:
     index, _, _ = small_index()
     generator = torch.Generator().manual_seed(1)
-    whole = torch.randn((2, 4, 6), generator=generator)
-    teacher = torch.randn((2, 3, 5), generator=generator).bfloat16()
+    whole = torch.randn((2, 4, 7), generator=generator)
+    teacher = torch.randn((2, 3, 6), generator=generator).bfloat16()
     aligned = alignment([[1, 2, 2]] * 2, [[1, 2, 2]] * 2)
     logits = whole.bfloat16().requires_grad_()
     loss = event_kl(logits[:, :-1], teacher, index, aligned)
@@ -233,13 +255,12 @@ def test_event_kl_in_bfloat16_and_of_a_view() -> None:
 
 
 def test_event_kl_is_at_most_the_divergence_of_the_tokens() -> None:
-    side = EventSide.of(np.array([0, 0, 1, 1, 2], np.int32))
-    alone = EventSide.of(np.arange(5, dtype=np.int32))
+    some, each = [0, 0, 1, 1, 2], list(range(5))
     generator = torch.Generator().manual_seed(2)
     student, teacher = torch.randn((2, 1, 7, 5), generator=generator)
     aligned = alignment([[1, 2, 3, 4, 5, 6, 7]], [[1, 2, 3, 4, 5, 6, 7]])
-    merged = event_kl(student, teacher, EventIndex(side, side), aligned)
-    tokens = event_kl(student, teacher, EventIndex(alone, alone), aligned)
+    merged = event_kl(student, teacher, index_of(some, some), aligned)
+    tokens = event_kl(student, teacher, index_of(each, each), aligned)
     p, q = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
     torch.testing.assert_close(tokens, (q.exp() * (q - p)).sum(-1).mean())
     assert 0 < merged < tokens
@@ -248,12 +269,12 @@ def test_event_kl_is_at_most_the_divergence_of_the_tokens() -> None:
 def test_event_kl_bad_input() -> None:
     index, _, _ = small_index()
     aligned = alignment([[1, 2]], [[1, 2]])
-    student, teacher = torch.randn(1, 2, 6), torch.randn(1, 2, 5)
+    student, teacher = torch.randn(1, 2, 7), torch.randn(1, 2, 6)
     with pytest.raises(XtokError, match="student's logits are 5 wide"):
         event_kl(student[..., :5], teacher, index, aligned)
+    broken = teacher.clone()
+    broken[0, 1, 2] = float("nan")
     with pytest.raises(ValueError, match=r"the teacher's logits are nan at \[0, 1, 2\]"):
-        broken = teacher.clone()
-        broken[0, 1, 2] = float("nan")
         event_kl(student, broken, index, aligned)
     nothing = alignment([[-1, -1]], [[0, 0]])
     logits = student.clone().requires_grad_()

@@ -16,9 +16,7 @@ from xtok import __version__
 from xtok.config import EstimateConfig, EventsConfig
 from xtok.counting.counts import CountedText, count_text, plan_counting
 from xtok.errors import XtokError
-from xtok.maps.event_map import EventMap, Link
-from xtok.maps.projection_map import StageReport
-from xtok.maps.results import tokenizer_notes
+from xtok.maps.event_map import EventMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.display import plural
@@ -310,7 +308,7 @@ def _numbered(
     weight = _sums(places, mass, num)
     order = np.lexsort((first, -weight))  # labels are the lowest token, students before teachers
     has = np.stack([np.bincount(part, minlength=num) > 0 for part in np.split(places, [offset])])
-    alone: NDArray[np.bool_] = ~has.all(0)
+    alone = np.logical_not(has.all(0))
     rest = None
     if alone.any():
         both = has[:, alone].any(1).all()

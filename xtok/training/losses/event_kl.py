@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,66 +11,64 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.event_map import EventMap
-from xtok.training.losses.chunks import Chunks, loss_over_chunks
+from xtok.training.losses.chunks import Chunks, log_probabilities, loss_over_chunks
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.module import block_length, work_dtype
 
 
-class EventSide(NamedTuple):
-    """One vocabulary's events, as the tokens that each event is the sum of; int64 each.
+@dataclass(frozen=True, eq=False)
+class EventIndex:
+    """An event map on a device, as `event_kl` takes it; int64 tensors.
 
-    Most events have one token of a side, which is picked; only the others are added.
+    Most events have one token on each side: the teacher's log-probability is picked. In the C
+    others probabilities are added up.
 
     Attributes:
-        event: `[V]`, the event of each token.
-        first: `[E]`, the lowest token of each event.
-        others: the tokens that are not the lowest of their event, rising.
-        event_of_others: their events.
+        partner: `[V_student]`, the teacher token of the same event; any of them, where an event has
+            several tokens.
+        student_tokens: the student tokens of events that have several tokens, rising.
+        student_sums: the number in 0..C − 1 of each one's event.
+        teacher_tokens: the teacher tokens of these events, rising.
+        teacher_sums: the number of each one's event.
+        widths: `(V_student, V_teacher)`.
+        num_sums: C.
     """
 
-    event: Tensor
-    first: Tensor
-    others: Tensor
-    event_of_others: Tensor
-
-    @staticmethod
-    def of(events: NDArray[np.int32]) -> EventSide:
-        """Return a side of an `EventMap`."""
-        _, first = np.unique(events, return_index=True)
-        is_other = np.ones(len(events), np.bool_)
-        is_other[first] = False
-        others = np.flatnonzero(is_other)
-        arrays = (events, first, others, events[others])
-        return EventSide(*(torch.from_numpy(array.astype(np.int64)) for array in arrays))
-
-    def sums(self, probs: Tensor) -> Tensor:
-        """Return probabilities `[n, V]` summed by event, `[n, E]`."""
-        sums = probs.index_select(1, self.first)
-        if len(self.others):
-            added = probs.index_select(1, self.others)
-            sums.scatter_add_(1, self.event_of_others.expand(len(probs), -1), added)
-        return sums
-
-
-class EventIndex(NamedTuple):
-    """An event map on a device, as `event_kl` takes it."""
-
-    student: EventSide
-    teacher: EventSide
+    partner: Tensor
+    student_tokens: Tensor
+    student_sums: Tensor
+    teacher_tokens: Tensor
+    teacher_sums: Tensor
+    widths: tuple[int, int]
+    num_sums: int
 
     def to(self, device: torch.device | str) -> EventIndex:
         """Return the index on a device."""
-        return EventIndex(*(EventSide(*(ids.to(device) for ids in side)) for side in self))
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """`(V_student, V_teacher)`."""
-        return len(self.student.event), len(self.teacher.event)
+        moved = {n: v.to(device) for n, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
 
 def event_index(events: EventMap) -> EventIndex:
     """Return an event map's index, on the CPU."""
-    return EventIndex(EventSide.of(events.student_event), EventSide.of(events.teacher_event))
+    sides = events.student_event, events.teacher_event
+    counts = [np.bincount(side, minlength=events.num_events) for side in sides]
+    has_several = (counts[0] > 1) | (counts[1] > 1)
+    number = np.cumsum(has_several) - 1
+    tokens = [np.flatnonzero(has_several[side]) for side in sides]
+    _, first = np.unique(events.teacher_event, return_index=True)
+
+    def tensor(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64))
+
+    return EventIndex(
+        partner=tensor(first[events.student_event]),
+        student_tokens=tensor(tokens[0]),
+        student_sums=tensor(number[sides[0][tokens[0]]]),
+        teacher_tokens=tensor(tokens[1]),
+        teacher_sums=tensor(number[sides[1][tokens[1]]]),
+        widths=events.shape,
+        num_sums=int(has_several.sum()),
+    )
 
 
 def event_kl(
@@ -150,6 +149,10 @@ class _Job(NamedTuple):
     places: tuple[Tensor, ...]
     config: ChunkLossConfig
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.events.widths
+
 
 class _EventKL(torch.autograd.Function):
     @staticmethod
@@ -161,7 +164,7 @@ class _EventKL(torch.autograd.Function):
         )
         with torch.autocast(logits.device.type, enabled=False):
             loss = _compare(logits, grad, job)
-        ctx.grad = grad
+        ctx.grad, ctx.scale = grad, job.config.temperature / len(job.places[0])
         return loss
 
     @staticmethod
@@ -170,38 +173,58 @@ class _EventKL(torch.autograd.Function):
         grad, ctx.grad = ctx.grad, None
         if grad is None:
             raise RuntimeError("event_kl keeps its gradient for one backward; compute it again")
-        return grad.mul_(grad_loss.to(grad.dtype)), None
+        return grad.mul_((grad_loss * ctx.scale).to(grad.dtype)), None
 
 
 def _compare(logits: Tensor, grad: Tensor | None, job: _Job) -> Tensor:
-    """Return the loss; write its gradient into `grad`, zeros like the logits."""
-    width, teacher_width = job.events.widths
+    """Return the loss; write its gradient, times N / τ, into `grad`, zeros like the logits.
+
+    Each event's teacher mass is shared among its student tokens as the student shares it: t. Then
+    KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
+    """
     dtype = work_dtype(logits, job.teacher_logits)
     num, temperature = len(job.places[0]), job.config.temperature
     total = torch.zeros((), dtype=torch.float64, device=logits.device)
-    step = block_length(logits, max(width, teacher_width))
+    step = block_length(logits, max(job.widths))
     for start in range(0, num, step):
-        ours, theirs = (
-            (
-                places[start : start + step] // side.shape[1],
-                places[start : start + step] % side.shape[1],
-            )
-            for places, side in zip(job.places, (logits, job.teacher_logits), strict=True)
-        )
-        p = torch.softmax(logits[ours][:, :width].to(dtype) / temperature, -1)
-        s = job.events.student.sums(p)
-        q = torch.softmax(job.teacher_logits[theirs][:, :teacher_width].to(dtype) / temperature, -1)
-        r = job.events.teacher.sums(q)
-        tiny = torch.finfo(dtype).tiny
-        difference = r.clamp(min=tiny).log_().sub_(s.clamp(min=tiny).log_())
+        rows, log_probs = [], []
+        for side, places, width in zip(
+            (logits, job.teacher_logits), job.places, job.widths, strict=True
+        ):
+            part = places[start : start + step]
+            rows.append((part // side.shape[1], part % side.shape[1]))
+            picked = side[rows[-1]][:, :width].to(dtype)
+            log_probs.append(log_probabilities(picked, temperature))
+        log_p, p = log_probs[0], log_probs[0].exp()
+        log_t = _shared_out(log_p, log_probs[1], job.events)
         if job.config.reverse_kl:
-            total -= (s * difference).sum(dtype=torch.float64)
-            to_sums = difference.neg_()  # and a constant, which the softmax takes out
+            difference = log_p - log_t
+            total += torch.dot(p.view(-1), difference.view(-1))
+            back = difference.sub_((p * difference).sum(1, keepdim=True)).mul_(p)
         else:
-            total += (r * difference).sum(dtype=torch.float64)
-            to_sums = r.div_(s.clamp(min=tiny)).neg_()
+            t = log_t.exp()
+            total += torch.dot(t.view(-1), log_t.sub_(log_p).view(-1))
+            back = p.sub_(t)
         if grad is not None:
-            mean = (to_sums * s).sum(1, keepdim=True)
-            back = to_sums.sub_(mean).index_select(1, job.events.student.event).mul_(p)
-            grad[ours[0], ours[1], :width] = back.mul_(temperature / num).to(grad.dtype)
+            grad[rows[0][0], rows[0][1], : job.widths[0]] = back.to(grad.dtype)
     return (total * (temperature**2 / num)).to(dtype)
+
+
+def _shared_out(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
+    """Return log t `[n, V_student]` for the student's log p and the teacher's log q."""
+    log_t = log_q.index_select(1, events.partner)
+    if len(events.student_tokens):
+        ours = log_p.index_select(1, events.student_tokens)
+        theirs = log_q.index_select(1, events.teacher_tokens)
+        sums = [
+            torch.zeros((len(part), events.num_sums), dtype=part.dtype, device=part.device)
+            .scatter_add_(1, numbers.expand(len(part), -1), part.exp())
+            .clamp_(min=torch.finfo(part.dtype).tiny)
+            .log_()
+            for part, numbers in ((ours, events.student_sums), (theirs, events.teacher_sums))
+        ]
+        ratio = sums[1].sub_(sums[0])
+        log_t.index_copy_(
+            1, events.student_tokens, ours + ratio.index_select(1, events.student_sums)
+        )
+    return log_t
