@@ -21,7 +21,7 @@ from xtok.maps.convert import transpose
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
-from xtok.stages.pairs import plan
+from xtok.stages.plans import plan
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.relaxed import match_relaxed, relaxed_form

@@ -77,13 +77,13 @@ def build(
     names = models.both()
     from xtok import report, tokenizers
     from xtok.counting.texts import find_texts
+    from xtok.maps.names import name_of_map
     from xtok.stages import build as stage
-    from xtok.stages import pairs
 
     find_texts(texts)
     report.print_notes(remarks(given, config, for_loss, has_text=bool(texts)))
     ids = [tokenizers.model_id(name) for name in names]
-    own_name = pairs.name_of_map(ids[0], ids[1], config, loss=for_loss, texts=texts)
+    own_name = name_of_map(ids[0], ids[1], config, loss=for_loss, texts=texts)
     path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
     student, teacher = models.pair(widths)
     if is_done(student, teacher, path, config, texts, keep=skip_existing, dry_run=dry_run):

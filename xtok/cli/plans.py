@@ -37,7 +37,7 @@ def build_listed(
     """
     from xtok import report
     from xtok.maps import file as mapfile
-    from xtok.stages import pairs as pair_list
+    from xtok.stages import build as pair_list
 
     listed = pair_list.read_pairs(path, output_dir, options, loss)
     failed: list[int] = []
@@ -126,10 +126,10 @@ def is_done(
         dry_run: only show what would be written.
     """
     from xtok import report
-    from xtok.stages import pairs as pair_list
+    from xtok.stages import plans
 
     exists = keep and path.exists()
-    replaced = pair_list.difference(path, student, teacher, options, texts) if exists else None
+    replaced = plans.difference(path, student, teacher, options, texts) if exists else None
     if dry_run:
         _show_plan(student, teacher, path, options, keep, replaced)
         return True
@@ -149,13 +149,13 @@ def _show_plan(
     replaced: str | None,
 ) -> None:
     """Print what `build` would write, and where, on a line."""
-    from xtok.stages import pairs as pair_list
+    from xtok.stages import plans
 
     kept = keep and replaced is None
     there = "exists, would be kept" if kept else "exists, would be replaced"
     if replaced is not None:
         there += f": {replaced}"
-    p = pair_list.plan(student, teacher, options)
+    p = plans.plan(student, teacher, options)
     print(  # noqa: T201
         f"{path} ({there if path.exists() else 'new'}): {p.rows:,} × {p.columns:,}, "
         f"{p.single_entry:,} rows of one entry, at most {p.max_entries:,} entries and "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from xtok.embeddings.sources import Source, open_source, own_embeddings, own_mod
 from xtok.errors import EmbeddingError, XtokError
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import finished, history_with, reported, stage_report, undecodable_tokens
+from xtok.maps.results import finished, reported, undecodable_tokens
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -140,10 +140,9 @@ def generate(
         scale_slot=None,
         method="generate",
         top_k=config.top_k,
-        history=history_with(None, {"stage": "generate", "options": options}),
-    )
-    report = stage_report("generate", projection, notes, undecodable_tokens(student, teacher))
-    return reported(projection, replace(report, counts={**report.counts, **counts, **dropped}))
+    ).after("generate", options)
+    failures = undecodable_tokens(student, teacher)
+    return reported(projection, notes, failures, {**counts, **dropped})
 
 
 def _recorded(config: GenerateConfig) -> dict[str, Any]:

@@ -38,8 +38,8 @@ from xtok.inspection.ranking import Interval, Ranking, rank, resample
 from xtok.inspection.seen_text import SeenText, read_text
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.file import MapLike, as_maps
-from xtok.maps.pair import require_table, with_vocabularies
-from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.maps.file import MapLike, as_map
-from xtok.maps.pair import require_table, with_vocabularies
-from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, require_table
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.classes import TokenClass, text_class
 from xtok.vocab.relaxed import relaxed_form

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from xtok.maps import file as mapfile
-from xtok.maps.packing import MALFORMED, assemble
 from xtok.maps.pair import can_grow
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
@@ -82,8 +81,8 @@ def verify(
         checks = tuple(_all(projection, (), models))
     else:
         try:
-            checks = tuple(_all(*assemble(*parts), models))
-        except MALFORMED as error:
+            checks = tuple(_all(*mapfile.assemble(*parts), models))
+        except mapfile.MALFORMED as error:
             missing = "it lacks " if isinstance(error, KeyError) else ""
             checks = (_failed("format", f"{missing}{error}"),)
     return Verification(path=path, checks=checks)

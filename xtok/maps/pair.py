@@ -75,27 +75,21 @@ def at_width(
         MapFileError: if it has ids beyond it, or is known to have another.
     """
     ours: Vocabulary = getattr(projection, side)
-    wider = replace(ours, vocab_size=width, width_source="option")
     if ours.vocab_size != width and not _is_lower_bound(ours):
-        raise MapFileError(
-            f"{name} is {ours.vocab_size} wide on the {side}'s side, not {width}",
-            hint=f"is it the map of this pair? It is of {projection.student.model_id} and "
-            f"{projection.teacher.model_id}; else leave out {{option}}",
-            parameter=f"{side}_vocab_size",
+        problem = f"is {ours.vocab_size} wide on the {side}'s side, not {width}"
+        hint = (
+            f"is it the map of this pair? It is of {projection.student.model_id} and "
+            f"{projection.teacher.model_id}; else leave out {{option}}"
         )
-    if width < ours.vocab_size:
-        raise MapFileError(
-            f"{name} has the {side} id {ours.vocab_size - 1}, and is not {width} wide",
-            hint=f"give the width of its logits with {{option}}, at least {ours.vocab_size}",
-            parameter=f"{side}_vocab_size",
-        )
-    if width > MAX_WIDTH:
-        raise MapFileError(
-            f"{name} cannot be {width} wide",
-            hint=f"give {{option}} up to {MAX_WIDTH}",
-            parameter=f"{side}_vocab_size",
-        )
-    return projection if ours.table is not None else _with_side(projection, side, wider)
+    elif width < ours.vocab_size:
+        problem = f"has the {side} id {ours.vocab_size - 1}, and is not {width} wide"
+        hint = f"give the width of its logits with {{option}}, at least {ours.vocab_size}"
+    elif width > MAX_WIDTH:
+        problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
+    else:
+        wider = replace(ours, vocab_size=width, width_source="option")
+        return projection if ours.table is not None else _with_side(projection, side, wider)
+    raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
 
 
 def shared_width(ours: Vocabulary, tokenizer: Vocabulary) -> int:
@@ -140,21 +134,6 @@ def require_widths(projection: ProjectionMap) -> None:
                 hint="load or convert the map with {option}",
                 parameter=f"{side}_vocab_size",
             )
-
-
-def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return a vocabulary's tokens.
-
-    Raises:
-        XtokError: if it has none.
-    """
-    if vocabulary.table is None:
-        raise XtokError(
-            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
-            hint="give both models, the student's with {option}",
-            parameter="student_model",
-        )
-    return vocabulary.table
 
 
 def _is_lower_bound(ours: Vocabulary) -> bool:
