@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from math import log2
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,18 @@ import small_tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from test_losses import alignment
 from test_projection_map import vocabulary
 from torch import Tensor
 
-from xtok import XtokError
+from xtok import ProjectionMap, XtokError
 from xtok.config import EventsConfig
+from xtok.errors import MapFileError
 from xtok.maps.event_map import EventMap
 from xtok.stages.events import EventMeasures, _components, _numbered, _Pairs, events
+from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
 
@@ -300,3 +305,68 @@ def test_llama_3_and_qwen_need_no_text(load_real: Callable[[str], Tokenizer]) ->
     assert result.num_events == 109_570
     index = event_index(result)
     assert index.widths == (128_256, 151_669)
+
+
+def test_the_file_gives_back_what_was_saved(
+    digits: Tokenizer, byte_level: Tokenizer, corpus: Path, tmp_path: Path
+) -> None:
+    result = events(digits, byte_level, corpus)
+    result.save(tmp_path / "a.safetensors")
+    result.save(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    loaded = EventMap.load(tmp_path / "a.safetensors")
+    assert (loaded.history, loaded.rest) == (result.history, result.rest)
+    for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
+        assert (getattr(loaded, name) == getattr(result, name)).all()
+    assert loaded.student.table is not None
+    assert loaded.student.table.sha256() == digits.table.sha256()
+
+
+def test_a_map_is_no_event_map_and_the_other_way_round(
+    digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    events(digits, byte_level).save(tmp_path / "events.safetensors")
+    multitoken(digits, byte_level).save(tmp_path / "map.safetensors")
+    with pytest.raises(MapFileError, match="is an event map, not a projection map"):
+        ProjectionMap.load(tmp_path / "events.safetensors")
+    with pytest.raises(MapFileError, match="is not an event map"):
+        EventMap.load(tmp_path / "map.safetensors")
+
+
+def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]], object]) -> None:
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        fields = json.loads(file.metadata()["xtok"])
+    change(tensors, fields)
+    save_file(tensors, path, {"xtok": json.dumps(fields)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, f: t["student_event"].fill(0), "event 1 has no student token"),
+        (lambda t, f: t["teacher_event"].__setitem__(0, -1), "teacher_event is not all in 0.."),
+        (lambda t, f: t.update(student_event=t["student_event"][1:]), "are not of shape"),
+        (lambda t, f: t.update(student_link=t["student_link"].astype(np.int64)), "list of int32"),
+        (lambda t, f: t["student_link"].fill(3), "is not in the event of its link"),
+        (lambda t, f: t["student_link"].fill(10**6), "student_link is not all in"),
+        (lambda t, f: t.pop("teacher_link"), "it lacks 'teacher_link'"),
+        (lambda t, f: t.update(student_event=np.zeros(0, np.int32)), "no student token"),
+        (lambda t, f: f.update(rest=10**9), "rest is 1000000000, not an event"),
+        (lambda t, f: f.update(rest="x"), "rest is not valid"),
+        (lambda t, f: f.update(history=[3]), "is not a valid event map"),
+        (lambda t, f: f.update(format_version=9), "format version 9"),
+        (lambda t, f: f["teacher"].update(table_sha256="0"), "the teacher's table_sha256"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(
+    digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path, change: Any, message: str
+) -> None:
+    path = tmp_path / "events.safetensors"
+    events(digits, byte_level).save(path)
+    damaged(path, change)
+    with pytest.raises(MapFileError, match=message):
+        EventMap.load(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(MapFileError, match="not a whole safetensors file"):
+        EventMap.load(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from os import PathLike
 from typing import Any
 
@@ -13,15 +12,6 @@ from numpy.typing import NDArray
 
 from xtok.maps.projection_map import StageReport
 from xtok.vocab.table import Vocabulary
-
-
-class Link(IntEnum):
-    """Why a token is in its event: how it is linked to a token of the other side."""
-
-    REST = 0
-    EXACT = 1
-    ROLE = 2
-    PIECE = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +69,8 @@ class EventMap:
         Raises:
             ValueError: naming the first thing that does not hold.
         """
+        if not len(self.student_event):
+            raise ValueError("there is no student token")
         num_events = self.num_events
         for side, width, other in (
             ("student", self.shape[0], self.shape[1]),

@@ -176,6 +176,11 @@ def _read_safetensors(
     contents: Path, source: Path, preserve_last: bool | None, normalize: Normalize | None
 ) -> ProjectionMap:
     tensors, header = _tensors(contents, source)
+    if is_event_map(tensors):
+        raise MapFileError(
+            f"{source} is an event map, not a projection map",
+            hint="xtok inspect, explain, verify and evaluate read it; xtok build makes a map",
+        )
     if "xtok" in header and normalize is not None:
         return _edited(nemo.from_trained(tensors, header["xtok"], normalize), normalize)
     if "xtok" in header:
@@ -265,13 +270,18 @@ def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str]
     return (tensors, header["xtok"]) if "xtok" in header else None
 
 
+def is_event_map(tensors: Mapping[str, NDArray[Any]]) -> bool:
+    """Tell whether a file's tensors are those of an `EventMap`."""
+    return {"student_event", "teacher_event"} <= tensors.keys()
+
+
 def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the tensors of a safetensors file, read-only, and its metadata."""
     try:
         with safe_open(contents, framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             header = dict(file.metadata() or {})
-        _check_json(header.get("xtok", ""))
+        check_json(header.get("xtok", ""))
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         raise MapFileError(
             f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
@@ -281,7 +291,7 @@ def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dic
     return tensors, header
 
 
-def _check_json(text: str) -> None:
+def check_json(text: str) -> None:
     """Check that JSON in a map file takes a bounded amount of memory; else a `ValueError`."""
     size = len(text.encode())
     if size > MAX_HEADER:
@@ -301,7 +311,10 @@ _OF_MAP = {
     "row_kind": np.uint8,
     "scale_slot": np.uint8,
 }
-_DTYPES = _OF_MAP | {f"{s}_token_{name}": d for s in _SIDES for name, d in _OF_TABLE.items()}
+_OF_EVENTS = {f"{side}_{name}": "int32" for side in _SIDES for name in ("event", "link")}
+_DTYPES = (
+    _OF_MAP | _OF_EVENTS | {f"{s}_token_{name}": d for s in _SIDES for name, d in _OF_TABLE.items()}
+)
 
 
 def pack(projection: ProjectionMap) -> tuple[dict[str, NDArray[Any]], str]:
@@ -311,28 +324,37 @@ def pack(projection: ProjectionMap) -> tuple[dict[str, NDArray[Any]], str]:
         ValueError: if the JSON is too long to be read.
     """
     tensors = {name: getattr(projection, name) for name in _OF_MAP}
-    metadata: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
+    metadata = {
         "method": projection.method,
         "top_k": projection.top_k,
         "enable_scale_trick": projection.enable_scale_trick,
         "history": list(projection.history),
     }
-    for side in _SIDES:
-        vocabulary: Vocabulary = getattr(projection, side)
+    return pack_sides(tensors, metadata, projection.student, projection.teacher)
+
+
+def pack_sides(
+    tensors: Mapping[str, NDArray[Any] | None],
+    metadata: Mapping[str, Any],
+    student: Vocabulary,
+    teacher: Vocabulary,
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """Add the format version and both vocabularies to a file's arrays and JSON; see `pack`."""
+    tensors, fields = dict(tensors), {"format_version": FORMAT_VERSION, **metadata}
+    for side, vocabulary in zip(_SIDES, (student, teacher), strict=True):
         table = vocabulary.table
-        metadata[side] = {k: v for k, v in vars(vocabulary).items() if k != "table"}
+        fields[side] = {k: v for k, v in vars(vocabulary).items() if k != "table"}
         if table is not None:
             names = (f"{side}_token_{name}" for name in _OF_TABLE)
             tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
-            metadata[side] |= {
+            fields[side] |= {
                 "table_sha256": table.sha256(),
                 "control_names": {str(i): name for i, name in table.control_names.items()},
                 "roles": {role: list(ids) for role, ids in table.roles.items()},
                 "preferred_ids": list(table.preferred_ids),
             }
-    text = json.dumps(metadata, sort_keys=True, ensure_ascii=False)
-    _check_json(text)
+    text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
+    check_json(text)
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
@@ -360,7 +382,7 @@ def assemble(
     Raises:
         ValueError: as `unpack`, or any of `MALFORMED`.
     """
-    _check_json(metadata)
+    check_json(metadata)
     fields = json.loads(metadata)
     version = fields["format_version"]
     if version != FORMAT_VERSION:
@@ -373,8 +395,8 @@ def assemble(
     if bool(fields["enable_scale_trick"]) != ("scale_slot" in tensors):
         raise ValueError("scale_slot and enable_scale_trick do not agree")
     projection = ProjectionMap(
-        student=_vocabulary("student", fields["student"], tensors),
-        teacher=_vocabulary("teacher", fields["teacher"], tensors),
+        student=unpack_side("student", fields["student"], tensors),
+        teacher=unpack_side("teacher", fields["teacher"], tensors),
         student_ids=tensors["student_ids"],
         teacher_ids=tensors["teacher_ids"],
         weights=tensors["weights"],
@@ -385,18 +407,34 @@ def assemble(
         history=tuple(dict(step) for step in fields["history"]),
     )
     require(type(projection.top_k) is int and projection.top_k <= MAX_WIDTH, "top_k")
-    json.dumps(fields, ensure_ascii=False).encode()  # no lone surrogates
-    for step in projection.history:
-        require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
     return projection, (
         fields["student"].get("table_sha256"),
         fields["teacher"].get("table_sha256"),
     )
 
 
-def _vocabulary(
+def unpack_fields(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:
+    """Return a file's JSON, with what maps of both kinds have in common checked; see `assemble`."""
+    check_json(metadata)
+    fields: dict[str, Any] = json.loads(metadata)
+    version = fields["format_version"]
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
+        )
+    for name, dtype in _DTYPES.items():
+        if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
+            raise ValueError(f"{name} is not a list of {dtype}")
+    json.dumps(fields, ensure_ascii=False).encode()  # no lone surrogates
+    for step in fields["history"]:
+        require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
+    return fields
+
+
+def unpack_side(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
+    """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
     width = fields["vocab_size"]
     for name, kind in (("revision", str), ("backend", str), ("tokenizer_vocab_size", int)):
         require(fields[name] is None or type(fields[name]) is kind, f"the {side}'s {name}")
