@@ -346,12 +346,15 @@ def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]]
     [
         (lambda t, f: t["student_event"].fill(0), "event 1 has no student token"),
         (lambda t, f: t["teacher_event"].__setitem__(0, -1), "teacher_event is not all in 0.."),
-        (lambda t, f: t.update(student_event=t["student_event"][1:]), "are not of shape"),
+        (
+            lambda t, f: t.update(student_event=t["student_event"][1:]),
+            "student_event is not of shape",
+        ),
         (lambda t, f: t.update(student_link=t["student_link"].astype(np.int64)), "list of int32"),
         (lambda t, f: t["student_link"].fill(3), "is not in the event of its link"),
         (lambda t, f: t["student_link"].fill(10**6), "student_link is not all in"),
         (lambda t, f: t.pop("teacher_link"), "it lacks 'teacher_link'"),
-        (lambda t, f: t.update(student_event=np.zeros(0, np.int32)), "no student token"),
+        (lambda t, f: t.update(student_event=np.zeros(0, np.int32)), "a side has no tokens"),
         (lambda t, f: f.update(rest=10**9), "rest is 1000000000, not an event"),
         (lambda t, f: f.update(rest="x"), "rest is not valid"),
         (lambda t, f: f.update(history=[3]), "is not a valid event map"),

@@ -69,31 +69,35 @@ class EventMap:
         Raises:
             ValueError: naming the first thing that does not hold.
         """
-        if not len(self.student_event):
-            raise ValueError("there is no student token")
-        num_events = self.num_events
-        for side, width, other in (
-            ("student", self.shape[0], self.shape[1]),
-            ("teacher", self.shape[1], self.shape[0]),
-        ):
-            events, links = getattr(self, f"{side}_event"), getattr(self, f"{side}_link")
-            if events.shape != (width,) or links.shape != (width,):
-                raise ValueError(f"the {side}'s arrays are not of shape [{width}]")
+        if not len(self.student_event) or not len(self.teacher_event):
+            raise ValueError("a side has no tokens")
+        num_events = max(int(self.student_event.max()), int(self.teacher_event.max())) + 1
+        widths = {"student": self.shape[0], "teacher": self.shape[1]}
+        for side, width in widths.items():
+            events = getattr(self, f"{side}_event")
+            if events.shape != (width,):
+                raise ValueError(f"{side}_event is not of shape [{width}]")
             present = np.zeros(num_events, np.bool_)
-            if events.min() < 0 or events.max() >= num_events:
+            if events.min() < 0:
                 raise ValueError(f"{side}_event is not all in 0..{num_events - 1}")
             present[events] = True
             if not present.all():
                 raise ValueError(f"event {int(np.argmin(present))} has no {side} token")
-            if links.min() < -1 or links.max() >= other:
-                raise ValueError(f"{side}_link is not all in -1..{other - 1}")
-            linked = np.flatnonzero(links >= 0)
-            theirs = self.teacher_event if side == "student" else self.student_event
-            apart = linked[events[linked] != theirs[links[linked]]]
-            if len(apart):
-                raise ValueError(f"{side} id {int(apart[0])} is not in the event of its link")
+        self._check_links("student", self.student_event, self.teacher_event)
+        self._check_links("teacher", self.teacher_event, self.student_event)
         if self.rest is not None and not 0 <= self.rest < num_events:
             raise ValueError(f"rest is {self.rest}, not an event")
+
+    def _check_links(self, side: str, events: NDArray[np.int32], others: NDArray[np.int32]) -> None:
+        links: NDArray[np.int32] = getattr(self, f"{side}_link")
+        if links.shape != events.shape:
+            raise ValueError(f"{side}_link is not of shape [{len(events)}]")
+        if links.min() < -1 or links.max() >= len(others):
+            raise ValueError(f"{side}_link is not all in -1..{len(others) - 1}")
+        linked = np.flatnonzero(links >= 0)
+        apart = linked[events[linked] != others[links[linked]]]
+        if len(apart):
+            raise ValueError(f"{side} id {int(apart[0])} is not in the event of its link")
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the events as `.safetensors`; see `event_file.save`."""
