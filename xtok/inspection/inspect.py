@@ -171,8 +171,8 @@ def inspect(
     rows = np.bincount(projection.teacher_ids, minlength=width)
     weight = np.bincount(projection.teacher_ids, projection.weights, width).astype(np.float64)
     return MapDescription(
-        student=_side(projection.student),
-        teacher=_side(projection.teacher),
+        student=describe_side(projection.student),
+        teacher=describe_side(projection.teacher),
         method=projection.method,
         history=projection.history,
         top_k=projection.top_k,
@@ -219,7 +219,8 @@ def example_ids(projection: ProjectionMap, count: int) -> list[int]:
     return chosen
 
 
-def _side(vocabulary: Vocabulary) -> SideDescription:
+def describe_side(vocabulary: Vocabulary) -> SideDescription:
+    """Describe one side of a map."""
     table = vocabulary.table
     types: dict[str, int] = {}
     if table is not None:

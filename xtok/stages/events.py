@@ -21,7 +21,7 @@ from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.display import plural
 from xtok.vocab.roles import match_roles
-from xtok.vocab.table import match_bytes
+from xtok.vocab.table import TokenTable, match_bytes
 
 Ids = NDArray[np.int64]
 
@@ -89,7 +89,9 @@ def events(
     mass, pairs = np.zeros(0), None
     if counts is not None:
         pairs = _Pairs.of(counts, len(s_link))
-        curve.append(pairs.measures(_shared_vocabulary(student, teacher)))
+        curve.append(
+            pairs.measures(np.concatenate(shared_vocabulary(student.table, teacher.table)))
+        )
         mass = pairs.mass
         curve.append(pairs.measures(_numbered(joined, mass, len(s_link))[0]))
         joined = pairs.merged(joined, config.max_leak)
@@ -179,16 +181,16 @@ def _components(s_link: Ids, t_link: Ids) -> Ids:
     return np.array([root(node) for node in range(len(parent))])
 
 
-def _shared_vocabulary(student: Tokenizer, teacher: Tokenizer) -> Ids:
-    """Return the events of a strict shared vocabulary: one for each common token, and a rest."""
-    offset = len(student.table)
-    labels = np.full(offset + len(teacher.table), -1, np.int64)
-    taken: set[int] = set()
-    for s, t in match_bytes(student.table, teacher.table).items():
-        if t not in taken:
-            taken.add(t)
-            labels[s] = labels[offset + t] = s
-    return labels
+def shared_vocabulary(student: TokenTable, teacher: TokenTable) -> tuple[Ids, Ids]:
+    """Return the events of a strict shared vocabulary: one for each common token, and a rest, −1.
+
+    int64 `[V_student]` and `[V_teacher]`; a teacher token goes with the lowest of its student ids.
+    """
+    ours, theirs = (np.full(len(table), -1, np.int64) for table in (student, teacher))
+    for s, t in match_bytes(student, teacher).items():
+        if theirs[t] < 0:
+            ours[s] = theirs[t] = s
+    return ours, theirs
 
 
 def _sums(
