@@ -134,7 +134,7 @@ class NemoChat(ABC):
             result += of_turn[1 if drop_first_content_pair else 0 :]
             s_end, t_end = s_turn[3], t_turn[3]
             if "eot" in wanted and s_end >= 0 and t_end >= 0:
-                result += self._pairs_at(student_ids, [s_end], teacher_ids, [t_end])
+                result.append(self._turn_end(student_ids, s_end, teacher_ids, t_end))
         return result
 
     def align_chat(
@@ -253,23 +253,47 @@ class NemoChat(ABC):
         s_places: list[int],
         teacher_ids: Sequence[int],
         t_places: list[int],
-    ) -> Iterator[AlignmentPair]:
+    ) -> list[AlignmentPair]:
         """Align the tokens at some positions of both sides."""
         ours, theirs = [student_ids[i] for i in s_places], [teacher_ids[j] for j in t_places]
+        self._check_identity(ours, theirs)
+        return [
+            self._pair(
+                pair.student_ids,
+                pair.teacher_ids,
+                (s_places[pair.student_tokens[0]], s_places[pair.student_tokens[1] - 1] + 1),
+                (t_places[pair.teacher_tokens[0]], t_places[pair.teacher_tokens[1] - 1] + 1),
+                pair.is_correct,
+            )
+            for pair in self.pairs(np.array(ours, np.int64), np.array(theirs, np.int64))
+        ]
+
+    def _turn_end(
+        self, student_ids: Sequence[int], i: int, teacher_ids: Sequence[int], j: int
+    ) -> AlignmentPair:
+        """Pair the tokens that end a turn, whatever they are."""
+        ours, theirs = [student_ids[i]], [teacher_ids[j]]
+        self._check_identity(ours, theirs)
+        return self._pair(ours, theirs, (i, i + 1), (j, j + 1), True)
+
+    def _check_identity(self, ours: list[int], theirs: list[int]) -> None:
         if self.alignment_method == "same_tokenizer_identity" and ours != theirs:
             raise ValueError(
                 "alignment_method is same_tokenizer_identity, and the ids differ: "
                 f"{ours[:8]}, {theirs[:8]}"
             )
-        for pair in self.pairs(np.array(ours, np.int64), np.array(theirs, np.int64)):
-            (s_first, s_end), (t_first, t_end) = pair.student_tokens, pair.teacher_tokens
-            yield AlignmentPair(
-                [self.student.table.name(i) for i in pair.student_ids],
-                [self.teacher.table.name(i) for i in pair.teacher_ids],
-                *(s_places[s_first], s_places[s_end - 1] + 1),
-                *(t_places[t_first], t_places[t_end - 1] + 1),
-                pair.is_correct,
-            )
+
+    def _pair(
+        self,
+        student_ids: Sequence[int],
+        teacher_ids: Sequence[int],
+        ours: tuple[int, int],
+        theirs: tuple[int, int],
+        is_correct: bool,
+    ) -> AlignmentPair:
+        s_tokens = [self.student.table.name(i) for i in student_ids]
+        t_tokens = [self.teacher.table.name(i) for i in teacher_ids]
+        return AlignmentPair(s_tokens, t_tokens, *ours, *theirs, is_correct)
 
 
 def _regions(ours: Any, theirs: Any, wanted: set[str]) -> Iterator[tuple[CharSpan, CharSpan]]:
