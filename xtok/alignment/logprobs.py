@@ -160,9 +160,10 @@ def project_topk(
         topk_ids: integers `[T, K]` or `[B, T, K]`, or a list of such: at t, the teacher's
             candidates for token t itself; −1 for none.
         topk_logprobs: floats, likewise. NaN is allowed for a first token, which was not scored.
-        projection: a map **from the teacher's tokens to the student's**: built or counted with the
-            roles swapped, as `xtok.build(teacher, student)`. None takes the student's token of the
-            same bytes or role, with weight 1.
+        projection: a map **from the teacher's tokens to the student's**: counted with the roles
+            swapped (`xtok.estimate`), or built so with `BuildConfig.for_loss("p-kl",
+            target="start")`. None takes the student's token of the same bytes or role, with
+            weight 1.
         top_k: student tokens to keep for each position, ties by lower id; K if None.
         student_attention_mask: as in `project_logprobs`.
         teacher_attention_mask: likewise.
