@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,7 @@ from xtok.maps.file import MapLike, as_map
 from xtok.vocab.display import escape
 from xtok.vocab.table import TokenTable
 
-if TYPE_CHECKING:
-    import torch
-
 Credit: TypeAlias = Literal["uniform", "student"]
-Arrays: TypeAlias = "NDArray[Any] | torch.Tensor | list[NDArray[Any]] | list[torch.Tensor]"
 
 ROUNDING = 1e-4
 """How far above 0 a log-probability may be: what a log-softmax in float32 rounds to."""
@@ -90,6 +86,7 @@ def project_logprobs(
             or NaN is a token that was not scored: allowed for a first token (its chunk is not
             valid), and in chunks that `response_mask` leaves out.
         student_logprobs: the student's own, in the form of `student_ids`, for `credit="student"`.
+            None or NaN likewise.
         credit: `uniform` shares a chunk's sum equally. `student` shares it in proportion to the
             student's own log-probabilities: the token that surprised the student most takes most;
             equally if all are 0.
