@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.alignment.nemo import METHODS, NemoChat
 from xtok.maps.pair import require_same_tokens
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, from_transformers
@@ -92,7 +94,7 @@ class AlignedPair:
     is_correct: bool
 
 
-class TokenAligner:
+class TokenAligner(NemoChat):
     """Aligns token ids of a student and a teacher on one text; nothing is decoded again.
 
     Both sides' bytes are walked together: a chunk ends wherever a token ends on both. Where the
@@ -109,10 +111,13 @@ class TokenAligner:
         projection_matrix_path: a map of this pair, whose tables are used and checked against the
             given tokenizers.
         max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
+        alignment_method: for NeMo-RL's chat collators. `same_tokenizer_identity` makes ids that
+            differ an error in its chat methods; all methods align by bytes.
 
     Raises:
         XtokError: if the map is of other tokenizers, or carries none where they are needed.
-        ValueError: if there is neither a tokenizer nor a map, or `max_comb_len` is less than 1.
+        ValueError: if there is neither a tokenizer nor a map, `max_comb_len` is less than 1, or
+            the method is unknown.
     """
 
     def __init__(
@@ -121,11 +126,16 @@ class TokenAligner:
         teacher_tokenizer: Any = None,
         projection_matrix_path: str | PathLike[str] | None = None,
         max_comb_len: int = 4,
+        *,
+        alignment_method: str = METHODS[0],
     ) -> None:
         from xtok.alignment.kernels import CONTROL
 
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
+        if alignment_method not in METHODS:
+            raise ValueError(f"alignment_method is {alignment_method!r}: {' or '.join(METHODS)}")
+        self.alignment_method = alignment_method
         projection = projection_matrix_path and ProjectionMap.load(projection_matrix_path)
         rows, columns = (
             _table(side, tokenizer, getattr(projection, side).table if projection else None)
@@ -136,12 +146,24 @@ class TokenAligner:
         symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
         if len(symbols) > 2**16 - CONTROL:
             raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
-        self.student = _SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
-        self.teacher = _SymbolTable("teacher", columns, symbols)
+        self.student = SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
+        self.teacher = SymbolTable("teacher", columns, symbols)
         self.max_comb_len = max_comb_len
         self._exact = np.full(len(rows) + 1, -1, np.int32)  # the last for padding
         for s, t in (match_bytes(rows, columns) | roles).items():
             self._exact[s] = t
+
+    @cached_property
+    def student_id_of(self) -> NDArray[np.int32]:
+        """The student's id of the same bytes or role as each teacher id, int32 `[V_t]`, or −1."""
+        rows, columns = self.student.table, self.teacher.table
+        ids = np.full(len(columns), -1, np.int32)
+        pairs = match_bytes(columns, rows)
+        for s, t in match_roles(rows, columns).items():
+            if t in columns.control_names:
+                pairs.setdefault(t, s)
+        ids[list(pairs)] = list(pairs.values())
+        return ids
 
     def align(
         self,
@@ -150,6 +172,8 @@ class TokenAligner:
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
+        student_offsets: Any = None,
+        teacher_offsets: Any = None,
     ) -> AlignmentBatch:
         """Align a batch of rows of token ids.
 
@@ -160,11 +184,14 @@ class TokenAligner:
                 the pad role are. If the end of text pads as well, so are all but the first of them
                 at a row's end, and all at its beginning.
             teacher_attention_mask: `[B, T_t]`, likewise.
+            student_offsets: not needed; NeMo-RL's open pull requests pass character offsets.
+            teacher_offsets: likewise.
 
         Raises:
             ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
                 that stand for nothing.
         """
+        del student_offsets, teacher_offsets
         s_ids = self.student.rows(student_ids, student_attention_mask)
         t_ids = self.teacher.rows(teacher_ids, teacher_attention_mask)
         if len(s_ids) != len(t_ids):
@@ -174,10 +201,12 @@ class TokenAligner:
         s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks = self._align(
             s_ids.ravel(), bounds * s_len, t_ids.ravel(), bounds * t_len
         )
-        max_pairs = int(num_chunks.max(initial=0))
+        max_pairs = max(1, int(num_chunks.max(initial=0)))  # NeMo-RL's losses need a chunk
+        is_correct = np.zeros((batch, max_pairs), np.bool_)
+        is_correct[:, :s_len] = correct.reshape(batch, s_len)[:, :max_pairs]
         result = AlignmentBatch(
             pair_valid=np.arange(max_pairs) < num_chunks[:, None],
-            pair_is_correct=correct.reshape(batch, s_len)[:, :max_pairs],
+            pair_is_correct=is_correct,
             student_exact_partition_mask=s_exact.reshape(batch, s_len),
             teacher_exact_partition_mask=t_exact.reshape(batch, t_len),
             student_chunk_id=s_chunk.reshape(batch, s_len).astype(np.int64),
@@ -406,7 +435,7 @@ def _shift(array: Any, fill: Any) -> Any:
     return shifted
 
 
-class _SymbolTable:
+class SymbolTable:
     """One side's table as the kernels take it, and the checks on ids.
 
     Args:
@@ -437,12 +466,12 @@ class _SymbolTable:
 
     def rows(self, token_ids: Any, mask: Any) -> NDArray[np.int32]:
         """Return int32 `[B, T]` with padding replaced by the id V."""
-        ids = _array(token_ids)
+        ids = to_array(token_ids)
         if ids.ndim != 2 or ids.dtype.kind not in "iu":
             raise ValueError(
                 f"{self.side}_ids are {ids.dtype} of shape {list(ids.shape)}, not integers [B, T]"
             )
-        keep = ~self._padding(ids) if mask is None else _array(mask) != 0
+        keep = ~self.padding(ids) if mask is None else to_array(mask) != 0
         if keep.shape != ids.shape:
             raise ValueError(
                 f"{self.side}_attention_mask is of shape {list(keep.shape)}, "
@@ -455,7 +484,7 @@ class _SymbolTable:
 
     def flat(self, token_ids: Any, bounds: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return ids as int32 `[tokens]` and offsets as int64 `[documents + 1]`."""
-        ids, offsets = _array(token_ids), _array(bounds)
+        ids, offsets = to_array(token_ids), to_array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise ValueError(f"{self.side}_ids are not a flat array of integers")
         valid = offsets.ndim == 1 and len(offsets) > 0 and offsets.dtype.kind in "iu"
@@ -464,10 +493,10 @@ class _SymbolTable:
             raise ValueError(
                 f"{self.side}_offsets do not rise from 0 to the number of ids, {len(ids)}"
             )
-        self._check(ids, width=len(self.table))
+        self._check(ids, width=len(self.table), bounds=offsets)
         return ids.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 
-    def _check(self, ids: NDArray[Any], *, width: int) -> None:
+    def _check(self, ids: NDArray[Any], *, width: int, bounds: NDArray[Any] | None = None) -> None:
         wrong = (ids < 0) | (ids >= width)
         problem = f"is not in 0..{len(self.table) - 1}"
         if not wrong.any():
@@ -475,9 +504,13 @@ class _SymbolTable:
         if wrong.any():
             place = np.argwhere(wrong)[0]
             token_id = int(ids[tuple(place)])
+            if bounds is not None and len(bounds) > 2:
+                row = np.searchsorted(bounds, place, side="right") - 1
+                place = np.concatenate([row, place - bounds[row]])
             raise ValueError(f"{self.side} id {token_id} at {place.tolist()} {problem}")
 
-    def _padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Tell which ids `[B, T]` are padding, as far as that can be told without a mask."""
         padding = np.isin(ids, self._pads)
         if self._ending_pads:
             ends = np.isin(ids, self._ending_pads)
@@ -507,7 +540,8 @@ def _table(side: str, tokenizer: Any, of_map: TokenTable | None) -> TokenTable:
     return of_map
 
 
-def _array(values: Any) -> NDArray[Any]:
+def to_array(values: Any) -> NDArray[Any]:
+    """Return what a caller gave, a tensor of any device or a list too, as an array."""
     array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
     return array if array.size else array.astype(np.int64)  # an empty list has no type of its own
 
