@@ -184,12 +184,14 @@ def _components(s_link: Ids, t_link: Ids) -> Ids:
 def shared_vocabulary(student: TokenTable, teacher: TokenTable) -> tuple[Ids, Ids]:
     """Return the events of a strict shared vocabulary: one for each common token, and a rest, −1.
 
-    int64 `[V_student]` and `[V_teacher]`; a teacher token goes with the lowest of its student ids.
+    int64 `[V_student]` and `[V_teacher]`. Of several ids with the same bytes, the one that the
+    tokenizer emits is the common token.
     """
     ours, theirs = (np.full(len(table), -1, np.int64) for table in (student, teacher))
-    for s, t in match_bytes(student, teacher).items():
-        if theirs[t] < 0:
-            ours[s] = theirs[t] = s
+    id_of = teacher.canonical_ids()
+    for token, s in student.canonical_ids().items():
+        if token in id_of:
+            ours[s] = theirs[id_of[token]] = s
     return ours, theirs
 
 
