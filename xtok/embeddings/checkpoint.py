@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,6 @@ class Model(ModelFiles):
     def model_id(self) -> str:
         """The name that a map gives it: a folder's own, without the path to it."""
         return self.model.name if isinstance(self.model, Path) else self.model
-
-    def json(self, name: str) -> Any:
-        """Return what a JSON file holds, an empty dict if there is none."""
-        path = self.find(name)
-        return {} if path is None else json.loads(path.read_bytes())
 
     def has_checkpoint(self) -> bool:
         """Tell whether there is a safetensors checkpoint, without fetching it.
@@ -134,10 +129,8 @@ def _choose(names: list[str], model: Model) -> str:
     for name in _NAMES:
         if name in names:
             return name
-    if _OUTPUT_NAME in names:
-        with suppress(ValueError, LookupError, TypeError):
-            if model.json("config.json")["tie_word_embeddings"] is True:
-                return _OUTPUT_NAME
+    if _OUTPUT_NAME in names and model.json("config.json").get("tie_word_embeddings") is True:
+        return _OUTPUT_NAME
     raise EmbeddingError(
         f"none of the {len(names)} tensors of {model} is an input-embedding layer that xtok knows",
         hint="give another model; known names are model.embed_tokens.weight, "

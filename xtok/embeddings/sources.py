@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
@@ -88,12 +89,13 @@ class SentenceModel:
     def __init__(self, model: Model, device: str, dtype: Dtype) -> None:
         from importlib.util import find_spec
 
-        if model.find("modules.json", required=True) is None:
+        modules = model.find("modules.json", required=True)
+        if modules is None:
             raise EmbeddingError(
                 f"{model} has no modules.json, so it is no sentence-transformers model",
                 hint=f"give input:{model} for its input-embedding layer, or another model",
             )
-        self._pooling = _mean_pooling(model)
+        self._pooling = _mean_pooling(model, modules)
         if self._pooling is None and find_spec("sentence_transformers") is None:
             raise EmbeddingError(
                 f"{model} is no BERT with mean pooling, so it needs the package "
@@ -173,10 +175,10 @@ class _Pooling(NamedTuple):
     normalize: bool
 
 
-def _mean_pooling(model: Model) -> _Pooling | None:
+def _mean_pooling(model: Model, modules_file: Path) -> _Pooling | None:
     """Return the pooling of a plain BERT with mean pooling; None for every other model."""
     try:
-        modules = model.json("modules.json")
+        modules = json.loads(modules_file.read_bytes())
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
             return None
@@ -184,10 +186,10 @@ def _mean_pooling(model: Model) -> _Pooling | None:
         pooling = model.json(f"{modules[1]['path']}/config.json")
         modes = {k for k, on in pooling.items() if k.startswith("pooling_mode_") and on}
         mean = modes == {"pooling_mode_mean_tokens"} or pooling.get("pooling_mode") == "mean"
-        length = text.get("max_seq_length")
+        length: Any = text.get("max_seq_length")
         plain = text == {"max_seq_length": length, "do_lower_case": False} and length is not None
         bert = config.get("model_type") == "bert" and modules[0]["path"] == ""
-        if bert and plain and mean and length <= config["max_position_embeddings"]:
+        if bert and plain and mean and int(length) <= config["max_position_embeddings"]:
             return _Pooling(int(length), normalize="Normalize" in kinds)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise EmbeddingError(
