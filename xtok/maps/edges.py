@@ -51,15 +51,6 @@ def first_out_of_order(edges: Edges, last: NDArray[np.bool_]) -> int | None:
     return None if in_order.all() else int(np.argmin(in_order))
 
 
-def has_duplicates(edges: Edges) -> bool:
-    """Tell whether a pair occurs twice."""
-    pairs = edges.student_ids.astype(np.int64)
-    pairs <<= 32  # in place: a map may be large
-    pairs |= edges.teacher_ids
-    pairs.sort()
-    return bool((pairs[1:] == pairs[:-1]).any())
-
-
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the edges' order by student, then teacher id, and where each pair begins in it."""
     s, t = edges.student_ids.astype(np.int64), edges.teacher_ids.astype(np.int64)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -97,11 +98,7 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
 
 
 def check_output(path: str | PathLike[str]) -> Path:
-    """Check, before any work is done, that a map can be written to a path.
-
-    Raises:
-        OutputError: if it is neither `.safetensors` nor `.pt`, or `io.check_output` refuses it.
-    """
+    """Check, before any work is done, that a map can be written there; see `io.check_output`."""
     return io.check_output(path, (".safetensors", ".pt"), or_folder=True)
 
 
@@ -151,9 +148,8 @@ def load(
     """
     source = Path(path)
     with _opened(source) as (contents, is_pt):
-        read = _read_pt if is_pt else _read_safetensors
         try:
-            projection = read(contents, source, preserve_last, normalize)
+            projection = _read(contents, source, is_pt, preserve_last, normalize)
             projection.check()
         except (*MALFORMED, RuntimeError) as error:
             raise _not_a_map(source, error, is_pt) from error
@@ -165,36 +161,37 @@ def load(
     return projection
 
 
-def _read_pt(
-    contents: Path, source: Path, preserve_last: bool | None, normalize: Normalize | None
+def _read(
+    contents: Path,
+    source: Path,
+    is_pt: bool,
+    preserve_last: bool | None,
+    normalize: Normalize | None,
 ) -> ProjectionMap:
-    read = nemo.read_pt(contents, source, preserve_last, normalize)
-    return read if isinstance(read, ProjectionMap) else _edited(read, normalize)
-
-
-def _read_safetensors(
-    contents: Path, source: Path, preserve_last: bool | None, normalize: Normalize | None
-) -> ProjectionMap:
-    tensors, header = _tensors(contents, source)
-    if is_event_map(tensors):
-        raise MapFileError(
-            f"{source} is an event map, not a projection map",
-            hint="xtok inspect, explain, verify and evaluate read it; xtok build makes a map",
-        )
-    if "xtok" in header and normalize is not None:
-        return _edited(nemo.from_trained(tensors, header["xtok"], normalize), normalize)
-    if "xtok" in header:
-        return unpack(tensors, header["xtok"])
-    if {"indices", "likelihoods"} <= tensors.keys():
-        return nemo.from_padded(tensors, header, preserve_last, normalize)
-    raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
-
-
-def _edited(own: nemo.Own, normalize: Normalize | None) -> ProjectionMap:
-    """Return a map by xtok, with a report of what was put in order, if anything was."""
-    projection = unpack(own.tensors, own.metadata)
-    if normalize or own.counts:
-        projection = nemo.imported(projection, normalize, own.counts, own.notes)
+    """Read a map of any kind; the invariants of its class are not yet checked."""
+    if is_pt:
+        read = nemo.read_pt(contents, source, preserve_last, normalize)
+    else:
+        tensors, header = _tensors(contents, source)
+        if is_event_map(tensors):
+            raise MapFileError(
+                f"{source} is an event map, not a projection map",
+                hint="xtok inspect, explain, verify and evaluate read it; xtok build makes a map",
+            )
+        if "xtok" in header:
+            if normalize is None:
+                return unpack(tensors, header["xtok"])
+            read = nemo.from_trained(tensors, header["xtok"], normalize)
+        elif {"indices", "likelihoods"} <= tensors.keys():
+            read = nemo.from_padded(tensors, header, preserve_last, normalize)
+        else:
+            message = f"{source} is a safetensors file, but not an xtok map"
+            raise MapFileError(message, hint=MAP_HINT)
+    if isinstance(read, ProjectionMap):
+        return read
+    projection = unpack(read.tensors, read.metadata)
+    if normalize or read.counts:
+        projection = nemo.imported(projection, normalize, read.counts, read.notes)
     return projection
 
 
@@ -303,25 +300,27 @@ def check_json(text: str) -> None:
 # A map as tensors and JSON
 
 _SIDES = ("student", "teacher")
-_OF_TABLE = {"bytes": np.uint8, "offsets": np.int64, "types": np.uint8}
-_OF_MAP = {
-    "student_ids": np.int32,
-    "teacher_ids": np.int32,
-    "weights": np.float32,
-    "row_kind": np.uint8,
-    "scale_slot": np.uint8,
-}
+_OF_MAP = {"student_ids": "int32", "teacher_ids": "int32", "weights": "float32",
+           "row_kind": "uint8", "scale_slot": "uint8"}  # fmt: skip
+_OF_TABLE = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
 _OF_EVENTS = {f"{side}_{name}": "int32" for side in _SIDES for name in ("event", "link")}
-_DTYPES = (
-    _OF_MAP | _OF_EVENTS | {f"{s}_token_{name}": d for s in _SIDES for name, d in _OF_TABLE.items()}
-)
+_OF_TABLES = {f"{s}_token_{name}": d for s in _SIDES for name, d in _OF_TABLE.items()}
+_DTYPES = _OF_MAP | _OF_EVENTS | _OF_TABLES
+
+_OF_VOCABULARY = {
+    "model_id": (str,),
+    "revision": (str, NoneType),
+    "backend": (str, NoneType),
+    "vocab_size": (int,),
+    "width_source": (str,),
+    "tokenizer_vocab_size": (int, NoneType),
+}
 
 
 def pack(projection: ProjectionMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
 
-    Raises:
-        ValueError: if the JSON is too long to be read.
+    JSON that would be too long to be read is a `ValueError`.
     """
     tensors = {name: getattr(projection, name) for name in _OF_MAP}
     metadata = {
@@ -343,7 +342,7 @@ def pack_sides(
     tensors, fields = dict(tensors), {"format_version": FORMAT_VERSION, **metadata}
     for side, vocabulary in zip(_SIDES, (student, teacher), strict=True):
         table = vocabulary.table
-        fields[side] = {k: v for k, v in vars(vocabulary).items() if k != "table"}
+        fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
         if table is not None:
             names = (f"{side}_token_{name}" for name in _OF_TABLE)
             tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
@@ -359,11 +358,7 @@ def pack_sides(
 
 
 def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> ProjectionMap:
-    """Make a map of a file's tensors and its JSON text, and check the digests of its tables.
-
-    Raises:
-        ValueError: if they are not a map, or any other of `MALFORMED`.
-    """
+    """Make a map of a file's tensors and JSON text as `assemble` does, and check its digests."""
     projection, digests = assemble(tensors, metadata)
     for side, digest in zip(_SIDES, digests, strict=True):
         table = getattr(projection, side).table
@@ -380,18 +375,9 @@ def assemble(
         the map, and what the file says of the `table_sha256` of student and teacher.
 
     Raises:
-        ValueError: as `unpack`, or any of `MALFORMED`.
+        ValueError: if they are not a map; or any other of `MALFORMED`.
     """
-    check_json(metadata)
-    fields = json.loads(metadata)
-    version = fields["format_version"]
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
-        )
-    for name, dtype in _DTYPES.items():
-        if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
-            raise ValueError(f"{name} is not a list of {np.dtype(dtype).name}")
+    fields = unpack_fields(tensors, metadata)
     if bool(fields["enable_scale_trick"]) != ("scale_slot" in tensors):
         raise ValueError("scale_slot and enable_scale_trick do not agree")
     projection = ProjectionMap(
@@ -435,20 +421,13 @@ def unpack_side(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
     """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
+    for name, kinds in _OF_VOCABULARY.items():
+        require(type(fields[name]) in kinds, f"the {side}'s {name}")
     width = fields["vocab_size"]
-    for name, kind in (("revision", str), ("backend", str), ("tokenizer_vocab_size", int)):
-        require(fields[name] is None or type(fields[name]) is kind, f"the {side}'s {name}")
-    require(type(width) is int and 0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
+    require(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
     has_table = any(f"{side}_token_{name}" in tensors for name in _OF_TABLE)
-    return Vocabulary(
-        model_id=str(fields["model_id"]),
-        revision=fields["revision"],
-        backend=fields["backend"],
-        vocab_size=width,
-        width_source=str(fields["width_source"]),
-        tokenizer_vocab_size=fields["tokenizer_vocab_size"],
-        table=_table(side, fields, tensors, width) if has_table else None,
-    )
+    table = _table(side, fields, tensors, width) if has_table else None
+    return Vocabulary(**{name: fields[name] for name in _OF_VOCABULARY}, table=table)
 
 
 def _table(

@@ -172,11 +172,7 @@ def from_padded(
     preserve_last: bool | None,
     normalize: Normalize | None,
 ) -> ProjectionMap:
-    """Read `indices` and `likelihoods` out of a safetensors file, with its metadata.
-
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """Read `indices` and `likelihoods` out of a safetensors file, with its metadata."""
     scale_trick = says.get("enable_scale_trick", "").lower() == "true"
     told = {**says, "enable_scale_trick": scale_trick}
     entries = _padded(tensors["indices"], tensors["likelihoods"], told)
@@ -186,9 +182,7 @@ def from_padded(
 def from_trained(tensors: Mapping[str, NDArray[Any]], metadata: str, normalize: Normalize) -> Own:
     """Read the tensors of a map by xtok whose weights were trained since.
 
-    Raises:
-        ValueError: if they are not a map for another reason than the sums and order of its rows;
-            or what their shape provokes.
+    If more of it is wrong than the sums and order of its rows, that is a `ValueError`.
     """
     edges = Edges(*(tensors[name] for name in Edges._fields))
     s = edges.student_ids
@@ -200,11 +194,7 @@ def from_trained(tensors: Mapping[str, NDArray[Any]], metadata: str, normalize: 
 
 
 def _read_entries(loaded: Any, size: int) -> _Entries:
-    """Read any of the layouts that NeMo-RL's tools write, from a file of `size` bytes.
-
-    Raises:
-        ValueError: if it is anything else.
-    """
+    """Read any of the layouts that NeMo-RL's tools write, from a file of `size` bytes."""
     import torch
 
     if isinstance(loaded, dict) and {"indices", "likelihoods"} <= loaded.keys():
@@ -213,8 +203,8 @@ def _read_entries(loaded: Any, size: int) -> _Entries:
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
         if loaded.layout == torch.strided:
             matrix = _strided(loaded, size).numpy()
-            columns = np.arange(matrix.shape[1], dtype=np.int32)
-            entries = _coo(_cells(matrix != 0, columns, matrix))
+            s, t = np.nonzero(matrix)
+            entries = _coo(Edges(s, t, matrix[s, t]))
         else:
             sparse = loaded.detach()
             sparse = sparse if sparse.layout == torch.sparse_coo else sparse.to_sparse()
@@ -252,13 +242,6 @@ def _counted(counts: Mapping[Any, Any]) -> Edges:
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
 
 
-def _cells(mask: NDArray[np.bool_], ids: NDArray[Any], weights: NDArray[Any]) -> Edges:
-    """Return the cells of a matrix that a mask chooses; teacher ids are broadcast to its shape."""
-    rows = np.arange(mask.shape[0], dtype=np.int32)[:, None]
-    s, t = (np.broadcast_to(array, mask.shape)[mask] for array in (rows, ids))
-    return Edges(s, t, weights[mask])
-
-
 def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> _Entries:
     """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`."""
     require(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
@@ -266,12 +249,13 @@ def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str,
     num_rows, top_k = indices.shape
     least = int(indices.min(initial=0))
     require(least >= -1, f"the teacher id {least} (padding is -1)")
-    mask = indices >= 0
-    padding = likelihoods[~mask]
+    is_entry = indices >= 0
+    padding = likelihoods[~is_entry]
     require(not np.isnan(padding).any(), "a weight that is no number")
+    s, column = np.nonzero(is_entry)
     return replace(
-        _coo(_cells(mask, indices, likelihoods)),
-        is_last=np.broadcast_to(np.arange(top_k) == top_k - 1, mask.shape)[mask],
+        _coo(Edges(s, indices[s, column], likelihoods[s, column])),
+        is_last=column == top_k - 1,
         top_k=top_k,
         has_order=True,
         shape=(num_rows, None),

@@ -20,7 +20,6 @@ from xtok.maps.edges import (
     Ids,
     Weights,
     first_out_of_order,
-    has_duplicates,
     row_starts,
 )
 from xtok.vocab.display import unescape
@@ -352,11 +351,7 @@ def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
 
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return the tokens of a side.
-
-    Raises:
-        XtokError: if the map carries none.
-    """
+    """Return the tokens of a side, or raise an `XtokError` if the map carries none."""
     if vocabulary.table is None:
         raise XtokError(
             f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
@@ -419,7 +414,11 @@ def _check_order(m: ProjectionMap) -> None:
     if place is not None:
         row = int(m.student_ids[place])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    _require(not has_duplicates(m.edges), "a row has the same teacher id twice")
+    pairs = m.student_ids.astype(np.int64)
+    pairs <<= 32  # in place: a map may be large
+    pairs |= m.teacher_ids
+    pairs.sort()
+    _require(bool((pairs[1:] != pairs[:-1]).all()), "a row has the same teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:

@@ -28,11 +28,7 @@ def finished(
 ) -> ProjectionMap:
     """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind.
 
-    Args:
-        edges: all edges of the map.
-        scale_slot: as in `ProjectionMap`.
-        before: the map that the other fields are of, but for those given.
-        fields: of `ProjectionMap`.
+    Fields of the map that are not given are those of the map `before`.
     """
     edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
     last = np.zeros(len(edges.weights), np.bool_)
@@ -100,11 +96,7 @@ def reported(
 
 
 def require_complete(projection: ProjectionMap) -> None:
-    """Check that no stage of this process met a token that it could not decode or spell.
-
-    Raises:
-        XtokError: naming the first few.
-    """
+    """Raise an `XtokError` if a stage met tokens that it could not decode or spell."""
     failures = [failure for report in projection.reports for failure in report.failures]
     if failures:
         raise XtokError(

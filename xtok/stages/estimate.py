@@ -90,11 +90,7 @@ def estimate(
 def map_of_counts(
     counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: EstimateConfig
 ) -> ProjectionMap:
-    """Smooth counts towards a base map, and cut each row.
-
-    Raises:
-        XtokError: if nothing was counted.
-    """
+    """Smooth counts towards a base map, and cut each row; no counts are an `XtokError`."""
     totals = counts.totals
     if not totals.starts:
         raise XtokError(

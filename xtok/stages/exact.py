@@ -14,7 +14,7 @@ from xtok.maps.file import MapLike, as_map
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
 from xtok.maps.results import finished, reported
-from xtok.stages.matches import ExactMatches, exact_matches
+from xtok.stages.matches import ExactMatches, exact_matches, matching_options
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.table import TokenTable, decode_vocabulary
 
@@ -67,13 +67,7 @@ def reapply_exact(
 def with_exact(
     projection: ProjectionMap, matches: ExactMatches, config: MultitokenConfig
 ) -> ProjectionMap:
-    """Put matches in the place of a map's own rows.
-
-    Args:
-        projection: the map.
-        matches: of its two vocabularies.
-        config: the options that the matches were made with.
-    """
+    """Put matches, which were made with these options, in the place of a map's own rows."""
     special = heaviest(matches.special, projection.top_k)
     relaxed_rows = matches.relaxed.student_ids
     kind = projection.row_kind.copy()
@@ -96,14 +90,6 @@ def with_exact(
         scale_slot=None if slot is None else np.where(matches.is_exact, np.uint8(0), slot),
     )
     return reported(result.after("reapply-exact", matching_options(config)))
-
-
-def matching_options(config: MultitokenConfig) -> dict[str, str]:
-    """Return the options of exact matches as a map's history has them."""
-    options: dict[str, str] = {"special_tokens": config.special_tokens}
-    if config.canonicalization == "relaxed":
-        options["canonicalization"] = "relaxed"
-    return options
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:

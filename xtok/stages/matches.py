@@ -70,3 +70,11 @@ def relaxed_edges(rows: TokenTable, columns: TokenTable, config: MultitokenConfi
     """Return an edge to each near-equivalent, if they count."""
     relaxed = config.canonicalization == "relaxed"
     return single_edges(match_relaxed(rows, columns) if relaxed else {})
+
+
+def matching_options(config: MultitokenConfig) -> dict[str, str]:
+    """Return the options of matches as a map's history has them."""
+    options: dict[str, str] = {"special_tokens": config.special_tokens}
+    if config.canonicalization == "relaxed":
+        options["canonicalization"] = "relaxed"
+    return options

@@ -14,8 +14,7 @@ from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest, single_edges
 from xtok.maps.results import finished
-from xtok.stages.exact import matching_options
-from xtok.stages.matches import compared_tables, special_edges
+from xtok.stages.matches import compared_tables, matching_options, special_edges
 from xtok.vocab.table import match_bytes
 
 if TYPE_CHECKING:

@@ -45,12 +45,6 @@ class Entry(NamedTuple):
     content: bytes
     display: bytes = b""
 
-    def in_form(self, form: TokenForm) -> bytes:
-        """Return what stands for the token in a form; see `decode_vocabulary`."""
-        if form == "text":
-            return self.content.decode("utf-8", "replace").encode()
-        return (form == "raw" and self.display) or self.content
-
 
 @dataclass(frozen=True, eq=False)
 class TokenTable:
@@ -248,15 +242,17 @@ def decode_vocabulary(
     tokens = [b""] * width
     names: dict[int, str] = {}
     undecodable: list[int] = []
-    for entry in kept:
-        token_id, kind, content, _ = entry
+    for token_id, kind, content, display in kept:
         if not 0 <= token_id < width or kinds[token_id] is not None:
             raise _misplaced(kept, width)
         kinds[token_id] = kind
         if kind is control or kind is unknown:
             names[token_id] = content.decode("utf-8", "backslashreplace")
         elif kind is not unused:
-            tokens[token_id] = content if form == "bytes" else entry.in_form(form)
+            if form == "text":
+                tokens[token_id] = content.decode("utf-8", "replace").encode()
+            else:
+                tokens[token_id] = (form == "raw" and display) or content
             if not content:
                 undecodable.append(token_id)
     types = np.array([kind or unused for kind in kinds], np.uint8)
