@@ -42,19 +42,25 @@ POWER_OF_LARGEST = 10.0
 """A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
 NeMo-RL)."""
 
+MODELS = "Models"
+MAKING = "Making the map"
 MATCHING = "Which tokens match"
 COMPUTING = "Computing"
 TEXT = "Text"
+OUTPUT = "Output"
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """Return a field of a config.
+    """Return a field of a config, or a parameter of a command.
 
     Args:
-        default: its default.
+        default: its default; `...` if it must be given.
         help: what it does, for `--help`.
-        about: `min`, `max` (inclusive), `above`, `below` (exclusive): its range; `panel`: the part
-            of the help that it stands in; `metavar`; `short`: a short option such as `-k`.
+        about: `min`, `max` (inclusive), `above`, `below` (exclusive): its range; `goes_with`,
+            `useless_with`: options, or `"option value"`, one of which it needs to have an effect,
+            and which leave it none; `panel`: the part of the help that it stands in; `metavar`;
+            `name`, if the option has another; `short`: a short one such as `-k`; `flag`: it has no
+            `--no-`; `argument`: given by place, with this name in the help; `parser`.
     """
     return field(default=default, metadata={"help": help, **about})
 
@@ -76,21 +82,24 @@ class Config:
         config: Any = type(self)
         types = _types(config)
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
-            value = getattr(self, f.name)
-            if value is not None:
-                _check(f.name, value, types[f.name], f.metadata)
+            check_value(f.name, getattr(self, f.name), types[f.name], f.metadata)
 
 
-def _check(name: str, value: Any, kind: Any, about: Any) -> None:
-    kinds = (
-        [k for k in get_args(kind) if k is not NoneType] if NoneType in get_args(kind) else [kind]
-    )
-    [kind] = kinds
+def check_value(name: str, value: Any, kind: Any, about: Any) -> None:
+    """Check a value of an option against its type and range.
+
+    Raises:
+        ValueError: if it is not of its choices or outside its range.
+    """
+    if value is None:
+        return
+    if NoneType in get_args(kind):
+        [kind] = [k for k in get_args(kind) if k is not NoneType]
     if get_origin(kind) is Literal and value not in get_args(kind):
         raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
     if get_origin(kind) is tuple:
         for number, item in enumerate(value, start=1):
-            _check(f"{name}, number {number},", item, get_args(kind)[0], about)
+            check_value(f"{name}, number {number},", item, get_args(kind)[0], about)
     elif kind is int and not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}, and must be an integer")
     elif kind in (int, float) and not _is_within(value, about):
@@ -127,12 +136,22 @@ class MultitokenConfig(Config):
         32, "Entries per row, the scale slot included.", min=1, max=MAX_ENTRIES, short="-k"
     )
     max_pieces: int = option(
-        4, "How many of a token's pieces on the other side count.", min=1, max=MAX_ENTRIES
+        4,
+        "How many of a token's pieces on the other side count.",
+        min=1,
+        max=MAX_ENTRIES,
+        useless_with=("text", "weights prior"),
     )
     scale_trick: bool = option(
-        True, "Give each row that is not exact a slot that takes a sixth of its weight."
+        True,
+        "Give each row that is not exact a slot that takes a sixth of its weight.",
+        useless_with=("text",),
     )
-    reverse_pass: bool = option(True, "Also spell the teacher's tokens in the student's.")
+    reverse_pass: bool = option(
+        True,
+        "Also spell the teacher's tokens in the student's.",
+        useless_with=("text", "weights prior"),
+    )
     special_tokens: SpecialTokens = option(
         "roles",
         "Pair special tokens by role, or by similar names, or leave their rows empty.",
@@ -143,6 +162,7 @@ class MultitokenConfig(Config):
         "With --special-tokens fuzzy: the least similarity that counts.",
         above=0,
         max=1,
+        goes_with=("special_tokens fuzzy",),
         panel=MATCHING,
     )
     fuzzy_top_k: int = option(
@@ -150,6 +170,7 @@ class MultitokenConfig(Config):
         "With --special-tokens fuzzy: teacher tokens per special token.",
         min=1,
         max=MAX_ENTRIES,
+        goes_with=("special_tokens fuzzy",),
         panel=MATCHING,
     )
     canonicalization: Canonicalization = option(
@@ -174,12 +195,14 @@ class MultitokenConfig(Config):
         "decay",
         "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
         "from the two vocabularies.",
+        useless_with=("text",),
     )
     target: Target = option(
         "start",
         "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
         "same byte; chunk, all pairs within a chunk; or both.",
         metavar="TARGET",
+        goes_with=("weights prior", "text"),
     )
 
     def __post_init__(self) -> None:
@@ -314,7 +337,10 @@ class EstimateConfig(Config):
         False, "Give tokens that both sides have a single entry of weight 1, for gold and H-KL."
     )
     field: str = option(
-        "text", "Field of JSON lines, or column of Parquet, that holds the text.", panel=TEXT
+        "text",
+        "Field of JSON lines, or column of Parquet, that holds the text.",
+        goes_with=("text",),
+        panel=TEXT,
     )
 
 

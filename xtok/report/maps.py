@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.inspection.inspect import MapDescription, RowListing, SideDescription
-from xtok.maps.projection_map import Row, RowEntry
 from xtok.report._tables import STYLES, cell, header, new_table, printing
 from xtok.vocab.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection.explain import Explanation, SpelledPiece
-    from xtok.inspection.inspect import Coverage
+    from xtok.inspection.inspect import Coverage, MapDescription, RowListing, SideDescription
     from xtok.inspection.verify import Verification
+    from xtok.maps.projection_map import Row, RowEntry
 
 
 def print_description(description: MapDescription, *, classes: bool = False) -> None:

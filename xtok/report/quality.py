@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from xtok.inspection.compare import Comparison
-from xtok.inspection.evaluate import Evaluation, MapMeasures
-from xtok.inspection.ranking import Interval
 from xtok.report._tables import cell, header, new_table, printing
 from xtok.vocab.display import quoted
+
+if TYPE_CHECKING:
+    from xtok.inspection.compare import Comparison
+    from xtok.inspection.evaluate import Evaluation, MapMeasures
+    from xtok.inspection.ranking import Interval
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
