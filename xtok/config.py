@@ -7,9 +7,10 @@ same ones.
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from numbers import Integral, Real
+from numbers import Integral
 from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -71,7 +72,13 @@ def _types(config: Any) -> dict[str, Any]:
 
 
 class Config:
-    """What all configs have in common: their values are checked against their fields."""
+    """What all configs have in common: their values are checked against their fields.
+
+    Attributes:
+        panel: the part of the help that options stand in, if they do not say.
+    """
+
+    panel = MAKING
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -102,8 +109,20 @@ def check_value(name: str, value: Any, kind: Any, about: Any) -> None:
             check_value(f"{name}, number {number},", item, get_args(kind)[0], about)
     elif kind is int and not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}, and must be an integer")
-    elif kind in (int, float) and not _is_within(value, about):
-        raise ValueError(f"{name} is {value}, and must be {range_in_words(about)}")
+    elif kind in (int, float):
+        ends = [(*end, about[key]) for key, end in _ENDS.items() if key in about]
+        if not isfinite(value) or not all(holds(value, end) for _, holds, end in ends):
+            words = [f"{word} {end}" for word, _, end in ends]
+            known = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
+            raise ValueError(f"{name} is {value}, and must be {known}")
+
+
+_ENDS = {
+    "min": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "max": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
 def check_loss(loss: Loss) -> None:
@@ -112,34 +131,22 @@ def check_loss(loss: Loss) -> None:
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
 
 
-def _is_within(value: Real, about: Any) -> bool:
-    return (
-        isfinite(value)
-        and about.get("min", value) <= value <= about.get("max", value)
-        and not ("above" in about and value <= about["above"])
-        and not ("below" in about and value >= about["below"])
-    )
+def _entries(default: int | None, help: str, **about: Any) -> Any:
+    """Return a field that counts entries or pieces of a row."""
+    return option(default, help, min=1, max=MAX_ENTRIES, **about)
 
 
-def range_in_words(about: Any) -> str:
-    """Return a field's range: `at least 1, at most 4096`."""
-    words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
-    ends = [f"{word} {about[key]}" for key, word in words.items() if key in about]
-    return ", ".join(ends) if len(ends) > 1 else " and ".join([*ends, "finite"])
+_SLOT_INCLUDED = "Entries per row, the scale slot included."
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = option(
-        32, "Entries per row, the scale slot included.", min=1, max=MAX_ENTRIES, short="-k"
-    )
-    max_pieces: int = option(
+    top_k: int = _entries(32, _SLOT_INCLUDED, short="-k")
+    max_pieces: int = _entries(
         4,
         "How many of a token's pieces on the other side count.",
-        min=1,
-        max=MAX_ENTRIES,
         useless_with=("text", "weights prior"),
     )
     scale_trick: bool = option(
@@ -165,11 +172,9 @@ class MultitokenConfig(Config):
         goes_with=("special_tokens fuzzy",),
         panel=MATCHING,
     )
-    fuzzy_top_k: int = option(
+    fuzzy_top_k: int = _entries(
         1,
         "With --special-tokens fuzzy: teacher tokens per special token.",
-        min=1,
-        max=MAX_ENTRIES,
         goes_with=("special_tokens fuzzy",),
         panel=MATCHING,
     )
@@ -231,9 +236,7 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = option(
-        4, "Entries per row, the scale slot included.", min=1, max=MAX_ENTRIES, short="-k"
-    )
+    top_k: int = _entries(4, _SLOT_INCLUDED, short="-k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,13 +246,7 @@ class BuildConfig(MultitokenConfig):
     `top_k` is that of the result; `multitoken` has its own default.
     """
 
-    top_k: int = option(
-        SortCutConfig.top_k,
-        "Entries per row, the scale slot included.",
-        min=1,
-        max=MAX_ENTRIES,
-        short="-k",
-    )
+    top_k: int = _entries(SortCutConfig.top_k, _SLOT_INCLUDED, short="-k")
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
 
     @classmethod
@@ -282,7 +279,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = option(10, "Entries per row.", min=1, max=MAX_ENTRIES, short="-k")
+    top_k: int = _entries(10, "Entries per row.", short="-k")
     weight_threshold: float = option(
         0.0, "Drop entries whose share of the whole row is less.", min=0, below=1
     )
@@ -322,7 +319,7 @@ class GenerateConfig(Config):
 class EstimateConfig(Config):
     """How `estimate` makes a map of counts."""
 
-    top_k: int = option(8, "Entries per row.", min=1, max=MAX_ENTRIES, short="-k")
+    top_k: int = _entries(8, "Entries per row.", short="-k")
     target: Target = option(
         "start",
         "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
@@ -352,10 +349,6 @@ class MergeConfig(Config):
         None, "A weight for each map, as in 0.7,0.3; equal by default.", above=0, metavar="A,B"
     )
     fill: bool = option(False, "Only add to rows of the first map that are empty or not exact.")
-    top_k: int | None = option(
-        None,
-        "Entries per row, a slot included; by default those of the widest map.",
-        min=1,
-        max=MAX_ENTRIES,
-        short="-k",
+    top_k: int | None = _entries(
+        None, "Entries per row, a slot included; by default those of the widest map.", short="-k"
     )

@@ -74,7 +74,7 @@ def align(
 def _text(text: str | None, file: Path | None) -> bytes:
     """Return the bytes of a text given as an argument, as a file, or on stdin (`-`)."""
     if file is not None:
-        return _read(file, "text", "--file")
+        return file.read_bytes()
     if text != "-":
         return str(text).encode("utf-8", "surrogateescape")
     if sys.stdin is None:
@@ -85,7 +85,7 @@ def _text(text: str | None, file: Path | None) -> bytes:
 def _conversation(file: Path) -> dict[str, Any]:
     """Return `messages` and `tools` of a JSON file: a list of messages, or an object of both."""
     try:
-        content = json_format.loads(_read(file, "conversation", "--chat"))
+        content = json_format.loads(file.read_bytes())
         chat = content if isinstance(content, dict) else {"messages": content}
         if isinstance(chat["messages"], list):
             return {"messages": chat["messages"], "tools": chat.get("tools")}
@@ -97,13 +97,3 @@ def _conversation(file: Path) -> dict[str, Any]:
         hint='write it as [{"role": "user", "content": "…"}, …], '
         'or {"messages": […], "tools": […]}',
     )
-
-
-def _read(file: Path, what: str, option: str) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise XtokError(
-            f"the {what} {file} cannot be read: {error.strerror or error}",
-            hint=f"give the path of a file with {option}",
-        ) from error

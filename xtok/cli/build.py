@@ -7,7 +7,7 @@ import typer
 
 import xtok
 from xtok import report
-from xtok.cli.command import Given, command
+from xtok.cli.command import command
 from xtok.cli.counting import checkpoint_of, counting_here
 from xtok.cli.options import (
     DRY_RUN,
@@ -18,7 +18,6 @@ from xtok.cli.options import (
     ModelArguments,
     StrictOutput,
     Widths,
-    chosen_for,
 )
 from xtok.cli.spellings import nemo_name
 from xtok.config import BuildConfig, Loss
@@ -28,7 +27,6 @@ from xtok.counting.texts import find_texts
 @command
 def build(
     context: typer.Context,
-    given: Given,
     *,
     for_loss: Loss | None = FOR_LOSS,
     config: BuildConfig,
@@ -49,7 +47,6 @@ def build(
     output.check()
     names = models.both()
     find_texts(text)
-    report.print_notes(chosen_for(for_loss, config, given))
     from xtok.stages import pairs
     from xtok.tokenizers import model_id
 

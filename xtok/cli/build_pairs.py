@@ -6,15 +6,8 @@ from typing import TextIO
 import typer
 
 from xtok import report
-from xtok.cli.command import Given, command, hint
-from xtok.cli.options import (
-    DRY_RUN,
-    FOR_LOSS,
-    SKIP_EXISTING,
-    Safety,
-    chosen_for,
-    load_tokenizer,
-)
+from xtok.cli.command import command, hint
+from xtok.cli.options import DRY_RUN, FOR_LOSS, SKIP_EXISTING, Safety, load_tokenizer
 from xtok.config import OUTPUT, BuildConfig, Loss, option
 from xtok.errors import XtokError
 
@@ -22,7 +15,6 @@ from xtok.errors import XtokError
 @command
 def build_pairs(
     context: typer.Context,
-    given: Given,
     stderr: TextIO,
     *,
     pairs: Path = option(
@@ -41,7 +33,6 @@ def build_pairs(
     safety: Safety,
 ) -> None:
     """Build the maps of a list of pairs; each tokenizer is loaded once, a failure ends its pair."""
-    report.print_notes(chosen_for(for_loss, config, given))
     from xtok.stages import pairs as stage
 
     listed = stage.read_pairs(pairs, output_dir or Path(), config, for_loss)

@@ -15,22 +15,19 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TextIO, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from xtok import report
-from xtok.config import MAKING, OUTPUT, check_value, option
+from xtok.config import OUTPUT, check_value, option
 from xtok.errors import XtokError
 from xtok.vocab.display import printable
-
-Given: TypeAlias = frozenset[str]
-"""A parameter of this type gets the names of the options that were typed."""
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -42,24 +39,25 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function that Typer calls; it adds --quiet to the function's options.
 
-    Besides options and configs, the function may take `given: Given`, `context: typer.Context`,
-    and `stderr: TextIO`, which --quiet does not silence.
+    Besides options and configs, the function may take `context: typer.Context` and
+    `stderr: TextIO`, which --quiet does not silence.
     """
     own, types = inspect.signature(function).parameters, get_type_hints(function)
     configs = {name: types[name] for name in own if is_dataclass(types[name])}
     options: dict[str, Option] = {}
     for name, parameter in own.items():
         if name in configs:
-            of_fields = get_type_hints(configs[name])
-            for field in fields(configs[name]):
-                options[field.name] = Option(field.name, of_fields[field.name], field, MAKING)
+            config = configs[name]
+            for field in fields(config):
+                kind = get_type_hints(config)[field.name]
+                options[field.name] = Option(field.name, kind, field, config.panel)
         elif isinstance(parameter.default, Field):
             options[name] = Option(name, types[name], parameter.default)
     options["quiet"] = Option("quiet", bool, _QUIET)
 
     @functools.wraps(function)
     def run_command(context: typer.Context, **typed: Any) -> None:
-        given = frozenset(name for name in options if _is_given(context, name))
+        given = {name for name in options if _is_given(context, name)}
         try:
             values = {name: options[name].value(text) for name, text in typed.items()}
             made = {name: _config(config, values, given) for name, config in configs.items()}
@@ -70,7 +68,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         notes = _remarks(options, given, values)
         with _silence(values["quiet"]) as stderr:
             report.print_notes(notes)
-            values |= {**made, "context": context, "given": given, "stderr": stderr}
+            values |= {**made, "context": context, "stderr": stderr}
             function(**{name: values[name] for name in own})
 
     context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
@@ -140,20 +138,23 @@ class Option:
             ValueError: if it is out of the option's range.
         """
         plain, item = _plain(self.type)
-        if plain is list:
-            return typed or []
-        if plain is tuple and typed is None:
-            return self.field.default
-        if plain is tuple:
+        value = typed or self.field.default if plain in (list, tuple) else typed
+        if plain is tuple and typed is not None:
             try:
                 numbers = [item(number) for number in typed.split(",")]
             except ValueError:
                 example = "0,1,2" if item is int else "0.7,0.3"
                 message = f"{self.flag} {typed} is not a list such as {example}"
                 raise typer.BadParameter(message) from None
-            typed = tuple(sorted(set(numbers)) if item is int else numbers)
-        check_value(self.name, typed, self.type, self.field.metadata)
-        return typed
+            value = tuple(sorted(set(numbers)) if item is int else numbers)
+        check_value(self.name, value, self.type, self.field.metadata)
+        return value
+
+    def as_typed(self, value: Any) -> str:
+        """Return the option with a value, as one would type it."""
+        if isinstance(value, bool):
+            return self.flag if value else f"--no-{self.flag[2:]}"
+        return f"{self.flag} {value}"
 
 
 def _plain(kind: Any) -> tuple[Any, Any]:
@@ -174,7 +175,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _config(config: Any, values: Mapping[str, Any], given: Given) -> Any:
+def _config(config: Any, values: Mapping[str, Any], given: Collection[str]) -> Any:
     """Make a config; with `--for LOSS`, one that has presets takes only what was given."""
     names = [f.name for f in fields(config)]
     if values.get("for_loss") is None or not hasattr(config, "for_loss"):
@@ -189,13 +190,20 @@ def _with_flags(message: str, options: Mapping[str, Option]) -> str:
     return message
 
 
-def _remarks(options: Mapping[str, Option], given: Given, values: Mapping[str, Any]) -> list[str]:
-    """Return notes on the options that were given and have no effect.
+def _remarks(
+    options: Mapping[str, Option], given: Collection[str], values: Mapping[str, Any]
+) -> list[str]:
+    """Return notes on what a preset chose, and on options that were given and have no effect.
 
     Raises:
         typer.BadParameter: for one that goes with another which was not given.
     """
-    notes = []
+    chosen = [
+        one.as_typed(values[name])
+        for name, one in options.items()
+        if name not in given and values[name] != one.field.default
+    ]
+    notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
     for typed in (options[name] for name in options if name in given):
         about = typed.field.metadata
         needed = [c for c in about.get("goes_with", ()) if c.split()[0] in values]

@@ -13,7 +13,7 @@ from xtok.counting.texts import find_texts
 from xtok.report.quality import print_comparison
 
 _TEXTS = text_option(
-    None,
+    [],
     "Weight rows by how often their tokens occur in this text, which the student's model "
     "tokenizes. Repeatable; globs, too.",
 )

@@ -20,9 +20,7 @@ def convert(
         None, "Make rows of learned weights sum to 1: divide by the sum, or take the softmax."
     ),
     transpose: bool = option(
-        False,
-        "Swap the roles: a map from the teacher's tokens to the student's.",
-        flag=True,
+        False, "Swap the roles: a map from the teacher's tokens to the student's.", flag=True
     ),
     map_options: MapOptions,
 ) -> None:

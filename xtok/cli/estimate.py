@@ -73,23 +73,17 @@ def estimate(
     else:
         from xtok.counting import ray
 
-        sources: dict[str, Any] = {}
-        for side, tokenizer in (("student", student), ("teacher", teacher)):
-            loading = models.loading(side, map_options)
-            if base is not None:
-                loading["vocab_size"] = tokenizer.vocabulary.vocab_size
-            sources[side] = ray.TokenizerSource(**loading)
+        sources: dict[str, Any] = {
+            side: ray.TokenizerSource(
+                **{**models.loading(side), "vocab_size": tokenizer.vocabulary.vocab_size}
+            )
+            for side, tokenizer in (("student", student), ("teacher", teacher))
+        }
         count_on_ray = partial(ray.count_on_ray, address=address, **sources)
         counting = nullcontext(partial(count_on_ray, progress=report.text_progress_bar))
     with counting as count:
         with redirect_stdout(sys.stderr):  # Ray prints of lost nodes, and stdout is data
             projection = xtok.estimate(
-                student,
-                teacher,
-                text,
-                config,
-                base=base,
-                count=count,
-                progress=report.progress_bar,
+                student, teacher, text, config, base=base, count=count, progress=report.progress_bar
             )
         output.write(projection, path)

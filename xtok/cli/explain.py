@@ -19,7 +19,7 @@ def explain(
         None, "A student token, spaces included: ' the'.", argument="[TOKEN]"
     ),
     token_id: list[int] = option(
-        None, "Explain the row of this student id. Repeatable.", name="id", metavar="ID"
+        [], "Explain the row of this student id. Repeatable.", name="id", metavar="ID"
     ),
     models: Models,
     json: bool = JSON,

@@ -18,12 +18,12 @@ def inspect(
     *,
     map_path: Path = MAP,
     token: list[str] = option(
-        None,
+        [],
         "Show the row of this student token, spaces included: ' the'. Repeatable.",
         metavar="TEXT",
     ),
     token_id: list[int] = option(
-        None, "Show the row of this student id. Repeatable.", name="id", metavar="ID"
+        [], "Show the row of this student id. Repeatable.", name="id", metavar="ID"
     ),
     num_examples: int | None = option(
         None, "Show this many rows, evenly spread; 5 if none are asked for.", min=0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,8 @@ import typer
 
 import xtok
 from xtok import report
-from xtok.cli.command import Given, expanded
-from xtok.config import (
-    MAKING,
-    MODELS,
-    OUTPUT,
-    TEXT,
-    BuildConfig,
-    Config,
-    EstimateConfig,
-    Loss,
-    option,
-)
+from xtok.cli.command import expanded
+from xtok.config import MAKING, MODELS, OUTPUT, TEXT, Config, EstimateConfig, option
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
@@ -62,46 +52,27 @@ DRY_RUN = option(
 TEXT_FIELD: Any = EstimateConfig.__dataclass_fields__["field"]
 
 
-_OF_A_LOSS = ("weights", "target", "exact_match", "scale_trick", "top_k")
-
-
-def chosen_for(loss: Loss | None, config: BuildConfig, given: Given) -> list[str]:
-    """Return a note on what a loss chose, as options that could be typed; none without a loss."""
-    if loss is None:
-        return []
-    words = []
-    for name in (name for name in _OF_A_LOSS if name not in given):
-        value, words_of_name = getattr(config, name), name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{words_of_name}" if value else f"--no-{words_of_name}")
-        else:
-            words.append(f"--{words_of_name} {value}")
-    return [f"--for {loss} chose {' '.join(words) or 'nothing that is not given'}"]
-
-
 def text_option(default: Any, help: str) -> Any:
     """Return an option for files of text."""
     return option(default, help, metavar="FILE", parser=expanded, panel=TEXT)
 
 
 TEXTS = text_option(..., f"Text to read: {_FILES}")
-OPTIONAL_TEXTS = text_option(None, f"Count the map on this text: {_FILES}")
+OPTIONAL_TEXTS = text_option([], f"Count the map on this text: {_FILES}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths(Config):
     """The widths of the models' logits, and so of a map."""
 
+    panel = MODELS
     student_vocab_size: int | None = option(
         None,
         "Width of the student's logits; by default that of the map's file or the model's config, "
         "else the largest id + 1.",
         min=1,
-        panel=MODELS,
     )
-    teacher_vocab_size: int | None = option(
-        None, "Width of the teacher's logits, likewise.", min=1, panel=MODELS
-    )
+    teacher_vocab_size: int | None = option(None, "Width of the teacher's logits, likewise.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,45 +94,35 @@ class MapOptions(Widths):
 class Safety(Config):
     """What loading a model may do."""
 
+    panel = MODELS
     offline: bool = option(
-        False,
-        "Take models from the local cache only, as with HF_HUB_OFFLINE=1.",
-        flag=True,
-        panel=MODELS,
+        False, "Take models from the local cache only, as with HF_HUB_OFFLINE=1.", flag=True
     )
     trust_remote_code: bool = option(
-        False,
-        "Allow a repo's custom tokenizer code to run; a note says when it does.",
-        flag=True,
-        panel=MODELS,
+        False, "Allow a repo's custom tokenizer code to run; a note says when it does.", flag=True
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides(Config):
+    panel = MODELS
     student_model: str | None = option(
-        None, f"Model of the rows: {_KINDS}", metavar="MODEL", short="-s", panel=MODELS
+        None, f"Model of the rows: {_KINDS}", metavar="MODEL", short="-s"
     )
     teacher_model: str | None = option(
-        None, "Model of the columns, likewise.", metavar="MODEL", short="-t", panel=MODELS
+        None, "Model of the columns, likewise.", metavar="MODEL", short="-t"
     )
-    student_revision: str | None = option(
-        None, "Branch, tag or commit of the student's repo.", panel=MODELS
-    )
-    teacher_revision: str | None = option(
-        None, "Branch, tag or commit of the teacher's repo.", panel=MODELS
-    )
+    student_revision: str | None = option(None, "Branch, tag or commit of the student's repo.")
+    teacher_revision: str | None = option(None, "Branch, tag or commit of the teacher's repo.")
     student_pattern: str | None = option(
         None,
         "Split pattern of a student's tiktoken or .gguf file of an unknown family.",
         metavar="REGEX",
-        panel=MODELS,
     )
     teacher_pattern: str | None = option(
         None,
         "Split pattern of a teacher's tiktoken or .gguf file of an unknown family.",
         metavar="REGEX",
-        panel=MODELS,
     )
 
 
@@ -196,14 +157,10 @@ class Models(Safety, _Sides):
 
     def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
         """Return what `load_tokenizer` takes for a side whose model is given."""
-        return {
-            "model": self.name(side),
-            "vocab_size": getattr(widths, f"{side}_vocab_size", None),
-            "revision": getattr(self, f"{side}_revision"),
-            "pattern": getattr(self, f"{side}_pattern"),
-            "offline": self.offline,
-            "trust_remote_code": self.trust_remote_code,
-        }
+        safety = {name: getattr(self, name) for name in ("offline", "trust_remote_code")}
+        of_side = {name: getattr(self, f"{side}_{name}") for name in ("revision", "pattern")}
+        width = getattr(widths, f"{side}_vocab_size", None)
+        return {"model": self.name(side), "vocab_size": width, **of_side, **safety}
 
     def load(self, side: str, widths: Widths | None = None) -> Tokenizer:
         """Load the tokenizer of a side whose model is given."""
@@ -262,10 +219,10 @@ class ModelArguments(Models):
     student: str | None = option(None, f"Model of the rows: {_KINDS}", argument="STUDENT")
     teacher: str | None = option(None, "Model of the columns, likewise.", argument="TEACHER")
     student_model: str | None = option(
-        None, "Model of the rows, instead of STUDENT.", metavar="MODEL", short="-s", panel=MODELS
+        None, "Model of the rows, instead of STUDENT.", metavar="MODEL", short="-s"
     )
     teacher_model: str | None = option(
-        None, "Model of the columns, instead of TEACHER.", metavar="MODEL", short="-t", panel=MODELS
+        None, "Model of the columns, instead of TEACHER.", metavar="MODEL", short="-t"
     )
 
 
@@ -284,7 +241,6 @@ def _output(default: str) -> Any:
         metavar="FILE",
         short="-o",
         parser=expanded,
-        panel=OUTPUT,
     )
 
 
@@ -292,8 +248,9 @@ def _output(default: str) -> Any:
 class MapOutput(Config):
     """Where a map is written, and how many of its rows are shown."""
 
+    panel = OUTPUT
     output: str | None = _output("the current folder, under a name that tells what the map is.")
-    num_examples: int = option(0, "Show this many rows of the result.", min=0, panel=OUTPUT)
+    num_examples: int = option(0, "Show this many rows of the result.", min=0)
 
     def check(self) -> None:
         """Check that the map can be written, before anything costs time."""
@@ -332,7 +289,6 @@ class StrictOutput(MapOutput):
         False,
         "Write nothing, and exit with 1, if a token could not be decoded or spelled.",
         flag=True,
-        panel=OUTPUT,
     )
 
     def write(self, projection: ProjectionMap, path: Path) -> None:
@@ -352,7 +308,6 @@ class RefinedOutput(MapOutput):
 
     def beside(self, source: Path) -> RefinedOutput:
         """Return this output; without one, the folder of the input, but for a pipe."""
-        if self.output is not None or not source.is_file():
-            return self
-        folder = os.path.join(source.parent, "")
-        return RefinedOutput(output=folder, num_examples=self.num_examples)
+        if self.output is None and source.is_file():
+            return replace(self, output=os.path.join(source.parent, ""))
+        return self

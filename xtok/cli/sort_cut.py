@@ -12,11 +12,7 @@ from xtok.config import SortCutConfig
 
 @command
 def sort_cut(
-    *,
-    map_path: Path = MAP,
-    output: RefinedOutput,
-    config: SortCutConfig,
-    map_options: MapOptions,
+    *, map_path: Path = MAP, output: RefinedOutput, config: SortCutConfig, map_options: MapOptions
 ) -> None:
     """Cut each row of a map to its heaviest entries and normalize it; a scale slot stays last."""
     output = output.beside(map_path)
