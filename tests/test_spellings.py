@@ -16,7 +16,7 @@ from test_generate import causal_lm
 from typer.main import get_command
 
 from xtok.cli import make_app
-from xtok.cli.spellings import FIXED, SPELLINGS, cleaned, rewritten
+from xtok.cli.spellings import FIXED, SPELLINGS, Line, cleaned
 from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"
@@ -103,14 +103,14 @@ def test_models_may_be_in_snake_case() -> None:
 def test_what_no_argument_can_say_is_explained(option: str) -> None:
     command, _, what_to_do = FIXED[option]
     with pytest.raises(typer.BadParameter) as raised:
-        rewritten([option.replace("-", "_").replace("__", "--", 1), "1"], {}, command)
+        Line([option.replace("-", "_").replace("__", "--", 1), "1"], {}, command)
     assert what_to_do in str(raised.value)
-    assert rewritten([option, "1"], {}, "sort-cut").args == [option, "1"]  # none of its own
+    assert Line([option, "1"], {}, "sort-cut").args == [option, "1"]  # none of its own
 
 
 def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
     ignored = ["--tokens-to-cut", "4", "--top_k=8", "--use-raw-tokens", "--output-dir", "d"]
-    line = rewritten(["--initial_projection_path", "x.pt", *ignored], OWN, "reapply-exact")
+    line = Line(["--initial_projection_path", "x.pt", *ignored], OWN, "reapply-exact")
     assert line.args == ["x.pt"]
     assert line.notes == [
         "--tokens-to-cut has no effect in reapply-exact",
@@ -130,7 +130,7 @@ def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
     ],
 )  # fmt: skip
 def test_each_option_that_is_ignored(option: str) -> None:
-    line = rewritten([option], OWN, "reapply-exact")
+    line = Line([option], OWN, "reapply-exact")
     note = f"{option.partition('=')[0]} has no effect in reapply-exact"
     assert (line.args, line.notes) == ([], [note])
 
@@ -151,7 +151,7 @@ def test_values_and_what_is_not_an_option_stay() -> None:
     own = {"--token": True, "--json": False, "-q": False, "--max-pieces": True}
 
     def args(*words: str) -> list[str]:
-        return rewritten(words, own).args
+        return Line(words, own).args
 
     assert args("my_map", "--token", "--top_k", "--json") == [
         "my_map", "--token", "--top_k", "--json"

@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ INTERRUPTED = 130
 
 _QUIET = option(False, "Nothing on stderr but errors.", flag=True, short="-q", panel=OUTPUT)
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_TYPED = "COMMANDLINE"  # Typer's name for where a value comes from
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,7 +58,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run_command(context: typer.Context, **typed: Any) -> None:
-        given = {name for name in options if _is_given(context, name)}
+        sources = {name: context.get_parameter_source(name) for name in options}
+        given = {name for name, source in sources.items() if source and source.name == _TYPED}
         try:
             values = {name: options[name].value(text) for name, text in typed.items()}
             made = {name: _config(config, values, given) for name, config in configs.items()}
@@ -101,9 +103,9 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option as it is typed."""
+        """The option as it is typed; of an argument, its name in the help."""
         name: str = self.field.metadata.get("name", self.name)
-        return f"--{name.replace('_', '-')}"
+        return self.field.metadata.get("argument") or f"--{name.replace('_', '-')}"
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -170,11 +172,6 @@ def _help(about: Mapping[str, Any]) -> str:
     return f"{about['help']}{ends}"
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _config(config: Any, values: Mapping[str, Any], given: Collection[str]) -> Any:
     """Make a config; with `--for LOSS`, one that has presets takes only what was given."""
     names = [f.name for f in fields(config)]
@@ -206,22 +203,25 @@ def _remarks(
     notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
     for typed in (options[name] for name in options if name in given):
         about = typed.field.metadata
-        needed = [c for c in about.get("goes_with", ()) if c.split()[0] in values]
-        if needed and not any(_holds(condition, values) for condition in needed):
-            words = " or ".join(map(_as_typed, needed))
-            raise typer.BadParameter(f"{typed.flag} goes with {words}")
-        useless = [c for c in about.get("useless_with", ()) if _holds(c, values)]
-        notes += [f"{typed.flag} has no effect with {_as_typed(c)}" for c in useless[:1]]
+        needed = _conditions(about.get("goes_with", ()), options, values)
+        if needed and not any(needed.values()):
+            raise typer.BadParameter(f"{typed.flag} goes with {' or '.join(needed)}")
+        useless = _conditions(about.get("useless_with", ()), options, values)
+        reasons = [words for words, holds in useless.items() if holds]
+        notes += [f"{typed.flag} has no effect with {words}" for words in reasons[:1]]
     return notes
 
 
-def _holds(condition: str, values: Mapping[str, Any]) -> bool:
-    name, _, value = condition.partition(" ")
-    return values.get(name) == value if value else bool(values.get(name))
-
-
-def _as_typed(condition: str) -> str:
-    return f"--{condition.replace('_', '-')}"
+def _conditions(
+    conditions: Sequence[str], options: Mapping[str, Option], values: Mapping[str, Any]
+) -> dict[str, bool]:
+    """Return conditions on the command's options, as one would type them, and whether they hold."""
+    holds = {}
+    for name, _, value in (condition.partition(" ") for condition in conditions):
+        if name in options:
+            words = f"{options[name].flag} {value}".strip()
+            holds[words] = values[name] == value if value else bool(values[name])
+    return holds
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:

@@ -103,27 +103,26 @@ class Safety(Config):
     )
 
 
+_PATTERN = "Split pattern of a {}'s tiktoken or .gguf file of an unknown family."
+
+
+def _model(help: str, short: str) -> Any:
+    return option(None, help, metavar="MODEL", short=short)
+
+
+def _of_model(side: str, help: str, **about: Any) -> Any:
+    return option(None, help.format(side), goes_with=(f"{side}_model", side), **about)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Sides(Config):
     panel = MODELS
-    student_model: str | None = option(
-        None, f"Model of the rows: {_KINDS}", metavar="MODEL", short="-s"
-    )
-    teacher_model: str | None = option(
-        None, "Model of the columns, likewise.", metavar="MODEL", short="-t"
-    )
-    student_revision: str | None = option(None, "Branch, tag or commit of the student's repo.")
-    teacher_revision: str | None = option(None, "Branch, tag or commit of the teacher's repo.")
-    student_pattern: str | None = option(
-        None,
-        "Split pattern of a student's tiktoken or .gguf file of an unknown family.",
-        metavar="REGEX",
-    )
-    teacher_pattern: str | None = option(
-        None,
-        "Split pattern of a teacher's tiktoken or .gguf file of an unknown family.",
-        metavar="REGEX",
-    )
+    student_model: str | None = _model(f"Model of the rows: {_KINDS}", short="-s")
+    teacher_model: str | None = _model("Model of the columns, likewise.", short="-t")
+    student_revision: str | None = _of_model("student", "Branch, tag or commit of the {}'s repo.")
+    teacher_revision: str | None = _of_model("teacher", "Branch, tag or commit of the {}'s repo.")
+    student_pattern: str | None = _of_model("student", _PATTERN, metavar="REGEX")
+    teacher_pattern: str | None = _of_model("teacher", _PATTERN, metavar="REGEX")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +147,8 @@ class Models(Safety, _Sides):
         raise typer.BadParameter(f"give the {side}: --{side}-model")
 
     def sides(self) -> list[str]:
-        """Return the sides whose models are given; a revision or pattern needs its model."""
-        given = [side for side in ("student", "teacher") if self.name(side) is not None]
-        for side in {"student", "teacher"} - {*given}:
-            if getattr(self, f"{side}_revision") or getattr(self, f"{side}_pattern"):
-                raise typer.BadParameter(f"a revision or pattern needs --{side}-model")
-        return given
+        """Return the sides whose models are given."""
+        return [side for side in ("student", "teacher") if self.name(side) is not None]
 
     def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
         """Return what `load_tokenizer` takes for a side whose model is given."""
@@ -218,12 +213,8 @@ class ModelArguments(Models):
 
     student: str | None = option(None, f"Model of the rows: {_KINDS}", argument="STUDENT")
     teacher: str | None = option(None, "Model of the columns, likewise.", argument="TEACHER")
-    student_model: str | None = option(
-        None, "Model of the rows, instead of STUDENT.", metavar="MODEL", short="-s"
-    )
-    teacher_model: str | None = option(
-        None, "Model of the columns, instead of TEACHER.", metavar="MODEL", short="-t"
-    )
+    student_model: str | None = _model("Model of the rows, instead of STUDENT.", short="-s")
+    teacher_model: str | None = _model("Model of the columns, instead of TEACHER.", short="-t")
 
 
 def load_tokenizer(model: str, **loading: Any) -> Tokenizer:

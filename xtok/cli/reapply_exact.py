@@ -27,7 +27,6 @@ def reapply_exact(
     """
     output = output.beside(map_path)
     output.check()
-    models.sides()
     projection = map_options.load(map_path)
     projection, tokenizers = models.with_map(projection, map_options, name=map_path)
     projection = xtok.reapply_exact(

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +76,11 @@ _FOLDER = "cross_tokenizer_data"
 _OUTPUT = ("--output-dir", "--data-dir", "--output-filename")
 
 
-@dataclass
 class Line:
     """A command line in xtok's words.
 
     Attributes:
-        args: what follows the command's name.
+        args: what follows the command's name, NeMo-RL's spellings turned into xtok's.
         typed: xtok's options that were typed in other words, and these words.
         notes: what is to be said of options that have no effect.
         is_nemo: whether a word of NeMo-RL's own was among them.
@@ -90,16 +88,98 @@ class Line:
         stem: the name of the output.
     """
 
-    args: list[str] = field(default_factory=list)
-    typed: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    is_nemo: bool = False
-    folder: str | None = None
-    stem: str | None = None
+    def __init__(self, typed: Sequence[str], own: Mapping[str, bool], command: str = "") -> None:
+        """Rewrite what follows the command's name.
+
+        Args:
+            typed: as it was typed.
+            own: the command's own options, and whether each has a value.
+            command: its name.
+
+        Raises:
+            typer.BadParameter: for a value of an option that xtok has no counterpart of.
+        """
+        self.own, self.command = own, command
+        self.args: list[str] = []
+        self.typed: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.is_nemo = False
+        self.folder: str | None = None
+        self.stem: str | None = None
+        rest = list(typed)
+        while rest and rest[0] != "--":
+            self._add(rest)
+        self._add_output()
+        self.args += rest
 
     def as_typed(self, text: str) -> str:
         """Return a text with the options as they were typed."""
         return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
+
+    def _add(self, rest: list[str]) -> None:
+        """Move the first of the words that are left, and its value, to the arguments."""
+        arg = rest.pop(0)
+        typed, equals, value = arg.partition("=")
+        name = typed.replace("_", "-") if typed.startswith("--") else typed
+        words = None if name in self.own else self._words(name)
+        if words is not None:
+            if "{}" in words and not equals:
+                if not rest:
+                    raise typer.BadParameter(f"{typed} needs a value")
+                value = rest.pop(0)
+            self._add_nemo(name, typed, value, words)
+        elif name in self.own:
+            self.args.append(name + equals + value)
+            if self.own[name] and not equals:
+                self.args += rest[:1]
+                del rest[:1]
+            if typed != name:
+                self.typed[name] = typed
+        else:
+            self.args.append(arg)  # whatever it is, the parser's error names it
+
+    def _words(self, name: str) -> list[str] | None:
+        """Return xtok's words for an option of NeMo-RL; None if the command knows no such one."""
+        if name in FIXED:
+            return ["{}"] if FIXED[name][0] == self.command else None
+        if name in _OUTPUT:
+            return ["{}"] if "--output" in self.own else None
+        spelling = SPELLINGS.get(f"{self.command} {name}", SPELLINGS.get(name))
+        if spelling is None:
+            return None
+        words = spelling.split()
+        return words if self._has(words) or self.command == _IGNORING else None
+
+    def _has(self, words: Sequence[str]) -> bool:
+        return self.own.keys() >= {word for word in words if word.startswith("--")}
+
+    def _add_nemo(self, name: str, typed: str, value: str, words: Sequence[str]) -> None:
+        self.is_nemo = True
+        if self.command == _IGNORING and (name == "--output-dir" or not self._has(words)):
+            self.notes.append(f"{typed} has no effect in {self.command}")
+        elif name in FIXED:
+            _, only, what_to_do = FIXED[name]
+            if value != only:
+                raise typer.BadParameter(f"{typed}: {what_to_do}")
+        elif name == "--output-filename":
+            self.stem = value
+        elif name in _OUTPUT:
+            self.folder = value
+            self.typed.setdefault("--output", typed)
+        else:
+            self.args += [value if word == "{}" else word for word in words]
+            self.typed |= {word: typed for word in words if word.startswith("--")}
+
+    def _add_output(self) -> None:
+        """Add `--output` for what NeMo-RL says in two options, or leaves to its default."""
+        given = {arg.partition("=")[0] for arg in self.args}
+        if self.command == "generate" and self.folder and "--cache-dir" not in given:
+            self.args += ["--cache-dir", self.folder]
+        folder, name = self.folder, f"{self.stem}.pt" if self.stem else ""
+        if self.command in _NAMES and self.is_nemo:  # the name is chosen when options are known
+            folder, name = _FOLDER if folder is None else folder, ""
+        if (folder is not None or name) and not given & {"--output", "-o"}:
+            self.args += ["--output", os.path.join(folder, name) if folder else name]
 
 
 class Command(TyperCommand):
@@ -107,13 +187,13 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite the arguments, then parse them as usual."""
-        takes_value = {
+        own = {
             name: not getattr(parameter, "is_flag", False)
             for parameter in self.params
             for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         }
-        line = ctx.meta[__name__] = rewritten(args, takes_value, self.name or "")
+        line = ctx.meta[__name__] = Line(args, own, self.name or "")
         with _errors_as_typed(ctx):
             return super().parse_args(ctx, line.args)
 
@@ -140,92 +220,6 @@ def _errors_as_typed(context: Any) -> Iterator[None]:
     except XtokError as error:
         error.message, error.hint = as_typed(error.message), as_typed(hint(error, context))
         raise
-
-
-def rewritten(args: Sequence[str], takes_value: Mapping[str, bool], command: str = "") -> Line:
-    """Return arguments with NeMo-RL's spellings turned into xtok's; all others stay as they are.
-
-    Args:
-        args: what follows the command's name.
-        takes_value: the command's own options, and whether each has a value.
-        command: its name.
-
-    Raises:
-        typer.BadParameter: for a value of an option of NeMo-RL that xtok has no counterpart of.
-    """
-    line = Line()
-    rest = list(args)
-    while rest and rest[0] != "--":
-        arg = rest.pop(0)
-        typed, equals, value = arg.partition("=")
-        name = typed.replace("_", "-") if typed.startswith("--") else typed
-        if name in takes_value:
-            line.args.append(name + equals + value)
-            if takes_value[name] and not equals:
-                line.args += rest[:1]
-                del rest[:1]
-            if typed != name:
-                line.typed[name] = typed
-            continue
-        words = _words(name, takes_value, command)
-        if words is None:
-            line.args.append(arg)  # whatever it is, the parser's error names it
-            continue
-        if "{}" in words and not equals:
-            if not rest:
-                raise typer.BadParameter(f"{typed} needs a value")
-            value = rest.pop(0)
-        flags = [word for word in words if word.startswith("--")]
-        if command == _IGNORING and (name == "--output-dir" or not takes_value.keys() >= {*flags}):
-            line.notes.append(f"{typed} has no effect in {command}")
-        else:
-            _add(line, name, typed, value, words)
-    _add_output(line, command)
-    line.args += rest
-    return line
-
-
-def _words(name: str, takes_value: Mapping[str, bool], command: str) -> list[str] | None:
-    """Return xtok's words for an option of NeMo-RL; None if it is none that the command knows."""
-    if name in FIXED:
-        return ["{}"] if FIXED[name][0] == command else None
-    if name in _OUTPUT:
-        return ["{}"] if "--output" in takes_value else None
-    spelling = SPELLINGS.get(f"{command} {name}", SPELLINGS.get(name))
-    if spelling is None:
-        return None
-    words = spelling.split()
-    is_known = takes_value.keys() >= {word for word in words if word.startswith("--")}
-    return words if is_known or command == _IGNORING else None
-
-
-def _add(line: Line, name: str, typed: str, value: str, words: Sequence[str]) -> None:
-    """Add an option of NeMo-RL to a line."""
-    line.is_nemo = True
-    if name in FIXED:
-        _, only, what_to_do = FIXED[name]
-        if value != only:
-            raise typer.BadParameter(f"{typed}: {what_to_do}")
-    elif name == "--output-filename":
-        line.stem = value
-    elif name in _OUTPUT:
-        line.folder = value
-        line.typed.setdefault("--output", typed)
-    else:
-        line.args += [value if word == "{}" else word for word in words]
-        line.typed |= {word: typed for word in words if word.startswith("--")}
-
-
-def _add_output(line: Line, command: str) -> None:
-    """Add `--output` for what NeMo-RL says in two options, or leaves to its default."""
-    given = {arg.partition("=")[0] for arg in line.args}
-    if command == "generate" and line.folder and "--cache-dir" not in given:
-        line.args += ["--cache-dir", line.folder]
-    folder, name = line.folder, f"{line.stem}.pt" if line.stem else ""
-    if command in _NAMES and line.is_nemo:  # the name is chosen when the options are known
-        folder, name = _FOLDER if folder is None else folder, ""
-    if (folder is not None or name) and not given & {"--output", "-o"}:
-        line.args += ["--output", os.path.join(folder, name) if folder else name]
 
 
 def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None:

@@ -72,9 +72,9 @@ def _width(side: SideDescription) -> str:
 
 def _rows(d: MapDescription) -> Table:
     total = sum(d.rows_by_kind.values())
-    table = new_table("rows by kind", "rows", "share", "rows by entries", "rows", "share")
-    for column in (1, 2, 4, 5):
-        table.columns[column].justify = "right"
+    table = new_table(
+        "rows by kind", "rows", "share", "rows by entries", "rows", "share", right=(1, 2, 4, 5)
+    )
     kinds = [(kind, n) for kind, n in d.rows_by_kind.items()]
     if d.enable_scale_trick:
         kinds.append(("with a scale slot", d.rows_with_slot))
@@ -92,9 +92,9 @@ def _rows(d: MapDescription) -> Table:
 
 
 def _classes(coverage: Coverage) -> Table:
-    table = new_table("class", "rows", "exact", "entries", "slot", "teacher", "unused")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = new_table(
+        "class", "rows", "exact", "entries", "slot", "teacher", "unused", right=range(1, 7)
+    )
     for c in coverage.classes:
         rows = [f"{c.rows:,}"] + ["-"] * 3
         if c.rows:
@@ -119,9 +119,7 @@ def loss_note(coverage: Coverage) -> str:
 
 def _columns(d: MapDescription) -> Table:
     share = d.columns_used / d.teacher.vocab_size
-    table = new_table("largest columns", "id", "rows", "weight")
-    for column in (1, 2, 3):
-        table.columns[column].justify = "right"
+    table = new_table("largest columns", "id", "rows", "weight", right=(1, 2, 3))
     for c in d.largest_columns:
         table.add_row(
             cell(quoted(c.token, c.teacher_id)),
@@ -136,8 +134,7 @@ def _columns(d: MapDescription) -> Table:
 
 
 def _examples(rows: Iterable[Row]) -> Table:
-    table = new_table("student token", "id", "kind", "teacher tokens")
-    table.columns[1].justify = "right"
+    table = new_table("student token", "id", "kind", "teacher tokens", right=(1,))
     for row in rows:
         table.add_row(
             cell(quoted(row.token, row.student_id)),
@@ -205,8 +202,7 @@ def _pieces(pieces: Sequence[SpelledPiece]) -> str:
 
 
 def _explained(row: Explanation) -> Table:
-    table = new_table("weight", "id", "teacher token", "what it is to the student's")
-    table.columns[1].justify = "right"
+    table = new_table("weight", "id", "teacher token", "what it is to the student's", right=(1,))
     for e in row.entries:
         token = cell(quoted(e.token))
         table.add_row(f"{e.weight:.4f}", str(e.teacher_id), token, e.relation)
