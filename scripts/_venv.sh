@@ -6,19 +6,9 @@ fail() { # fail MESSAGE HINT
   exit 1
 }
 
-# Print a command as one would type it, then run it.
+# Print a command as one would type it, on stderr, then run it.
 run() {
-  local word
-  printf '+'
-  for word in "$@"; do
-    if [[ -n $word && $word != *[!A-Za-z0-9_./:=,@%+-]* ]]; then
-      printf ' %s' "$word"
-    else
-      printf " '%s'" "${word//\'/\'\\\'\'}"
-    fi
-  done
-  printf '\n'
-  "$@"
+  (set -x && "$@")
 }
 
 # The first Python that is new enough, or the one in the variable PYTHON.

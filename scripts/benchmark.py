@@ -26,7 +26,6 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "build": ("processes:build", "`build` beside the libraries encoding both vocabularies"),
     "maps": ("processes:maps", "commands on a map file beside reading and writing the file"),
     "help": ("processes:show_help", "`xtok --help` beside a Typer program of two commands"),
-    "pt-memory": ("processes:pt_memory", "memory of reading a .pt, as a multiple of the file"),
     "align": ("alignment:align", "the alignment beside a plain Python walk; long and odd texts"),
     "project": ("alignment:project", "`project_logprobs` beside a plain Python walk; its sums"),
     "doctor": ("counting:doctoring", "`doctor` and `overlap` beside loading the tokenizers"),

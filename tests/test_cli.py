@@ -76,8 +76,8 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
 
 def test_build_tells_what_a_loss_chose(cli: Cli, small: Path) -> None:
     for options, chosen in (
-        ([], "--weights prior --target both --no-exact-match --no-scale-trick --top-k 8"),
-        (["--top-k", "3"], "--weights prior --target both --no-exact-match --no-scale-trick"),
+        ([], "--top-k 8 --no-scale-trick --weights prior --target both --no-exact-match"),
+        (["--top-k", "3"], "--no-scale-trick --weights prior --target both --no-exact-match"),
     ):
         done = cli("build", *pair(small), "--for", "p-kl", *options)
         assert done.stderr.startswith(f"note: --for p-kl chose {chosen}\nbuild: ")

@@ -1,89 +1,57 @@
 """`xtok evaluate`."""
 
-from math import isnan
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TextIO
 
 import typer
 
+import xtok
+from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import Json, MapOptions, Models, TextField, Texts, read_path
-from xtok.config import TEXT, EstimateConfig, Loss
-
-
-def _is_number(bound: float | None) -> float | None:
-    """Refuse a gate that would be open whatever is measured."""
-    if bound is not None and isnan(bound):
-        raise typer.BadParameter("nan is no bound")
-    return bound
+from xtok.cli.options import JSON, TEXT_FIELD, TEXTS, MapOptions, Models
+from xtok.config import TEXT, Loss, option
+from xtok.counting.texts import find_texts
+from xtok.report.quality import print_evaluation
 
 
 @command
 def evaluate(
     stderr: TextIO,
-    map_paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="MAP...", help="Map files of one pair, measured side by side.", parser=read_path
-        ),
-    ],
     *,
-    text: Texts,
+    map_paths: list[Path] = option(
+        ..., "Map files of one pair, measured side by side.", argument="MAP..."
+    ),
+    text: list[str] = TEXTS,
     models: Models,
-    field: TextField = EstimateConfig.field,
-    group_by: Annotated[
-        str | None,
-        typer.Option(
-            help="Group documents by this field or column; by default by file.",
-            rich_help_panel=TEXT,
-        ),
-    ] = None,
-    for_loss: Annotated[
-        Loss | None,
-        typer.Option(
-            "--for", help="Rank the maps by what counts for this loss, and say which is better."
-        ),
-    ] = None,
-    min_coverage: Annotated[
-        float | None,
-        typer.Option(
-            help="Exit with 3 if a map covers less of any group of text.",
-            min=0,
-            max=1,
-            callback=_is_number,
-        ),
-    ] = None,
-    max_cross_entropy: Annotated[
-        float | None,
-        typer.Option(
-            help="Exit with 3 if a map's cross-entropy is above this on any group.",
-            callback=_is_number,
-        ),
-    ] = None,
-    num_worst: Annotated[
-        int, typer.Option(help="Show this many of each map's most costly rows.", min=0, metavar="N")
-    ] = 5,
-    json: Json = False,
+    field: str = TEXT_FIELD,
+    group_by: str | None = option(
+        None, "Group documents by this field or column; by default by file.", panel=TEXT
+    ),
+    for_loss: Loss | None = option(
+        None, "Rank the maps by what counts for this loss, and say which is better.", name="for"
+    ),
+    min_coverage: float | None = option(
+        None, "Exit with 3 if a map covers less of any group of text.", min=0, max=1
+    ),
+    max_cross_entropy: float | None = option(
+        None, "Exit with 3 if a map's cross-entropy is above this on any group."
+    ),
+    num_worst: int = option(5, "Show this many of each map's most costly rows.", min=0),
+    json: bool = JSON,
     map_options: MapOptions,
 ) -> None:
     """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
     models.both()
-    from xtok import report
-    from xtok.counting.texts import find_texts
-    from xtok.inspection import evaluate as measure
-    from xtok.report.quality import print_evaluation
-
     find_texts(text)
     maps = [map_options.load(path) for path in map_paths]
     names = [str(path) for path in map_paths]
     maps[0], tokenizers = models.with_map(maps[0], name=names[0])
     for projection in maps:
         report.print_reports(projection.reports)
-    evaluation = measure.evaluate(
+    evaluation = xtok.evaluate(
         maps,
         text,
-        tokenizers["student_model"],
-        tokenizers["teacher_model"],
+        **tokenizers,
         names=names,
         field=field,
         group_by=group_by,

@@ -1,34 +1,26 @@
 """`xtok export`."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+import xtok
+from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapArgument, MapOptions, Models, expanded
-from xtok.config import ExportFormat
+from xtok.cli.options import MAP, MapOptions, Models
+from xtok.config import ExportFormat, option
 
 
 @command
 def export(
-    map_path: MapArgument,
     *,
-    kind: Annotated[
-        ExportFormat,
-        typer.Option("--format", help="What to write; the training guide says who reads it."),
-    ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Where to write; nemo-subtokens puts the teacher's side beside it, as "
-            "NAME.reverse.pt.",
-            metavar="FILE",
-            parser=expanded,
-        ),
-    ],
+    map_path: Path = MAP,
+    kind: ExportFormat = option(
+        ..., "What to write; the training guide says who reads it.", name="format"
+    ),
+    output: Path = option(
+        ...,
+        "Where to write; nemo-subtokens puts the teacher's side beside it, as NAME.reverse.pt.",
+        short="-o",
+    ),
     models: Models,
     map_options: MapOptions,
 ) -> None:
@@ -36,12 +28,11 @@ def export(
 
     nemo-subtokens spells tokens, and needs both models.
     """
-    from xtok import report
-    from xtok.training import exports
+    from xtok.training.exports import check_export
 
-    exports.check_export(Path(output), kind)
+    check_export(output, kind)
     projection = map_options.load(map_path)
     report.print_reports(projection.reports)
     projection, tokenizers = models.with_map(projection)
-    for path in exports.export(projection, Path(output), kind, **tokenizers):
+    for path in xtok.export(projection, output, kind, **tokenizers):
         print(path)  # noqa: T201

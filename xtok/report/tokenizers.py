@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 from rich.text import Text
 
-from xtok.inspection.doctor import Diagnosis, PairDiagnosis, TokenizerDiagnosis
-from xtok.inspection.overlap import Overlap
 from xtok.report._tables import STYLES, cell, header, new_table, printing
+
+if TYPE_CHECKING:
+    from xtok.inspection.doctor import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+    from xtok.inspection.overlap import Overlap
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:

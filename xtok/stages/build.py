@@ -19,7 +19,7 @@ from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import with_exact
 from xtok.stages.matches import compared_tables, exact_matches
 from xtok.stages.multitoken import multitoken
-from xtok.stages.plans import difference
+from xtok.stages.plans import Plan, difference, plan
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer, load_tokenizer, model_id
 
@@ -113,11 +113,13 @@ class Pair:
 class PairResult:
     """The result of a pair: its map, or an error, or neither if its output was kept.
 
-    `replaced` says how the output that existed differed, with `skip_existing`.
+    Of a dry run it is the plan, or an error. `replaced` says how the output that existed differed,
+    with `skip_existing`.
     """
 
     pair: Pair
     projection: ProjectionMap | None = None
+    plan: Plan | None = None
     error: XtokError | None = None
     replaced: str | None = None
 
@@ -185,6 +187,7 @@ def build_pairs(
     config: BuildConfig | None = None,
     *,
     skip_existing: bool = False,
+    dry_run: bool = False,
     strict: bool = False,
     load: Callable[[str], Tokenizer] = load_tokenizer,
     progress: Progress = silent,
@@ -198,26 +201,31 @@ def build_pairs(
         config: the options of all maps; the defaults if None.
         skip_existing: keep an output that is the same map already (see `difference`), so that a
             list can be run again after a failure; build and replace any other.
+        dry_run: build nothing, and return plans.
         strict: a token that cannot be decoded or spelled is an error.
         load: what loads a tokenizer.
         progress: called for each pass over a vocabulary.
     """
+    config = config or BuildConfig()
     checked = [_attempted(_checked, pair) for pair in pairs]
     yield from (result for result in checked if result.error is not None)
     pairs = [result.pair for result in checked if result.error is None]
     left = Counter(model for pair in pairs for model in (pair.student, pair.teacher))
     loaded: dict[str, Tokenizer] = {}
 
+    def loaded_once(model: str) -> Tokenizer:
+        if model not in loaded:
+            loaded[model] = load(model)
+        return loaded[model]
+
     def built(pair: Pair) -> PairResult:
-        for model in (pair.student, pair.teacher):
-            if model not in loaded:
-                loaded[model] = load(model)
-        sides = loaded[pair.student], loaded[pair.teacher]
-        replaced = None
-        if skip_existing and pair.output.exists():
-            replaced = difference(pair.output, *sides, config or BuildConfig())
-            if replaced is None:
-                return PairResult(pair=pair)
+        sides = loaded_once(pair.student), loaded_once(pair.teacher)
+        exists = skip_existing and pair.output.exists()
+        replaced = difference(pair.output, *sides, config) if exists else None
+        if dry_run:
+            return PairResult(pair=pair, plan=plan(*sides, config), replaced=replaced)
+        if exists and replaced is None:
+            return PairResult(pair=pair)
         projection = build(*sides, config, progress=progress)
         if strict:
             require_complete(projection)
