@@ -11,7 +11,7 @@ from xtok.tokenizers._gguf_file import read_metadata
 from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
-from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
+from xtok.tokenizers._tokenizer import Backend, TextChange, damaged, refuse_pattern
 from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:
@@ -171,21 +171,16 @@ class GgufBackend(Backend):
         return rust
 
     def _damaged(self, problem: object) -> TokenizerError:
-        return TokenizerError(
-            f"{self._path} is not a whole .gguf file: {problem}",
-            hint="the file is damaged or cut off: fetch it again",
-        )
+        message = f"{self._path} is not a whole .gguf file: {problem}"
+        return damaged(message, "the file is damaged or cut off")
 
     def entries(self) -> Iterable[Entry]:
-        """Types are the file's own."""
         return self._vocabulary.entries()
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode on all cores."""
         return self._vocabulary.encode_texts(texts)
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Merge bytes; SentencePiece merges characters."""
         return self._vocabulary.encode_bytes(data)
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
@@ -207,8 +202,7 @@ class GgufBackend(Backend):
             if key == prefix or key.startswith(f"{prefix}.")
         }
 
-    def text_changes(self) -> Sequence[TextChange]:
-        """Byte-level vocabularies have none: the format has no normalizer for them."""
+    def text_changes(self) -> Sequence[TextChange]:  # the format has no normalizer for bytes
         return self._vocabulary.text_changes()
 
 

@@ -8,19 +8,8 @@ from pathlib import Path
 from typing import Any
 
 # Value types of the format: ggml-org/ggml, docs/gguf.md.
-_NUMBERS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
+_NUMBERS |= {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DEPTH = 4  # of arrays in arrays; files in use have one
 
@@ -68,15 +57,10 @@ class _Reader:
         if kind != _ARRAY or depth == _MAX_DEPTH:
             raise ValueError(f"it has a value of the type {kind}")
         inner = self._number("I")
-        if inner in _NUMBERS:
-            return self._numbers(_NUMBERS[inner])
-        return [self._value(inner, depth + 1) for _ in range(self._count(8))]
-
-    def _numbers(self, letter: str) -> list[Any]:
-        form = f"{self._order}{self._count(struct.calcsize(f'={letter}'))}{letter}"
-        values = struct.unpack_from(form, self._data, self._place)
-        self._place += struct.calcsize(form)
-        return list(values)
+        if inner not in _NUMBERS:
+            return [self._value(inner, depth + 1) for _ in range(self._count(8))]
+        letter = _NUMBERS[inner]
+        return self._numbers(f"{self._count(struct.calcsize(f'={letter}'))}{letter}")
 
     def _string(self) -> str:
         length = self._count(1)
@@ -84,9 +68,13 @@ class _Reader:
         return self._data[self._place - length : self._place].decode()
 
     def _number(self, letter: str) -> Any:
-        [value] = struct.unpack_from(self._order + letter, self._data, self._place)
-        self._place += struct.calcsize(f"={letter}")
+        [value] = self._numbers(letter)
         return value
+
+    def _numbers(self, form: str) -> list[Any]:
+        values = struct.unpack_from(self._order + form, self._data, self._place)
+        self._place += struct.calcsize(f"={form}")
+        return list(values)
 
     def _count(self, size: int) -> int:
         """Read how many values follow, of at least `size` bytes each."""

@@ -105,4 +105,4 @@ class SentencePieceBackend(Backend):
         if not spec.precompiled_charsmap:
             return ()
         what = "characters that its table maps, compatibility characters as a rule (ﬁ → fi, ① → 1)"
-        return (TextChange(normalizer=spec.name or "charsmap", changes=what),)
+        return (TextChange(spec.name or "charsmap", what),)
