@@ -52,22 +52,13 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Rendering:
-    """A conversation as text, and which message each part of it comes from.
-
-    Attributes:
-        text: what the template gives.
-        runs: the characters that come from messages, in the text's order.
-        turns: per message, the stretch of text that a loop over the messages wrote for it; None
-            where none did.
-        generation_prompt: the text after the last message that asks for an answer.
-        generated: stretches within `{% generation %}` of a training template.
-    """
+    """A conversation as text, and which message each part of it comes from."""
 
     text: str
-    runs: tuple[Run, ...]
-    turns: tuple[tuple[int, int] | None, ...]
-    generation_prompt: str
-    generated: tuple[tuple[int, int], ...]
+    runs: tuple[Run, ...]  # the characters that come from messages, in order
+    turns: tuple[tuple[int, int] | None, ...]  # what a loop over the messages wrote for each
+    generation_prompt: str  # the text after the last message that asks for an answer
+    generated: tuple[tuple[int, int], ...]  # within `{% generation %}` of a training template
 
 
 def render_template(

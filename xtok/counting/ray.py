@@ -36,13 +36,7 @@ MAX_RETRIES = 16
 class TokenizerSource:
     """What a worker loads a tokenizer from: the arguments of `load_tokenizer`.
 
-    Attributes:
-        model: a repo id, or a folder or file that every node has under this path.
-        revision: branch, tag or commit of a hub repo.
-        vocab_size: the width of the model's logits.
-        pattern: the split pattern of a rank file of an unknown family.
-        offline: use the local cache only.
-        trust_remote_code: allow custom tokenizer code from the repo.
+    `model` is a repo id, or a folder or file that every node has under this path.
     """
 
     model: str

@@ -41,36 +41,23 @@ _BLOCK = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class TextShard:
-    """A part of a text file that can be read on its own.
+    """A part of a text file that can be read on its own: documents that begin in `start`..`stop`.
 
-    Attributes:
-        path: the file.
-        format: `text`, `jsonl` (one object per line) or `parquet`.
-        field: the field or column with a document's text; unused for plain text.
-        start: the first byte (text, jsonl) or row group (parquet) where a document may begin.
-        stop: the first byte or row group of the next shard; None for the end of the file.
-        group_by: the field or column with a document's group, if documents are grouped.
-        size: its approximate share of the file's bytes on disk.
+    These are bytes, or row groups of Parquet; `stop` is None for the end of the file.
     """
 
     path: Path
     format: Format
-    field: str
+    field: str  # with a document's text; unused for plain text
     start: int = 0
     stop: int | None = None
-    group_by: str | None = None
-    size: int = 0
+    group_by: str | None = None  # the field with a document's group, if documents are grouped
+    size: int = 0  # its approximate share of the file's bytes on disk
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """A text file as a map's history records it.
-
-    Attributes:
-        name: the last component of the path.
-        size: bytes on disk.
-        sha256: of the bytes on disk.
-    """
+    """A text file as a map's history records it: its last component, and its bytes on disk."""
 
     name: str
     size: int

@@ -167,7 +167,9 @@ def _class_differences(
             token_class=TokenClass(kind).label,
             rows=int(use.sum()),
             rows_that_differ=int(np.count_nonzero(distance[use] > _SAME)),
-            mean_distance=float((distance * share)[use].sum() / totals[kind] if totals[kind] else 0),
+            mean_distance=float(
+                (distance * share)[use].sum() / totals[kind] if totals[kind] else 0
+            ),
         )
         for kind, use in of_class.items()
     )

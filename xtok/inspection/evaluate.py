@@ -44,7 +44,7 @@ from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.display import plural
 
@@ -228,7 +228,11 @@ def evaluate(
         for name, projection in zip(names, loaded, strict=True)
     ]
     paths = find_texts(texts)
-    recipes = _recipes(student, teacher, {m.top_k for m in loaded}, progress)
+    # X-Token's recipe without a slot, cut to each number of entries per row.
+    whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
+    exact = reapply_exact(whole)
+    cuts = sorted({m.top_k for m in loaded})
+    recipes = {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in cuts}
     measured_edges = [m.edges for m in (*loaded, *recipes.values())]
     seen = read_text(
         measured_edges, loaded[0].shape, paths, student, teacher, field, group_by, text_progress
@@ -247,11 +251,11 @@ def evaluate(
     ]
     ranking = None
     if for_loss is not None:
-        losses, counts = seen.chunk_losses[:, : len(loaded)].T, seen.num_chunks
+        sums, counts = seen.chunk_losses[:, : len(loaded)].T, seen.num_chunks
         if for_loss != "p-kl":
-            losses = np.stack([m.start_losses() for m in measured])
+            sums = np.stack([one.start_losses() for one in measured])
             counts = np.bincount(seen.documents, seen.counts, len(seen.groups)).astype(np.int64)
-        ranking = rank(for_loss, names, losses, counts, seed)
+        ranking = rank(for_loss, names, sums, counts, seed)
     groups = [
         (group, np.array([g == group for g in seen.groups], np.bool_))
         for group in dict.fromkeys(seen.groups)
@@ -286,21 +290,10 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-def _recipes(
-    student: Tokenizer, teacher: Tokenizer, cuts: set[int], progress: Progress
-) -> dict[int, ProjectionMap]:
-    """Return X-Token's recipe without a slot, cut to each number of entries per row."""
-    whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
-    exact = reapply_exact(whole)
-    return {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in sorted(cuts)}
-
-
 class _Measured:
-    """A map's losses on the pairs that were seen; `columns` are its and its recipe's chunk losses.
+    """A map's weights and losses, and its recipe's, float64 `[pairs]` and `[documents]`.
 
-    Attributes:
-        weights: of each pair, float64 `[pairs]`; so `losses`, and `recipe`, the recipe's losses.
-        chunk_losses: of each document, float64 `[documents]`.
+    `columns` are those of the chunk losses that are the map's and the recipe's.
     """
 
     def __init__(

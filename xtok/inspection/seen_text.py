@@ -62,36 +62,23 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class SeenText:
-    """Documents as `evaluate` sees them: pairs per document, and chunk losses per map.
+    """Pairs per document, and chunk losses per document and map.
 
-    Attributes:
-        groups: the group of each document.
-        keys: int64 `[pairs]`, all different, in rising order.
-        documents: int32 `[entries]`, sorted; with `places`, which pair occurs in which document.
-        places: int64 `[entries]`, in `keys`.
-        counts: int64 `[entries]`, how often it does.
-        chunk_losses: float64 `[documents, maps]`.
-        num_chunks: int64 `[documents]`.
-        num_bytes: of all documents.
-        lost_bytes: those behind a first difference between the two sides.
-        differing: documents that the two sides spell differently.
-        encoder: what encoded them.
-        batches: the documents as ids of both sides, about two bytes per byte of text.
-        shape: widths of student and teacher.
+    An entry says that a document has a pair, and how often.
     """
 
-    groups: list[str]
-    keys: NDArray[np.int64]
-    documents: NDArray[np.int32]
-    places: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    chunk_losses: NDArray[np.float64]
-    num_chunks: NDArray[np.int64]
+    groups: list[str]  # one per document
+    keys: NDArray[np.int64]  # [pairs], all different, in rising order
+    documents: NDArray[np.int32]  # [entries], sorted
+    places: NDArray[np.int64]  # [entries], in keys
+    counts: NDArray[np.int64]  # [entries]
+    chunk_losses: NDArray[np.float64]  # [documents, maps]
+    num_chunks: NDArray[np.int64]  # [documents]
     num_bytes: int
-    lost_bytes: int
-    differing: int
+    lost_bytes: int  # those behind a first difference between the two sides
+    differing: int  # documents that the two sides spell differently
     encoder: PairEncoder
-    batches: list[tuple[EncodedTexts, EncodedTexts]]
+    batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
     shape: tuple[int, int]
 
     def hindsight_losses(self, chosen: NDArray[np.bool_], top_k: int) -> NDArray[np.float64]:

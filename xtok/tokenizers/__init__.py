@@ -124,7 +124,7 @@ def model_id(model: str | PathLike[str]) -> str:
         return model
     path = _model_path(kind, location)
     name = (path.resolve().name or location) if path.exists() else location
-    # A file can carry this name, whatever bytes the file system has in it.
+    # A file system's name may be any bytes; the one in a map is UTF-8.
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 

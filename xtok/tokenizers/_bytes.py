@@ -34,7 +34,7 @@ class BytesBackend(Backend):
         return list(data)
 
 
-class NullBackend(BytesBackend):
+class NullBackend(Backend):
     """`null` or `null:SIZE`: ids that stand for nothing, for tests of training code.
 
     A text for it is numbers, as in "5 17 3"; its last id ends a text.
@@ -59,9 +59,6 @@ class NullBackend(BytesBackend):
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [[] for _ in texts]
-
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        return None
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Return the numbers in a text.

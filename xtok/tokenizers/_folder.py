@@ -92,7 +92,11 @@ class FolderBackend(ConfiguredBackend):
         self._config = files.json("tokenizer_config.json")
         try:
             listed = self._config.get("added_tokens_decoder") or {}
-            self._added = {int(i): _entry(int(i), token) for i, token in listed.items()}
+            kinds = (TokenType.USER_DEFINED, TokenType.CONTROL)
+            self._added = {
+                int(i): Entry(int(i), kinds[bool(t.get("special"))], str(t["content"]).encode())
+                for i, t in listed.items()
+            }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise self._bad_config("added_tokens_decoder") from error
         own = {entry.id: entry.type for entry in inner.entries()}
@@ -141,7 +145,6 @@ class FolderBackend(ConfiguredBackend):
         return result
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Merge as the file's backend does."""
         return self._inner.encode_bytes(data)
 
     def encode_prompt(self, text: str) -> list[int] | None:
@@ -167,7 +170,6 @@ class FolderBackend(ConfiguredBackend):
         return {"default": templates} if isinstance(templates, str) else {}
 
     def text_changes(self) -> Sequence[TextChange]:
-        """Return those of the file."""
         return self._inner.text_changes()
 
     def _bad_config(self, field: str) -> TokenizerError:
@@ -175,8 +177,3 @@ class FolderBackend(ConfiguredBackend):
             f"the {field} in {self._files.find('tokenizer_config.json')} is malformed",
             hint="fix it, or fetch it again",
         )
-
-
-def _entry(token_id: int, token: Mapping[str, Any]) -> Entry:
-    kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
-    return Entry(token_id, kind, str(token["content"]).encode())

@@ -34,15 +34,10 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PATTERNS: dict[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT_2,),
-    "default": (_GPT_2,),
-    "llama-bpe": (LLAMA_3_PATTERN,),
-    "llama-v3": (LLAMA_3_PATTERN,),
-    "llama3": (LLAMA_3_PATTERN,),
-    "qwen2": (QWEN_PATTERN,),
-    "deepseek-r1-qwen": (QWEN_PATTERN,),
-    "gpt-4o": (O200K_PATTERN,),
-    "llama4": (O200K_PATTERN,),
+    **dict.fromkeys(("gpt-2", "default"), (_GPT_2,)),
+    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3"), (LLAMA_3_PATTERN,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (QWEN_PATTERN,)),
+    **dict.fromkeys(("gpt-4o", "llama4"), (O200K_PATTERN,)),
     "tekken": (_TEKKEN,),
     "smollm": (r"\p{N}", _GPT_2),
     "deepseek-v3": (

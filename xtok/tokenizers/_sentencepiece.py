@@ -95,10 +95,6 @@ class SentencePieceBackend(Backend):
         ids: list[list[int]] = self._processor.encode(list(texts), out_type=int)
         return ids
 
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        """SentencePiece merges characters, not bytes."""
-        return None
-
     def text_changes(self) -> Sequence[TextChange]:
         """Return what the model's own normalizer changes."""
         spec = self._proto.normalizer_spec

@@ -25,19 +25,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a rank file does not say: the pattern, and the tokens that are not ranks.
+    """What a rank file does not say: the pattern, and the tokens that are not ranks."""
 
-    Attributes:
-        pattern: the regular expression that splits text into pieces before merging.
-        control: special tokens, name to id.
-        text: added tokens that are not special, name to id; text like any other.
-        roles: role to name, as the family's own code declares them.
-    """
-
-    pattern: str
-    control: Mapping[str, int] = field(default_factory=dict)
-    text: Mapping[str, int] = field(default_factory=dict)
-    roles: Mapping[str, str] = field(default_factory=dict)
+    pattern: str  # splits text into pieces before merging
+    control: Mapping[str, int] = field(default_factory=dict)  # special tokens, name to id
+    text: Mapping[str, int] = field(default_factory=dict)  # added tokens that are not special
+    roles: Mapping[str, str] = field(default_factory=dict)  # role to name, by the family's code
 
 
 def _numbered(start: int, names: str) -> dict[str, int]:

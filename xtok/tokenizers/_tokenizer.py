@@ -24,12 +24,7 @@ from xtok.vocab.table import MAX_WIDTH, Entry, TokenTable, TokenType, Vocabulary
 
 @dataclass(frozen=True)
 class TextChange:
-    """What a tokenizer changes about a text before it becomes tokens.
-
-    Attributes:
-        normalizer: the component of the tokenizer that does it.
-        changes: what it changes, in words.
-    """
+    """What a component of a tokenizer changes about a text before it becomes tokens."""
 
     normalizer: str
     changes: str
@@ -48,9 +43,9 @@ class Backend(ABC):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode a batch: no special tokens, no dummy prefix; control tokens are plain text."""
 
-    @abstractmethod
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
+        return None
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode as `encode_texts` does, into arrays."""
