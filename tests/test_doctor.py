@@ -19,8 +19,8 @@ from conftest import REAL, Cli
 from test_formats import word_piece
 from test_tokenizers import hf_folder_of_ranks
 
-from xtok.conversation.checks import Check
 from xtok.errors import OutputError
+from xtok.inspection import Check
 from xtok.inspection.doctor import PROBE, TokenizerDiagnosis, doctor
 from xtok.inspection.overlap import overlap, overlap_csv, plot_overlap
 from xtok.tokenizers import Tokenizer, load_tokenizer
