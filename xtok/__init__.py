@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from xtok.alignment.logprobs import project_topk as project_topk
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EstimateConfig as EstimateConfig
+    from xtok.config import EventsConfig as EventsConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
     from xtok.inspection.verify import verify as verify
     from xtok.maps.convert import convert as convert
     from xtok.maps.convert import transpose as transpose
+    from xtok.maps.event_map import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.stages.build import build as build
     from xtok.stages.estimate import estimate as estimate
+    from xtok.stages.events import events as events
     from xtok.stages.exact import reapply_exact as reapply_exact
     from xtok.stages.merge import merge as merge
     from xtok.stages.multitoken import multitoken as multitoken
@@ -56,6 +59,7 @@ _MODULES = {
     "config": [
         "BuildConfig",
         "EstimateConfig",
+        "EventsConfig",
         "GenerateConfig",
         "MergeConfig",
         "MultitokenConfig",
@@ -71,9 +75,11 @@ _MODULES = {
     "inspection.overlap": ["overlap"],
     "inspection.verify": ["verify"],
     "maps.convert": ["convert", "transpose"],
+    "maps.event_map": ["EventMap"],
     "maps.projection_map": ["ProjectionMap"],
     "stages.build": ["build"],
     "stages.estimate": ["estimate"],
+    "stages.events": ["events"],
     "stages.exact": ["reapply_exact"],
     "stages.merge": ["merge"],
     "stages.multitoken": ["multitoken"],

@@ -352,14 +352,6 @@ class EventsConfig(Config):
         min=0,
         below=1,
     )
-    field: str = option(
-        "text", "Field of JSON lines, or column of Parquet, that holds the text.", panel=TEXT
-    )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What decides the result, for a map's history."""
-        return {"max_leak": self.max_leak}
 
 
 @dataclass(frozen=True, kw_only=True)

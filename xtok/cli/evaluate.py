@@ -11,6 +11,9 @@ from xtok.cli.command import command, show
 from xtok.cli.options import JSON, TEXT_FIELD, TEXTS, MapOptions, Models
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import find_texts
+from xtok.inspection.events import evaluate_events
+from xtok.maps import event_file
+from xtok.report.events import print_events_evaluation
 from xtok.report.quality import print_evaluation
 
 
@@ -36,13 +39,45 @@ def evaluate(
     max_cross_entropy: float | None = option(
         None, "Exit with 3 if a map's cross-entropy is above this on any group."
     ),
+    max_leak: float | None = option(
+        None, "Exit with 3 if an event map leaks more than this on any group.", min=0, max=1
+    ),
     num_worst: int = option(5, "Show this many of each map's most costly rows.", min=0),
     json: bool = JSON,
     map_options: MapOptions,
 ) -> None:
-    """Measure maps on text: cross-entropy, coverage, and how near they come to the best map."""
+    """Measure maps on text: cross-entropy, coverage, and how near they come to the best map.
+
+    Of event maps: how often the two sides' tokens fall into different events, and the entropy kept.
+    """
     models.both()
     find_texts(text)
+    are_events = [event_file.holds_events(path) for path in map_paths]
+    if any(are_events):
+        if not all(are_events) or for_loss or min_coverage or max_cross_entropy:
+            raise typer.BadParameter(
+                "event maps are measured by --max-leak, and not beside projection maps"
+            )
+        student, teacher = models.pair()
+        measured = evaluate_events(
+            [xtok.EventMap.load(path) for path in map_paths],
+            text,
+            student,
+            teacher,
+            names=[str(path) for path in map_paths],
+            field=field,
+            group_by=group_by,
+            num_worst=num_worst,
+            text_progress=report.text_progress_bar,
+        )
+        missed = [] if max_leak is None else measured.leaking(max_leak)
+        report.print_failed(missed, stderr)
+        show(measured, print_events_evaluation, json=json)
+        if missed:
+            raise typer.Exit(3)
+        return
+    if max_leak is not None:
+        raise typer.BadParameter("--max-leak is for event maps")
     maps = [map_options.load(path) for path in map_paths]
     names = [str(path) for path in map_paths]
     maps[0], tokenizers = models.with_map(maps[0], name=names[0])

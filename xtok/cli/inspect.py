@@ -10,6 +10,9 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, MapOptions
 from xtok.config import option
+from xtok.inspection.events import describe_events
+from xtok.maps import event_file
+from xtok.report.events import print_events
 from xtok.report.maps import print_description, print_listing
 
 
@@ -54,13 +57,19 @@ def inspect(
     json: bool = JSON,
     map_options: MapOptions,
 ) -> None:
-    """Show what a map holds: who maps to whom, how it was made, and rows of it."""
+    """Show what a map holds: who maps to whom, how it was made, and rows of it; or events."""
     is_listing = bool(token_class or kind or worst)
     if is_listing and (token or token_id or num_examples is not None or classes):
         raise typer.BadParameter(
             "--class, --kind and --worst list rows; give none of --token, --id, --num-examples, "
             "--classes with them"
         )
+    if event_file.holds_events(map_path):
+        if is_listing or token or token_id or classes:
+            raise typer.BadParameter(f"{map_path} is an event map, which has no rows; see explain")
+        events = describe_events(xtok.EventMap.load(map_path), num_examples=num_examples or 5)
+        show(events, print_events, json=json)
+        return
     projection = map_options.load(map_path)
     if is_listing:
         listing = xtok.worst_rows(projection, token_class=token_class, kind=kind, count=worst or 20)

@@ -59,6 +59,7 @@ def text_option(default: Any, help: str) -> Any:
 
 TEXTS = text_option(..., f"Text to read: {_FILES}")
 OPTIONAL_TEXTS = text_option([], f"Count the map on this text: {_FILES}")
+EVENT_TEXTS = text_option([], f"Also merge events that leak on this text: {_FILES}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,11 +225,10 @@ def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
     return tokenizer
 
 
-def _output(default: str) -> Any:
+def _output(default: str, file: str = ".safetensors, or .pt in NeMo-RL's layout") -> Any:
     return option(
         None,
-        "Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder. By default "
-        f"{default}",
+        f"Where to write: {file}; or a folder. By default {default}",
         metavar="FILE",
         short="-o",
         parser=expanded,
@@ -236,18 +236,11 @@ def _output(default: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapOutput(Config):
-    """Where a map is written, and how many of its rows are shown."""
+class FileOutput(Config):
+    """Where a command writes its file."""
 
     panel = OUTPUT
-    output: str | None = _output("the current folder, under a name that tells what the map is.")
-    num_examples: int = option(0, "Show this many rows of the result.", min=0)
-
-    def check(self) -> None:
-        """Check that the map can be written, before anything costs time."""
-        from xtok.maps import file
-
-        file.check_output(self.path("map.safetensors"))
+    output: str | None = None
 
     def path(self, name: str) -> Path:
         """Return the output's path; in a folder, and in the current one by default, `name` in it.
@@ -259,6 +252,35 @@ class MapOutput(Config):
         path = Path(self.output)
         is_folder = path.is_dir() or self.output.endswith(("/", os.sep))
         return path / name if is_folder or not (path.suffix or path.exists()) else path
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventsOutput(FileOutput):
+    """Where an event map is written."""
+
+    output: str | None = _output(
+        "the current folder, under a name that tells the pair.", "a .safetensors file"
+    )
+
+    def check(self) -> None:
+        """Check that the event map can be written, before anything costs time."""
+        from xtok.maps import event_file
+
+        event_file.check_output(self.path("events.safetensors"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOutput(FileOutput):
+    """Where a map is written, and how many of its rows are shown."""
+
+    output: str | None = _output("the current folder, under a name that tells what the map is.")
+    num_examples: int = option(0, "Show this many rows of the result.", min=0)
+
+    def check(self) -> None:
+        """Check that the map can be written, before anything costs time."""
+        from xtok.maps import file
+
+        file.check_output(self.path("map.safetensors"))
 
     def write(self, projection: ProjectionMap, path: Path) -> None:
         """Write the map, report on stderr, and print the map's path on stdout."""

@@ -7,13 +7,18 @@ import typer
 import xtok
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, Models, Widths
+from xtok.inspection.events import verify_events
+from xtok.maps import event_file
 from xtok.report.maps import print_verification
 
 
 @command
 def verify(*, map_path: Path = MAP, models: Models, json: bool = JSON, widths: Widths) -> None:
     """Check a map file, and that it is of these models; exit with 3 if a check fails."""
-    verification = xtok.verify(map_path, **vars(widths), **models.given())
+    if event_file.holds_events(map_path):
+        verification = verify_events(map_path, **models.given())
+    else:
+        verification = xtok.verify(map_path, **vars(widths), **models.given())
     show(verification, print_verification, json=json)
     if verification.failed:
         raise typer.Exit(3)

@@ -29,6 +29,7 @@ from xtok.errors import XtokError
 from xtok.io import replacing
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.display import plural
 
 HELD_OUT = 16
 """One document in this many is held out to choose alpha on."""
@@ -52,6 +53,20 @@ class TextTotals:
         """Add another's numbers to these."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+def require_starts(starts: int, documents: int, num_bytes: int, done: str = "counted") -> None:
+    """Check that a text has a shared token boundary.
+
+    Raises:
+        XtokError: if it has none.
+    """
+    if not starts:
+        raise XtokError(
+            f"nothing can be {done}: {plural(documents, 'document')}, {num_bytes:,} bytes of text",
+            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
+            "differ",
+        )
 
 
 class CountedText(NamedTuple):

@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Loss, MultitokenConfig, SortCutConfig
+from xtok.counting.counts import require_starts
 from xtok.counting.encode import pair_edges
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import find_texts
-from xtok.errors import XtokError
 from xtok.inspection.ranking import Interval, Ranking, interval, rank, resample
 from xtok.inspection.seen_text import SeenText, read_text
 from xtok.maps.edges import Edges, heaviest
@@ -46,7 +46,6 @@ from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.display import plural
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -237,13 +236,7 @@ def evaluate(
     seen = read_text(
         measured_edges, loaded[0].shape, paths, student, teacher, field, group_by, text_progress
     )
-    if not len(seen.keys):
-        raise XtokError(
-            f"nothing can be measured: {plural(len(seen.groups), 'document')}, "
-            f"{seen.num_bytes:,} bytes of text",
-            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
-            "differ",
-        )
+    require_starts(len(seen.keys), len(seen.groups), seen.num_bytes, "measured")
     recipe_column = {k: len(loaded) + n for n, k in enumerate(recipes)}
     measured = [
         _Measured(name, m, recipes[m.top_k].edges, seen, (n, recipe_column[m.top_k]))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.counting.counts import require_starts
 from xtok.counting.texts import find_texts
-from xtok.errors import XtokError
+from xtok.errors import MapFileError, XtokError
+from xtok.inspection import Check
 from xtok.inspection.inspect import SideDescription, describe_side
 from xtok.inspection.seen_text import read_text
+from xtok.inspection.verify import Verification, digest_check, token_check, width_check
 from xtok.maps.edges import Edges
 from xtok.maps.event_map import EventMap
 from xtok.maps.pair import require_same_tokens
@@ -21,7 +25,7 @@ from xtok.progress import TextProgress, silent_texts
 from xtok.stages.events import shared_vocabulary
 from xtok.tokenizers import ModelLike, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.display import plural
+from xtok.vocab.table import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +186,63 @@ def explain_event(
     )
 
 
+def explain_events(events: EventMap, tokens: Sequence[str | int]) -> list[EventExplanation]:
+    """Explain the events of tokens.
+
+    Args:
+        events: an event map.
+        tokens: student ids, or tokens as `map[token]` takes them: the student's, or the teacher's
+            where the student has none.
+
+    Raises:
+        XtokError: if neither side has a token, or the student no such id.
+    """
+    explained = []
+    for token in tokens:
+        if isinstance(token, int):
+            explained.append(explain_event(events, token))
+            continue
+        for side in ("student", "teacher"):
+            ids = getattr(events, side).table.ids_of(token)
+            if ids:
+                explained += [explain_event(events, i, side=side) for i in ids]
+                break
+        else:
+            raise XtokError(
+                f"neither side has a token {token!r}",
+                hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'",
+            )
+    return explained
+
+
+def verify_events(
+    path: str | PathLike[str],
+    *,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
+) -> Verification:
+    """Check an event map's file: format, digests, events, links; and that it is of these models."""
+    name = fspath(path)
+    try:
+        events = EventMap.load(path)
+    except MapFileError as error:
+        return Verification(path=name, checks=(Check("format", "failed", error.message),))
+    rows, columns = events.shape
+    says = f"{rows:,} and {columns:,} tokens in {events.num_events:,} events"
+    checks = [Check("format", "ok", says)]
+    checks.append(Check("events", "ok", "each has tokens of both sides, and those of its links"))
+    models = (("student", student_model), ("teacher", teacher_model))
+    for side, model in models:
+        vocabulary: Vocabulary = getattr(events, side)
+        checks.append(digest_check(f"{side} tokens", vocabulary, ()))
+    for side, model in models:
+        if model is not None:
+            tokenizer, vocabulary = as_tokenizer(model), getattr(events, side)
+            checks.append(token_check(f"{side} model", vocabulary.table, tokenizer))
+            checks.append(width_check(f"{side} width", vocabulary, tokenizer.vocabulary))
+    return Verification(path=name, checks=tuple(checks))
+
+
 def _member(events: EventMap, side: str, token_id: int) -> EventMember:
     other = "teacher" if side == "student" else "student"
     ours, theirs = getattr(events, side).table, getattr(events, other).table
@@ -284,6 +345,14 @@ class EventsEvaluation:
     lost_bytes: int
     differing: int
 
+    def leaking(self, max_leak: float) -> list[str]:
+        """Say in a line each which event maps leak more than this on any group of text."""
+        return [
+            f"{m.name} on {m.group}: leak {m.leak:.4f} is above {max_leak:g}"
+            for m in self.measures
+            if m.leak > max_leak
+        ]
+
 
 def evaluate_events(
     maps: Sequence[EventMap],
@@ -326,13 +395,7 @@ def evaluate_events(
         [nothing], maps[0].shape, find_texts(texts), student, teacher, field, group_by,
         text_progress,
     )  # fmt: skip
-    if not len(seen.keys):
-        raise XtokError(
-            f"nothing can be measured: {plural(len(seen.groups), 'document')}, "
-            f"{seen.num_bytes:,} bytes of text",
-            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
-            "differ",
-        )
+    require_starts(len(seen.keys), len(seen.groups), seen.num_bytes, "measured")
     s, t = seen.keys >> 32, seen.keys & 0xFFFFFFFF
     shared = shared_vocabulary(student.table, teacher.table)
     is_shared_leak = shared[0][s] != shared[1][t]

@@ -84,7 +84,7 @@ def _all(
     yield Check("format", "ok", f"{m.student.width} × {m.teacher.width}, {m.nnz:,} entries")
     sides = {"student": m.student, "teacher": m.teacher}
     for place, (side, vocabulary) in enumerate(sides.items()):
-        yield _digest(f"{side} tokens", vocabulary, digests[place : place + 1])
+        yield digest_check(f"{side} tokens", vocabulary, digests[place : place + 1])
     invariants = list(_invariants(m))
     yield from invariants
     if invariants[-1].level == "failed":  # what comes after relies on it
@@ -99,8 +99,8 @@ def _all(
     for side, vocabulary in sides.items():
         yield _roles(f"{side} roles", vocabulary.table)
     for side, tokenizer in tokenizers.items():
-        yield _same_tokens(f"{side} model", sides[side].table, tokenizer)
-        yield _same_width(f"{side} width", sides[side], tokenizer.vocabulary)
+        yield token_check(f"{side} model", sides[side].table, tokenizer)
+        yield width_check(f"{side} width", sides[side], tokenizer.vocabulary)
 
 
 def _invariants(m: ProjectionMap) -> Iterator[Check]:
@@ -114,7 +114,8 @@ def _invariants(m: ProjectionMap) -> Iterator[Check]:
         yield Check(name, "ok", says)
 
 
-def _digest(name: str, vocabulary: Vocabulary, written: Sequence[str | None]) -> Check:
+def digest_check(name: str, vocabulary: Vocabulary, written: Sequence[str | None]) -> Check:
+    """Check that the digests that a file has of a side's tokens are theirs."""
     if vocabulary.table is None:
         return Check(name, "skipped", "the map carries none")
     digest = vocabulary.table.sha256()
@@ -166,7 +167,8 @@ def _roles(name: str, table: TokenTable | None) -> Check:
     return Check(name, "ok", f"{len(table.roles)} roles of {len(set(ids))} tokens")
 
 
-def _same_tokens(name: str, ours: TokenTable | None, tokenizer: Tokenizer) -> Check:
+def token_check(name: str, ours: TokenTable | None, tokenizer: Tokenizer) -> Check:
+    """Check that a side of a map has a tokenizer's tokens."""
     theirs, model_id = tokenizer.table, tokenizer.vocabulary.model_id
     if ours is None:
         return Check(name, "skipped", "the map carries no tokens to compare")
@@ -182,7 +184,8 @@ def _same_tokens(name: str, ours: TokenTable | None, tokenizer: Tokenizer) -> Ch
     return Check(name, "failed", message)
 
 
-def _same_width(name: str, ours: Vocabulary, theirs: Vocabulary) -> Check:
+def width_check(name: str, ours: Vocabulary, theirs: Vocabulary) -> Check:
+    """Check that a side of a map is as wide as a tokenizer's model."""
     width, source = f"{ours.vocab_size:,}", theirs.width_source
     if ours.vocab_size == theirs.vocab_size and ours.width_is_known:
         return Check(name, "ok", f"{width}, from the {source}")

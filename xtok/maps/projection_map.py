@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -22,7 +21,6 @@ from xtok.maps.edges import (
     first_out_of_order,
     row_starts,
 )
-from xtok.vocab.display import unescape
 from xtok.vocab.table import TokenTable, Vocabulary
 
 if TYPE_CHECKING:
@@ -241,10 +239,7 @@ class ProjectionMap:
                 "the map carries no tokens: xtok did not write it",
                 hint="give the token's id instead",
             )
-        spellings = {token} if isinstance(token, bytes) else {os.fsencode(token), unescape(token)}
-        tokens = table.tokens()
-        ids = [i for i in table.text_ids.tolist() if tokens[i] in spellings]
-        ids += [i for i, name in table.control_names.items() if name == token]
+        ids = table.ids_of(token)
         if not ids:
             raise XtokError(
                 f"the student has no token {token!r}",

@@ -9,10 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from xtok.config import EstimateConfig, MultitokenConfig
-from xtok.counting.counts import CountedText, CountingPlan, TextTotals, count_text, plan_counting
+from xtok.counting.counts import (
+    CountedText,
+    CountingPlan,
+    TextTotals,
+    count_text,
+    plan_counting,
+    require_starts,
+)
 from xtok.counting.encode import LONGEST_CHUNK, pair_edges, unit_of
 from xtok.counting.smoothing import choose_alpha, smooth
-from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest
 from xtok.maps.pair import with_vocabularies
@@ -92,13 +98,7 @@ def map_of_counts(
 ) -> ProjectionMap:
     """Smooth counts towards a base map, and cut each row; no counts are an `XtokError`."""
     totals = counts.totals
-    if not totals.starts:
-        raise XtokError(
-            f"nothing can be counted: {plural(totals.documents, 'document')}, "
-            f"{totals.num_bytes:,} bytes of text",
-            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
-            "differ",
-        )
+    require_starts(totals.starts, totals.documents, totals.num_bytes)
     unit = unit_of(plan.target)
     towards = base.edges.take(~base.is_slot).normalized()
     alpha = config.alpha

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 
 from xtok import __version__
 from xtok.config import EstimateConfig, EventsConfig
-from xtok.counting.counts import CountedText, count_text, plan_counting
-from xtok.errors import XtokError
+from xtok.counting.counts import (
+    CountedText,
+    CountingPlan,
+    count_text,
+    plan_counting,
+    require_starts,
+)
 from xtok.maps.event_map import EventMap
+from xtok.maps.projection_map import StageReport
+from xtok.maps.results import tokenizer_notes
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
-from xtok.vocab.display import plural
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable, match_bytes
 
@@ -49,8 +55,9 @@ def events(
     texts: str | Path | Sequence[str | Path] = (),
     config: EventsConfig | None = None,
     *,
+    field: str = "text",
     checkpoint: Path | None = None,
-    resumed: Callable[[float], object] | None = None,
+    count: Callable[[CountingPlan], CountedText] | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> EventMap:
@@ -67,8 +74,9 @@ def events(
         teacher_model: the teacher's.
         texts: paths and globs of text, as `estimate` takes them; none for the bytes alone.
         config: the options; the defaults if None.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
         checkpoint: a file to save counts in, as in `estimate`.
-        resumed: called with the share of the text that an existing checkpoint covers.
+        count: counts a plan in another way, as in `estimate`.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -77,31 +85,36 @@ def events(
     """
     config = config or EventsConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    counts: CountedText | None = None
     about: dict[str, Any] = {}
+    pairs, mass = None, np.zeros(0)
     if not isinstance(texts, Sequence) or texts:
-        counts, about = _counted(
-            student, teacher, texts, config, checkpoint, resumed, text_progress
-        )
+        plan = plan_counting(student, teacher, texts, EstimateConfig(alpha=1.0, field=field))
+        if count is not None:
+            counts = count(plan)
+        else:
+            counts = count_text(
+                plan, student, teacher, checkpoint=checkpoint, progress=text_progress
+            )
+        totals = counts.totals
+        require_starts(totals.starts, totals.documents, totals.num_bytes)
+        sources = [asdict(source) for source in plan.sources]
+        about = {"texts": sources, "counted": asdict(totals)}
+        pairs = _Pairs.of(counts, len(student.table))
+        mass = pairs.mass
     s_link, t_link = _links(student, teacher, progress), _links(teacher, student, progress)
     joined = _components(s_link, t_link)
-    curve: list[EventMeasures] = []
-    mass, pairs = np.zeros(0), None
-    if counts is not None:
-        pairs = _Pairs.of(counts, len(s_link))
-        curve.append(
-            pairs.measures(np.concatenate(shared_vocabulary(student.table, teacher.table)))
-        )
-        mass = pairs.mass
-        curve.append(pairs.measures(_numbered(joined, mass, len(s_link))[0]))
+    measures: list[EventMeasures] = []
+    if pairs is not None:
+        shared = shared_vocabulary(student.table, teacher.table)
+        measures.append(pairs.measures(np.concatenate(shared)))
+        measures.append(pairs.measures(_numbered(joined, mass, len(s_link))[0]))
         joined = pairs.merged(joined, config.max_leak)
     labels, rest = _numbered(joined, mass, len(s_link))
     if pairs is not None:
-        curve.append(pairs.measures(labels))
-    step: dict[str, Any] = {"stage": "events", "options": config.options, **about}
-    if curve:
-        step["measures"] = [asdict(point) for point in curve]
-    step["xtok_version"] = __version__
+        measures.append(pairs.measures(labels))
+        about["measures"] = [asdict(point) for point in measures]
+    options = {"max_leak": config.max_leak} if pairs is not None else {}
+    step = {"stage": "events", "options": options, **about, "xtok_version": __version__}
     result = EventMap(
         student=student.vocabulary,
         teacher=teacher.vocabulary,
@@ -113,35 +126,33 @@ def events(
         history=(step,),
     )
     result.check()
-    return result
-
-
-def _counted(
-    student: Tokenizer,
-    teacher: Tokenizer,
-    texts: str | Path | Sequence[str | Path],
-    config: EventsConfig,
-    checkpoint: Path | None,
-    resumed: Callable[[float], object] | None,
-    progress: TextProgress,
-) -> tuple[CountedText, dict[str, Any]]:
-    """Count the tokens at shared boundaries; return the counts, and what history says of them."""
-    plan = plan_counting(student, teacher, texts, EstimateConfig(alpha=1.0, field=config.field))
-    counts = count_text(
-        plan, student, teacher, checkpoint=checkpoint, resumed=resumed, progress=progress
-    )
-    totals = counts.totals
-    if not totals.starts:
-        raise XtokError(
-            f"nothing can be counted: {plural(totals.documents, 'document')}, "
-            f"{totals.num_bytes:,} bytes of text",
-            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
-            "differ",
-        )
-    if checkpoint is not None:
+    if checkpoint is not None and count is None:
         checkpoint.unlink(missing_ok=True)
-    sources = [asdict(source) for source in plan.sources]
-    return counts, {"texts": sources, "counted": asdict(totals)}
+    return replace(result, reports=(_report(result, student, teacher, measures),))
+
+
+def _report(
+    result: EventMap, student: Tokenizer, teacher: Tokenizer, measures: Sequence[EventMeasures]
+) -> StageReport:
+    alone = [int((links < 0).sum()) for links in (result.student_link, result.teacher_link)]
+    counts = {
+        "events": result.num_events,
+        "student tokens that nothing goes with": alone[0],
+        "teacher tokens that nothing goes with": alone[1],
+    }
+    notes = tokenizer_notes(student, teacher)
+    if measures:
+        shared, by_bytes, final = measures
+        notes.append(
+            f"leak {final.leak:.2%} of the shared token boundaries of the text, {by_bytes.leak:.2%} "
+            f"by the bytes alone, {shared.leak:.2%} for a shared vocabulary"
+        )
+        notes.append(
+            f"{final.student_bits:.2f} bits on the student's side, {final.teacher_bits:.2f} on the "
+            f"teacher's; a shared vocabulary keeps {shared.student_bits:.2f} and "
+            f"{shared.teacher_bits:.2f}"
+        )
+    return StageReport("events", counts, tuple(notes))
 
 
 def _links(student: Tokenizer, teacher: Tokenizer, progress: Progress) -> Ids:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.vocab.display import escape, quoted, shortened
+from xtok.vocab.display import escape, quoted, shortened, unescape
 
 MAX_WIDTH = 2**24
 """The widest vocabulary accepted: 64 times the largest in use; ids stay int32."""
@@ -136,6 +137,18 @@ class TokenTable:
             last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
             id_of = {tokens[i]: i for i in ids[last_wins].tolist()}
         return id_of
+
+    def ids_of(self, token: str | bytes) -> list[int]:
+        r"""Return the ids of a token, rising; none, or several with the same bytes.
+
+        Args:
+            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
+                control token; or its exact bytes.
+        """
+        spellings = {token} if isinstance(token, bytes) else {os.fsencode(token), unescape(token)}
+        tokens = self.tokens()
+        ids = [i for i in self.text_ids.tolist() if tokens[i] in spellings]
+        return ids + [i for i, name in self.control_names.items() if name == token]
 
     def name(self, token_id: int) -> str:
         """Return an id as people read it: escaped bytes, a control name, or its type."""
