@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner as TokenAligner
     from xtok.alignment.aligner import align as align
+    from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EstimateConfig as EstimateConfig
     from xtok.config import GenerateConfig as GenerateConfig
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "alignment.aligner": ["TokenAligner", "align"],
+    "alignment.retokenize": ["Retokenizer"],
     "config": [
         "BuildConfig",
         "EstimateConfig",
@@ -91,7 +93,7 @@ _SUBMODULES = {
         room: room
         for room in (
             *("alignment", "config", "conversation", "counting", "embeddings", "errors"),
-            *("inspection", "maps", "stages", "tokenizers", "training", "vocab"),
+            *("inspection", "integrations", "maps", "stages", "tokenizers", "training", "vocab"),
         )
     },
 }
