@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner as TokenAligner
     from xtok.alignment.aligner import align as align
+    from xtok.alignment.logprobs import project_logprobs as project_logprobs
+    from xtok.alignment.logprobs import project_topk as project_topk
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EstimateConfig as EstimateConfig
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "alignment.aligner": ["TokenAligner", "align"],
+    "alignment.logprobs": ["project_logprobs", "project_topk"],
     "alignment.retokenize": ["Retokenizer"],
     "config": [
         "BuildConfig",

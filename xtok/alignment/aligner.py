@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -136,12 +137,24 @@ class TokenAligner:
         symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
         if len(symbols) > 2**16 - CONTROL:
             raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
-        self.student = _SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
-        self.teacher = _SymbolTable("teacher", columns, symbols)
+        self.student = SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
+        self.teacher = SymbolTable("teacher", columns, symbols)
         self.max_comb_len = max_comb_len
         self._exact = np.full(len(rows) + 1, -1, np.int32)  # the last for padding
         for s, t in (match_bytes(rows, columns) | roles).items():
             self._exact[s] = t
+
+    @cached_property
+    def student_id_of(self) -> NDArray[np.int32]:
+        """The student's id of the same bytes or role as each teacher id, int32 `[V_t]`, or −1."""
+        rows, columns = self.student.table, self.teacher.table
+        ids = np.full(len(columns), -1, np.int32)
+        pairs = match_bytes(columns, rows)
+        for s, t in match_roles(rows, columns).items():
+            if t in columns.control_names:
+                pairs.setdefault(t, s)
+        ids[list(pairs)] = list(pairs.values())
+        return ids
 
     def align(
         self,
@@ -406,7 +419,7 @@ def _shift(array: Any, fill: Any) -> Any:
     return shifted
 
 
-class _SymbolTable:
+class SymbolTable:
     """One side's table as the kernels take it, and the checks on ids.
 
     Args:
@@ -437,12 +450,12 @@ class _SymbolTable:
 
     def rows(self, token_ids: Any, mask: Any) -> NDArray[np.int32]:
         """Return int32 `[B, T]` with padding replaced by the id V."""
-        ids = _array(token_ids)
+        ids = to_array(token_ids)
         if ids.ndim != 2 or ids.dtype.kind not in "iu":
             raise ValueError(
                 f"{self.side}_ids are {ids.dtype} of shape {list(ids.shape)}, not integers [B, T]"
             )
-        keep = ~self._padding(ids) if mask is None else _array(mask) != 0
+        keep = ~self.padding(ids) if mask is None else to_array(mask) != 0
         if keep.shape != ids.shape:
             raise ValueError(
                 f"{self.side}_attention_mask is of shape {list(keep.shape)}, "
@@ -455,7 +468,7 @@ class _SymbolTable:
 
     def flat(self, token_ids: Any, bounds: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return ids as int32 `[tokens]` and offsets as int64 `[documents + 1]`."""
-        ids, offsets = _array(token_ids), _array(bounds)
+        ids, offsets = to_array(token_ids), to_array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise ValueError(f"{self.side}_ids are not a flat array of integers")
         valid = offsets.ndim == 1 and len(offsets) > 0 and offsets.dtype.kind in "iu"
@@ -464,10 +477,12 @@ class _SymbolTable:
             raise ValueError(
                 f"{self.side}_offsets do not rise from 0 to the number of ids, {len(ids)}"
             )
-        self._check(ids, width=len(self.table))
+        self._check(ids, width=len(self.table), bounds=offsets)
         return ids.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 
-    def _check(self, ids: NDArray[Any], *, width: int) -> None:
+    def _check(
+        self, ids: NDArray[Any], *, width: int, bounds: NDArray[Any] | None = None
+    ) -> None:
         wrong = (ids < 0) | (ids >= width)
         problem = f"is not in 0..{len(self.table) - 1}"
         if not wrong.any():
@@ -475,9 +490,13 @@ class _SymbolTable:
         if wrong.any():
             place = np.argwhere(wrong)[0]
             token_id = int(ids[tuple(place)])
+            if bounds is not None and len(bounds) > 2:
+                row = np.searchsorted(bounds, place, side="right") - 1
+                place = np.concatenate([row, place - bounds[row]])
             raise ValueError(f"{self.side} id {token_id} at {place.tolist()} {problem}")
 
-    def _padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+    def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Tell which ids `[B, T]` are padding, as far as that can be told without a mask."""
         padding = np.isin(ids, self._pads)
         if self._ending_pads:
             ends = np.isin(ids, self._ending_pads)
@@ -507,7 +526,8 @@ def _table(side: str, tokenizer: Any, of_map: TokenTable | None) -> TokenTable:
     return of_map
 
 
-def _array(values: Any) -> NDArray[Any]:
+def to_array(values: Any) -> NDArray[Any]:
+    """Return what a caller gave, a tensor of any device or a list too, as an array."""
     array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
     return array if array.size else array.astype(np.int64)  # an empty list has no type of its own
 

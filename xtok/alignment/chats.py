@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
+from xtok.alignment.logprobs import Credit, ProjectedLogprobs, share_of_chat
 from xtok.conversation import Conversation, byte_offsets, render
 from xtok.conversation.templates import Message
 from xtok.tokenizers import Tokenizer
@@ -101,6 +102,34 @@ def align_chat(
         chunks[0], chunks[1], np.array([len(correct)]), np.array(correct, np.bool_)
     )
     return ChatAlignment(student=sides[0], teacher=sides[1], alignment=alignment)
+
+
+def project_logprobs_chat(
+    chat: ChatAlignment,
+    teacher_logprobs: Any,
+    *,
+    student_logprobs: Any = None,
+    credit: Credit = "uniform",
+) -> ProjectedLogprobs:
+    """Share a teacher's log-probabilities of a conversation among the student's tokens of it.
+
+    Valid is only what the assistant wrote on both sides: contents, reasoning, tool calls, and the
+    control tokens that end its turns, paired by role. `project_logprobs` says how a chunk is shared.
+
+    Args:
+        chat: of `align_chat`. Its ids are those that the templates give when a text is encoded;
+            for ids that a student sampled, give `project_logprobs` the ids of the response.
+        teacher_logprobs: floats `[T_t]`, of `chat.teacher.ids`. What the assistant did not write
+            may be None or NaN.
+        student_logprobs: floats `[T_s]`, of `chat.student.ids`, for `credit="student"`.
+        credit: as in `project_logprobs`.
+
+    Raises:
+        ValueError: as `project_logprobs`.
+    """
+    student, teacher = chat.student, chat.teacher
+    sides = ((student.ids, student.assistant_mask), (teacher.ids, teacher.assistant_mask))
+    return share_of_chat(chat.alignment, sides, teacher_logprobs, student_logprobs, credit)
 
 
 def describe_chat(

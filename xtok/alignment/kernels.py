@@ -1,4 +1,4 @@
-"""Numba kernels on flat arrays: the walk over two tokenizations.
+"""Numba kernels on flat arrays: the walk over two tokenizations, and what chunks carry over.
 
 A side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 2]`): id i
 stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one is a
@@ -12,6 +12,7 @@ correct chunk of one token each. All kernels are serial, release the GIL, and ch
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -381,3 +382,154 @@ def align_documents(  # type: ignore[no-untyped-def]
             (t_ids[t_from:t_to], t_symbols, t_offsets),
             exact, max_comb_len, out,
         )  # fmt: skip
+
+
+@njit(**OPTIONS)
+def share_logprobs(  # type: ignore[no-untyped-def]
+    s_bounds, s_chunk, t_bounds, t_chunk, num_chunks, is_correct, s_counts, t_counts,
+    t_logprobs, s_logprobs, by_student, logprobs, valid,
+):  # fmt: skip
+    """Share the sum of each chunk's teacher tokens among its student tokens, and mark these valid.
+
+    A chunk is left out if it is not correct, or one of its tokens does not count, or the first
+    token of its document is in it and is NaN. Returns the first other teacher token that is NaN,
+    and the first student token that is not finite where that matters, each or −1.
+
+    A share is a multiple of the last bit of the float32 sum, between two roundings of the shares so
+    far: so the shares are exact in float32, and so is their sum. Equal shares differ in that bit.
+    """
+    first = 0
+    for d in range(len(num_chunks)):
+        i, s_to, j, t_to = s_bounds[d], s_bounds[d + 1], t_bounds[d], t_bounds[d + 1]
+        for k in range(num_chunks[d]):
+            while s_chunk[i] != k:
+                i += 1
+            while t_chunk[j] != k:
+                j += 1
+            s_from, counts, n, all_weights = i, is_correct[first + k], 0, 0.0
+            wrong_s = wrong_t = -1
+            while i < s_to and (s_chunk[i] == k or s_chunk[i] < 0):
+                if s_chunk[i] == k:
+                    counts = counts and s_counts[i]
+                    n += 1
+                    if by_student:
+                        all_weights += max(0.0, -s_logprobs[i])
+                        if not math.isfinite(s_logprobs[i]):
+                            if i == s_bounds[d]:
+                                counts = False
+                            elif wrong_s < 0:
+                                wrong_s = i
+                i += 1
+            total = 0.0
+            while j < t_to and (t_chunk[j] == k or t_chunk[j] < 0):
+                if t_chunk[j] == k:
+                    counts = counts and t_counts[j]
+                    total += t_logprobs[j]
+                    if math.isnan(t_logprobs[j]):
+                        if j == t_bounds[d]:
+                            counts = False
+                        elif wrong_t < 0:
+                            wrong_t = j
+                j += 1
+            if not counts:
+                continue
+            if wrong_s >= 0 or wrong_t >= 0:
+                return wrong_t, wrong_s
+            rounded = float(np.float32(total))
+            equal = not by_student or all_weights == 0.0
+            if equal:
+                all_weights = float(n)
+            if rounded == 0.0 or not math.isfinite(rounded):
+                unit = 0.0
+            else:
+                unit = math.ldexp(1.0, max(math.frexp(rounded)[1] - 24, -149))
+            weights = done = 0.0
+            for x in range(s_from, i):
+                if s_chunk[x] == k:
+                    valid[x] = True
+                    if unit == 0.0:
+                        logprobs[x] = rounded
+                        continue
+                    weights += 1.0 if equal else max(0.0, -s_logprobs[x])
+                    now = np.rint(rounded / unit * (weights / all_weights))
+                    logprobs[x] = (now - done) * unit
+                    done = now
+        first += num_chunks[d]
+    return -1, -1
+
+
+@njit(**OPTIONS)
+def topk_at_starts(  # type: ignore[no-untyped-def]
+    s_bounds, s_chunk, t_bounds, t_chunk, num_chunks, is_correct, t_ids, t_logprobs,
+    row_starts, row_ids, row_weights, ids, logprobs,
+):  # fmt: skip
+    """Write the likeliest student ids at the first student token of each correct chunk.
+
+    Candidate `t_ids[j, c]` leads to `row_ids[row_starts[t]:row_starts[t + 1]]` with these weights.
+    What leads to one student id is added up. Returns the first teacher token, but for a document's
+    first, with a NaN or with probabilities that sum to more than 1, or −1.
+    """
+    width = t_ids.shape[1]
+    longest = 0
+    for row in range(len(row_starts) - 1):
+        longest = max(longest, row_starts[row + 1] - row_starts[row])
+    to_ids = np.empty(width * longest, np.int64)
+    terms = np.empty(width * longest, np.float64)
+    first = 0
+    for d in range(len(num_chunks)):
+        i, j = s_bounds[d], t_bounds[d]
+        for k in range(num_chunks[d]):
+            while s_chunk[i] != k:
+                i += 1
+            while t_chunk[j] != k:
+                j += 1
+            if not is_correct[first + k]:
+                continue
+            mass = 0.0
+            count = 0
+            for c in range(width):
+                t = t_ids[j, c]
+                if t < 0:
+                    continue
+                mass += math.exp(t_logprobs[j, c])
+                for entry in range(row_starts[t], row_starts[t + 1]):
+                    to_ids[count] = row_ids[entry]
+                    terms[count] = t_logprobs[j, c] + math.log(row_weights[entry])
+                    count += 1
+            if not mass <= 1.01:  # rounding of half precision
+                if math.isnan(mass) and j == t_bounds[d]:
+                    continue
+                return j
+            count = _sum_by_id(to_ids[:count], terms[:count])
+            # A stable sort by falling log-probability leaves ties in the order of their ids.
+            order = np.argsort(-terms[:count], kind="mergesort")
+            for place in range(min(count, ids.shape[1])):
+                if terms[order[place]] > -np.inf:
+                    ids[i, place] = to_ids[order[place]]
+                    logprobs[i, place] = min(0.0, terms[order[place]])
+        first += num_chunks[d]
+    return -1
+
+
+@njit(**OPTIONS)
+def _sum_by_id(ids, terms):  # type: ignore[no-untyped-def]
+    """Replace the terms of each id by their log-sum-exp, in place, by rising id; return how many."""
+    order = np.argsort(ids, kind="mergesort")
+    sorted_ids, sorted_terms = ids[order], terms[order]
+    count = start = 0
+    while start < len(ids):
+        end = start
+        largest = -np.inf
+        while end < len(ids) and sorted_ids[end] == sorted_ids[start]:
+            largest = max(largest, sorted_terms[end])
+            end += 1
+        total = largest
+        if largest > -np.inf and end - start > 1:
+            total = 0.0
+            for x in range(start, end):
+                total += math.exp(sorted_terms[x] - largest)
+            total = largest + math.log(total)
+        ids[count], terms[count] = sorted_ids[start], total
+        count += 1
+        start = end
+    return count
