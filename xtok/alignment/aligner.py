@@ -480,9 +480,7 @@ class SymbolTable:
         self._check(ids, width=len(self.table), bounds=offsets)
         return ids.astype(np.int32, copy=False), offsets.astype(np.int64, copy=False)
 
-    def _check(
-        self, ids: NDArray[Any], *, width: int, bounds: NDArray[Any] | None = None
-    ) -> None:
+    def _check(self, ids: NDArray[Any], *, width: int, bounds: NDArray[Any] | None = None) -> None:
         wrong = (ids < 0) | (ids >= width)
         problem = f"is not in 0..{len(self.table) - 1}"
         if not wrong.any():
