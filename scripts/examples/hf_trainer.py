@@ -53,8 +53,8 @@ def read(name: str | None) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
-    parser: Any = HfArgumentParser([Arguments, TrainingArguments])
-    options, config = parser.parse_args_into_dataclasses(argv)
+    kinds: Any = [Arguments, TrainingArguments]
+    options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
     trainer = DistillationTrainer(
         AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
         train_dataset=read(options.dataset),
         eval_dataset=read(options.eval_dataset),
     )
-    last = get_last_checkpoint(config.output_dir) if os.path.isdir(config.output_dir) else None
+    os.makedirs(config.output_dir, exist_ok=True)
+    last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model()
     return trainer

@@ -15,15 +15,22 @@ the loss by `loss_mask`. Put this file where slime can import it (PYTHONPATH).
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import json
 import os
+import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 
 import xtok
 from xtok.errors import XtokError
+
+REQUESTS = ThreadPoolExecutor(128)
+"""So many samples may wait for the teacher at once."""
 
 
 class Pair(NamedTuple):
@@ -58,21 +65,22 @@ def teacher_ids(tokens: Sequence[int], response_length: int) -> list[int]:
 
 async def reward_func(args: Any, sample: Any, **kwargs: Any) -> Any:
     """Have the teacher score a sample: `--custom-rm-path`."""
-    import aiohttp
-
     payload = {
         "input_ids": teacher_ids(sample.tokens, sample.response_length),
         "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    timeout = aiohttp.ClientTimeout(total=None)  # a busy teacher answers late
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.post(args.rm_url, json=payload) as answer,
-    ):
-        answer.raise_for_status()
-        return await answer.json()
+    request = urllib.request.Request(
+        args.rm_url, json.dumps(payload).encode(), {"Content-Type": "application/json"}
+    )
+    return await asyncio.get_running_loop().run_in_executor(REQUESTS, ask, request)
+
+
+def ask(request: urllib.request.Request) -> Any:
+    """Return the answer to a request; a busy teacher may answer late."""
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
 
 
 def post_process_rewards(

@@ -49,8 +49,8 @@ def read(name: str) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
-    parser: Any = HfArgumentParser([Arguments, GOLDConfig])
-    options, config = parser.parse_args_into_dataclasses(argv)
+    kinds: Any = [Arguments, GOLDConfig]
+    options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
     tokenizer = AutoTokenizer.from_pretrained(options.student)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     trainer = XTokGOLDTrainer(
@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
         train_dataset=read(options.dataset),
         processing_class=tokenizer,
     )
-    last = get_last_checkpoint(config.output_dir) if os.path.isdir(config.output_dir) else None
+    os.makedirs(config.output_dir, exist_ok=True)
+    last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model()
     return trainer

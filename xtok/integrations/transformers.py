@@ -51,7 +51,7 @@ class DistillationTrainer(Trainer):
         *,
         teachers: Any,
         loss: Loss | Sequence[Loss] = "p-kl",
-        projection: Projection | Sequence[Projection] | None = None,
+        projection: Projection | Sequence[Projection | None] | None = None,
         teacher_weights: Sequence[float] | None = None,
         combine: CombineConfig | None = None,
         **kwargs: Any,

@@ -19,6 +19,7 @@ from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.module import ProjectionModule
+from xtok.vocab.table import TokenTable
 
 Loss = LossName | BatchLoss
 Projection = ProjectionMap | ProjectionModule | str | PathLike[str]
@@ -84,7 +85,7 @@ class Objective:
 def make_objective(
     collator: DistillationCollator,
     losses: Loss | Sequence[Loss],
-    projection: Projection | Sequence[Projection] | None = None,
+    projection: Projection | Sequence[Projection | None] | None = None,
     *,
     teacher_weights: Sequence[float] | None = None,
     combine: CombineConfig | None = None,
@@ -148,5 +149,17 @@ def _module(given: Projection, student: Tokenizer, teacher: Tokenizer) -> Projec
             hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
             "map that `to_map` returns",
         )
-    with_vocabularies(module.map, student=student.vocabulary, teacher=teacher.vocabulary)
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        # A library may take an unknown token for any other special one; bytes and ids decide.
+        if not _same_ids(getattr(module.map, side).table, tokenizer.table):
+            with_vocabularies(module.map, **{side: tokenizer.vocabulary})
     return module
+
+
+def _same_ids(ours: TokenTable | None, theirs: TokenTable) -> bool:
+    """Tell whether two tables have the same bytes and control tokens, whatever their widths."""
+    if ours is None or ours.control_names != theirs.control_names:
+        return False
+    width = min(len(ours), len(theirs))
+    rests = ours.lengths[width:], theirs.lengths[width:]
+    return ours.tokens()[:width] == theirs.tokens()[:width] and not any(r.any() for r in rests)
