@@ -56,6 +56,20 @@ def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
     assert ids == [begin, *sentencepiece.segment(b"Hello"), end]
 
 
+def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer) -> None:
+    prompt, answer = byte_level.segment(b"The lamp wa"), byte_level.segment(b"s lit")
+    [begin], [bos] = sentencepiece.table.roles["bos"], byte_level.table.roles["bos"]
+    apart = [i for text in (b"The lamp wa", b"s lit") for i in sentencepiece.segment(text)]
+    retokenizer = Retokenizer(byte_level, sentencepiece)
+    assert retokenizer.sequence(prompt, answer) == [begin, *apart]
+    assert retokenizer.sequence([bos, *prompt], answer) == [begin, *apart]
+    assert retokenizer.sequence() == [begin]
+    without = Retokenizer(byte_level, ranks)  # a family that has no bos
+    assert without.sequence(prompt, answer) == ranks.segment(b"The lamp wa") + ranks.segment(
+        b"s lit"
+    )
+
+
 def test_ids_beyond_the_tokenizer(small: Path, sentencepiece: Tokenizer) -> None:
     """The model's width is 1,280, its tokenizer has 1,200 ids: the others stand for nothing."""
     wide = xtok.load_tokenizer(str(small / "small-byte-level"))

@@ -37,8 +37,7 @@ class Pair(NamedTuple):
     """Both tokenizers, loaded once per process."""
 
     aligner: xtok.TokenAligner
-    retokenize: xtok.Retokenizer
-    begin: list[int]
+    retokenizer: xtok.Retokenizer
 
 
 @functools.cache
@@ -51,16 +50,13 @@ def pair() -> Pair:
             hint="export both in the environment of slime's rollout workers: repo ids or folders",
         )
     student, teacher = (xtok.load_tokenizer(str(name)) for name in names)
-    begin = list(teacher.table.roles.get("bos", ())[:1])
-    return Pair(xtok.TokenAligner(student, teacher), xtok.Retokenizer(student, teacher), begin)
+    return Pair(xtok.TokenAligner(student, teacher), xtok.Retokenizer(student, teacher))
 
 
 def teacher_ids(tokens: Sequence[int], response_length: int) -> list[int]:
     """Return a sample in the teacher's tokens; none reaches from the prompt into the response."""
     start = len(tokens) - response_length
-    prompt, response = pair().retokenize([tokens[:start], tokens[start:]])
-    begin = pair().begin
-    return [*(begin if prompt[:1] != begin else []), *prompt, *response]
+    return pair().retokenizer.sequence(tokens[:start], tokens[start:])
 
 
 async def reward_func(args: Any, sample: Any, **kwargs: Any) -> Any:

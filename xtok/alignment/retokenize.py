@@ -55,6 +55,20 @@ class Retokenizer:
             respelled.append(ids)
         return respelled
 
+    def sequence(self, *parts: Sequence[int]) -> list[int]:
+        """Return a whole sequence for the teacher, such as a prompt and a response.
+
+        It begins with the teacher's bos token, if it has one. No token of it reaches from one part
+        into the next, so the last part's tokens are the last of it.
+
+        Raises:
+            TokenizerError: as for rows.
+            ValueError: likewise.
+        """
+        ids = [token_id for part in self(parts) for token_id in part]
+        begin = self.teacher.table.roles.get("bos", ())
+        return ids if not begin or ids[:1] in [[i] for i in begin] else [begin[0], *ids]
+
     def _parts(self, row: Sequence[int]) -> list[bytes | int]:
         """Return a row as stretches of bytes, and the teacher's ids of the control tokens."""
         tokens = self.student.table.tokens()

@@ -149,10 +149,12 @@ def _module(given: Projection, student: Tokenizer, teacher: Tokenizer) -> Projec
             hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
             "map that `to_map` returns",
         )
-    for side, tokenizer in (("student", student), ("teacher", teacher)):
-        # A library may take an unknown token for any other special one; bytes and ids decide.
-        if not _same_ids(getattr(module.map, side).table, tokenizer.table):
-            with_vocabularies(module.map, **{side: tokenizer.vocabulary})
+    # transformers takes some unknown tokens for any other control token: bytes and names decide.
+    sides = (
+        None if _same_ids(of_map.table, tokenizer.table) else tokenizer.vocabulary
+        for of_map, tokenizer in ((module.map.student, student), (module.map.teacher, teacher))
+    )
+    with_vocabularies(module.map, student=next(sides), teacher=next(sides))
     return module
 
 
