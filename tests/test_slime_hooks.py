@@ -184,8 +184,9 @@ def test_faults(args: Any, small: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ):
         slime_hooks.post_process_rewards(args, [sample])
     Teacher.status = 500
-    with pytest.raises(urllib.error.HTTPError, match="500"):
+    with pytest.raises(urllib.error.HTTPError, match="500") as refused:
         asyncio.run(rewards(args, [sample]))
+    refused.value.close()
     monkeypatch.delenv("TEACHER_TOKENIZER")
     slime_hooks.pair.cache_clear()
     with pytest.raises(XtokError, match=r"^STUDENT_TOKENIZER or TEACHER_TOKENIZER is not set"):

@@ -82,7 +82,9 @@ class DistillationTrainer(Trainer):
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """Return the batches of an optimizer's step, and the terms of all processes' means."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
-        return batches, all_counts(self, self.objective, [prepare(batch) for batch in batches])
+        device = self.accelerator.device
+        prepared = [prepare(batch, device) for batch in batches]
+        return batches, all_counts(self, self.objective, prepared)
 
     def compute_loss(
         self,
