@@ -28,6 +28,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "help": ("processes:show_help", "`xtok --help` beside a Typer program of two commands"),
     "pt-memory": ("processes:pt_memory", "memory of reading a .pt, as a multiple of the file"),
     "align": ("alignment:align", "the alignment beside a plain Python walk; long and odd texts"),
+    "project": ("alignment:project", "`project_logprobs` beside a plain Python walk; its sums"),
     "doctor": ("counting:doctoring", "`doctor` and `overlap` beside loading the tokenizers"),
     "estimate": ("counting:counting", "`estimate` beside the libraries' batch encoding"),
     "estimate-memory": ("counting:memory", "peak memory over 100 million tokens"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+
+import numpy as np
 
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, SLOT_WEIGHT
 from xtok.maps.projection_map import ProjectionMap
@@ -130,3 +133,40 @@ def chunk_pairs(
             continue
         pairs += [(s, t, unit // (n * m)) for s in student[i:i_end] for t in teacher[j:j_end]]
     return pairs, skipped
+
+
+def projected_logprobs(
+    chunks: list[tuple[list[int], list[int]]],
+    size: int,
+    teacher_logprobs: list[float],
+    student_logprobs: list[float] | None = None,
+) -> tuple[list[float], list[bool]]:
+    """Each chunk's float32 sum, shared over its student tokens in multiples of its last bit."""
+    shares, valid = [0.0] * size, [False] * size
+    for ours, theirs in chunks:
+        total = float(np.float32(sum(teacher_logprobs[j] for j in theirs)))
+        weights = [1.0] * len(ours)
+        if student_logprobs is not None and any(student_logprobs[i] for i in ours):
+            weights = [-student_logprobs[i] for i in ours]
+        unit = 2.0 ** max(math.frexp(total)[1] - 24, -149)
+        done, ends = 0.0, []
+        for weight in weights:
+            done += weight
+            ends.append(done)
+        before = 0
+        for i, end in zip(ours, ends, strict=True):
+            now = round(total / unit * (end / ends[-1]))
+            shares[i], valid[i], before = (now - before) * unit, True, now
+    return shares, valid
+
+
+def topk_of_student(
+    candidates: list[tuple[int, float]], rows: dict[int, list[tuple[int, float]]], top_k: int
+) -> list[tuple[int, float]]:
+    """(student id, log-probability) of the likeliest, from (teacher id, log-probability)."""
+    mass: dict[int, float] = defaultdict(float)
+    for t, logprob in candidates:
+        for s, weight in rows.get(t, []):
+            mass[s] += math.exp(logprob) * weight
+    best = sorted(mass.items(), key=lambda item: (-item[1], item[0]))[:top_k]
+    return [(s, math.log(p)) for s, p in best]

@@ -34,9 +34,10 @@ def chunks_of(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[A
     """Positions on both sides, and whether the chunk is correct."""
     found = aligner.align(np.array([s]), np.array([t]))
     sides = [found.student_chunk_id[0].tolist(), found.teacher_chunk_id[0].tolist()]
+    correct = np.asarray(found.pair_is_correct)[0, : int(found.num_chunks[0])].tolist()
     return [
-        (*([i for i, c in enumerate(side) if c == k] for side in sides), correct)
-        for k, correct in enumerate(np.asarray(found.pair_is_correct)[0].tolist())
+        (*([i for i, c in enumerate(side) if c == k] for side in sides), is_correct)
+        for k, is_correct in enumerate(correct)
     ]
 
 
@@ -477,8 +478,8 @@ def test_no_documents(aligner: TokenAligner) -> None:
     assert len(found.num_chunks) == len(found.is_correct) == 0
     empty = aligner.align(np.zeros((2, 0), np.int64), np.zeros((2, 3), np.int64) + 300)
     assert empty.num_chunks.tolist() == [0, 0]
-    assert empty.pair_valid.shape == (2, 0)
-    assert shift_to_predictions(empty).pair_valid.shape == (2, 0)
+    assert empty.pair_valid.tolist() == empty.pair_is_correct.tolist() == [[False], [False]]
+    assert shift_to_predictions(empty).pair_valid.tolist() == [[False], [False]]
 
 
 # Where it is used

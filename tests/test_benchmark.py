@@ -68,6 +68,11 @@ def test_the_search(capsys: pytest.CaptureFixture[str]) -> None:
     ("case", "only", "expected"),
     [
         ("align", "claude-2", {"pair": "claude-2 → mistral-v3", "in correct chunks": "100.0000%"}),
+        (
+            "project",
+            "mistral",
+            {"pair": "mistral-v3 ← qwen", "valid": "100.0000%", "wrong sums": 0},
+        ),
         ("estimate", "deepseek", {"pair": "deepseek-v3 → qwen", "tokens": 8508}),
         ("options", "claude-2", {"option": "(none)", "exact": 25368, "rows differ": 0}),
     ],

@@ -1,22 +1,38 @@
-"""The alignment kernel on one core beside a plain Python walk; batches; odd texts."""
+"""The alignment kernel on one core beside a plain Python walk; batches; odd texts; projection."""
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Row, chosen, documents, memory_status, race, seconds, tokenizer
+from benchmarks.harness import (
+    Row,
+    Run,
+    chosen,
+    documents,
+    memory_status,
+    race,
+    seconds,
+    tokenizer,
+)  # fmt: skip
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
+from xtok.alignment.logprobs import project_logprobs
+from xtok.conversation.batching import pad
 from xtok.tokenizers import Tokenizer
 
 PAIRS = (
     ("llama3", "qwen"), ("llama3", "mistral-v3"), ("qwen", "llama3"), ("claude-2", "mistral-v3"),
 )  # fmt: skip
+ON_POLICY = (("qwen", "llama3"), ("mistral-v3", "qwen"))
+PIECE = 4_000  # bytes of a row of a batch, about a thousand tokens
 Flat = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
@@ -141,3 +157,84 @@ def shapes(
         plain = plain or ns
         row = {"text": name, "student tokens": len(s[0]), "ns per token": ns}
         yield {**row, "× ordinary text": ns / plain}
+
+
+def project(options: Namespace) -> Iterator[Row]:
+    """Every pair on every language, as padded batches of rows of `PIECE` bytes."""
+    corpus = documents(options)
+    for _, pair in chosen(ON_POLICY, options):
+        sides = student, teacher = tokenizer(pair[0]), tokenizer(pair[1])
+        aligner = TokenAligner(student, teacher)
+        for language, texts in corpus.items():
+            data = "\n".join(texts).encode()
+            pieces = [data[i : i + PIECE] for i in range(0, len(data), PIECE)]
+            s, t = (encode(side, pieces) for side in sides)
+            draw = np.random.default_rng(0)
+            logprobs = -draw.standard_exponential(len(t[0]), np.float32)
+            rows = [np.split(array, side[1][1:-1]) for array, side in
+                    ((s[0], s), (t[0], t), (logprobs, t))]  # fmt: skip
+            batch = [pad(row, 0, padding_side="right") for row in rows]
+            masks = [pad([np.ones(len(r)) for r in row], 0, padding_side="right") for row in rows]
+
+            ours = partial(
+                project_logprobs, aligner, *batch,
+                student_attention_mask=masks[0], teacher_attention_mask=masks[1],
+            )  # fmt: skip
+            plain = plain_projection(aligner, s, t, logprobs)
+            times = race(partial(on_cpu, ours), partial(on_cpu, plain), options.repeat)
+            found = ours()
+            kept = masks[0] > 0
+            wrong = wrong_sums(aligner, s, t, logprobs, found.logprobs[kept])
+            yield {
+                "pair": " ← ".join(pair),
+                "text": language,
+                "student tokens": len(s[0]),
+                "million/s": len(s[0]) / median(times.ours) / 1e6,
+                "× plain walk": median(times.peer) / median(times.ours),
+                "valid": f"{found.valid[kept].mean():.4%}",
+                "wrong sums": wrong,
+            }
+
+
+def on_cpu(call: Callable[[], object]) -> Run:
+    """Run a call of one thread; the time is that of the core, whatever else runs beside it."""
+    start = time.process_time()
+    call()
+    return Run(time.process_time() - start)
+
+
+def plain_projection(
+    aligner: TokenAligner, s: Flat, t: Flat, logprobs: NDArray[np.float32]
+) -> Callable[[], object]:
+    """Return the walk of `plain_walk`, which also shares the sums of the chunks equally."""
+    ends = []
+    for side, (ids, offsets) in zip((aligner.student, aligner.teacher), (s, t), strict=True):
+        pieces = np.split(side.table.lengths[ids], offsets[1:-1])
+        ends.append([np.cumsum(piece).tolist() for piece in pieces])
+    values = [piece.tolist() for piece in np.split(logprobs, t[1][1:-1])]
+
+    def shares(s_ends: list[int], t_ends: list[int], row: list[float]) -> list[float]:
+        result = [0.0] * len(s_ends)
+        for s_from, s_to, t_from, t_to in walk(s_ends, t_ends):
+            share = sum(row[t_from:t_to]) / (s_to - s_from)
+            for i in range(s_from, s_to):
+                result[i] = share
+        return result
+
+    return lambda: [shares(*row) for row in zip(*ends, values, strict=True)]
+
+
+def wrong_sums(
+    aligner: TokenAligner, s: Flat, t: Flat, logprobs: NDArray[np.float32], shares: NDArray[Any]
+) -> int:
+    """Count the chunks whose shares do not sum to the teacher's sum, rounded to float32."""
+    aligned = aligner.align_ids(*s, *t)
+    first = np.cumsum(aligned.num_chunks) - aligned.num_chunks
+    sums = []
+    for (_, offsets), chunk, values in (
+        (s, aligned.student_chunk_id, shares), (t, aligned.teacher_chunk_id, logprobs)
+    ):  # fmt: skip
+        number = np.repeat(first, np.diff(offsets)) + chunk
+        inside = chunk >= 0
+        sums.append(np.bincount(number[inside], values[inside], len(aligned.is_correct)))
+    return int(np.count_nonzero(sums[0] != sums[1].astype(np.float32)))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.alignment.nemo import METHODS, NemoChat
 from xtok.maps.pair import require_same_tokens
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, from_transformers
@@ -93,7 +94,7 @@ class AlignedPair:
     is_correct: bool
 
 
-class TokenAligner:
+class TokenAligner(NemoChat):
     """Aligns token ids of a student and a teacher on one text; nothing is decoded again.
 
     Both sides' bytes are walked together: a chunk ends wherever a token ends on both. Where the
@@ -110,10 +111,13 @@ class TokenAligner:
         projection_matrix_path: a map of this pair, whose tables are used and checked against the
             given tokenizers.
         max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
+        alignment_method: for NeMo-RL's chat collators. `same_tokenizer_identity` makes ids that
+            differ an error in its chat methods; all methods align by bytes.
 
     Raises:
         XtokError: if the map is of other tokenizers, or carries none where they are needed.
-        ValueError: if there is neither a tokenizer nor a map, or `max_comb_len` is less than 1.
+        ValueError: if there is neither a tokenizer nor a map, `max_comb_len` is less than 1, or
+            the method is unknown.
     """
 
     def __init__(
@@ -122,11 +126,16 @@ class TokenAligner:
         teacher_tokenizer: Any = None,
         projection_matrix_path: str | PathLike[str] | None = None,
         max_comb_len: int = 4,
+        *,
+        alignment_method: str = METHODS[0],
     ) -> None:
         from xtok.alignment.kernels import CONTROL
 
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
+        if alignment_method not in METHODS:
+            raise ValueError(f"alignment_method is {alignment_method!r}: {' or '.join(METHODS)}")
+        self.alignment_method = alignment_method
         projection = projection_matrix_path and ProjectionMap.load(projection_matrix_path)
         rows, columns = (
             _table(side, tokenizer, getattr(projection, side).table if projection else None)
@@ -163,6 +172,8 @@ class TokenAligner:
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
+        student_offsets: Any = None,
+        teacher_offsets: Any = None,
     ) -> AlignmentBatch:
         """Align a batch of rows of token ids.
 
@@ -173,11 +184,14 @@ class TokenAligner:
                 the pad role are. If the end of text pads as well, so are all but the first of them
                 at a row's end, and all at its beginning.
             teacher_attention_mask: `[B, T_t]`, likewise.
+            student_offsets: not needed; NeMo-RL's open pull requests pass character offsets.
+            teacher_offsets: likewise.
 
         Raises:
             ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
                 that stand for nothing.
         """
+        del student_offsets, teacher_offsets
         s_ids = self.student.rows(student_ids, student_attention_mask)
         t_ids = self.teacher.rows(teacher_ids, teacher_attention_mask)
         if len(s_ids) != len(t_ids):
@@ -187,10 +201,12 @@ class TokenAligner:
         s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks = self._align(
             s_ids.ravel(), bounds * s_len, t_ids.ravel(), bounds * t_len
         )
-        max_pairs = int(num_chunks.max(initial=0))
+        max_pairs = max(1, int(num_chunks.max(initial=0)))  # NeMo-RL's losses need a chunk
+        is_correct = np.zeros((batch, max_pairs), np.bool_)
+        is_correct[:, :s_len] = correct.reshape(batch, s_len)[:, :max_pairs]
         result = AlignmentBatch(
             pair_valid=np.arange(max_pairs) < num_chunks[:, None],
-            pair_is_correct=correct.reshape(batch, s_len)[:, :max_pairs],
+            pair_is_correct=is_correct,
             student_exact_partition_mask=s_exact.reshape(batch, s_len),
             teacher_exact_partition_mask=t_exact.reshape(batch, t_len),
             student_chunk_id=s_chunk.reshape(batch, s_len).astype(np.int64),

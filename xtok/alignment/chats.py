@@ -114,7 +114,7 @@ def project_logprobs_chat(
     """Share a teacher's log-probabilities of a conversation among the student's tokens of it.
 
     Valid is only what the assistant wrote on both sides: contents, reasoning, tool calls, and the
-    control tokens that end its turns, paired by role. `project_logprobs` says how a chunk is shared.
+    control tokens that end its turns, paired by role. Shares are those of `project_logprobs`.
 
     Args:
         chat: of `align_chat`. Its ids are those that the templates give when a text is encoded;

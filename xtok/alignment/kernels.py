@@ -513,7 +513,7 @@ def topk_at_starts(  # type: ignore[no-untyped-def]
 
 @njit(**OPTIONS)
 def _sum_by_id(ids, terms):  # type: ignore[no-untyped-def]
-    """Replace the terms of each id by their log-sum-exp, in place, by rising id; return how many."""
+    """Replace each id's terms by their log-sum-exp, in place, by rising id; return how many."""
     order = np.argsort(ids, kind="mergesort")
     sorted_ids, sorted_terms = ids[order], terms[order]
     count = start = 0

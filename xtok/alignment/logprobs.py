@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -158,12 +157,13 @@ def project_topk(
         aligner: of the two tokenizers.
         student_ids: as in `project_logprobs`.
         teacher_ids: likewise.
-        topk_ids: integers `[T, K]` or `[B, T, K]`, or a list of such: at t, the teacher's candidates
-            for token t itself; −1 for none.
+        topk_ids: integers `[T, K]` or `[B, T, K]`, or a list of such: at t, the teacher's
+            candidates for token t itself; −1 for none.
         topk_logprobs: floats, likewise. NaN is allowed for a first token, which was not scored.
-        projection: a map **from the teacher's tokens to the student's**: built or counted with the
-            roles swapped, as `xtok.build(teacher, student)`. None takes the student's token of the
-            same bytes or role, with weight 1.
+        projection: a map **from the teacher's tokens to the student's**: counted with the roles
+            swapped (`xtok.estimate`), or built so with `BuildConfig.for_loss("p-kl",
+            target="start")`. None takes the student's token of the same bytes or role, with
+            weight 1.
         top_k: student tokens to keep for each position, ties by lower id; K if None.
         student_attention_mask: as in `project_logprobs`.
         teacher_attention_mask: likewise.
@@ -273,7 +273,8 @@ class _Sequences:
                 f"{name} are of shape {list(array.shape)}, "
                 f"{self._side}_ids of {list(self._kept.shape)}"
             )
-        return array[self._kept]
+        flat: NDArray[Any] = array[self._kept]
+        return flat
 
     def restore(self, flat: NDArray[Any], fill: Any) -> Any:
         """Return flat results in the form of the ids, with `fill` at padding."""
@@ -389,8 +390,8 @@ def _parting(ours: bytes, theirs: bytes) -> tuple[str, str, str] | None:
     length = min(map(len, texts))
     if texts[0][:length] == texts[1][:length]:
         return None
-    common = os.path.commonprefix(texts)
-    return (common, texts[0][len(common) :], texts[1][len(common) :])
+    end = next(i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b)
+    return texts[0][:end], texts[0][end:], texts[1][end:]
 
 
 def _shown(text: str) -> str:

@@ -1,0 +1,573 @@
+"""A teacher's log-probabilities on a student's tokens."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_stages import byte_ranks
+
+import xtok
+from xtok.alignment.aligner import TokenAligner
+from xtok.alignment.chats import align_chat, project_logprobs_chat
+from xtok.alignment.logprobs import Credit, ProjectedLogprobs
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
+
+KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
+SLOW_FIXTURES = settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+LOGPROBS = st.floats(-50, 0, width=32) | st.sampled_from([0.0, -0.0, -1e-30, -1e30, -math.inf])
+
+
+@pytest.fixture(scope="module")
+def sides(request: pytest.FixtureRequest) -> dict[str, Tokenizer]:
+    return {name: request.getfixturevalue(name) for name in KINDS}
+
+
+@pytest.fixture(scope="module")
+def aligners(sides: dict[str, Tokenizer]) -> dict[tuple[str, str], TokenAligner]:
+    pairs = itertools.product(KINDS, KINDS)
+    return {(a, b): TokenAligner(sides[a], sides[b]) for a, b in pairs}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer]:
+    """A student with 'ab' (256), 'abc' (257), 'de' (258); a teacher with 'bc' (256), 'cd' (257)."""
+    folder = tmp_path_factory.mktemp("tiny")
+    student = byte_ranks(folder / "student.tiktoken", "ab", "abc", "de")
+    return student, byte_ranks(folder / "teacher.tiktoken", "bc", "cd")
+
+
+@pytest.fixture(scope="module")
+def aligner(tiny: tuple[Tokenizer, Tokenizer]) -> TokenAligner:
+    return TokenAligner(*tiny)
+
+
+def ids(text: str, *tokens: int) -> list[int]:
+    """The ids of bytes, then further ids."""
+    return [*text.encode(), *tokens]
+
+
+def shares(found: ProjectedLogprobs) -> tuple[list[float], list[bool]]:
+    assert found.logprobs.dtype == np.float32
+    assert found.valid.dtype == np.bool_
+    return found.logprobs.tolist(), found.valid.tolist()
+
+
+# One chunk at a time
+
+
+def test_the_student_tokens_of_a_chunk_share_its_sum(aligner: TokenAligner) -> None:
+    s = ids("xab", 256, *b"cx")  # x a b (ab) c x
+    t = ids("xaba", 256, *b"x")  # x a b a (bc) x
+    found = xtok.project_logprobs(aligner, s, t, [-1.0, -2.0, -4.0, -8.0, -16.0, -0.5])
+    assert shares(found) == ([-1, -2, -4, -12, -12, -0.5], [True] * 6)
+
+
+def test_several_teacher_tokens_onto_one(aligner: TokenAligner) -> None:
+    found = xtok.project_logprobs(aligner, [257, *b"d"], ids("a", 256, *b"d"), [-1, -2, -4])
+    assert shares(found) == ([-3, -4], [True, True])
+
+
+def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(aligner: TokenAligner) -> None:
+    found = xtok.project_logprobs(aligner, [256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
+    assert found.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
+    third = xtok.project_logprobs(
+        TokenAligner(aligner.teacher.table, aligner.student.table), [*b"abc"], [257], [-1]
+    ).logprobs
+    bits = [2796203, 2796202, 2796203]  # of 2 ** -23, the last bit of 1.0 in float32
+    assert third.tolist() == [-n * 2.0**-23 for n in bits]
+    assert third.astype(np.float64).sum() == -1.0
+
+
+def test_credit_goes_to_the_tokens_that_surprised_the_student(aligner: TokenAligner) -> None:
+    s, t = ids("", 256, *b"c"), ids("a", 256)
+    found = xtok.project_logprobs(
+        aligner, s, t, [-1, -3], student_logprobs=[-0.5, -1.5], credit="student"
+    )
+    assert shares(found) == ([-1, -3], [True, True])
+    equal = xtok.project_logprobs(
+        aligner, s, t, [-1, -3], student_logprobs=[0.0, -0.0], credit="student"
+    )
+    assert shares(equal) == ([-2, -2], [True, True])
+    unused = xtok.project_logprobs(aligner, s, t, [-1, -3], student_logprobs=[-1, 0])
+    assert shares(unused) == ([-2, -2], [True, True])
+
+
+def test_impossible_tokens_stay_impossible(aligner: TokenAligner) -> None:
+    credits: tuple[Credit, ...] = ("uniform", "student")
+    for credit in credits:
+        found = xtok.project_logprobs(
+            aligner, ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
+            student_logprobs=[0, -1, -1], credit=credit,
+        )  # fmt: skip
+        assert shares(found) == ([-math.inf, -math.inf, -1], [True] * 3)
+
+
+# Sums, as a property
+
+
+@given(data=st.data())
+@SLOW_FIXTURES
+def test_sums_are_preserved_exactly(
+    aligners: dict[tuple[str, str], TokenAligner], sides: dict[str, Tokenizer], data: st.DataObject
+) -> None:
+    """In float64, a chunk's shares sum to the teacher's sum rounded to float32: not one bit off."""
+    pair = data.draw(st.sampled_from(list(aligners)))
+    text = data.draw(st.text("ab 12é東\U0001f468\n.", max_size=40)).encode()
+    s, t = (sides[name].segment(text) for name in pair)
+    s = s[: len(s) - data.draw(st.integers(0, min(2, len(s))))]
+    theirs = data.draw(st.lists(LOGPROBS, min_size=len(t), max_size=len(t)))
+    ours = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
+    credit: Credit = data.draw(st.sampled_from(["uniform", "student"]))
+    found = xtok.project_logprobs(
+        aligners[pair], s, t, theirs, student_logprobs=ours, credit=credit
+    )
+    rows, columns = (sides[name].table for name in pair)
+    chunks = naive.common_boundaries([rows[i] for i in s], [columns[j] for j in t])
+    for places, teacher_places in chunks:
+        total = float(np.float32(sum(theirs[j] for j in teacher_places)))
+        assert math.fsum(found.logprobs[places].tolist()) == total
+        assert float(found.logprobs[places].astype(np.float64).sum()) == total
+    inside = {i for places, _ in chunks for i in places}
+    assert np.flatnonzero(found.valid).tolist() == sorted(inside)
+    assert not found.logprobs[~found.valid].any()
+    assert (found.logprobs <= 0).all()
+    if all(map(math.isfinite, theirs)):
+        expected = naive.projected_logprobs(
+            chunks, len(s), theirs, ours if credit == "student" else None
+        )
+        assert shares(found) == expected
+
+
+# Forms
+
+
+def test_what_comes_back_has_the_form_of_the_students_ids(aligner: TokenAligner) -> None:
+    s, t, logprobs = ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]
+    expected = [-2.0, -2.0, -5.0]
+    for array in (list, tuple, np.array, torch.tensor):
+        one = xtok.project_logprobs(aligner, array(s), array(t), array(logprobs))
+        assert isinstance(one.logprobs, torch.Tensor if array is torch.tensor else np.ndarray)
+        assert one.logprobs.tolist() == expected
+        assert one.valid.tolist() == [True] * 3
+        rows = [array(s), array(s[:1])]
+        ragged = xtok.project_logprobs(
+            aligner, rows, [array(t), array(t)], [array(logprobs), array(logprobs)]
+        )
+        assert [type(row) for row in ragged.logprobs] == [type(one.logprobs)] * 2
+        assert [row.tolist() for row in ragged.logprobs] == [expected, [0.0]]
+        assert [row.tolist() for row in ragged.valid] == [[True] * 3, [False]]
+    tensors = xtok.project_logprobs(
+        aligner, torch.tensor(s), np.array(t), torch.tensor(logprobs, dtype=torch.bfloat16)
+    )
+    assert tensors.logprobs.dtype == torch.float32
+    assert tensors.valid.dtype == torch.bool
+    assert tensors.logprobs.tolist() == expected
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_padded_batches_with_masks(aligner: TokenAligner, padding: str) -> None:
+    rows = [(ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-1.0, -3.0, -5.0]), ([97], [97], [-7.0])]
+
+    def padded(column: int, fill: Any) -> Any:
+        values = [row[column] for row in rows]
+        width = max(map(len, values)) + 1
+        return np.array(
+            [[*v, *[fill] * (width - len(v))] if padding == "right"
+             else [*[fill] * (width - len(v)), *v] for v in values]
+        )  # fmt: skip
+
+    s, t, logprobs = padded(0, 999), padded(1, -5), padded(2, math.nan)
+    found = xtok.project_logprobs(
+        aligner, s, t, logprobs,
+        student_attention_mask=s != 999, teacher_attention_mask=t != -5,
+    )  # fmt: skip
+    right = [[-2, -2, -5, 0], [-7, 0, 0, 0]]
+    left = [[0, -2, -2, -5], [0, 0, 0, -7]]
+    assert found.logprobs.tolist() == (right if padding == "right" else left)
+    assert (found.valid == (found.logprobs != 0)).all()
+
+
+def test_without_masks_pad_tokens_are_padding(byte_level: Tokenizer) -> None:
+    aligner = TokenAligner(byte_level, byte_level)
+    [pad] = byte_level.table.roles["pad"]
+    row = np.array([[*byte_level.segment(b"a b"), pad, pad]])
+    found = xtok.project_logprobs(aligner, row, row, -np.ones(row.shape))
+    assert found.valid[0].tolist() == [True] * (row.shape[1] - 2) + [False, False]
+
+
+def test_empty_sequences(aligner: TokenAligner) -> None:
+    assert shares(xtok.project_logprobs(aligner, [], [], [])) == ([], [])
+    found = xtok.project_logprobs(aligner, [[], [97]], [[97], []], [[-1.0], []])
+    assert [row.tolist() for row in found.logprobs] == [[], [0.0]]
+    none = np.zeros((0, 3), np.int64)
+    assert xtok.project_logprobs(aligner, none, none, none).logprobs.shape == (0, 3)
+
+
+# What is not valid
+
+
+def test_special_tokens_align_by_role_or_are_left_out(
+    aligners: dict[tuple[str, str], TokenAligner], sides: dict[str, Tokenizer]
+) -> None:
+    rows, columns = sides["byte_level"].table, sides["sentencepiece"].table
+    bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
+    s = [bos, *sides["byte_level"].segment(b" a"), eos]
+    t = [*sides["sentencepiece"].segment(b" a"), columns.roles["eos"][0]]
+    found = xtok.project_logprobs(aligners["byte_level", "sentencepiece"], s, t, [-1.0] * len(t))
+    assert found.valid.tolist() == [False, *[True] * (len(s) - 1)]
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_the_first_token_need_not_be_scored(aligner: TokenAligner, missing: Any) -> None:
+    found = xtok.project_logprobs(aligner, ids("abx"), ids("abx"), [missing, -1.0, -2.0])
+    assert shares(found) == ([0, -1, -2], [False, True, True])
+    found = xtok.project_logprobs(aligner, [256, *b"x"], ids("abx"), [missing, -1.0, -2.0])
+    assert shares(found) == ([0, -2], [False, True])
+    with pytest.raises(ValueError, match=r"teacher_logprobs have nan at \[1\]; only a first token"):
+        xtok.project_logprobs(aligner, ids("abx"), ids("abx"), [-1.0, missing, -2.0])
+
+
+def test_a_response_mask_leaves_out_the_prompt_and_what_reaches_into_it(
+    aligner: TokenAligner,
+) -> None:
+    s, t = ids("xabc"), ids("xa", 256)  # the teacher's 'bc' is a token; the response begins at 'c'
+    mask = [False, False, False, True]
+    found = xtok.project_logprobs(aligner, s, t, [None, None, -1.0], response_mask=mask)
+    assert shares(found) == ([0] * 4, [False] * 4)
+    mask[2] = True
+    found = xtok.project_logprobs(aligner, s, t, [None, None, -1.0], response_mask=mask)
+    assert shares(found) == ([0, 0, -0.5, -0.5], [False, False, True, True])
+
+
+def test_truncation_of_either_side_leaves_the_rest_out(aligner: TokenAligner) -> None:
+    s, t = ids("xabcx"), ids("xa", 256, *b"x")
+    found = xtok.project_logprobs(aligner, s[:3], t, [-1.0] * 4)
+    assert found.valid.tolist() == [True, True, False]
+    found = xtok.project_logprobs(aligner, s, t[:2], [-1.0] * 2)
+    assert found.valid.tolist() == [True, True, False, False, False]
+
+
+def test_a_character_that_the_student_broke_off(aligner: TokenAligner) -> None:
+    """Teachers read the decoded text, which has U+FFFD in its place."""
+    s = [*b"a", *"東".encode()[:2]]
+    found = xtok.project_logprobs(aligner, s, ids("a\ufffd"), [-1.0] * 4)
+    assert found.valid.tolist() == [True, False, False]
+    s = [*b"a", 0xFF, *b"b" * 20]
+    found = xtok.project_logprobs(aligner, s, ids("a\ufffd" + "b" * 20), [-1.0] * 24)
+    assert found.valid.tolist() == [True, False, *[True] * 20]
+
+
+# Texts that part
+
+
+def test_texts_that_part_are_an_error_with_the_place(aligner: TokenAligner) -> None:
+    message = (
+        'the texts part at byte 4, after "é: ": the student has "12", the teacher "7" '
+        "(score the text that the student wrote, or give partial=True to leave out what differs)"
+    )
+    with pytest.raises(XtokError) as error:
+        xtok.project_logprobs(aligner, ids("é: 12"), ids("é: 7"), [-1.0] * 5)
+    assert str(error.value) == message
+    assert error.value.parameter == "partial"
+    rows = [ids("a"), ids("one\x1b[31m" + "x" * 60)]
+    with pytest.raises(XtokError, match=r'of row 1 part at byte 0, after "": the student has "one'):
+        xtok.project_logprobs(aligner, rows, [ids("a"), ids("two")], [[-1.0], [-1.0] * 3])
+    with pytest.raises(XtokError) as error:
+        xtok.project_logprobs(aligner, rows, [ids("a"), ids("two")], [[-1.0], [-1.0] * 3])
+    assert "\x1b" not in str(error.value)
+    assert "x" * 30 not in str(error.value)
+
+
+def test_partial_keeps_what_agrees(aligner: TokenAligner) -> None:
+    s, t = ids("the price was 12 dollars"), ids("the price was 7 dollars")
+    found = xtok.project_logprobs(aligner, s, t, [-1.0] * len(t), partial=True)
+    assert found.valid.tolist() == [True] * 14 + [False] * 2 + [True] * 8
+    other = xtok.project_logprobs(aligner, ids("abc"), ids("xyz"), [-1.0] * 3, partial=True)
+    assert not other.valid.any()
+
+
+def test_a_prefix_space_parts_the_texts(aligner: TokenAligner) -> None:
+    with pytest.raises(XtokError, match='part at byte 0, after "": the student has "a", the'):
+        xtok.project_logprobs(aligner, ids("a"), ids(" a"), [-1.0] * 2)
+    assert xtok.project_logprobs(aligner, ids("a"), ids(" a"), [-1.0] * 2, partial=True).valid.all()
+
+
+# Bad input
+
+
+def test_what_is_no_log_probability_is_refused(aligner: TokenAligner) -> None:
+    with pytest.raises(ValueError, match=r"teacher_logprobs have 0.25 at \[1\]: no log-prob"):
+        xtok.project_logprobs(aligner, ids("ab"), ids("ab"), [-1.0, 0.25])
+    with pytest.raises(ValueError, match=r"student_logprobs have inf at \[1, 0\]: no log-prob"):
+        xtok.project_logprobs(
+            aligner, [[97], [97]], [[97], [97]], [[-1], [-1]], student_logprobs=[[-1], [math.inf]]
+        )
+    with pytest.raises(ValueError, match=r"student_logprobs have -inf at \[1\]"):
+        xtok.project_logprobs(
+            aligner, ids("ab"), ids("ab"), [-1, -1],
+            student_logprobs=[-1, -math.inf], credit="student",
+        )  # fmt: skip
+    rounded = xtok.project_logprobs(aligner, ids("a"), ids("a"), [1e-6])
+    assert rounded.logprobs[0] == np.float32(1e-6)
+
+
+def test_an_error_names_the_place_in_the_padded_batch(aligner: TokenAligner) -> None:
+    t = np.array([[0, 0, 97], [0, 97, 98]])
+    logprobs = np.array([[5, 5, -1], [5, -1, math.nan]])
+    with pytest.raises(ValueError, match=r"have nan at \[1, 2\]"):
+        xtok.project_logprobs(
+            aligner, t, t, logprobs, student_attention_mask=t > 0, teacher_attention_mask=t > 0
+        )
+
+
+def test_ids_shapes_and_lengths_that_do_not_fit(aligner: TokenAligner) -> None:
+    with pytest.raises(ValueError, match=r"teacher id 258 at \[1\] is not in 0..257"):
+        xtok.project_logprobs(aligner, [97], [97, 258], [-1, -1])
+    with pytest.raises(ValueError, match=r"student id -1 at \[1, 2\] is not in"):
+        xtok.project_logprobs(aligner, [[97], [97, 97, -1]], [[97], [97]], [[-1], [-1]])
+    with pytest.raises(ValueError, match=r"teacher_logprobs are of shape \[2\], teacher_ids of \["):
+        xtok.project_logprobs(aligner, [97], [97], [-1, -1])
+    with pytest.raises(ValueError, match=r"teacher_logprobs are of shapes \[\[1\], \[2\]\], teach"):
+        xtok.project_logprobs(aligner, [[97], [97]], [[97], [97]], [[-1], [-1, -1]])
+    with pytest.raises(ValueError, match="2 student sequences, 1 of the teacher"):
+        xtok.project_logprobs(aligner, [[97], [97]], [97], [-1])
+    with pytest.raises(ValueError, match="student_ids are float64 of shape"):
+        xtok.project_logprobs(aligner, [97.5], [97], [-1])
+    with pytest.raises(ValueError, match="student_attention_mask is of a padded batch"):
+        xtok.project_logprobs(aligner, [[97]], [97], [-1], student_attention_mask=[[1]])
+    with pytest.raises(ValueError, match=r"attention_mask is of shape \[2\], student_ids of \[1\]"):
+        xtok.project_logprobs(aligner, [97], [97], [-1], student_attention_mask=[1, 1])
+    with pytest.raises(ValueError, match=r"response_mask are of shape \[2\]"):
+        xtok.project_logprobs(aligner, [97], [97], [-1], response_mask=[1, 1])
+    with pytest.raises(ValueError, match="credit is 'teacher'"):
+        xtok.project_logprobs(aligner, [97], [97], [-1], credit="teacher")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs student_logprobs"):
+        xtok.project_logprobs(aligner, [97], [97], [-1], credit="student")
+
+
+# Conversations
+
+CHAT = [
+    {"role": "user", "content": "What is 2014?"},
+    {"role": "assistant", "content": "A year."},
+    {"role": "user", "content": "ok"},
+    {"role": "assistant", "content": "ok"},
+]
+
+
+def test_only_what_the_assistant_wrote_is_valid(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    aligner = TokenAligner(byte_level, sentencepiece)
+    chat = align_chat(
+        aligner, byte_level, sentencepiece, CHAT,
+        student_template="chatml", teacher_template="{% for m in messages %}[{{ m.role }}]"
+        "{% if m.role == 'assistant' %}{{ m.content }}</s>{% else %}{{ m.content }}\n{% endif %}"
+        "{% endfor %}",
+    )  # fmt: skip
+    logprobs = np.where(chat.teacher.assistant_mask, -1.0, math.nan)
+    found = project_logprobs_chat(chat, logprobs)
+    texts = [byte_level.table.name(i) for i in chat.student.ids[found.valid].tolist()]
+    assert "".join(texts) == "A year.<|im_end|>ok<|im_end|>"
+    chunk = chat.alignment.teacher_chunk_id
+    used = np.isin(chunk, chat.alignment.student_chunk_id[found.valid])
+    assert found.logprobs.astype(np.float64).sum() == -np.count_nonzero(used)
+    ours = np.where(found.valid, -2.0, math.nan)
+    by_student = project_logprobs_chat(chat, logprobs, student_logprobs=ours, credit="student")
+    assert (by_student.valid == found.valid).all()
+    with pytest.raises(ValueError, match="teacher_logprobs are of shape"):
+        project_logprobs_chat(chat, logprobs[1:])
+
+
+# Top-k
+
+
+def topk(found: Any) -> list[dict[int, float]]:
+    """Probabilities by student id, position by position."""
+    return [
+        {int(i): round(math.exp(p), 5) for i, p in zip(*row, strict=True) if i >= 0}
+        for row in zip(found.ids, found.logprobs, strict=True)
+    ]
+
+
+def test_topk_by_equal_bytes_where_both_begin(aligner: TokenAligner) -> None:
+    s = ids("", 257, *b"dx")  # abc d x; the teacher's: a bc d x
+    t = ids("a", 256, *b"dx")
+    candidates = [[97, 98], [256, 97], [100, 257], [120, 121]]
+    logprobs = np.log([[0.75, 0.25], [0.5, 0.5], [0.5, 0.25], [0.125, 0.75]])
+    found = xtok.project_topk(aligner, s, t, candidates, logprobs)
+    # 'cd' has no counterpart, and its mass is left out.
+    assert topk(found) == [{97: 0.75, 98: 0.25}, {100: 0.5}, {121: 0.75, 120: 0.125}]
+    assert found.ids.tolist() == [[97, 98], [100, -1], [121, 120]]
+    assert found.logprobs[1, 1] == -math.inf
+    assert (found.ids.dtype, found.logprobs.dtype) == (np.int64, np.float32)
+    assert found.valid.tolist() == [True] * 3
+    inside = xtok.project_topk(aligner, ids("abc"), ids("a", 256), candidates[:2], logprobs[:2])
+    assert inside.valid.tolist() == [True, True, False]  # no teacher token begins at 'c'
+
+
+def test_topk_through_a_map_adds_up(tiny: tuple[Tokenizer, Tokenizer]) -> None:
+    student, teacher = tiny
+    aligner = TokenAligner(student, teacher)
+    projection = xtok.build(teacher, student)
+    rows = {
+        t: [(e.teacher_id, e.weight) for e in projection[t].entries if not e.is_slot]
+        for t in range(258)
+    }
+    assert rows[256][0][0] == ord("b")
+    candidates = [[98, 256, 257, 97]]
+    logprobs = np.log([[0.5, 0.25, 0.125, 0.0625]])
+    found = xtok.project_topk(
+        aligner, ids("b"), ids("b"), candidates, logprobs, projection=projection, top_k=3
+    )
+    expected = naive.topk_of_student(
+        list(zip(candidates[0], logprobs[0].tolist(), strict=True)), rows, 3
+    )
+    assert found.ids.tolist() == [[s for s, _ in expected]]
+    np.testing.assert_allclose(found.logprobs[0], [p for _, p in expected], rtol=1e-6)
+    assert np.exp(found.logprobs).sum() <= 1
+
+
+@given(data=st.data())
+@SLOW_FIXTURES
+def test_topk_against_the_plain_one(
+    aligners: dict[tuple[str, str], TokenAligner],
+    sides: dict[str, Tokenizer],
+    maps: dict[tuple[str, str], xtok.ProjectionMap],
+    data: st.DataObject,
+) -> None:
+    pair = data.draw(st.sampled_from(list(maps)))
+    projection = maps[pair]
+    text = data.draw(st.text("ab 12é東\n.", max_size=12)).encode()
+    s, t = (sides[name].segment(text) for name in pair)
+    width = data.draw(st.integers(1, 6))
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    candidates = draw.integers(-1, projection.shape[0], (len(t), width))
+    logprobs = np.log(draw.dirichlet(np.ones(width + 1), len(t))[:, :width] + 1e-12)
+    top_k = data.draw(st.integers(1, 8))
+    found = xtok.project_topk(
+        aligners[pair], s, t, candidates, logprobs, projection=projection, top_k=top_k
+    )
+    rows = naive.rows_of(projection)
+    tables = [sides[name].table for name in pair]
+    chunks = naive.common_boundaries([tables[0][i] for i in s], [tables[1][j] for j in t])
+    starts = {places[0]: teacher_places[0] for places, teacher_places in chunks}
+    for i in range(len(s)):
+        expected = []
+        if i in starts:
+            row = zip(candidates[starts[i]].tolist(), logprobs[starts[i]].tolist(), strict=True)
+            expected = naive.topk_of_student(list(row), rows, top_k)
+        assert found.valid[i] == bool(expected)
+        padding = top_k - len(expected)
+        # Ids of nearly the same probability may change places.
+        np.testing.assert_allclose(
+            found.logprobs[i], [p for _, p in expected] + [-np.inf] * padding, rtol=1e-5
+        )
+        assert found.ids[i, len(expected) :].tolist() == [-1] * padding
+        assert (np.diff(found.logprobs[i][: len(expected)]) <= 0).all()
+        assert len(set(found.ids[i, : len(expected)].tolist())) == len(expected)
+
+
+@pytest.fixture(scope="module")
+def maps(sides: dict[str, Tokenizer]) -> dict[tuple[str, str], xtok.ProjectionMap]:
+    """Maps from the teacher's tokens to the student's, by (student, teacher)."""
+    config = xtok.MultitokenConfig(scale_trick=False, top_k=8)
+    pairs = [("byte_level", "sentencepiece"), ("sentencepiece", "digits"), ("ranks", "byte_level")]
+    return {(a, b): xtok.multitoken(sides[b], sides[a], config) for a, b in pairs}
+
+
+def test_topk_keeps_the_form(aligner: TokenAligner) -> None:
+    s = [ids("a"), ids("abx")]
+    candidates, logprobs = [[[97]], [[97]] * 3], [[[-1.0]], [[math.nan], [-2.0], [-3.0]]]
+    ragged = xtok.project_topk(aligner, s, s, candidates, logprobs)
+    assert [row.tolist() for row in ragged.valid] == [[True], [False, True, True]]
+    assert [row.tolist() for row in ragged.ids] == [[[97]], [[-1], [97], [97]]]
+    padded = torch.tensor([[97, 0, 0], [97, 98, 120]])
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
+    batch = xtok.project_topk(
+        aligner, padded, padded, torch.full((2, 3, 1), 97), torch.full((2, 3, 1), -1.0),
+        student_attention_mask=mask, teacher_attention_mask=mask,
+    )  # fmt: skip
+    assert batch.ids.tolist() == [[[97], [-1], [-1]], [[97], [97], [97]]]
+    assert batch.logprobs.dtype == torch.float32
+    assert batch.valid.tolist() == mask.bool().tolist()
+
+
+def test_topk_refuses_what_is_no_top_k(
+    aligner: TokenAligner, tiny: tuple[Tokenizer, Tokenizer]
+) -> None:
+    s = ids("ab")
+
+    def project(candidates: Any, logprobs: Any, **options: Any) -> None:
+        xtok.project_topk(aligner, s, s, candidates, logprobs, **options)
+
+    with pytest.raises(ValueError, match=r"topk_ids have 258 at \[1\], which is not in 0..257"):
+        project([[97], [258]], [[-1], [-1]])
+    with pytest.raises(ValueError, match=r"topk_logprobs have 2 at \[0\]: no log-probability"):
+        project([[97], [97]], [[2], [-1]])
+    with pytest.raises(ValueError, match=r"topk_logprobs at \[1\] are missing"):
+        project([[97], [97]], [[-1], [math.nan]])
+    with pytest.raises(ValueError, match=r"at \[0\] sum to a probability greater than 1"):
+        project([[97, 98], [97, 98]], [[-0.1, -0.1], [-1, -1]])
+    with pytest.raises(ValueError, match="topk_ids are 2 per token, topk_logprobs 1"):
+        project([[97, 98], [97, 98]], [[-1], [-1]])
+    with pytest.raises(ValueError, match="top_k is 0"):
+        project([[97], [97]], [[-1], [-1]], top_k=0)
+    with pytest.raises(XtokError, match=r"the map is from student.tiktoken to teacher.tiktoken, n"):
+        project([[97], [97]], [[-1], [-1]], projection=xtok.build(*tiny))
+    with pytest.raises(XtokError, match="part at byte 0"):
+        xtok.project_topk(aligner, ids("a"), ids("b"), [[97]], [[-1]])
+
+
+# Real tokenizers
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "pair", [("qwen.tiktoken", "llama3.tiktoken"), ("mistral-v3.model", "qwen.tiktoken")]
+)
+def test_every_token_of_a_real_student_is_valid(load_real: Any, pair: tuple[str, str]) -> None:
+    student, teacher = map(load_real, pair)
+    aligner = TokenAligner(student, teacher)
+    texts = [
+        "In 2014 the price was 1299 dollars, in 東京 too.\n\tdef f(x): return x\n",
+        "敏捷的棕色狐狸跳过了懒狗。2024年,価格は1299ドルでした。👨\u200d👩\u200d👧",
+        json.dumps({"größe": [1, 22, 333], "слово": "да"}, ensure_ascii=False),
+    ]
+    s, t = (side.segment_batch([text.encode() for text in texts]) for side in (student, teacher))
+    draw = np.random.default_rng(0)
+    logprobs = [-draw.standard_exponential(len(row or [])) for row in t]
+    found = xtok.project_logprobs(aligner, s, t, logprobs)
+    assert all(row.all() for row in found.valid)
+    for ours, theirs, values, share in zip(s, t, logprobs, found.logprobs, strict=True):
+        for chunk in aligner.pairs(ours or [], theirs or []):
+            total = np.float32(values[slice(*chunk.teacher_tokens)].sum())
+            assert share[slice(*chunk.student_tokens)].astype(np.float64).sum() == total
+
+
+def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
+    """NumPy in, NumPy out: torch is not imported."""
+    import subprocess
+    import sys
+
+    script = (
+        "import sys, xtok\n"
+        "side = xtok.load_tokenizer('bytes')\n"
+        "found = xtok.project_logprobs(xtok.TokenAligner(side, side), [97], [97], [-1.0])\n"
+        "assert found.logprobs.tolist() == [-1.0]\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
