@@ -313,17 +313,20 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
     stub: Any = ModuleType("trl.experimental.gold")
     stub.GOLDConfig = SimpleNamespace(__dataclass_fields__=fields)
     stub.GOLDTrainer = SimpleNamespace(compute_loss=1, prediction_step=1, _prepare_inputs=1)
-    monkeypatch.setattr(sys.modules["trl"], "__version__", "0.29.0")
+    hint = r"install TRL 1\.14 to 1\.16; in your clone of xtok: pip install -e '\.\[trl\]'"
+    monkeypatch.setattr(sys.modules["trl"], "__version__", "1.13.0")
+    with pytest.raises(XtokError, match=rf"^TRL 1\.13\.0 is too old: its GOLD .* \({hint}\)$"):
+        gold._gold()
+    monkeypatch.setattr(sys.modules["trl"], "__version__", "2.0.0")
     monkeypatch.setitem(sys.modules, "trl.experimental.gold", stub)
-    hint = r"install TRL 1\.16; in your clone of xtok: pip install -e '\.\[trl\]'"
     with pytest.raises(
         XtokError,
-        match=r"^the GOLDTrainer of TRL 0\.29\.0 has no _fill_buffer, "
+        match=r"^the GOLDTrainer of TRL 2\.0\.0 has no _fill_buffer, "
         rf"_prepare_dataset_with_original_text, use_extended_uld \({hint}\)$",
     ):
         gold._gold()
     monkeypatch.setitem(sys.modules, "trl.experimental.gold", None)
-    with pytest.raises(XtokError, match=rf"^TRL 0\.29\.0 has no GOLDTrainer \({hint}\)$"):
+    with pytest.raises(XtokError, match=rf"^TRL 2\.0\.0 has no GOLDTrainer \({hint}\)$"):
         gold._gold()
     monkeypatch.setitem(sys.modules, "trl", None)
     with pytest.raises(XtokError, match=rf"^TRL is not installed \({hint}\)$"):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from xtok.errors import XtokError, install_hint
 from xtok.integrations.transformers import all_counts, loss_of, require_one_device
 from xtok.tokenizers import from_transformers
@@ -13,8 +15,11 @@ from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import Loss, Objective, Projection, make_objective
 
-WORKS_WITH = "1.16"
-"""The versions of TRL that the tests run."""
+OLDEST = "1.14"
+"""The first TRL whose GOLD prepares texts for tokenizers that are not byte-level."""
+
+WORKS_WITH = "1.14 to 1.16"
+"""The versions of TRL that the tests were run with."""
 
 _HOOKS = (
     "compute_loss", "prediction_step", "_fill_buffer", "_prepare_inputs",
@@ -33,6 +38,11 @@ def _gold() -> tuple[type, type]:
         import trl
     except ImportError:
         raise XtokError("TRL is not installed", hint=hint) from None
+    if Version(trl.__version__) < Version(OLDEST):
+        raise XtokError(
+            f"TRL {trl.__version__} is too old: its GOLD takes byte-level tokenizers only",
+            hint=hint,
+        )
     try:
         from trl.experimental.gold import GOLDConfig, GOLDTrainer
     except ImportError:
