@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner as TokenAligner
     from xtok.alignment.aligner import align as align
+    from xtok.alignment.aligner import shift_to_predictions as shift_to_predictions
     from xtok.alignment.logprobs import project_logprobs as project_logprobs
     from xtok.alignment.logprobs import project_topk as project_topk
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from xtok.vocab.table import TokenTable as TokenTable
 
 _MODULES = {
-    "alignment.aligner": ["TokenAligner", "align"],
+    "alignment.aligner": ["TokenAligner", "align", "shift_to_predictions"],
     "alignment.logprobs": ["project_logprobs", "project_topk"],
     "alignment.retokenize": ["Retokenizer"],
     "config": [
