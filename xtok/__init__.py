@@ -15,8 +15,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner as TokenAligner
     from xtok.alignment.aligner import align as align
+    from xtok.alignment.aligner import shift_to_predictions as shift_to_predictions
     from xtok.alignment.logprobs import project_logprobs as project_logprobs
     from xtok.alignment.logprobs import project_topk as project_topk
+    from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EstimateConfig as EstimateConfig
     from xtok.config import EventsConfig as EventsConfig
@@ -54,8 +56,9 @@ if TYPE_CHECKING:
     from xtok.vocab.table import TokenTable as TokenTable
 
 _MODULES = {
-    "alignment.aligner": ["TokenAligner", "align"],
+    "alignment.aligner": ["TokenAligner", "align", "shift_to_predictions"],
     "alignment.logprobs": ["project_logprobs", "project_topk"],
+    "alignment.retokenize": ["Retokenizer"],
     "config": [
         "BuildConfig",
         "EstimateConfig",
@@ -100,7 +103,7 @@ _SUBMODULES = {
         room: room
         for room in (
             *("alignment", "config", "conversation", "counting", "embeddings", "errors"),
-            *("inspection", "maps", "stages", "tokenizers", "training", "vocab"),
+            *("inspection", "integrations", "maps", "stages", "tokenizers", "training", "vocab"),
         )
     },
 }

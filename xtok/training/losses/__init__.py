@@ -3,6 +3,7 @@
 All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts an alignment.
 """
 
+from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import (
     averaged_logits,
     combine,
@@ -41,6 +42,7 @@ __all__ = [
     "ULDConfig",
     "averaged_logits",
     "combine",
+    "count_chunks",
     "event_index",
     "event_kl",
     "exact_pairs",
