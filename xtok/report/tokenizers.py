@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -49,28 +52,52 @@ def _pair(pair: PairDiagnosis) -> Table:
 
 
 def print_overlap(overlap: Overlap) -> None:
-    """Print the matrix in blocks of columns that fit: sizes on the diagonal, else shares."""
+    """Print the matrix in blocks of columns that fit: sizes on the diagonal, else shares.
+
+    With a text, a second matrix follows, of its tokens.
+    """
     with printing() as console:
-        places = range(len(overlap.model_ids))
-        fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
-        for start in range(0, len(places), fit):
-            block = places[start : start + fit]
-            table = new_table("tokenizer", *(str(j + 1) for j in block))
-            for column in table.columns[1:]:
-                column.justify = "right"
-                column.no_wrap = True
-            for i in places:
-                cells = (
-                    f"{overlap.sizes[i]:,}" if i == j else f"{overlap.shares[i][j]:.1%}"
-                    for j in block
-                )
-                table.add_row(cell(f"{i + 1} {overlap.model_ids[i]}"), *cells)
-            if block[-1] == places[-1]:
-                table.caption = (
-                    "Diagonal: distinct tokens. Elsewhere: the share of the row's tokens that the "
-                    "column has."
-                )
-            console.print(table)
+        _print_matrix(
+            console,
+            overlap.model_ids,
+            overlap.sizes,
+            overlap.shares,
+            "Diagonal: distinct tokens. Elsewhere: the share of the row's tokens that the "
+            "column has.",
+        )
+        if overlap.text is not None:
+            _print_matrix(
+                console,
+                overlap.model_ids,
+                overlap.text.num_tokens,
+                overlap.text.shares,
+                f"On the text, {overlap.text.num_bytes:,} bytes. Diagonal: its tokens. "
+                "Elsewhere: the share of the row's that the column has, each as often as it "
+                "occurs.",
+            )
+
+
+def _print_matrix(
+    console: Console,
+    model_ids: Sequence[str],
+    diagonal: Sequence[int],
+    shares: Sequence[Sequence[float]],
+    caption: str,
+) -> None:
+    places = range(len(model_ids))
+    fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
+    for start in range(0, len(places), fit):
+        block = places[start : start + fit]
+        table = new_table("tokenizer", *(str(j + 1) for j in block))
+        for column in table.columns[1:]:
+            column.justify = "right"
+            column.no_wrap = True
+        for i in places:
+            cells = (f"{diagonal[i]:,}" if i == j else f"{shares[i][j]:.1%}" for j in block)
+            table.add_row(cell(f"{i + 1} {model_ids[i]}"), *cells)
+        if block[-1] == places[-1]:
+            table.caption = caption
+        console.print(table)
 
 
 _NAME_WIDTH, _COUNT_WIDTH = 22, 10
