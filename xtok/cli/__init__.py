@@ -19,6 +19,7 @@ COMMANDS = {
     "verify": "Everyday",
     "convert": "Everyday",
     "doctor": "Everyday",
+    "cache": "Everyday",
     "evaluate": "Measure",
     "compare": "Measure",
     "align": "Measure",

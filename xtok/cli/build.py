@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from xtok.cli.cache import Caching
 from xtok.cli.command import Given, as_options, command
 from xtok.cli.counting import checkpoint_of, count_here, keeping
 from xtok.cli.options import (
@@ -64,6 +65,7 @@ def build(
     widths: Widths,
     skip_existing: SkipExisting = False,
     dry_run: DryRun = False,
+    caching: Caching,
 ) -> None:
     """Build a map for a pair of models, in one go: two tokenizers in, a finished map out.
 
@@ -73,12 +75,14 @@ def build(
     if texts:  # as `xtok.build` has it
         config = replace(config, weights="prior", scale_trick=False)
     check_companions(given, config, has_text=bool(texts))
-    output.check()
+    caching.check(given, others=("text", "skip_existing", "dry_run"))
+    if output.output is not None or not caching.cache:
+        output.check()
     names = models.both()
     from xtok import report, tokenizers
     from xtok.counting.texts import find_texts
     from xtok.stages import build as stage
-    from xtok.stages import pairs
+    from xtok.stages import map_cache, pairs
 
     find_texts(texts)
     report.print_notes(remarks(given, config, for_loss, has_text=bool(texts)))
@@ -86,6 +90,16 @@ def build(
     own_name = pairs.name_of_map(ids[0], ids[1], config, loss=for_loss, texts=texts)
     path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
     student, teacher = models.pair(widths)
+    if caching.cache:
+        cached = map_cache.cached_map(student, teacher, config, caching.cache_dir)
+        projection = cached.get(
+            timeout=caching.cache_timeout,
+            progress=report.progress_bar,
+            note=lambda sentence: report.print_notes([sentence]),
+        )
+        is_saved = output.output is None
+        output.write(projection, cached.path if is_saved else path, is_saved=is_saved)
+        return
     if is_done(student, teacher, path, config, texts, keep=skip_existing, dry_run=dry_run):
         return
     checkpoint = checkpoint_of(path)

@@ -38,7 +38,8 @@ def generate(
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where embeddings are kept. By default xtok in the user's cache folder.",
+            help="Where embeddings are kept. By default $XTOK_CACHE_DIR, or xtok in the user's "
+            "cache folder.",
             metavar="FOLDER",
             parser=read_path,
             rich_help_panel=COMPUTING,
@@ -58,7 +59,8 @@ def generate(
     output.check()
     from xtok import report
     from xtok.embeddings import generate as stage
-    from xtok.embeddings.cache import Cache, default_folder
+    from xtok.embeddings.cache import Cache
+    from xtok.io import cache_folder
     from xtok.maps.names import map_name
 
     student, teacher = models.pair(widths)
@@ -69,7 +71,7 @@ def generate(
         config,
         embedding_revision=embedding_revision,
         offline=models.offline,
-        cache=Cache(cache_dir or default_folder(), recompute=force_recompute),
+        cache=Cache(cache_dir or cache_folder(), recompute=force_recompute),
         progress=report.progress_bar,
     )
     name = nemo_name(context, models, config) or map_name(projection, "generate")

@@ -300,12 +300,13 @@ class MapOutput(Config):
         is_folder = path.is_dir() or self.output.endswith(("/", os.sep))
         return path / name if is_folder or not (path.suffix or path.exists()) else path
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
-        """Write the map, report on stderr, and print the map's path on stdout."""
+    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
+        """Write the map, unless it is there, report on stderr, and print its path on stdout."""
         from xtok import report
         from xtok.inspection import inspect
 
-        projection.save(path)
+        if not is_saved:
+            projection.save(path)
         examples = inspect.example_ids(projection, self.num_examples)
         with suppress(OSError):  # the map is written, whether or not anybody reads the report
             report.print_reports(projection.reports)
@@ -324,13 +325,13 @@ class StrictOutput(MapOutput):
         panel=OUTPUT,
     )
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
+    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
         from xtok.maps import results
 
         if self.strict:
             results.require_complete(projection)
-        super().write(projection, path)
+        super().write(projection, path, is_saved=is_saved)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -242,17 +242,7 @@ def plan(student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = No
     if config.exact_match:
         sizes[list(match_bytes(rows, columns))] = 1
     entries = int(sizes.sum())
-    empty = ProjectionMap(
-        student=student.vocabulary,
-        teacher=teacher.vocabulary,
-        student_ids=np.zeros(0, np.int32),
-        teacher_ids=np.zeros(0, np.int32),
-        weights=np.zeros(0, np.float32),
-        row_kind=np.zeros(len(rows), np.uint8),
-        scale_slot=np.zeros(len(rows), np.uint8) if config.scale_trick else None,
-        method="multitoken",
-        top_k=config.top_k,
-    )
+    empty = empty_map(student, teacher, config)
     size = len(mapfile.to_safetensors(empty)) + _HISTORY + len(str(config.options))
     return Plan(
         rows=len(rows),
@@ -260,6 +250,22 @@ def plan(student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = No
         single_entry=int(np.count_nonzero(sizes == 1)),
         max_entries=entries,
         max_bytes=size + 12 * entries,
+    )
+
+
+def empty_map(student: Tokenizer, teacher: Tokenizer, config: BuildConfig) -> ProjectionMap:
+    """Return a map with the vocabularies of two tokenizers and without entries."""
+    rows = len(student.table)
+    return ProjectionMap(
+        student=student.vocabulary,
+        teacher=teacher.vocabulary,
+        student_ids=np.zeros(0, np.int32),
+        teacher_ids=np.zeros(0, np.int32),
+        weights=np.zeros(0, np.float32),
+        row_kind=np.zeros(rows, np.uint8),
+        scale_slot=np.zeros(rows, np.uint8) if config.scale_trick else None,
+        method="multitoken",
+        top_k=config.top_k,
     )
 
 
