@@ -1,7 +1,7 @@
 """One of many processes does a job, the others wait: claim files, on local and shared file systems.
 
 A claim is a file that its holder created exclusively (O_EXCL) and touches every few seconds. There
-are no locks: `flock` is a lie on many network file systems, and holds for one host on others.
+are no locks: on some network file systems `flock` does nothing, on others it holds for one host.
 
 - A claim is stale if its process is gone, which only the same machine can tell, or if it was not
   touched for `STALE_AFTER` seconds. Ages are differences of times that the file system itself
