@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from xtok.stages.estimate import estimate as estimate
     from xtok.stages.events import events as events
     from xtok.stages.exact import reapply_exact as reapply_exact
+    from xtok.stages.map_cache import get_map as get_map
     from xtok.stages.merge import merge as merge
     from xtok.stages.multitoken import multitoken as multitoken
     from xtok.stages.sort_cut import sort_cut as sort_cut
@@ -84,6 +85,7 @@ _MODULES = {
     "stages.estimate": ["estimate"],
     "stages.events": ["events"],
     "stages.exact": ["reapply_exact"],
+    "stages.map_cache": ["get_map"],
     "stages.merge": ["merge"],
     "stages.multitoken": ["multitoken"],
     "stages.sort_cut": ["sort_cut"],

@@ -1,4 +1,4 @@
-"""Output paths: checked before any work, written whole or not at all."""
+"""Output paths: checked before any work, written whole or not at all; the cache folder."""
 
 from __future__ import annotations
 
@@ -101,6 +101,14 @@ def replacing(target: Path) -> Iterator[Path]:
             with suppress(OSError):  # another process has put something into it
                 folder.rmdir()
         raise
+
+
+def cache_folder() -> Path:
+    """Return `$XTOK_CACHE_DIR`, or `xtok` in the platform's cache folder."""
+    from platformdirs import user_cache_path
+
+    folder = os.environ.get("XTOK_CACHE_DIR")
+    return Path(folder).expanduser() if folder else user_cache_path("xtok", appauthor=False)
 
 
 def shortened(name: str, num_bytes: int) -> str:

@@ -12,7 +12,7 @@ from xtok.cli.command import run
 from xtok.cli.spellings import Command
 
 _PARTS = {
-    "Everyday": "build build-pairs inspect explain verify convert doctor",
+    "Everyday": "build build-pairs inspect explain verify convert doctor cache",
     "Measure": "evaluate compare align overlap",
     "Stages": "multitoken reapply-exact sort-cut generate estimate merge",
     "Train": "events export",

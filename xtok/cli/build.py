@@ -7,6 +7,7 @@ import typer
 
 import xtok
 from xtok import report
+from xtok.cli.cache import Caching
 from xtok.cli.command import command
 from xtok.cli.counting import checkpoint_of, counting_here
 from xtok.cli.options import (
@@ -37,6 +38,7 @@ def build(
     widths: Widths,
     skip_existing: bool = SKIP_EXISTING,
     dry_run: bool = DRY_RUN,
+    caching: Caching,
 ) -> None:
     """Build a map for a pair of models, in one go: two tokenizers in, a finished map out.
 
@@ -44,7 +46,10 @@ def build(
     """
     if text:  # as `xtok.build` has it
         config = replace(config, weights="prior", scale_trick=False)
-    output.check()
+    if caching.cache and (text or skip_existing or dry_run):
+        raise typer.BadParameter("--cache goes with none of --text, --skip-existing and --dry-run")
+    if output.output is not None or not caching.cache:
+        output.check()
     names = models.both()
     find_texts(text)
     from xtok.maps.names import name_of_map
@@ -55,6 +60,18 @@ def build(
     own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
     student, teacher = models.pair(widths)
+    if caching.cache:
+        from xtok.stages.map_cache import cached_map
+
+        cached = cached_map(student, teacher, config, caching.cache_dir)
+        projection = cached.get(
+            timeout=caching.cache_timeout,
+            progress=report.progress_bar,
+            note=lambda sentence: report.print_notes([sentence]),
+        )
+        is_saved = output.output is None
+        output.write(projection, cached.path if is_saved else path, is_saved=is_saved)
+        return
     exists = skip_existing and path.exists()
     replaced = plans.difference(path, student, teacher, config, text) if exists else None
     if dry_run:

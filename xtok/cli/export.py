@@ -6,7 +6,7 @@ import xtok
 from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import MAP, MapOptions, Models
-from xtok.config import ExportFormat, option
+from xtok.config import OUTPUT, ExportFormat, option
 
 
 @command
@@ -18,8 +18,16 @@ def export(
     ),
     output: Path = option(
         ...,
-        "Where to write; nemo-subtokens puts the teacher's side beside it, as NAME.reverse.pt.",
+        "Where to write. nemo-subtokens puts the teacher's side beside it, as NAME.reverse.pt; "
+        "shared-vocab writes pairs as .json, vLLM's arrays as .safetensors.",
         short="-o",
+    ),
+    print_config: bool = option(
+        False,
+        "Print NeMo-RL's overrides for these files instead of their paths.",
+        flag=True,
+        goes_with=("kind nemo-subtokens",),
+        panel=OUTPUT,
     ),
     models: Models,
     map_options: MapOptions,
@@ -29,10 +37,22 @@ def export(
     nemo-subtokens spells tokens, and needs both models.
     """
     from xtok.training.exports import check_export
+    from xtok.training.subtokens import nemo_overrides
 
     check_export(output, kind)
     projection = map_options.load(map_path)
     report.print_reports(projection.reports)
     projection, tokenizers = models.with_map(projection)
-    for path in xtok.export(projection, output, kind, **tokenizers):
+    paths = xtok.export(
+        projection,
+        output,
+        kind,
+        note=lambda sentence: report.print_notes([sentence]),
+        **tokenizers,
+    )
+    if print_config:
+        forward, reverse = paths
+        print(nemo_overrides(forward, reverse, map_path))  # noqa: T201
+        return
+    for path in paths:
         print(path)  # noqa: T201

@@ -33,7 +33,8 @@ def generate(
     config: GenerateConfig,
     cache_dir: Path | None = option(
         None,
-        "Where embeddings are kept. By default xtok in the user's cache folder.",
+        "Where embeddings are kept. By default $XTOK_CACHE_DIR, or xtok in the user's cache "
+        "folder.",
         metavar="FOLDER",
         panel=COMPUTING,
     ),
@@ -44,7 +45,8 @@ def generate(
 ) -> None:
     """Map each student token to the teacher tokens whose embeddings are most similar."""
     output.check()
-    from xtok.embeddings.cache import Cache, default_folder
+    from xtok.embeddings.cache import Cache
+    from xtok.io import cache_folder
 
     student, teacher = models.pair(widths)
     projection = xtok.generate(
@@ -54,7 +56,7 @@ def generate(
         config,
         embedding_revision=embedding_revision,
         offline=models.offline,
-        cache=Cache(cache_dir or default_folder(), recompute=force_recompute),
+        cache=Cache(cache_dir or cache_folder(), recompute=force_recompute),
         progress=report.progress_bar,
     )
     name = nemo_name(context, models, config) or map_name(projection, "generate")

@@ -59,6 +59,9 @@ def text_option(default: Any, help: str) -> Any:
 
 TEXTS = text_option(..., f"Text to read: {_FILES}")
 OPTIONAL_TEXTS = text_option([], f"Count the map on this text: {_FILES}")
+OVERLAP_TEXTS = text_option(
+    [], f"Also weigh by this text, as acceptance in speculative decoding does: {_FILES}"
+)
 EVENT_TEXTS = text_option([], f"Also merge events that leak on this text: {_FILES}")
 
 
@@ -282,11 +285,12 @@ class MapOutput(FileOutput):
 
         file.check_output(self.path("map.safetensors"))
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
-        """Write the map, report on stderr, and print the map's path on stdout."""
+    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
+        """Write the map, unless it is there, report on stderr, and print its path on stdout."""
         from xtok.inspection import inspect
 
-        projection.save(path)
+        if not is_saved:
+            projection.save(path)
         examples = inspect.example_ids(projection, self.num_examples)
         with suppress(OSError):  # the map is written, whether or not anybody reads the report
             report.print_reports(projection.reports)
@@ -304,13 +308,13 @@ class StrictOutput(MapOutput):
         flag=True,
     )
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
+    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
         from xtok.maps import results
 
         if self.strict:
             results.require_complete(projection)
-        super().write(projection, path)
+        super().write(projection, path, is_saved=is_saved)
 
 
 @dataclass(frozen=True, kw_only=True)

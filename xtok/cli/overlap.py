@@ -9,8 +9,9 @@ import xtok
 from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.doctor import MODEL_LIST, Loading
-from xtok.cli.options import JSON
+from xtok.cli.options import JSON, OVERLAP_TEXTS, TEXT_FIELD
 from xtok.config import option
+from xtok.counting.texts import find_texts
 from xtok.report.tokenizers import print_overlap
 
 
@@ -18,6 +19,8 @@ from xtok.report.tokenizers import print_overlap
 def overlap(
     *,
     models: list[str] = MODEL_LIST,
+    text: list[str] = OVERLAP_TEXTS,
+    field: str = TEXT_FIELD,
     json: bool = JSON,
     csv: bool = option(False, "Print CSV, one line per ordered pair.", flag=True),
     plot: Path | None = option(None, "Draw the matrix to a .png, .svg or .pdf file."),
@@ -30,7 +33,9 @@ def overlap(
 
     if plot is not None:
         check_plot(plot)
-    shared = xtok.overlap(loading.load(models))
+    find_texts(text)
+    tokenizers = loading.load(models)
+    shared = xtok.overlap(tokenizers, text, field=field, progress=report.text_progress_bar)
     if plot is not None:
         plot_overlap(shared, plot)
         report.print_notes([f"the plot is {plot}"])

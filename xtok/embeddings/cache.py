@@ -17,13 +17,6 @@ from xtok.errors import EmbeddingError
 from xtok.io import replacing
 
 
-def default_folder() -> Path:
-    """Return `xtok` in the platform's cache folder."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("xtok", appauthor=False)
-
-
 @dataclass(frozen=True)
 class Cache:
     """A folder of embeddings, a file for each key; several processes may share it.

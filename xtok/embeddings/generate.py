@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import POWER_OF_LARGEST, GenerateConfig
-from xtok.embeddings.cache import Cache, default_folder
+from xtok.embeddings.cache import Cache
 from xtok.embeddings.similarity import Cosine, Vectors
 from xtok.embeddings.sources import Source, open_source, own_embeddings, own_model, table_embeddings
 from xtok.errors import EmbeddingError, XtokError
+from xtok.io import cache_folder
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import finished, reported, undecodable_tokens
@@ -74,7 +75,7 @@ def generate(
         XtokError: if `top_k` is more than the teacher's tokens.
     """
     config = config or GenerateConfig()
-    cache = cache or Cache(default_folder())
+    cache = cache or Cache(cache_folder())
     _check_device(config.device)
     if embedding_revision is not None and embedding_model in (None, OWN):
         raise EmbeddingError(

@@ -231,13 +231,12 @@ def verify_events(
     says = f"{rows:,} and {columns:,} tokens in {events.num_events:,} events"
     checks = [Check("format", "ok", says)]
     checks.append(Check("events", "ok", "each has tokens of both sides, and those of its links"))
-    models = (("student", student_model), ("teacher", teacher_model))
-    for side, model in models:
-        vocabulary: Vocabulary = getattr(events, side)
-        checks.append(digest_check(f"{side} tokens", vocabulary, ()))
-    for side, model in models:
+    for side in ("student", "teacher"):
+        checks.append(digest_check(f"{side} tokens", getattr(events, side), ()))
+    for side, model in (("student", student_model), ("teacher", teacher_model)):
         if model is not None:
-            tokenizer, vocabulary = as_tokenizer(model), getattr(events, side)
+            tokenizer = as_tokenizer(model)
+            vocabulary: Vocabulary = getattr(events, side)
             checks.append(token_check(f"{side} model", vocabulary.table, tokenizer))
             checks.append(width_check(f"{side} width", vocabulary, tokenizer.vocabulary))
     return Verification(path=name, checks=tuple(checks))

@@ -144,8 +144,8 @@ def _report(
     if measures:
         shared, by_bytes, final = measures
         notes.append(
-            f"leak {final.leak:.2%} of the shared token boundaries of the text, {by_bytes.leak:.2%} "
-            f"by the bytes alone, {shared.leak:.2%} for a shared vocabulary"
+            f"leak {final.leak:.2%} of the text's shared token boundaries, {by_bytes.leak:.2%} by "
+            f"the bytes alone, {shared.leak:.2%} for a shared vocabulary"
         )
         notes.append(
             f"{final.student_bits:.2f} bits on the student's side, {final.teacher_bits:.2f} on the "

@@ -13,6 +13,7 @@ from xtok.config import BuildConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest, single_edges
+from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import finished
 from xtok.stages.matches import compared_tables, matching_options, special_edges
 from xtok.vocab.table import match_bytes
@@ -53,15 +54,7 @@ def plan(student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = No
     if config.exact_match:
         sizes[list(match_bytes(rows, columns))] = 1
     entries = int(sizes.sum())
-    empty = finished(
-        single_edges({}),
-        student=student.vocabulary,
-        teacher=teacher.vocabulary,
-        row_kind=np.zeros(len(rows), np.uint8),
-        scale_slot=np.zeros(len(rows), np.uint8) if config.scale_trick else None,
-        method="multitoken",
-        top_k=config.top_k,
-    )
+    empty = empty_map(student, teacher, config)
     # The stages' options and the numbers in the header take a kilobyte more, at most.
     size = len(mapfile.to_safetensors(empty)) + 1024 + len(str(config.options))
     return Plan(
@@ -70,6 +63,20 @@ def plan(student: Tokenizer, teacher: Tokenizer, config: BuildConfig | None = No
         single_entry=int(np.count_nonzero(sizes == 1)),
         max_entries=entries,
         max_bytes=size + 12 * entries,
+    )
+
+
+def empty_map(student: Tokenizer, teacher: Tokenizer, config: BuildConfig) -> ProjectionMap:
+    """Return a map with the vocabularies of two tokenizers and without entries."""
+    num_rows = len(student.table)
+    return finished(
+        single_edges({}),
+        student=student.vocabulary,
+        teacher=teacher.vocabulary,
+        row_kind=np.zeros(num_rows, np.uint8),
+        scale_slot=np.zeros(num_rows, np.uint8) if config.scale_trick else None,
+        method="multitoken",
+        top_k=config.top_k,
     )
 
 
