@@ -231,8 +231,9 @@ def verify_events(
     says = f"{rows:,} and {columns:,} tokens in {events.num_events:,} events"
     checks = [Check("format", "ok", says)]
     checks.append(Check("events", "ok", "each has tokens of both sides, and those of its links"))
-    for side in ("student", "teacher"):
-        checks.append(digest_check(f"{side} tokens", getattr(events, side), ()))
+    checks += [
+        digest_check(f"{side} tokens", getattr(events, side), ()) for side in ("student", "teacher")
+    ]
     for side, model in (("student", student_model), ("teacher", teacher_model)):
         if model is not None:
             tokenizer = as_tokenizer(model)
