@@ -248,15 +248,15 @@ def _similar(
         if config.weight_threshold > 0:
             # The sum over the whole row, of which `weights` has only the k largest.
             parameters = np.float32(POWER_OF_LARGEST) * largest if power else largest
+
+            def in_place(tile: torch.Tensor, own: torch.Tensor) -> None:
+                if power:
+                    tile.abs_().pow_(own)
+                else:
+                    tile.sub_(own).div_(config.temperature).exp_()
+
             with progress("summing up rows", len(x)) as advance:
-                sums = cosine.sums(
-                    x,
-                    (lambda tile, own: tile.abs_().pow_(own))
-                    if power
-                    else (lambda tile, own: tile.sub_(own).div_(config.temperature).exp_()),
-                    parameters[:, 0],
-                    advance=advance,
-                )
+                sums = cosine.sums(x, in_place, parameters[:, 0], advance=advance)
             keep &= weights >= config.weight_threshold * sums[:, None]
             dropped["entries below the threshold"] = int((~keep).sum())
             dropped["rows emptied by the threshold"] = int((~keep.any(axis=1)).sum())
@@ -272,11 +272,8 @@ def _anchors(
     column_ids: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the places of exactly equal tokens among the embedded ids, in order of student id."""
-    place_of_row, place_of_column = (
-        {i: place for place, i in enumerate(ids.tolist())} for ids in (row_ids, column_ids)
-    )
-    equal = match_bytes(rows, columns).items()
-    pairs = [(place_of_row[s], place_of_column[t]) for s, t in equal if s in place_of_row]
+    equal = match_bytes(rows, columns)
+    pairs = {s: equal[s] for s in row_ids.tolist() if s in equal}
     if len(pairs) < _FEWEST_ANCHORS:
         raise EmbeddingError(
             f"only {len(pairs)} tokens are exactly equal on both sides, too few to fit "
@@ -284,8 +281,7 @@ def _anchors(
             hint="give sentence:MODEL or input:MODEL with {option}",
             parameter="embedding_model",
         )
-    x, y = np.array(pairs, np.int64).T
-    return x, y
+    return np.searchsorted(row_ids, list(pairs)), np.searchsorted(column_ids, list(pairs.values()))
 
 
 def _fitted(
