@@ -42,8 +42,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Besides configs and options, the function may take `given: Given`, `context: typer.Context`,
     and `stderr: TextIO`, which --quiet does not silence.
     """
-    hints = get_type_hints(function, include_extras=True)
-    own = inspect.signature(function).parameters
+    own = inspect.signature(function, eval_str=True).parameters
+    hints = {name: parameter.annotation for name, parameter in own.items()}
     configs = {name: hints[name] for name in own if is_dataclass(hints[name])}
     shown = {"context": inspect.Parameter("context", _KEYWORD, annotation=typer.Context)}
     for name, parameter in own.items():
