@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a dead link, is complete, and takes nothing from elsewhere."""
+"""The documentation site: it builds without a dead link, is complete, and loads nothing remote."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_describes_every_public_name(site: Path) -> None:
     headings = set(re.findall(r"xtok\.losses\.(\w+)", text))
     functions = {n for n in xtok.__all__ if n != "__version__"}
     assert {f"xtok.{name}" for name in functions} - described == set()
-    kinds = {"BatchLoss", "LossName"}  # names of types; the functions that take them say what they are
+    kinds = {"BatchLoss", "LossName"}  # names of types
     assert set(losses.__all__) - headings == kinds
     assert "option(" not in text
     assert "Entries per row, the scale slot included. Range: at least" in text
