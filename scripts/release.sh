@@ -19,7 +19,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tree"
 git archive HEAD | tar -x -C "$work/tree" # only what is committed
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) # so that a commit gives the same bytes again
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) # so that a commit gives the same wheel again
 export SOURCE_DATE_EPOCH
 run python -m build --no-isolation --outdir "$work/dist" "$work/tree"
 XTOK_DIST="$work/dist" run python -m pytest -n 0 tests/test_wheel.py
