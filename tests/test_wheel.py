@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -114,8 +113,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [*pip, "install", "-qq", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(command, env=environment(), timeout=300, check=True)
     [packages] = (folder / "lib").glob("python3.*/site-packages")
-    paths = [sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")]
-    (packages / "dependencies.pth").write_text("\n".join(dict.fromkeys(paths)), encoding="utf-8")
+    paths = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (packages / "dependencies.pth").write_text("\n".join(paths), encoding="utf-8")
     return folder
 
 
