@@ -458,7 +458,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(XtokError, match="parquet needs pyarrow") as caught:
         export(GOOD, tmp_path / "map.parquet", "parquet")
-    assert caught.value.hint == "in your clone of xtok: pip install -e '.[parquet]'"
+    assert caught.value.hint == "pip install pyarrow"
 
 
 # What is wrong

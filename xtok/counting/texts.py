@@ -208,9 +208,10 @@ def _need(module: str, path: Path) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        package = module.partition(".")[0]
         raise XtokError(
-            f"{path} needs the package {module.partition('.')[0]}, which is not installed",
-            hint=install_hint("text"),
+            f"{path} needs the package {package}, which is not installed",
+            hint=install_hint(package),
         ) from error
 
 

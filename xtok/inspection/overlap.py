@@ -188,7 +188,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
-        raise XtokError("a plot needs matplotlib", hint=install_hint("plot")) from error
+        raise XtokError("a plot needs matplotlib", hint=install_hint("matplotlib")) from error
 
 
 def plot_overlap(matrix: Overlap, path: Path) -> None:

@@ -253,7 +253,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise XtokError("parquet needs pyarrow", hint=install_hint("parquet")) from error
+        raise XtokError("parquet needs pyarrow", hint=install_hint("pyarrow")) from error
     return pyarrow, pyarrow.parquet
 
 
