@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "Measure",
     "align": "Measure",
     "overlap": "Measure",
+    "report": "Measure",
     "multitoken": "Stages",
     "reapply-exact": "Stages",
     "sort-cut": "Stages",
