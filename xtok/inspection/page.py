@@ -286,9 +286,7 @@ class _Pair:
                 share = None if counts is None else _share(counts, of_class)
                 name = member.name.lower()
                 classes.append(
-                    PairClass(
-                        token_class=name, label=member.label, shared=shared, text_share=share
-                    )
+                    PairClass(token_class=name, label=member.label, shared=shared, text_share=share)
                 )
         return classes
 

@@ -119,9 +119,7 @@ def count_text(
             _entropy(keys, amounts) - _entropy(t, amounts),
         ),
     )
-    return TextCounts(
-        student=counts[0], teacher=counts[1], sentences=picker.sentences, facts=facts
-    )
+    return TextCounts(student=counts[0], teacher=counts[1], sentences=picker.sentences, facts=facts)
 
 
 def _events(

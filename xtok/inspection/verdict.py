@@ -128,7 +128,9 @@ def _p_kl(n: MapNumbers) -> Fit:
     if not n.is_counted:
         problems.append("weights are the recipe's, not counted")
     if n.measures is not None and closed is not None and closed.value < 0:
-        values = f"{n.measures.chunk_cross_entropy.value:.3f} nats against {n.measures.chunk_recipe:.3f}"
+        values = (
+            f"{n.measures.chunk_cross_entropy.value:.3f} nats against {n.measures.chunk_recipe:.3f}"
+        )
         worse = f"On this text it is worse than X-Token's recipe: {values} over chunks."
         return Fit(loss="p-kl", level="bad", why=worse)
     if n.empty_text > 0.01:
@@ -136,7 +138,11 @@ def _p_kl(n: MapNumbers) -> Fit:
         return Fit(loss="p-kl", level="bad", why=empty)
     if problems:
         return Fit(loss="p-kl", level="care", why=_sentence("; ".join(problems)))
-    measured = "" if closed is None else f"; on this text they close {closed.value:.0%} of the way to the best map in hindsight"
+    measured = (
+        ""
+        if closed is None
+        else f"; on this text they close {closed.value:.0%} of the way to the best map in hindsight"
+    )
     return Fit(
         loss="p-kl", level="good", why=f"Rows are counted probabilities, without slots{measured}."
     )
@@ -146,9 +152,7 @@ def _pairs(pair: PairFacts, n: MapNumbers) -> tuple[Fit, Fit]:
     suited, why = suited_loss(pair.student_share, pair.numerals, pair.numerals_shared)
     gold: Fit | None = None
     if not n.exact:
-        gold = Fit(
-            loss="gold", level="bad", why="It compares exact rows, and the map has none."
-        )
+        gold = Fit(loss="gold", level="bad", why="It compares exact rows, and the map has none.")
     elif suited == "P-KL":
         gold = Fit(loss="gold", level="care", why=_sentence(f"{why}: they are compared by rank"))
     else:

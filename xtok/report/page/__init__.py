@@ -215,10 +215,7 @@ def _columns_bar(one: MapClass) -> Markup:
 
 def _parts_bar(label: str, parts: Sequence[Part], styles: dict[str, str]) -> Markup:
     words = [f"{part.count:,} {part.name}" for part in parts]
-    tips = [
-        f"{about}: {_examples(part)}"
-        for about, part in zip(words, parts, strict=True)
-    ]
+    tips = [f"{about}: {_examples(part)}" for about, part in zip(words, parts, strict=True)]
     return pictures.bar(
         [Segment(styles[part.name], part.count) for part in parts],
         f"{label}: {', '.join(words) or 'none'}",

@@ -262,4 +262,3 @@ def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
     planes = np.frombuffer(zlib.decompress(base64.b64decode(data), -15), np.uint8)
     values = planes.reshape(width, -1).astype(np.int64)
     return sum((plane << (8 * n) for n, plane in enumerate(values)), np.zeros(values.shape[1], int))
-
