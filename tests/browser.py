@@ -112,8 +112,9 @@ class Browser:
         text = {"text": "\r"} if key == "Enter" else {}
         codes = {"Tab": 9, "Enter": 13, "Escape": 27}
         for kind in ("keyDown", "keyUp"):
-            shared = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
-            self._send("Input.dispatchKeyEvent", type=kind, **shared, **text)
+            shared: dict[str, Any] = {"key": key, "code": key}
+            shared |= {"windowsVirtualKeyCode": codes[key], **text}
+            self._send("Input.dispatchKeyEvent", type=kind, **shared)
 
     def type(self, text: str) -> None:
         """Type text where the focus is."""

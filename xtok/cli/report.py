@@ -93,7 +93,7 @@ def report(
     pairs: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of MAP: an index of the maps of this list, as build-pairs takes it; those "
+            help="Instead of MAP: an index of the maps of a list as build-pairs takes it. Those "
             "that need a look come first.",
             metavar="FILE",
             parser=read_path,

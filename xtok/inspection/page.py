@@ -178,7 +178,10 @@ def examine(
     loaded, names = as_maps(maps, names)
     if tokenizers is not None:
         student, teacher = (side.vocabulary for side in tokenizers)
-        loaded = [with_vocabularies(m, student=student, teacher=teacher) for m in loaded]
+        loaded = [
+            with_vocabularies(m, student=student, teacher=teacher, widths=True, name=name)
+            for m, name in zip(loaded, names, strict=True)
+        ]
     loaded = of_one_pair(loaded, names)
     repeated = {name for name, times in Counter(names).items() if times > 1}
     names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
@@ -407,11 +410,16 @@ def _commands(m: ProjectionMap) -> list[tuple[str, ...]]:
         return [("xtok", "build", *models, *built, *given)]
     commands = []
     for step in m.history:
+        if step["stage"] in _NO_COMMANDS:
+            continue
         words = [w for name, v in sorted(step["options"].items()) for w in _flag(name, v)]
         own_texts = [w for one in step.get("texts", ()) for w in ("--text", str(one["name"]))]
         commands.append(("xtok", str(step["stage"]), *words, *own_texts))
     return commands
 
+
+_NO_COMMANDS = ("import", "learn", "transpose")
+"""Stages that no command of their name runs: reading a file, training, `convert --transpose`."""
 
 _BUILT = (
     ["multitoken", "reapply-exact", "sort-cut"],

@@ -86,7 +86,7 @@ def _entry(pair: Pair, output_dir: Path) -> IndexEntry:
 
 
 def _badness(entry: IndexEntry) -> tuple[object, ...]:
-    """Return what entries are sorted by: problems, levels of findings, what both vocabularies share."""
+    """Return what entries are sorted by: problems, levels of findings, what both sides share."""
     levels = [finding.level for finding in entry.findings]
     return (
         entry.problem is None,

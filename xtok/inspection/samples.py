@@ -100,10 +100,14 @@ def align_sample(
     done = [0, 0]
 
     def alone(up_to: tuple[int, int]) -> None:
-        for i in student_ids[done[0] : up_to[0]]:
-            chunks.append(SampleChunk(student=_tokens(rows, [i]), teacher=(), kind="alone"))
-        for i in teacher_ids[done[1] : up_to[1]]:
-            chunks.append(SampleChunk(student=(), teacher=_tokens(columns, [i]), kind="alone"))
+        chunks.extend(
+            SampleChunk(student=_tokens(rows, [i]), teacher=(), kind="alone")
+            for i in student_ids[done[0] : up_to[0]]
+        )
+        chunks.extend(
+            SampleChunk(student=(), teacher=_tokens(columns, [i]), kind="alone")
+            for i in teacher_ids[done[1] : up_to[1]]
+        )
 
     for pair in aligner.pairs(student_ids, teacher_ids):
         alone((pair.student_tokens[0], pair.teacher_tokens[0]))

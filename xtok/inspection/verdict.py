@@ -128,9 +128,8 @@ def _p_kl(n: MapNumbers) -> Fit:
     if not n.is_counted:
         problems.append("weights are the recipe's, not counted")
     if n.measures is not None and closed is not None and closed.value < 0:
-        values = (
-            f"{n.measures.chunk_cross_entropy.value:.3f} nats against {n.measures.chunk_recipe:.3f}"
-        )
+        value, recipe = n.measures.chunk_cross_entropy.value, n.measures.chunk_recipe
+        values = f"{value:.3f} nats against {recipe:.3f}"
         worse = f"On this text it is worse than X-Token's recipe: {values} over chunks."
         return Fit(loss="p-kl", level="bad", why=worse)
     if n.empty_text > 0.01:
@@ -141,7 +140,7 @@ def _p_kl(n: MapNumbers) -> Fit:
     measured = (
         ""
         if closed is None
-        else f"; on this text they close {closed.value:.0%} of the way to the best map in hindsight"
+        else f"; they close {closed.value:.0%} of the way to this text's best map"
     )
     return Fit(
         loss="p-kl", level="good", why=f"Rows are counted probabilities, without slots{measured}."
@@ -179,7 +178,7 @@ def findings(pair: PairFacts, maps: Sequence[tuple[str, MapNumbers]]) -> tuple[F
             Finding(level=level, number=number, text=text, place=place, map_name=of_map)
             for level, number, text, place in _of_map(numbers)
         ]
-    found.sort(key=lambda finding: LEVELS.index(finding.level))
+    found.sort(key=lambda one: LEVELS.index(one.level))
     return tuple(found[:_MOST])
 
 
@@ -201,9 +200,9 @@ def _of_pair(pair: PairFacts, lost: float) -> list[Finding]:
     same = "of the student's vocabulary is in the teacher's, byte for byte"
     if pair.text:
         tokens = pair.text.tokens
-        in_text = tokens.both / max(1, tokens.student)
-        same += f"; {in_text:.0%} of the text's tokens are the same token at the same place"
-        share = min(share, in_text)
+        text_share = tokens.both / max(1, tokens.student)
+        same += f"; {text_share:.0%} of the text's tokens are the same token at the same place"
+        share = min(share, text_share)
     found.append(
         Finding(
             level="good" if share >= 0.5 else "care",
@@ -254,8 +253,10 @@ def _of_map(n: MapNumbers) -> list[tuple[Level, str, str, str]]:
     if n.empty:
         in_text = "" if n.measures is None else f"; they are {n.empty_text:.2%} of the text"
         level: Level = "bad" if n.empty_text > 0.01 else "care" if n.empty_text > 0 else "note"
-        words = "token has an empty row" if n.empty == 1 else "tokens have empty rows"
+        words = "token has an empty row" if n.empty == 1 else "tokens have an empty row"
         found.append((level, f"{n.empty:,}", f"{words}{in_text}.", "classes"))
+    else:
+        found.append(("good", "0", "tokens have an empty row.", "classes"))
     if n.measures is not None:
         found.append(_measured(n, n.measures))
     if n.slots:
@@ -266,7 +267,8 @@ def _of_map(n: MapNumbers) -> list[tuple[Level, str, str, str]]:
     text = "of the teacher's tokens are in no row: the map never predicts them."
     if not n.unreached:
         text = "of the teacher's tokens are in no row: the map can predict all of them."
-    found.append((level, f"{share:.0%}", text, "classes"))
+    number = f"{share:.0%}" if share >= 0.01 else f"{n.unreached:,}"
+    found.append((level, number, text, "classes"))
     return found
 
 

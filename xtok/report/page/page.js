@@ -52,14 +52,18 @@ addEventListener("mousemove", (event) => {
   if (bar) showTip(bar, event.clientX, event.clientY);
   else tip.hidden = true;
 });
-addEventListener("focusin", (event) => {
-  if (!event.target.dataset.tip) return;
-  const box = event.target.getBoundingClientRect();
-  showTip(event.target, box.left, box.bottom - 10);
-});
+function showFocused() {
+  const bar = document.activeElement;
+  tip.hidden = !bar.dataset.tip;
+  if (tip.hidden) return;
+  const box = bar.getBoundingClientRect();
+  showTip(bar, box.left, box.bottom - 10);
+}
+
+addEventListener("focusin", showFocused);
 addEventListener("focusout", () => (tip.hidden = true));
 addEventListener("keydown", (event) => event.key === "Escape" && (tip.hidden = true));
-addEventListener("scroll", () => (tip.hidden = true), true);
+addEventListener("scroll", showFocused, true);
 addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });

@@ -29,7 +29,7 @@ def overlap(shared: Shared, label: str) -> Markup:
     """
     totals = shared.student, shared.teacher
     largest = max(*totals, 1)
-    radii = [72 * sqrt(total / largest) for total in totals]
+    radii = 72 * sqrt(totals[0] / largest), 72 * sqrt(totals[1] / largest)
     both = min(shared.both, *totals)
     distance = _distance(*radii, both / largest * pi * 72**2)
     left, right = -radii[0], max(distance + radii[1], radii[0])

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.inspection.page import Examined
+from xtok.maps.pair import require_table
 from xtok.maps.projection_map import ProjectionMap
 from xtok.vocab.table import TokenTable, match_bytes
 
@@ -59,8 +60,7 @@ def pack(examined: Examined, max_size: int) -> Search:
     text. The heaviest entry of a row stays as long as its token.
     """
     first = examined.maps[0]
-    tables = first.student.table, first.teacher.table
-    assert tables[0] is not None and tables[1] is not None  # noqa: S101
+    tables = require_table(first.student), require_table(first.teacher)
     packer = _Packer(examined, *tables)
     left_out: list[str] = []
     columns = packer.tokens(1.0)
@@ -235,13 +235,14 @@ class _Entries:
 def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
     """Return weights as integers that hold three digits: 900 * exponent + digits - 100.
 
-    A weight is digits * 10 ** -(exponent + 2); 1.0 is 0. Those below 1e-9 count as 1e-9.
+    A weight is digits * 10 ** -(exponent + 2); 1.0 is 0.
     """
-    clipped = np.asarray(weights, np.float64).clip(1e-9, 1.0)
-    exponent = np.ceil(-np.log10(clipped) - 1e-9).astype(np.int64)
-    digits = np.round(clipped * 10.0 ** (exponent + 2)).astype(np.int64)
+    weights = np.asarray(weights, np.float64).clip(1e-45, 1.0)  # float32 has no smaller ones
+    exponent = np.ceil(-np.log10(weights) - 1e-9).astype(np.int64)
+    digits = np.round(weights * 10.0 ** (exponent + 2)).astype(np.int64)
     over = digits == 1000
-    return 900 * (exponent - over) + np.where(over, 100, digits) - 100
+    codes: NDArray[np.int64] = 900 * (exponent - over) + np.where(over, 100, digits) - 100
+    return codes
 
 
 def _deltas(ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -260,5 +261,7 @@ def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
     """Return the numbers of a column again, int64; what `page.js` does, for tests and readers."""
     width, data = columns[name]
     planes = np.frombuffer(zlib.decompress(base64.b64decode(data), -15), np.uint8)
-    values = planes.reshape(width, -1).astype(np.int64)
-    return sum((plane << (8 * n) for n, plane in enumerate(values)), np.zeros(values.shape[1], int))
+    numbers = np.zeros(len(planes) // width, np.int64)
+    for place, plane in enumerate(planes.reshape(width, -1)):
+        numbers += plane.astype(np.int64) << 8 * place
+    return numbers
