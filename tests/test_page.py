@@ -293,7 +293,7 @@ def test_sentences_are_spelled_by_both_sides(plain: Examined) -> None:
 
 def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
     picker = SentencePicker()
-    rest = "begin\n"
+    rest = "begin\n\n"
     picker.look(f"{rest}Die Größe des Leuchtturms überrascht alle.\n", "a.txt")
     picker.look(f"{rest}Another line of letters from the same alphabet.\n", "a.txt")
     picker.look(f"{rest}Маяк стоит на скале и светит кораблям.\n", "a.txt")

@@ -8,6 +8,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from xtok.alignment.aligner import TokenAligner
@@ -168,11 +169,12 @@ class SentencePicker:
         return (*self._of_script.values(), *others)[:_MOST] or BUILT_IN
 
 
-_END = re.compile(r"(?<=[.!?؟])\s+|(?<=[。！？])|\n")
+_ENDS = (re.compile(r"(?<=[.!?؟])\s+|(?<=[。！？])|\n\s*\n"), re.compile(r"\n"))
 
 
 def _sentences(text: str) -> Iterator[str]:
-    for part in _END.split(text)[1:]:  # the first may begin anywhere
+    """Return what may be sentences, then lines; not the first of each, which may be a fragment."""
+    for part in chain.from_iterable(end.split(text)[1:] for end in _ENDS):
         sentence = part.strip()
         letters = sum(map(str.isalpha, sentence))
         width = len(sentence) + sum(char >= "\u1100" for char in sentence)

@@ -171,13 +171,20 @@ def _sentence(words: str) -> str:
 
 def findings(pair: PairFacts, maps: Sequence[tuple[str, MapNumbers]]) -> tuple[Finding, ...]:
     """Return three to six findings on a pair and its maps, by name, the worst first."""
-    found = list(_of_pair(pair, maps[0][1].lost))
-    for name, numbers in maps:
-        of_map = name if len(maps) > 1 else None
-        found += [
-            Finding(level=level, number=number, text=text, place=place, map_name=of_map)
-            for level, number, text, place in _of_map(numbers)
-        ]
+    of_maps = [
+        Finding(
+            level=level,
+            number=number,
+            text=text,
+            place=place,
+            map_name=name if len(maps) > 1 else None,
+        )
+        for name, numbers in maps
+        for level, number, text, place in _of_map(numbers)
+    ]
+    measured = [one for one in of_maps if one.place == "quality"]
+    others = [one for one in of_maps if one.place != "quality"]
+    found = [*measured, *_of_pair(pair, maps[0][1].lost), *others]
     found.sort(key=lambda one: LEVELS.index(one.level))
     return tuple(found[:_MOST])
 
