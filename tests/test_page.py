@@ -412,7 +412,7 @@ def test_what_does_not_fit_is_left_out_and_said(measured: Examined) -> None:
     packs = [pack(measured, size) for size in sizes]
     assert [p.size <= size for p, size in zip(packs, sizes, strict=True)] == [True] * 3
     assert packs[0].left_out[0].startswith("the lightest entries of rows, ")
-    assert packs[0].left_out[0].endswith(" of the weight where the text's tokens are")
+    assert packs[0].left_out[0].endswith(" of the weight, counted by the text")
     assert len(numbers_of(packs[0].columns, "ids_1")) < entries
     assert packs[1].left_out[0] == "the pieces of tokens"
     assert packs[2].left_out[0].startswith("the names of all but the ")

@@ -67,7 +67,7 @@ def report(
     map_paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[MAP] [MAP]",
+            metavar="MAP...",
             help="A map file, or two of one pair to put side by side.",
             parser=read_path,
             show_default=False,

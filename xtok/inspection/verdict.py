@@ -226,7 +226,7 @@ def _of_pair(pair: PairFacts, lost: float) -> list[Finding]:
                 level="care" if roles else "note",
                 number=f"{pair.special_alone:,}",
                 text=f"of {plural(pair.special, 'special token')} of the student have no partner, "
-                f"and empty rows.{named if roles else ' All of them are reserved or nameless.'}",
+                f"and empty rows.{named if roles else ' All are reserved, or have no known role.'}",
                 place="classes",
             )
         )

@@ -48,7 +48,7 @@ _MARKS = {
     "good": ("✓", "good"),
     "note": ("i", "note"),
     "care": ("!", "look"),
-    "bad": ("✕", "wrong"),
+    "bad": ("✕", "bad"),
 }
 _PLACES = {
     "pair": "the pair",

@@ -42,8 +42,8 @@ def overlap(shared: Shared, label: str) -> Markup:
     )
     lens = _lens(x, radii, distance) if both else ""
     return Markup(
-        f'<svg class="overlap" viewBox="0 0 {width + 4:.2f} 148" preserveAspectRatio="xMinYMid" role="img" '
-        f'aria-label="{escape(label)}">{circles}{lens}</svg>'
+        f'<svg class="overlap" viewBox="0 0 {width + 4:.2f} 148" preserveAspectRatio="xMinYMid" '
+        f'role="img" aria-label="{escape(label)}">{circles}{lens}</svg>'
     )
 
 

@@ -67,7 +67,8 @@ def pack(examined: Examined, max_size: int) -> Search:
     room = max_size - _size(columns)
     least = _size(packer.entries(0))
     if least > room:
-        share = _most(lambda n: _size(packer.tokens(n / 64)) + least <= max_size, 64) / 64
+        most = max_size - max_size // 8  # the rest for entries
+        share = _most(lambda n: _size(packer.tokens(n / 64)) + least <= most, 64) / 64
         columns = packer.tokens(share)
         room = max_size - _size(columns)
         kept = [int(share * len(table)) for table in tables]
@@ -92,7 +93,7 @@ def pack(examined: Examined, max_size: int) -> Search:
     if weight > 0:
         left_out.append(
             f"the lightest entries of rows, {weight:.2%} of the weight"
-            + (" where the text's tokens are" if examined.counts else "")
+            + (", counted by the text" if examined.counts else "")
         )
     return Search(columns=columns, long=packer.long, left_out=tuple(left_out))
 
