@@ -324,7 +324,7 @@ def _numbers(
         heavy_share=float(is_text[heavy].sum() / texts),
         slots=len(slots),
         slot_weight=float(slots.mean()) if len(slots) else 0.0,
-        is_counted=is_counted(m),
+        is_counted=_is_counted(m),
         unreached=int((~reached & (pair.columns.lengths > 0)).sum()),
         teacher_tokens=len(pair.columns.text_ids),
         failed=verification.failed,
@@ -336,12 +336,16 @@ def _numbers(
     return numbers, verification
 
 
-def is_counted(m: ProjectionMap) -> bool:
-    """Tell whether a map's weights were counted, on text or on synthetic text."""
-    return any(
-        step["stage"] == "estimate" or step["options"].get("weights") == "prior"
-        for step in m.history
-    )
+def counts_pieces(m: ProjectionMap) -> bool:
+    """Tell whether `multitoken` counted a map's weights on synthetic text."""
+    return any(step.get("options", {}).get("weights") == "prior" for step in m.history)
+
+
+def _is_counted(m: ProjectionMap) -> bool | None:
+    """Tell whether a map's weights were counted; None if nothing tells."""
+    if counts_pieces(m) or (m.row_kind == RowKind.COUNTED).any():
+        return True
+    return False if {step["stage"] for step in m.history} & set(_STAGES) else None
 
 
 # The parts of a class's bar, and the kinds of rows that they are.
@@ -356,7 +360,7 @@ _PARTS = {
 
 def _map_classes(m: ProjectionMap, pair: _Pair) -> tuple[MapClass, ...]:
     part_of_kind = {kind: part for part, kinds in _PARTS.items() for kind in kinds}
-    if is_counted(m):  # `multitoken` calls rows that it counts on synthetic text pieces
+    if counts_pieces(m):  # `multitoken` calls rows that it counts on synthetic text pieces
         part_of_kind[RowKind.PIECES] = "counted"
     parts = list(_PARTS)
     part_ids = np.array([parts.index(part_of_kind[kind]) for kind in RowKind])
@@ -410,7 +414,7 @@ def _commands(m: ProjectionMap) -> list[tuple[str, ...]]:
         return [("xtok", "build", *models, *built, *given)]
     commands = []
     for step in m.history:
-        if step["stage"] in _NO_COMMANDS:
+        if step["stage"] not in _STAGES:  # a file that was read, a trained map, another program's
             continue
         words = [w for name, v in sorted(step["options"].items()) for w in _flag(name, v)]
         own_texts = [w for one in step.get("texts", ()) for w in ("--text", str(one["name"]))]
@@ -418,8 +422,8 @@ def _commands(m: ProjectionMap) -> list[tuple[str, ...]]:
     return commands
 
 
-_NO_COMMANDS = ("import", "learn", "transpose")
-"""Stages that no command of their name runs: reading a file, training, `convert --transpose`."""
+_STAGES = ("multitoken", "reapply-exact", "sort-cut", "generate", "estimate", "merge")
+"""Stages that a command of their name runs."""
 
 _BUILT = (
     ["multitoken", "reapply-exact", "sort-cut"],

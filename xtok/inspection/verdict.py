@@ -84,7 +84,7 @@ class MapNumbers:
         heavy_share: of the same, those with an entry of at least 0.6, which H-KL takes as a pair.
         slots: rows with a scale slot.
         slot_weight: the least share of such a row that its slot takes.
-        is_counted: whether weights were counted.
+        is_counted: whether weights were counted; None if nothing tells.
         unreached: teacher tokens that no row leads to.
         teacher_tokens: of so many.
         failed: checks of `verify` that failed.
@@ -99,7 +99,7 @@ class MapNumbers:
     heavy_share: float
     slots: int
     slot_weight: float
-    is_counted: bool
+    is_counted: bool | None
     unreached: int
     teacher_tokens: int
     failed: tuple[str, ...]
@@ -125,8 +125,8 @@ def _p_kl(n: MapNumbers) -> Fit:
             f"{plural(n.exact, 'exact row')} put all weight on one token, though the teacher may "
             "begin a longer one there"
         )
-    if not n.is_counted:
-        problems.append("weights are the recipe's, not counted")
+    if n.is_counted is False:
+        problems.append("weights were not counted")
     if n.measures is not None and closed is not None and closed.value < 0:
         value, recipe = n.measures.chunk_cross_entropy.value, n.measures.chunk_recipe
         values = f"{value:.3f} nats against {recipe:.3f}"
@@ -137,19 +137,17 @@ def _p_kl(n: MapNumbers) -> Fit:
         return Fit(loss="p-kl", level="bad", why=empty)
     if problems:
         return Fit(loss="p-kl", level="care", why=_sentence("; ".join(problems)))
+    rows = "Rows are counted probabilities" if n.is_counted else "Rows are probabilities"
     measured = (
         ""
         if closed is None
         else f"; they close {closed.value:.0%} of the way to this text's best map"
     )
-    return Fit(
-        loss="p-kl", level="good", why=f"Rows are counted probabilities, without slots{measured}."
-    )
+    return Fit(loss="p-kl", level="good", why=f"{rows}, without exact rows or slots{measured}.")
 
 
 def _pairs(pair: PairFacts, n: MapNumbers) -> tuple[Fit, Fit]:
     suited, why = suited_loss(pair.student_share, pair.numerals, pair.numerals_shared)
-    gold: Fit | None = None
     if not n.exact:
         gold = Fit(loss="gold", level="bad", why="It compares exact rows, and the map has none.")
     elif suited == "P-KL":

@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from xtok.inspection.evaluate import MapMeasures
-from xtok.inspection.page import Examined, MapClass, PairClass, Part, is_counted
+from xtok.inspection.page import Examined, MapClass, PairClass, Part, counts_pieces
 from xtok.inspection.pages import Index
 from xtok.inspection.ranking import Interval
 from xtok.inspection.samples import SampleToken
@@ -74,14 +74,14 @@ def render(examined: Examined, *, command: Sequence[str] = (), max_bytes: int = 
         "columns": search.columns,
         "long": search.long,
         "kinds": [_kinds(m) for m in examined.maps],
-        "sides": [page.student, page.teacher],
+        "sides": [shortened(printable(name)) for name in (page.student, page.teacher)],
     }
     return _rendered("page.html.jinja", **{**context, "search": search, "data": _data(data)})
 
 
 def _kinds(projection: ProjectionMap) -> list[str]:
     """Return what the kinds of rows are called; `multitoken` counts its pieces if asked to."""
-    counted = {RowKind.PIECES: "counted on synthetic text"} if is_counted(projection) else {}
+    counted = {RowKind.PIECES: "counted on synthetic text"} if counts_pieces(projection) else {}
     return [counted.get(kind, kind.name.lower()) for kind in RowKind]
 
 
