@@ -13,7 +13,7 @@ from xtok.cli.spellings import Command
 
 _PARTS = {
     "Everyday": "build build-pairs inspect explain verify convert doctor cache",
-    "Measure": "evaluate compare align overlap",
+    "Measure": "evaluate compare align overlap report",
     "Stages": "multitoken reapply-exact sort-cut generate estimate merge",
     "Train": "events export",
 }
