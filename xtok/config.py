@@ -347,10 +347,11 @@ class EventsConfig(Config):
 
     max_leak: float = option(
         0.005,
-        "The largest share of shared token boundaries at which the two tokens may be in different "
-        "events; needs text.",
+        "The largest share of the text's shared token boundaries at which the two tokens may be in "
+        "different events.",
         min=0,
         below=1,
+        goes_with=("text",),
     )
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from xtok.inspection.page import Examined
 from xtok.maps.projection_map import ProjectionMap, require_table
+from xtok.vocab.table import TokenTable, match_bytes
 
 SHOWN_BYTES = 160
 """Bytes of a token, or of a special token's name, that a page holds."""
