@@ -33,6 +33,8 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "estimate-memory": ("counting:memory", "peak memory over 100 million tokens"),
     "generate": ("training:similarity", "the search of `generate` beside the bare matrix product"),
     "p-kl": ("training:p_kl_cost", "P-KL's memory and time beside a bare log-softmax"),
+    "event-kl": ("events:event_kl_cost", "event KL beside the plain KL of one vocabulary"),
+    "events": ("events:events", "event maps' leak and bits on held-out text (minutes)"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "quality": ("quality:quality", "maps on held-out text, with and without a corpus (hours)"),
     "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),

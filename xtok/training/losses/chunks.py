@@ -169,9 +169,10 @@ def chunk_means(
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     """Return the log-softmax over the last dimension, where −∞ counts as `FLOOR`."""
-    log_probs = torch.log_softmax(logits / temperature, -1)
-    masked = torch.isneginf(log_probs)
-    return log_probs.masked_fill(masked, FLOOR) if bool(masked.any()) else log_probs
+    log_probs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+    if log_probs.numel() and bool(torch.isneginf(log_probs.amin())):
+        return log_probs.masked_fill(torch.isneginf(log_probs), FLOOR)
+    return log_probs
 
 
 def divergence(log_s: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:
