@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Test the wheel with the lowest and the newest dependencies that pyproject.toml allows, on the oldest and
 # a new Python, in temporary environments: scripts/versions.sh [PYTEST ARGUMENTS]
-#   PYTHONS='3.10 3.13'                    which Pythons; uv finds or fetches them
+#   PYTHONS='3.10 3.13'                    which Pythons: versions that uv finds or fetches, or paths
 #   RESOLUTIONS='lowest-direct highest'    which versions
 #   UV_TORCH_BACKEND=cpu                   the CPU wheels of PyTorch (PyPI's bring CUDA: 6 GB each)
 # Needs uv. The tests run without the real tokenizers, Ray and the guides.
@@ -23,7 +23,7 @@ done
 failed=()
 for python in ${PYTHONS:-3.10 3.13}; do
   for resolution in ${RESOLUTIONS:-lowest-direct highest}; do
-    env="$work/$python-$resolution"
+    env="$work/env"
     run uv venv --quiet --python "$python" "$env"
     export VIRTUAL_ENV="$env"
     run uv pip install --quiet --only-binary :all: --resolution "$resolution" -r pyproject.toml

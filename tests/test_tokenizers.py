@@ -172,9 +172,9 @@ def hf_folder_of_ranks(
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    rust = TikTokenConverter(  # type: ignore[no-untyped-call]
-        vocab_file=str(ranks), pattern=pattern
-    ).converted()
+    # By position: the name of the last one, special tokens, depends on the version.
+    converter = TikTokenConverter(str(ranks), pattern, False, [])  # type: ignore[no-untyped-call]
+    rust = converter.converted()
     rust.model.ignore_merges = False
     if normalizer is not None:
         rust.normalizer = getattr(normalizers, normalizer)()
