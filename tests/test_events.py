@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import small_tokenizers
 import torch
+from conftest import Cli
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -373,3 +374,50 @@ def test_a_damaged_file_says_what_is_wrong(
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(MapFileError, match="not a whole safetensors file"):
         EventMap.load(path)
+
+
+def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> None:
+    pair = [str(small / "small.model"), str(small / "small-byte-level")]
+    made = cli("events", *pair, "--text", corpus, "--max-leak", "0.002", "-o", "e.safetensors")
+    assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
+    assert "note: leak 0." in made.stderr
+    assert not list(tmp_path.glob("*.checkpoint"))
+    shown = json.loads(cli("inspect", "e.safetensors", "--json").stdout)
+    assert shown["num_events"] == EventMap.load(tmp_path / "e.safetensors").num_events
+    table = cli("inspect", "e.safetensors").stdout
+    assert "one token on each side" in table
+    assert max(map(len, table.splitlines())) <= 80
+    explained = json.loads(cli("explain", "e.safetensors", " the", "--json").stdout)
+    assert explained[0]["members"][0]["token"] == " the"
+    assert cli("verify", "e.safetensors", "-s", pair[0], "-t", pair[1]).returncode == 0
+    other = cli("verify", "e.safetensors", "-s", pair[1])
+    assert other.returncode == 3
+    sides = ["-s", pair[0], "-t", pair[1], "--text", corpus]
+    measured = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0.002")
+    assert (measured.returncode, measured.stderr) == (0, "")
+    assert max(map(len, measured.stdout.splitlines())) <= 80
+    missed = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0", "--json")
+    assert missed.returncode == 3
+    assert "is above 0" in missed.stderr
+    [measure] = json.loads(missed.stdout)["measures"]
+    assert 0 < measure["leak"] <= 0.002
+    assert measure["shared_leak"] > measure["leak"]
+
+
+def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
+    pair = [str(small / "small-digits"), str(small / "small-byte-level")]
+    sides = ["-s", pair[0], "-t", pair[1]]
+    assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
+    assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
+    for words, message in (
+        (["inspect", "e.safetensors", "--classes"], "is an event map, which has no rows"),
+        (["explain", "e.safetensors", "no such token"], "neither side has a token"),
+        (["explain", "e.safetensors", "--id", "99999"], "there is no student id 99999"),
+        (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
+        (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
+        (["events", *pair, "--max-leak", "0.1"], "--max-leak goes with --text"),
+        (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
+    ):
+        done = cli(*words)
+        assert done.returncode in (1, 2), words
+        assert message in " ".join(done.stderr.split()).replace("│ ", ""), (words, done.stderr)
