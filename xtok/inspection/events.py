@@ -467,9 +467,9 @@ def _share(counts: NDArray[np.float64], chosen: NDArray[np.bool_]) -> float:
     return float(counts[chosen].sum() / max(counts.sum(), 1.0))
 
 
-def entropy_of(ids: NDArray[Any], counts: NDArray[np.float64]) -> float:
+def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
     """Return the entropy of counts summed by id, in bits."""
     _, places = np.unique(ids, return_inverse=True)
     sums = np.bincount(places, counts)
     shares = sums[sums > 0] / max(counts.sum(), 1.0)
-    return float(-(shares * np.log2(shares)).sum())
+    return float(-(shares * np.log2(shares)).sum()) + 0.0

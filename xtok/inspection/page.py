@@ -16,16 +16,27 @@ from xtok.alignment.aligner import TokenAligner
 from xtok.config import BuildConfig, EstimateConfig, Loss
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.evaluate import Evaluation, evaluate
+from xtok.inspection.events import entropy_of
 from xtok.inspection.inspect import MapDescription, inspect
 from xtok.inspection.samples import BUILT_IN, Sample, align_sample
 from xtok.inspection.text_facts import Shared, TextCounts, TextFacts, count_text
-from xtok.inspection.verdict import Finding, Fit, MapNumbers, PairFacts, findings, fits
+from xtok.inspection.verdict import (
+    EventFacts,
+    Finding,
+    Fit,
+    MapNumbers,
+    PairFacts,
+    findings,
+    fits,
+)
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
+from xtok.maps.event_map import EventMap
 from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import of_one_pair, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.events import events as make_events
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.classes import NUMERALS, TokenClass, token_classes
 from xtok.vocab.roles import match_roles
@@ -186,14 +197,16 @@ def examine(
     repeated = {name for name, times in Counter(names).items() if times > 1}
     names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
     pair = _Pair(require_table(loaded[0].student), require_table(loaded[0].teacher))
-    counts = evaluation = None
+    counts = evaluation = events = None
+    if tokenizers is not None:
+        events = make_events(*tokenizers, progress=progress)
     if tokenizers is not None and texts:
         counts = count_text(texts, *tokenizers, pair.partner, field, text_progress)
         evaluation = evaluate(
             loaded, texts, *tokenizers, names=names, field=field, for_loss="p-kl",
             num_worst=num_worst, progress=progress, text_progress=text_progress,
         )  # fmt: skip
-    facts = pair.facts(counts)
+    facts = pair.facts(counts, events)
     numbers = [
         _numbers(m, name, pair, counts, evaluation) for m, name in zip(loaded, names, strict=True)
     ]
@@ -248,7 +261,7 @@ class _Pair:
         self.partner[list(same)] = list(same.values())
         self.classes = token_classes(rows), token_classes(columns)
 
-    def facts(self, counts: TextCounts | None) -> PairFacts:
+    def facts(self, counts: TextCounts | None, events: EventMap | None) -> PairFacts:
         text_ids = self.rows.text_ids
         is_numeral = np.isin(self.classes[0], NUMERALS)
         special = sorted(self.rows.control_names)
@@ -273,6 +286,7 @@ class _Pair:
                 if role != "reserved" and alone.intersection(ids)
             ),
             text=None if counts is None else counts.facts,
+            events=None if events is None else _event_facts(events, counts),
         )
 
     def shared_by_class(self, counts: TextCounts | None) -> list[PairClass]:
@@ -292,6 +306,20 @@ class _Pair:
                     PairClass(token_class=name, label=member.label, shared=shared, text_share=share)
                 )
         return classes
+
+
+def _event_facts(events: EventMap, counts: TextCounts | None) -> EventFacts:
+    if counts is None:
+        return EventFacts(num_events=events.num_events)
+    s, t, amounts = counts.pairs
+    a, b = events.student_event[s], events.teacher_event[t]
+    kept = min(entropy_of(ids, amounts) for ids in (a, b))
+    whole = min(entropy_of(ids, amounts) for ids in (s, t))
+    return EventFacts(
+        num_events=events.num_events,
+        leak=float(amounts[a != b].sum() / max(1, amounts.sum())),
+        kept=kept / whole if whole else 1.0,
+    )
 
 
 def _share(counts: TextCounts | None, tokens: NDArray[np.bool_]) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from xtok.counting.encode import PairCounts, PairEncoder, batches, boundary_keys
 from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.inspection.events import entropy_of
 from xtok.inspection.samples import Sentence, SentencePicker
 from xtok.progress import TextProgress
 from xtok.tokenizers import Tokenizer
@@ -52,10 +53,14 @@ class TextFacts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextCounts:
-    """How often each token occurs, int64 `[V]` of each side; sentences to show; the facts."""
+    """How often each token occurs, int64 `[V]` of each side; sentences to show; the facts.
+
+    `pairs` are the tokens at shared boundaries: student ids, teacher ids, and how often.
+    """
 
     student: NDArray[np.int64]
     teacher: NDArray[np.int64]
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
     sentences: tuple[Sentence, ...]
     facts: TextFacts
 
@@ -113,13 +118,19 @@ def count_text(
         ),
         boundaries=int(amounts.sum()),
         leak=float(amounts[events[0] != events[1]].sum() / max(1, amounts.sum())),
-        bits=(_entropy(events[0], amounts), _entropy(events[1], amounts)),
+        bits=(entropy_of(events[0], amounts), entropy_of(events[1], amounts)),
         open_bits=(
-            _entropy(keys, amounts) - _entropy(s, amounts),
-            _entropy(keys, amounts) - _entropy(t, amounts),
+            entropy_of(keys, amounts) - entropy_of(s, amounts),
+            entropy_of(keys, amounts) - entropy_of(t, amounts),
         ),
     )
-    return TextCounts(student=counts[0], teacher=counts[1], sentences=picker.sentences, facts=facts)
+    return TextCounts(
+        student=counts[0],
+        teacher=counts[1],
+        pairs=(s, t, amounts.astype(np.float64)),
+        sentences=picker.sentences,
+        facts=facts,
+    )
 
 
 def _events(
@@ -129,12 +140,3 @@ def _events(
     is_shared = np.zeros(width, np.bool_)
     is_shared[partner[partner >= 0]] = True
     return np.where(partner[s] >= 0, partner[s], width), np.where(is_shared[t], t, width)
-
-
-def _entropy(outcomes: NDArray[np.int64], amounts: NDArray[np.int64]) -> float:
-    """Return the entropy of outcomes that occur so often, in bits."""
-    if not len(outcomes):
-        return 0.0
-    _, places = np.unique(outcomes, return_inverse=True)
-    share = np.bincount(places, amounts) / amounts.sum()
-    return float(-(share * np.log2(share)).sum()) + 0.0

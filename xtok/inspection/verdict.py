@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from xtok.config import Loss
 from xtok.inspection.evaluate import MapMeasures
@@ -38,11 +38,23 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether a map suits a loss, and why, in a sentence."""
+    """Whether a map suits a loss, and why, in a sentence; event KL takes the pair's events."""
 
-    loss: Loss
+    loss: Loss | Literal["event-kl"]
     level: Level
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventFacts:
+    """The pair's events by the bytes alone: how many, and leak and kept (see `evaluate_events`).
+
+    `leak` and `kept` are None without text.
+    """
+
+    num_events: int
+    leak: float | None = None
+    kept: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +71,7 @@ class PairFacts:
         special_alone: those without a counterpart.
         roles_alone: the roles among them, but for reserved tokens.
         text: what the text says; None without text.
+        events: of both tokenizers; None without them.
     """
 
     vocabulary: Shared
@@ -70,6 +83,7 @@ class PairFacts:
     special_alone: int
     roles_alone: tuple[str, ...]
     text: TextFacts | None
+    events: EventFacts | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +122,23 @@ class MapNumbers:
 
 
 def fits(pair: PairFacts, numbers: MapNumbers) -> tuple[Fit, ...]:
-    """Return whether a map suits each loss."""
+    """Return whether a map suits each loss, and the pair event KL."""
+    events = () if pair.events is None else (_event_kl(pair.events),)
     if numbers.failed:
         why = f"The map is not in order: {', '.join(numbers.failed)}."
-        return tuple(Fit(loss=loss, level="bad", why=why) for loss in ("p-kl", "gold", "h-kl"))
-    return (_p_kl(numbers), *_pairs(pair, numbers))
+        broken = (Fit(loss=loss, level="bad", why=why) for loss in get_args(Loss))
+        return (*broken, *events)
+    return (_p_kl(numbers), *_pairs(pair, numbers), *events)
+
+
+def _event_kl(events: EventFacts) -> Fit:
+    what = f"It needs no map: xtok events cuts the vocabularies into {events.num_events:,} events"
+    if events.leak is None or events.kept is None:
+        return Fit(loss="event-kl", level="note", why=f"{what}; text tells their leak.")
+    why = f"{what}, which leak {events.leak:.1%} and keep {events.kept:.0%} of the bits here."
+    is_good = events.leak <= 0.01 and events.kept >= 0.96
+    level: Level = "good" if is_good else "care" if events.leak <= 0.05 else "bad"
+    return Fit(loss="event-kl", level=level, why=why)
 
 
 def _p_kl(n: MapNumbers) -> Fit:

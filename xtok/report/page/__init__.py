@@ -37,7 +37,7 @@ MAX_BYTES = 2_000_000
 
 _LEAST_ROOM = 65_536
 
-_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
+_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL", "event-kl": "event KL"}
 _LEVELS = {
     "good": ("✓", "fits"),
     "note": ("i", "note"),
