@@ -403,7 +403,8 @@ def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:
     vocab = document["model"]["vocab"]
     vocab[list(vocab)[-1]] = 5
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    assert f"{folder} loses tokens when it is copied" in error_of(folder)
+    wrong = error_of(folder)  # some versions of Transformers copy it themselves, and fail
+    assert f"{folder} loses tokens when it is copied" in wrong or "out of vocabulary" in wrong
 
 
 def test_a_decoder_that_is_not_concatenation(small: Path, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def load_pt(path: Path, source: Path) -> Any:
     try:
         _check_archive(path)
         with torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse C", UserWarning)  # CSR is said to be beta
+            # CSR is said to be beta; newer versions say that their check of it takes time.
+            warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
             return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except (_NotPlainError, UnpicklingError) as error:
         # PyTorch's own text recommends to load the file in a way that runs its code.
