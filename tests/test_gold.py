@@ -313,7 +313,7 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
     stub: Any = ModuleType("trl.experimental.gold")
     stub.GOLDConfig = SimpleNamespace(__dataclass_fields__=fields)
     stub.GOLDTrainer = SimpleNamespace(compute_loss=1, prediction_step=1, _prepare_inputs=1)
-    hint = r"install TRL 1\.14 to 1\.16; in your clone of xtok: pip install -e '\.\[trl\]'"
+    hint = r"install TRL 1\.14 to 1\.16: pip install 'trl>=1\.14,<1\.17'"
     monkeypatch.setattr(sys.modules["trl"], "__version__", "1.13.0")
     with pytest.raises(XtokError, match=rf"^TRL 1\.13\.0 is too old: its GOLD .* \({hint}\)$"):
         gold._gold()

@@ -539,7 +539,7 @@ def test_the_index_from_the_command_line(
         ([], "give a map, or two, or --pairs FILE"),
         (["a", "b", "c"], "give a map, or two, or --pairs FILE"),
         (["a", "--pairs", "b"], "--pairs goes with no map, text or model"),
-        (["a", "--for", "gold"], "--maps-dir and --for go with --pairs"),
+        (["a", "--for", "gold"], "--for goes with --pairs"),
         (["a", "--text", "b"], "give the student: --student-model"),
         (["a", "-s", "bytes"], "give the teacher: --teacher-model"),
         (["a", "--field", "b"], "--field goes with --text"),

@@ -46,8 +46,9 @@ def build(
     """
     if text:  # as `xtok.build` has it
         config = replace(config, weights="prior", scale_trick=False)
-    if caching.cache and (text or skip_existing or dry_run):
-        raise typer.BadParameter("--cache goes with none of --text, --skip-existing and --dry-run")
+    useless = {"--text": text, "--skip-existing": skip_existing, "--dry-run": dry_run}
+    for name in (name for name, value in useless.items() if value and caching.cache):
+        raise typer.BadParameter(f"{name} does not go with --cache")
     if output.output is not None or not caching.cache:
         output.check()
     names = models.both()

@@ -143,7 +143,7 @@ class EventExplanation:
         is_rest: whether it is the event of the tokens that nothing is linked to.
         num_student: how many student tokens it has.
         num_teacher: how many teacher tokens.
-        members: the token asked for, then the others in the order of their links.
+        members: the token asked for, then some of the other side's, then of its own side's.
         by_text: into how many events these tokens would fall by their bytes alone.
     """
 
@@ -174,8 +174,10 @@ def explain_event(
         "student": np.flatnonzero(events.student_event == event).tolist(),
         "teacher": np.flatnonzero(events.teacher_event == event).tolist(),
     }
-    listed = [(side, token_id)]
-    listed += [(s, i) for s, members in ids.items() for i in members if (s, i) != listed[0]]
+    other = "teacher" if side == "student" else "student"
+    theirs = [(other, i) for i in ids[other][: num_members // 2]]
+    listed = [(side, token_id), *theirs]
+    listed += [(side, i) for i in ids[side] if i != token_id]
     return EventExplanation(
         event=event,
         is_rest=event == events.rest,

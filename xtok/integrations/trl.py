@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from xtok.errors import XtokError, install_hint
+from xtok.errors import XtokError
 from xtok.integrations.transformers import all_counts, loss_of, require_one_device
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
@@ -31,9 +31,12 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+_RANGE = ">=1.14,<1.17"
+
+
 def _gold() -> tuple[type, type]:
     """Return TRL's `GOLDTrainer` and `GOLDConfig`, if they have what this module builds on."""
-    hint = f"install TRL {WORKS_WITH}; {install_hint('trl')}"
+    hint = f"install TRL {WORKS_WITH}: pip install 'trl{_RANGE}'"
     try:
         import trl
     except ImportError:
