@@ -158,8 +158,10 @@ def test_what_a_plain_map_is_fit_for(plain: Examined) -> None:
         ("p-kl", "care"),
         ("gold", "good"),
         ("h-kl", "good"),
+        ("event-kl", "note"),
     ]
     assert page.maps[0].fits[0].why.startswith("A scale slot takes 17% of ")
+    assert page.maps[0].fits[3].why.startswith("It needs no map: xtok events cuts ")
     assert page.maps[0].fits[1].why == "65% of the student's tokens have an exact counterpart."
     levels = [finding.level for finding in page.findings]
     assert 3 <= len(levels) <= 6
@@ -229,6 +231,8 @@ def test_two_maps_with_text(measured: Examined, text: Path) -> None:
     assert page.evaluation is not None
     assert page.evaluation.ranking is not None
     assert {fit.level for fit in page.maps[1].fits if fit.loss == "gold"} == {"bad"}
+    [events] = [fit for fit in page.maps[0].fits if fit.loss == "event-kl"]
+    assert re.search(r"events, which leak 0\.0% and keep \d+% of the bits here\.$", events.why)
     html = render(measured).decode()
     assert 'id="comparison"' in html
     assert 'id="quality"' in html

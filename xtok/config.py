@@ -131,23 +131,19 @@ def check_loss(loss: Loss) -> None:
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
 
 
-def _entries(default: int | None, help: str, **about: Any) -> Any:
-    """Return a field that counts entries or pieces of a row."""
-    return option(default, help, min=1, max=MAX_ENTRIES, **about)
-
-
-_SLOT_INCLUDED = "Entries per row, the scale slot included."
-
-
 @dataclass(frozen=True, kw_only=True)
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = _entries(32, _SLOT_INCLUDED, short="-k")
-    max_pieces: int = _entries(
+    top_k: int = option(
+        32, "Entries per row, the scale slot included.", short="-k", min=1, max=MAX_ENTRIES
+    )
+    max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
         useless_with=("text", "weights prior"),
+        min=1,
+        max=MAX_ENTRIES,
     )
     scale_trick: bool = option(
         True,
@@ -172,11 +168,13 @@ class MultitokenConfig(Config):
         goes_with=("special_tokens fuzzy",),
         panel=MATCHING,
     )
-    fuzzy_top_k: int = _entries(
+    fuzzy_top_k: int = option(
         1,
         "With --special-tokens fuzzy: teacher tokens per special token.",
         goes_with=("special_tokens fuzzy",),
         panel=MATCHING,
+        min=1,
+        max=MAX_ENTRIES,
     )
     canonicalization: Canonicalization = option(
         "exact",
@@ -236,7 +234,9 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = _entries(4, _SLOT_INCLUDED, short="-k")
+    top_k: int = option(
+        4, "Entries per row, the scale slot included.", short="-k", min=1, max=MAX_ENTRIES
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,13 @@ class BuildConfig(MultitokenConfig):
     `top_k` is that of the result; `multitoken` has its own default.
     """
 
-    top_k: int = _entries(SortCutConfig.top_k, _SLOT_INCLUDED, short="-k")
+    top_k: int = option(
+        SortCutConfig.top_k,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+    )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
 
     @classmethod
@@ -279,7 +285,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = _entries(10, "Entries per row.", short="-k")
+    top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES)
     weight_threshold: float = option(
         0.0, "Drop entries whose share of the whole row is less.", min=0, below=1
     )
@@ -319,7 +325,7 @@ class GenerateConfig(Config):
 class EstimateConfig(Config):
     """How `estimate` makes a map of counts."""
 
-    top_k: int = _entries(8, "Entries per row.", short="-k")
+    top_k: int = option(8, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES)
     target: Target = option(
         "start",
         "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
@@ -363,6 +369,10 @@ class MergeConfig(Config):
         None, "A weight for each map, as in 0.7,0.3; equal by default.", above=0, metavar="A,B"
     )
     fill: bool = option(False, "Only add to rows of the first map that are empty or not exact.")
-    top_k: int | None = _entries(
-        None, "Entries per row, a slot included; by default those of the widest map.", short="-k"
+    top_k: int | None = option(
+        None,
+        "Entries per row, a slot included; by default those of the widest map.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
     )

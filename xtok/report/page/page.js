@@ -50,7 +50,7 @@ function showTip(element, x, y) {
 addEventListener("mousemove", (event) => {
   const bar = event.target.closest && event.target.closest("[data-tip]");
   if (bar) showTip(bar, event.clientX, event.clientY);
-  else tip.hidden = true;
+  else showFocused(); // browsers send moves of a resting mouse, too, when the page scrolls below it
 });
 function showFocused() {
   const bar = document.activeElement;
