@@ -6,19 +6,9 @@ fail() { # fail MESSAGE HINT
   exit 1
 }
 
-# Print a command as one would type it, then run it.
+# Print a command as one would type it, on stderr, then run it.
 run() {
-  local word
-  printf '+'
-  for word in "$@"; do
-    if [[ -n $word && $word != *[!A-Za-z0-9_./:=,@%+-]* ]]; then
-      printf ' %s' "$word"
-    else
-      printf " '%s'" "${word//\'/\'\\\'\'}"
-    fi
-  done
-  printf '\n'
-  "$@"
+  (set -x && "$@")
 }
 
 # The first Python that is new enough, or the one in the variable PYTHON.
@@ -49,7 +39,8 @@ make_venv() {
 }
 
 # use_venv [EXTRA]: put a .venv with xtok and the EXTRA first on PATH. A stamp file skips the installation
-# while pyproject.toml, constraints.txt and the folder's name are unchanged (a moved .venv is broken).
+# while pyproject.toml, constraints.txt and the folder's name are unchanged (a moved .venv is broken). The
+# extra dev has what docs has.
 use_venv() {
   local extra=${1:-} stamp=.venv/xtok-installed fingerprint installed='' with=''
   .venv/bin/python -c 'import pip' 2>/dev/null || make_venv
@@ -59,7 +50,7 @@ use_venv() {
   if [[ -f $stamp ]]; then
     read -r installed with <"$stamp" || true
   fi
-  if [[ $installed == "$fingerprint" && ($with == "$extra" || -z $extra) ]]; then
+  if [[ $installed == "$fingerprint" && ($with == "$extra" || $with == dev || -z $extra) ]]; then
     return
   fi
   echo "installing xtok into .venv (a few minutes the first time: PyTorch is large)"

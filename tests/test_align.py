@@ -125,5 +125,5 @@ def test_bad_input(cli: Cli, small: Path) -> None:
     assert both.returncode == neither.returncode == 2
     missing = cli("align", *models(small), "--file", "none")
     assert missing.returncode == 1
-    assert missing.stderr.splitlines()[-2].startswith("error: the text none cannot be read")
+    assert missing.stderr.splitlines()[-2].startswith("error: none: No such file or directory")
     assert cli("align", *models(small), "").returncode == 0

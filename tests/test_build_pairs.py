@@ -17,7 +17,9 @@ from test_cli import fails, pair, two_files
 import xtok
 from xtok.config import BuildConfig, Loss
 from xtok.errors import XtokError
-from xtok.stages.pairs import Pair, build_pairs, difference, name_of_map, plan, read_pairs
+from xtok.maps.names import name_of_map
+from xtok.stages.build import Pair, build_pairs, read_pairs
+from xtok.stages.plans import difference, plan
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 

@@ -24,8 +24,7 @@ import xtok
 from xtok import __version__
 from xtok.cli import COMMANDS, make_app
 from xtok.errors import TokenizerError
-from xtok.maps.pair import require_table
-from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.tokenizers import load_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 
@@ -77,8 +76,8 @@ def test_build_prints_the_path_and_tells_what_it_did(cli: Cli, small: Path, tmp_
 
 def test_build_tells_what_a_loss_chose(cli: Cli, small: Path) -> None:
     for options, chosen in (
-        ([], "--weights prior --target both --no-exact-match --no-scale-trick --top-k 8"),
-        (["--top-k", "3"], "--weights prior --target both --no-exact-match --no-scale-trick"),
+        ([], "--top-k 8 --no-scale-trick --weights prior --target both --no-exact-match"),
+        (["--top-k", "3"], "--no-scale-trick --weights prior --target both --no-exact-match"),
     ):
         done = cli("build", *pair(small), "--for", "p-kl", *options)
         assert done.stderr.startswith(f"note: --for p-kl chose {chosen}\nbuild: ")
@@ -220,7 +219,7 @@ def test_a_foreign_map_gets_its_tokens_from_the_models(
 @pytest.fixture(scope="module")
 def by_nemo(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A map of the pair as NeMo-RL's tools write it: padded, in bfloat16, of ids only."""
-    from xtok.maps.nemo import to_nemo
+    from xtok.maps.file import to_nemo
     from xtok.tokenizers import load_tokenizer
 
     student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))

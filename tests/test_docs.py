@@ -34,6 +34,8 @@ from xtok.cli import make_app
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md")),
+    ROOT / "docs" / "index.md",
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
     *GUIDES,
 ]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -19,8 +19,8 @@ from conftest import REAL, Cli
 from test_formats import word_piece
 from test_tokenizers import hf_folder_of_ranks
 
-from xtok.conversation.checks import Check
-from xtok.errors import OutputError
+from xtok.errors import OutputError, XtokError
+from xtok.inspection import Check
 from xtok.inspection.doctor import PROBE, TokenizerDiagnosis, doctor
 from xtok.inspection.overlap import overlap, overlap_csv, plot_overlap
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -260,6 +260,62 @@ def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert lines[0] == "model,other,size,other_size,shared,share"
     assert len(lines) == 17
     assert cli("overlap", "bytes", "--csv", "--json").returncode == 2
+
+
+TEXT = "The 201 steps.\nThe tea, the sea.\n"
+
+
+def test_overlap_on_text(
+    byte_level: Tokenizer, digits: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"body": TEXT}) + "\n")
+    tokenizers = [byte_level, digits, sentencepiece]
+    found = overlap(tokenizers, [tmp_path / "a.txt", tmp_path / "b.jsonl"], field="body")
+    assert found.counts == overlap(tokenizers).counts
+    assert found.text is not None
+    assert (found.text.num_documents, found.text.num_bytes) == (2, 2 * len(TEXT))
+    for i, one in enumerate(tokenizers):
+        tokens = [one.table[t] for t in one.library_ids([TEXT])[0]]
+        assert found.text.num_tokens[i] == 2 * len(tokens)
+        for j, other in enumerate(tokenizers):
+            shared = sum(token in other.table.canonical_ids() for token in tokens)
+            assert found.text.shares[i][j] == shared / len(tokens)
+    assert [found.text.shares[i][i] for i in range(3)] == [1, 1, 1]
+    assert found.text.shares[0][1] != found.shares[0][1]
+    rows = list(csv.DictReader(overlap_csv(found).splitlines()))
+    assert rows[1]["text_tokens"] == str(found.text.num_tokens[0])
+    assert float(rows[1]["text_share"]) == pytest.approx(found.text.shares[0][1], abs=1e-6)
+
+
+def test_overlap_on_no_text(byte_level: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(XtokError) as caught:
+        overlap([byte_level], tmp_path / "a.txt")
+    assert caught.value.message == (
+        "small-byte-level makes no tokens of 0 documents, 0 bytes of text"
+    )
+    with pytest.raises(XtokError, match=r"there is no file .*none\.txt"):
+        overlap("./no-model", tmp_path / "none.txt")
+
+
+def test_overlap_on_text_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    models = [small / "small-byte-level", small / "small.model"]
+    done = cli("overlap", *models, "--text", "a.txt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.count("│ 1 small-byte-level") == 2  # the vocabularies, and the text
+    assert f"On the text, {len(TEXT)} bytes" in done.stdout
+    as_json = json.loads(cli("overlap", *models, "--text", "a.txt", "--json").stdout)
+    assert as_json["text"]["shares"][0][0] == 1
+    assert json.loads(cli("overlap", *models, "--json").stdout)["text"] is None
+    lines = cli("overlap", *models, "--text", "a.txt", "--csv").stdout.splitlines()
+    assert lines[0] == "model,other,size,other_size,shared,share,text_tokens,text_share"
+    done = cli("overlap", "./none.model", "--text", "none.txt")
+    assert "error: there is no file none.txt" in done.stderr  # before a model is loaded
+    done = cli("overlap", *models, "--field", "body")
+    assert (done.returncode, "--field goes with --text" in done.stderr) == (2, True)
 
 
 def test_a_plot_of_any_names(byte_level: Tokenizer, tmp_path: Path) -> None:

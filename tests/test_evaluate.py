@@ -361,7 +361,7 @@ def test_a_gate_of_nan_is_refused(
         pair = ("--student-model", "bytes", "--teacher-model", "bytes")
         done = cli("evaluate", "a", "--text", "x", *pair, gate, "nan")
         assert done.returncode == 2
-        assert f"Invalid value for '{gate}': " in done.stderr
+        assert f"Invalid value: {gate} is nan, and must be " in done.stderr
     found = evaluate([recipe], [corpus], byte_level, digits)
     with pytest.raises(ValueError, match="max_cross_entropy is nan"):
         found.failing(max_cross_entropy=float("nan"))

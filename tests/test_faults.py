@@ -33,9 +33,8 @@ import xtok
 from xtok.errors import OutputError, XtokError
 from xtok.io import STALE_AFTER
 from xtok.maps import file as mapfile
-from xtok.maps.nemo import to_nemo
+from xtok.maps.file import MAX_BRACKETS, MAX_HEADER, to_nemo
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.tensorfile import MAX_BRACKETS, MAX_HEADER
 from xtok.vocab.display import shortened
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 

@@ -22,11 +22,12 @@ from test_stages import byte_ranks
 import xtok
 from xtok.config import GenerateConfig
 from xtok.embeddings import sources
-from xtok.embeddings.cache import Cache, default_folder
+from xtok.embeddings.cache import Cache
 from xtok.embeddings.checkpoint import Model, find_layer
 from xtok.embeddings.generate import generate
 from xtok.embeddings.similarity import TILE, Cosine
 from xtok.errors import EmbeddingError, XtokError
+from xtok.io import cache_folder
 from xtok.maps.file import to_safetensors
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.threads import one_thread_each
@@ -411,11 +412,14 @@ def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux")
 def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XTOK_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "xtok"
+    assert cache_folder() == tmp_path / "xtok"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "xtok"
+    assert cache_folder() == tmp_path / ".cache" / "xtok"
+    monkeypatch.setenv("XTOK_CACHE_DIR", "~/elsewhere")
+    assert cache_folder() == tmp_path / "elsewhere"
 
 
 def test_two_processes_at_once_do_not_corrupt_it(models: Path, tmp_path: Path) -> None:
@@ -924,7 +928,7 @@ def test_the_extra_is_named_where_it_is_missing(sentence_bert: Path, tmp_path: P
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     with pytest.raises(EmbeddingError, match="is no BERT with mean pooling") as caught:
         generate("./no", "./no", f"sentence:{folder}", cache=Cache(tmp_path))
-    expected = "in your clone of xtok: pip install -e '.[sentence-transformers]'"
+    expected = "pip install sentence-transformers"
     assert caught.value.hint == expected
 
 

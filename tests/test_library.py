@@ -75,6 +75,26 @@ def test_overlap_takes_names_files_and_tokenizers(small: Path) -> None:
     assert xtok.overlap("bytes").sizes == (256,)
 
 
+def test_overlap_takes_a_path_of_text(text: Path) -> None:
+    found = xtok.overlap("bytes", str(text))
+    assert found.text is not None
+    assert found.text.num_tokens == (10,)
+    assert found == xtok.overlap(["bytes"], [text])
+
+
+def test_get_map_takes_names_and_tokenizers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = xtok.load_tokenizer("bytes")
+    built = xtok.get_map("bytes", loaded, for_loss="gold", cache_dir=str(tmp_path))
+    assert same(built, xtok.build("bytes", "bytes", xtok.BuildConfig.for_loss("gold")))
+    monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path))
+    again = xtok.get_map(loaded, "bytes", xtok.BuildConfig.for_loss("gold"))
+    assert same(again, built)
+    assert [m.reports[-1].stage for m in (built, again)] == ["cache", "cache"]
+    assert [path.name for path in tmp_path.iterdir()] == ["maps"]
+
+
 def test_multitoken_takes_names() -> None:
     config = MultitokenConfig(top_k=2)
     loaded = xtok.load_tokenizer("bytes")
@@ -157,8 +177,13 @@ def test_compare_and_evaluate_take_paths(
 def test_export_takes_a_path(of_bytes: str, tmp_path: Path) -> None:
     [written] = xtok.export(of_bytes, tmp_path / "x.json", "shared-vocab")
     assert written == tmp_path / "x.json"
-    models = {"student_model": "bytes", "teacher_model": "bytes"}
-    files = xtok.export(of_bytes, tmp_path / "x.pt", "nemo-subtokens", **models)
+    files = xtok.export(
+        of_bytes,
+        tmp_path / "x.pt",
+        "nemo-subtokens",
+        student_model="bytes",
+        teacher_model="bytes",
+    )
     assert [file.name for file in files] == ["x.pt", "x.reverse.pt"]
 
 

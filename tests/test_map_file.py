@@ -27,7 +27,7 @@ from xtok.config import BuildConfig
 from xtok.errors import MapFileError, OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps import names
-from xtok.maps.nemo import to_nemo
+from xtok.maps.file import to_nemo
 from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary

@@ -270,11 +270,9 @@ def test_a_map_by_xtok_whose_weights_were_trained(tmp_path: Path, suffix: str) -
     if suffix == ".safetensors":
         from safetensors.numpy import save_file as save
 
-        from xtok.maps.packing import pack_metadata, pack_tensors
-
-        tensors = pack_tensors(before)
+        tensors, metadata = mapfile.pack(before)
         tensors["weights"] = np.array([0.9, 0.2, 0.6, 0.4], np.float32)
-        save(tensors, path, {"xtok": pack_metadata(before)})
+        save(tensors, path, {"xtok": metadata})
         with pytest.raises(MapFileError, match=r"(sums to|not sorted).*") as error:
             mapfile.load(path)
         assert "normalize=" in error.value.hint

@@ -21,7 +21,7 @@ from xtok.maps.convert import transpose
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
-from xtok.stages.pairs import plan
+from xtok.stages.plans import plan
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.relaxed import match_relaxed, relaxed_form
@@ -473,12 +473,20 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k goes with --special-tokens fuzzy"),
         ("build", ["--field", "body"], "--field goes with --text"),
         ("estimate", ["--text", "x", "--address", "x"], "--address goes with --engine ray"),
-        ("align", ["x", "--student-chat-template", "x"], "a chat template goes with --chat"),
+        ("build", ["--target", "both"], "--target goes with --weights prior or --text"),
+        ("multitoken", ["--target", "both"], "--target goes with --weights prior "),
+        ("estimate", ["--text", "x", "--engine", "ray", "--checkpoint", "x"],
+         "--checkpoint goes with --engine local"),
+        ("compare", ["a", "b", "--field", "x"], "--field goes with --text"),
+        ("align", ["x", "--teacher-chat-template", "x"],
+         "--teacher-chat-template goes with --chat"),
+        ("align", ["x", "--max-comb-len", "0"],
+         "--max-comb-len is 0, and must be at least 1 and finite"),
         ("build", ["--top-k", "x"], "Invalid value for '--top-k' / '-k': must be a valid integer"),
         ("build", ["--for", "kl"], "Invalid value for '--for': 'kl' is not one of"),
         ("build", ["--top-k", "5000"], "4096"),
     ],
-)
+)  # fmt: skip
 def test_options_that_would_do_nothing_are_refused(
     cli: Cli, command: str, options: list[str], message: str
 ) -> None:
@@ -496,7 +504,7 @@ def test_options_without_effect_are_told(cli: Cli, tmp_path: Path) -> None:
     done = cli("build", *pair, "--text", "a.txt", "--scale-trick", "--weights", "decay")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(
-        "note: --weights has no effect with --text\nnote: --scale-trick has no effect with --text\n"
+        "note: --scale-trick has no effect with --text\nnote: --weights has no effect with --text\n"
     )
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
-from xtok.training.exports import Subtokens, subtokens
 from xtok.training.losses import ByteEvents, PartitionConfig, partition_kl
+from xtok.training.subtokens import Subtokens, subtokens
 
 # The student has a b ab abc abd; the teacher a b c d ab bb.
 STUDENT = ["a", "b", "ab", "abc", "abd"]

@@ -155,4 +155,4 @@ def test_no_cluster_is_one_line(cli: Cli, small: Path, corpus: Path) -> None:
         "--engine", "ray", "--checkpoint", "c",
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--checkpoint is for --engine local" in done.stderr
+    assert "--checkpoint goes with --engine local" in done.stderr

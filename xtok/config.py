@@ -7,9 +7,10 @@ same ones.
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from numbers import Integral, Real
+from numbers import Integral
 from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -42,19 +43,25 @@ POWER_OF_LARGEST = 10.0
 """A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
 NeMo-RL)."""
 
+MODELS = "Models"
+MAKING = "Making the map"
 MATCHING = "Which tokens match"
 COMPUTING = "Computing"
 TEXT = "Text"
+OUTPUT = "Output"
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """Return a field of a config.
+    """Return a field of a config, or a parameter of a command.
 
     Args:
-        default: its default.
+        default: its default; `...` if it must be given.
         help: what it does, for `--help`.
-        about: `min`, `max` (inclusive), `above`, `below` (exclusive): its range; `panel`: the part
-            of the help that it stands in; `metavar`; `short`: a short option such as `-k`.
+        about: `min`, `max` (inclusive), `above`, `below` (exclusive): its range; `goes_with`,
+            `useless_with`: options, or `"option value"`, one of which it needs to have an effect,
+            and which leave it none; `panel`: the part of the help that it stands in; `metavar`;
+            `name`, if the option has another; `short`: a short one such as `-k`; `flag`: it has no
+            `--no-`; `argument`: given by place, with this name in the help; `parser`.
     """
     return field(default=default, metadata={"help": help, **about})
 
@@ -65,7 +72,13 @@ def _types(config: Any) -> dict[str, Any]:
 
 
 class Config:
-    """What all configs have in common: their values are checked against their fields."""
+    """What all configs have in common: their values are checked against their fields.
+
+    Attributes:
+        panel: the part of the help that options stand in, if they do not say.
+    """
+
+    panel = MAKING
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -76,25 +89,40 @@ class Config:
         config: Any = type(self)
         types = _types(config)
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
-            value = getattr(self, f.name)
-            if value is not None:
-                _check(f.name, value, types[f.name], f.metadata)
+            check_value(f.name, getattr(self, f.name), types[f.name], f.metadata)
 
 
-def _check(name: str, value: Any, kind: Any, about: Any) -> None:
-    kinds = (
-        [k for k in get_args(kind) if k is not NoneType] if NoneType in get_args(kind) else [kind]
-    )
-    [kind] = kinds
+def check_value(name: str, value: Any, kind: Any, about: Any) -> None:
+    """Check a value of an option against its type and range.
+
+    Raises:
+        ValueError: if it is not of its choices or outside its range.
+    """
+    if value is None:
+        return
+    if NoneType in get_args(kind):
+        [kind] = [k for k in get_args(kind) if k is not NoneType]
     if get_origin(kind) is Literal and value not in get_args(kind):
         raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
     if get_origin(kind) is tuple:
         for number, item in enumerate(value, start=1):
-            _check(f"{name}, number {number},", item, get_args(kind)[0], about)
+            check_value(f"{name}, number {number},", item, get_args(kind)[0], about)
     elif kind is int and not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}, and must be an integer")
-    elif kind in (int, float) and not _is_within(value, about):
-        raise ValueError(f"{name} is {value}, and must be {range_in_words(about)}")
+    elif kind in (int, float):
+        ends = [(*end, about[key]) for key, end in _ENDS.items() if key in about]
+        if not isfinite(value) or not all(holds(value, end) for _, holds, end in ends):
+            words = [f"{word} {end}" for word, _, end in ends]
+            known = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
+            raise ValueError(f"{name} is {value}, and must be {known}")
+
+
+_ENDS = {
+    "min": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "max": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
 def check_loss(loss: Loss) -> None:
@@ -103,36 +131,30 @@ def check_loss(loss: Loss) -> None:
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
 
 
-def _is_within(value: Real, about: Any) -> bool:
-    return (
-        isfinite(value)
-        and about.get("min", value) <= value <= about.get("max", value)
-        and not ("above" in about and value <= about["above"])
-        and not ("below" in about and value >= about["below"])
-    )
-
-
-def range_in_words(about: Any) -> str:
-    """Return a field's range: `at least 1, at most 4096`."""
-    words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
-    ends = [f"{word} {about[key]}" for key, word in words.items() if key in about]
-    return ", ".join(ends) if len(ends) > 1 else " and ".join([*ends, "finite"])
-
-
 @dataclass(frozen=True, kw_only=True)
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
     top_k: int = option(
-        32, "Entries per row, the scale slot included.", min=1, max=MAX_ENTRIES, short="-k"
+        32, "Entries per row, the scale slot included.", short="-k", min=1, max=MAX_ENTRIES
     )
     max_pieces: int = option(
-        4, "How many of a token's pieces on the other side count.", min=1, max=MAX_ENTRIES
+        4,
+        "How many of a token's pieces on the other side count.",
+        useless_with=("text", "weights prior"),
+        min=1,
+        max=MAX_ENTRIES,
     )
     scale_trick: bool = option(
-        True, "Give each row that is not exact a slot that takes a sixth of its weight."
+        True,
+        "Give each row that is not exact a slot that takes a sixth of its weight.",
+        useless_with=("text",),
     )
-    reverse_pass: bool = option(True, "Also spell the teacher's tokens in the student's.")
+    reverse_pass: bool = option(
+        True,
+        "Also spell the teacher's tokens in the student's.",
+        useless_with=("text", "weights prior"),
+    )
     special_tokens: SpecialTokens = option(
         "roles",
         "Pair special tokens by role, or by similar names, or leave their rows empty.",
@@ -143,14 +165,16 @@ class MultitokenConfig(Config):
         "With --special-tokens fuzzy: the least similarity that counts.",
         above=0,
         max=1,
+        goes_with=("special_tokens fuzzy",),
         panel=MATCHING,
     )
     fuzzy_top_k: int = option(
         1,
         "With --special-tokens fuzzy: teacher tokens per special token.",
+        goes_with=("special_tokens fuzzy",),
+        panel=MATCHING,
         min=1,
         max=MAX_ENTRIES,
-        panel=MATCHING,
     )
     canonicalization: Canonicalization = option(
         "exact",
@@ -174,12 +198,14 @@ class MultitokenConfig(Config):
         "decay",
         "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
         "from the two vocabularies.",
+        useless_with=("text",),
     )
     target: Target = option(
         "start",
         "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
         "same byte; chunk, all pairs within a chunk; or both.",
         metavar="TARGET",
+        goes_with=("weights prior", "text"),
     )
 
     def __post_init__(self) -> None:
@@ -209,7 +235,7 @@ class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
     top_k: int = option(
-        4, "Entries per row, the scale slot included.", min=1, max=MAX_ENTRIES, short="-k"
+        4, "Entries per row, the scale slot included.", short="-k", min=1, max=MAX_ENTRIES
     )
 
 
@@ -223,9 +249,9 @@ class BuildConfig(MultitokenConfig):
     top_k: int = option(
         SortCutConfig.top_k,
         "Entries per row, the scale slot included.",
+        short="-k",
         min=1,
         max=MAX_ENTRIES,
-        short="-k",
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
 
@@ -259,7 +285,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = option(10, "Entries per row.", min=1, max=MAX_ENTRIES, short="-k")
+    top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES)
     weight_threshold: float = option(
         0.0, "Drop entries whose share of the whole row is less.", min=0, below=1
     )
@@ -299,7 +325,7 @@ class GenerateConfig(Config):
 class EstimateConfig(Config):
     """How `estimate` makes a map of counts."""
 
-    top_k: int = option(8, "Entries per row.", min=1, max=MAX_ENTRIES, short="-k")
+    top_k: int = option(8, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES)
     target: Target = option(
         "start",
         "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
@@ -314,7 +340,24 @@ class EstimateConfig(Config):
         False, "Give tokens that both sides have a single entry of weight 1, for gold and H-KL."
     )
     field: str = option(
-        "text", "Field of JSON lines, or column of Parquet, that holds the text.", panel=TEXT
+        "text",
+        "Field of JSON lines, or column of Parquet, that holds the text.",
+        goes_with=("text",),
+        panel=TEXT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventsConfig(Config):
+    """How `events` cuts two vocabularies into events."""
+
+    max_leak: float = option(
+        0.005,
+        "The largest share of the text's shared token boundaries at which the two tokens may be in "
+        "different events.",
+        min=0,
+        below=1,
+        goes_with=("text",),
     )
 
 
@@ -329,7 +372,7 @@ class MergeConfig(Config):
     top_k: int | None = option(
         None,
         "Entries per row, a slot included; by default those of the widest map.",
+        short="-k",
         min=1,
         max=MAX_ENTRIES,
-        short="-k",
     )

@@ -52,9 +52,9 @@ MAP_HINT = "make the map again with xtok build, or give another file"
 """What to do about a map that is damaged or none."""
 
 
-def install_hint(extra: str) -> str:
-    """Return the hint that installs an optional dependency; xtok is installed from a clone."""
-    return f"in your clone of xtok: pip install -e '.[{extra}]'"
+def install_hint(package: str) -> str:
+    """Return the hint that installs an optional dependency, whether xtok is a clone or a wheel."""
+    return f"pip install {package}"
 
 
 class OutputError(XtokError):

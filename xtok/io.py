@@ -1,4 +1,4 @@
-"""Output paths: checked before any work, written whole or not at all."""
+"""Output paths: checked before any work, written whole or not at all; the cache folder."""
 
 from __future__ import annotations
 
@@ -47,13 +47,8 @@ def check_output(
         )
     if target.exists() and not target.is_file():
         raise OutputError(f"the {what} {target} is not a regular file", hint="give another path")
-    _check_folder(target.parent, what)
-    return target
-
-
-def _check_folder(folder: Path, what: str) -> None:
-    """Check that a folder can be written to, or made in the nearest one above it that exists."""
-    while not folder.exists() and folder != folder.parent:
+    folder = target.parent
+    while not folder.exists() and folder != folder.parent:  # it is made in the nearest above it
         folder = folder.parent
     if not folder.is_dir():
         raise OutputError(
@@ -64,6 +59,7 @@ def _check_folder(folder: Path, what: str) -> None:
             f"the folder of the {what}, {folder}, is not writable",
             hint="change its permissions, or give a path elsewhere",
         )
+    return target
 
 
 def _with_suffix(path: Path, suffix: str) -> Path:
@@ -73,11 +69,7 @@ def _with_suffix(path: Path, suffix: str) -> Path:
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file of these parts whole, or leave what was there.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
+    """Write a file of these parts whole, or raise an `OutputError` and leave what was there."""
     try:
         with replacing(target) as temporary, temporary.open("wb") as file:
             file.writelines(parts)
@@ -111,6 +103,14 @@ def replacing(target: Path) -> Iterator[Path]:
         raise
 
 
+def cache_folder() -> Path:
+    """Return `$XTOK_CACHE_DIR`, or `xtok` in the platform's cache folder."""
+    from platformdirs import user_cache_path
+
+    folder = os.environ.get("XTOK_CACHE_DIR")
+    return Path(folder).expanduser() if folder else user_cache_path("xtok", appauthor=False)
+
+
 def shortened(name: str, num_bytes: int) -> str:
     """Return the beginning of a file name, at most so many bytes: systems limit them to 255."""
     return os.fsencode(name)[:num_bytes].decode("utf-8", "ignore")
@@ -124,10 +124,9 @@ def _remove_stale(target: Path) -> None:
     """Remove temporary files that killed writers of this target left behind."""
     start = re.escape(shortened(target.name, 200))
     pattern = re.compile(rf"\.{start}\.[0-9a-f]{{12}}\.tmp")
-    stale: list[Path] = []
+    before = time.time() - STALE_AFTER
     with suppress(OSError):  # a folder may be writable, and yet not be listed
-        stale = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
-    for path in stale:
-        with suppress(OSError):  # another process was quicker, or it is not ours to remove
-            if time.time() - path.stat().st_mtime > STALE_AFTER:
-                path.unlink()
+        for path in target.parent.iterdir():
+            with suppress(OSError):  # another process was quicker, or it is not ours to remove
+                if pattern.fullmatch(path.name) and path.stat().st_mtime < before:
+                    path.unlink()

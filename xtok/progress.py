@@ -12,6 +12,9 @@ TextProgress = Callable[[str, int], AbstractContextManager[Callable[[int, int], 
 """Called with a label and the bytes of text on disk; the context's value with the bytes read and
 the tokens encoded since it was last called."""
 
+Note = Callable[[str], object]
+"""Called with a sentence on what was done or left out."""
+
 
 def silent(label: str, total: int) -> AbstractContextManager[Callable[[int], object]]:
     """Show no progress."""
@@ -21,3 +24,7 @@ def silent(label: str, total: int) -> AbstractContextManager[Callable[[int], obj
 def silent_texts(label: str, total: int) -> AbstractContextManager[Callable[[int, int], object]]:
     """Show no progress."""
     return nullcontext(lambda size, tokens: None)
+
+
+def silent_note(sentence: str) -> None:
+    """Tell nobody."""

@@ -69,12 +69,5 @@ def show_help() -> None:
     app(["--help"])
 
 
-def read_pt(path: str, rows: str, columns: str) -> None:
-    """Read a .pt with xtok, to measure its memory."""
-    from xtok.maps import file as mapfile
-
-    mapfile.load(path, student_vocab_size=int(rows), teacher_vocab_size=int(columns))
-
-
 if __name__ == "__main__":
-    {f.__name__: f for f in (build, read, show_help, read_pt)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (build, read, show_help)}[sys.argv[1]](*sys.argv[2:])

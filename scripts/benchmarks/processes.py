@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -81,46 +80,3 @@ def write_map(path: Path, widths: tuple[int, int]) -> None:
         tables.append(decode_vocabulary(entries, width=width)[0])
     ids = (np.cumsum(steps, axis=1) % widths[1]).ravel()
     harness.synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)
-
-
-def layouts(size: int) -> Iterator[tuple[str, Any, int, int]]:
-    """Yield each layout of a .pt that xtok reads, `size` bytes large, and its shape."""
-    import torch
-
-    torch.manual_seed(0)
-    rows, columns = 128_000, 150_000
-
-    def pairs(count: int) -> torch.Tensor:
-        return torch.stack([torch.randint(0, n, (count,)) for n in (rows, columns)])
-
-    for top_k in (4, 32):
-        height = size // (12 * top_k)
-        ids = torch.randint(0, columns - top_k, (height, 1)) + torch.arange(top_k)
-        weights = torch.rand(height, top_k).sort(descending=True).values
-        padded = {"indices": ids, "likelihoods": weights}
-        yield f"indices and likelihoods, {top_k} columns", padded, height, columns
-    for number, width in ((int, 17), (float, 23)):
-        listed = pairs(size // width).T.tolist()
-        counts = {tuple(pair): number(i % 1000 + 1) for i, pair in enumerate(listed)}
-        yield f"a dict of {number.__name__}", counts, rows, columns
-    matrix = torch.sparse_coo_tensor(
-        pairs(size // 20), torch.rand(size // 20), (rows, columns), check_invariants=True
-    )
-    yield "a sparse matrix", matrix.coalesce(), rows, columns
-    yield "a dense matrix", torch.rand(size // 10_000, 2500) + 0.01, size // 10_000, 2500
-
-
-def pt_memory(options: Namespace) -> Iterator[Row]:
-    """Read 100 MB of each layout in a process; the peak of reading a tiny map is subtracted."""
-    import torch
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "map.pt")
-        tiny = {"indices": torch.tensor([[3, 1]]), "likelihoods": torch.tensor([[0.5, 0.25]])}
-        torch.save(tiny, path)
-        least = run_python(folder, BARE, "read_pt", path, "1", "4").mib
-        for layout, content, rows, columns in layouts(int(options.size * 10**8)):
-            torch.save(content, path)
-            peak = run_python(folder, BARE, "read_pt", path, str(rows), str(columns)).mib
-            size = path.stat().st_size / 2**20
-            yield {"layout": layout, "MiB": size, "times the file": (peak - least) / size}

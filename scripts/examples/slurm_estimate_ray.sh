@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Count a map on text on several Slurm nodes. Starts Ray on all of them; the first is the head and runs
-# the command. Text, tokenizers and a virtual environment with the extras ray and text (XTOK_VENV) are
+# the command. Text, tokenizers and a virtual environment with the extras ray and parquet (XTOK_VENV) are
 # on a shared file system.
 #
 #   sbatch --nodes 8 scripts/examples/slurm_estimate_ray.sh --student-model … --teacher-model … \

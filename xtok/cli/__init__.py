@@ -11,26 +11,13 @@ from xtok import __version__
 from xtok.cli.command import run
 from xtok.cli.spellings import Command
 
-COMMANDS = {
-    "build": "Everyday",
-    "build-pairs": "Everyday",
-    "inspect": "Everyday",
-    "explain": "Everyday",
-    "verify": "Everyday",
-    "convert": "Everyday",
-    "doctor": "Everyday",
-    "evaluate": "Measure",
-    "compare": "Measure",
-    "align": "Measure",
-    "overlap": "Measure",
-    "multitoken": "Stages",
-    "reapply-exact": "Stages",
-    "sort-cut": "Stages",
-    "generate": "Stages",
-    "estimate": "Stages",
-    "merge": "Stages",
-    "export": "Train",
+_PARTS = {
+    "Everyday": "build build-pairs inspect explain verify convert doctor cache",
+    "Measure": "evaluate compare align overlap report",
+    "Stages": "multitoken reapply-exact sort-cut generate estimate merge",
+    "Train": "events export",
 }
+COMMANDS = {name: part for part, names in _PARTS.items() for name in names.split()}
 """Each command, in the order of the help, and the part of the help that it stands in.
 
 The function of a command has its name, and so has the module that it is in.

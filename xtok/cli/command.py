@@ -1,9 +1,8 @@
-"""Make a command of a function that takes configs, and run it: options, quiet, errors, exit codes.
+"""Make a command of a function, and run it: options, quiet, errors, exit codes.
 
-A parameter whose type is a dataclass stands for that dataclass's fields. Each becomes an option
-with the field's name, type and default, and with the help and range of its metadata (`option` in
-`config.py`); the function gets the dataclass made of them. So an option is declared once, and
-Python has what the command line has.
+An option stands in the function's signature, as `name: type = option(...)`, or in a config: a
+parameter whose type is a dataclass stands for that dataclass's fields, and gets it made of them.
+So an option is declared once, and Python has what the command line has.
 """
 
 from __future__ import annotations
@@ -12,174 +11,221 @@ import functools
 import inspect
 import io
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TextIO, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from xtok import report
+from xtok.config import OUTPUT, check_value, option
 from xtok.errors import XtokError
-
-Given: TypeAlias = frozenset[str]
-"""A parameter of this type gets the names of the options that were typed."""
+from xtok.vocab.display import printable
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
-options: list[str] = []
-"""The options of the command that runs, as `--student-pattern`."""
+_QUIET = option(False, "Nothing on stderr but errors.", flag=True, short="-q", panel=OUTPUT)
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_TYPED = "COMMANDLINE"  # Typer's name for where a value comes from
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return the function that Typer calls; it adds --quiet to the function's options.
 
-    Besides configs and options, the function may take `given: Given`, `context: typer.Context`,
-    and `stderr: TextIO`, which --quiet does not silence.
+    Besides options and configs, the function may take `context: typer.Context` and
+    `stderr: TextIO`, which --quiet does not silence.
     """
-    hints = get_type_hints(function, include_extras=True)
-    own = inspect.signature(function).parameters
-    configs = {name: hints[name] for name in own if is_dataclass(hints[name])}
-    shown = {"context": inspect.Parameter("context", _KEYWORD, annotation=typer.Context)}
+    own, types = inspect.signature(function).parameters, get_type_hints(function)
+    configs = {name: types[name] for name in own if is_dataclass(types[name])}
+    options: dict[str, Option] = {}
     for name, parameter in own.items():
         if name in configs:
-            shown |= {f.name: _parameter(f, kind) for f, kind in _typed_fields(configs[name])}
-        elif name not in _SUPPLIED:
-            shown[name] = parameter.replace(annotation=hints[name], kind=_KEYWORD)
-    shown["quiet"] = inspect.Parameter("quiet", _KEYWORD, default=False, annotation=_QUIET)
+            config = configs[name]
+            for field in fields(config):
+                kind = get_type_hints(config)[field.name]
+                options[field.name] = Option(field.name, kind, field, config.panel)
+        elif isinstance(parameter.default, Field):
+            options[name] = Option(name, types[name], parameter.default)
+    options["quiet"] = Option("quiet", bool, _QUIET)
 
     @functools.wraps(function)
-    def run_command(context: typer.Context, *, quiet: bool, **values: Any) -> None:
-        given = frozenset(name for name in values if _is_given(context, name))
-        for name, config in configs.items():
-            own_values = {
-                f.name: _value(f, kind, values.pop(f.name)) for f, kind in _typed_fields(config)
-            }
-            values[name] = _config(config, own_values, given, values)
-        with _silence(quiet) as stderr:
-            supplied = {"context": context, "given": given, "stderr": stderr}
-            function(**values, **{name: v for name, v in supplied.items() if name in own})
+    def run_command(context: typer.Context, **typed: Any) -> None:
+        sources = {name: context.get_parameter_source(name) for name in options}
+        given = {name for name, source in sources.items() if source and source.name == _TYPED}
+        try:
+            values = {name: options[name].value(text) for name, text in typed.items()}
+            made = {name: _config(config, values, given) for name, config in configs.items()}
+        except ValueError as error:
+            raise typer.BadParameter(_with_flags(str(error), options)) from error
+        for config in made.values():
+            values |= vars(config)
+        notes = _remarks(options, given, values)
+        with _silence(values["quiet"]) as stderr:
+            report.print_notes(notes)
+            values |= {**made, "context": context, "stderr": stderr}
+            function(**{name: values[name] for name in own})
 
-    run_command.__signature__ = inspect.Signature(list(shown.values()))  # type: ignore[attr-defined]
-    run_command.__annotations__ = {name: p.annotation for name, p in shown.items()}
+    context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
+    parameters = [context, *(declared.parameter for declared in options.values())]
+    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {p.name: p.annotation for p in parameters}
     return run_command
 
 
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_SUPPLIED = ("context", "given", "stderr")
-_QUIET = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Nothing on stderr but errors.", rich_help_panel="Output"),
-]
+def expanded(text: str) -> str:
+    """Return a path or glob with its `~` expanded; a slash at its end stays."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return os.path.expanduser(text)
 
 
-def _typed_fields(config: type) -> list[tuple[Field[Any], Any]]:
-    hints = get_type_hints(config, include_extras=True)
-    return [(f, hints[f.name]) for f in fields(config)]
+def read_path(text: str) -> Path:
+    """Return a path with its `~` expanded."""
+    return Path(expanded(text))
 
 
-def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
-    """Return the parameter that Typer reads an option, or argument, from."""
-    about: Mapping[str, Any] = field.metadata
-    shared = {key: about[key] for key in ("metavar", "parser", "hidden") if key in about}
-    default = field.default
-    if _list_item(kind) is not None:  # written as 1,2,3
-        kind, default = str | None, None
-    if about.get("argument"):
-        info: Any = typer.Argument(help=about["help"], show_default=False, **shared)
-    else:
-        flag = "--" + about.get("name", field.name.replace("_", "-"))
-        if _plain(kind) is bool and not about.get("flag"):
-            flag = f"{flag}/--no-{flag[2:]}"
-        if kind is int or kind == (int | None):
-            shared.setdefault("metavar", "N")
-        info = typer.Option(
-            *(flag, *filter(None, [about.get("short")])),
-            help=_help(about),
-            rich_help_panel=about.get("panel", "Making the map"),
-            **shared,
+@dataclass(frozen=True)
+class Option:
+    """An option, or argument, of a command: its name and type in Python, and what declares it."""
+
+    name: str
+    type: Any
+    field: Field[Any]
+    panel: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """The option as it is typed; of an argument, its name in the help."""
+        name: str = self.field.metadata.get("name", self.name)
+        return self.field.metadata.get("argument") or f"--{name.replace('_', '-')}"
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter that Typer reads the option from."""
+        about, kind, default = self.field.metadata, self.type, self.field.default
+        plain, item = _plain(kind)
+        if plain is tuple:  # written as 1,2,3
+            kind, default = str | None, None
+        words = {key: about[key] for key in ("metavar", "parser") if key in about}
+        if item is Path:
+            words = {"metavar": "FILE", "parser": read_path, **words}
+        elif plain is int:
+            words = {"metavar": "N", **words}
+        if "argument" in about:
+            words["metavar"] = about["argument"]
+            info: Any = typer.Argument(help=about["help"], show_default=False, **words)
+        else:
+            is_switch = plain is bool and not about.get("flag")
+            flag = f"{self.flag}/--no-{self.flag[2:]}" if is_switch else self.flag
+            flags = flag, *filter(None, [about.get("short")])
+            words["rich_help_panel"] = about.get("panel", self.panel)
+            info = typer.Option(*flags, help=_help(about), **words)
+        default = inspect.Parameter.empty if default is ... else default
+        return inspect.Parameter(
+            self.name, _KEYWORD, default=default, annotation=Annotated[kind, info]
         )
-    return inspect.Parameter(
-        field.name, _KEYWORD, default=default, annotation=Annotated[kind, info]
-    )
+
+    def value(self, typed: Any) -> Any:
+        """Return what was typed; numbers written as 1,2,3 are a tuple, ids in order.
+
+        Raises:
+            ValueError: if it is out of the option's range.
+        """
+        plain, item = _plain(self.type)
+        value = typed or self.field.default if plain in (list, tuple) else typed
+        if plain is tuple and typed is not None:
+            try:
+                numbers = [item(number) for number in typed.split(",")]
+            except ValueError:
+                example = "0,1,2" if item is int else "0.7,0.3"
+                message = f"{self.flag} {typed} is not a list such as {example}"
+                raise typer.BadParameter(message) from None
+            value = tuple(sorted(set(numbers)) if item is int else numbers)
+        check_value(self.name, value, self.type, self.field.metadata)
+        return value
+
+    def as_typed(self, value: Any) -> str:
+        """Return the option with a value, as one would type it."""
+        if isinstance(value, bool):
+            return self.flag if value else f"--no-{self.flag[2:]}"
+        return f"{self.flag} {value}"
+
+
+def _plain(kind: Any) -> tuple[Any, Any]:
+    """Return a type without `None` and without its items, and the type of the items."""
+    if get_origin(kind) in (Union, UnionType):
+        [kind] = [k for k in get_args(kind) if k is not NoneType]
+    return (get_origin(kind), get_args(kind)[0]) if get_args(kind) else (kind, kind)
 
 
 def _help(about: Mapping[str, Any]) -> str:
     """Return the help of an option; a range with two ends stands in it."""
-    text: str = about["help"]
-    return (
-        f"{text} From {about['min']} to {about['max']}." if {"min", "max"} <= about.keys() else text
-    )
+    ends = f" From {about['min']} to {about['max']}." if {"min", "max"} <= about.keys() else ""
+    return f"{about['help']}{ends}"
 
 
-def _plain(kind: Any) -> Any:
-    """Return a type without its `None`."""
-    if get_origin(kind) not in (Union, UnionType):
-        return kind
-    [plain] = [k for k in get_args(kind) if k is not NoneType]
-    return plain
+def _config(config: Any, values: Mapping[str, Any], given: Collection[str]) -> Any:
+    """Make a config; with `--for LOSS`, one that has presets takes only what was given."""
+    names = [f.name for f in fields(config)]
+    if values.get("for_loss") is None or not hasattr(config, "for_loss"):
+        return config(**{name: values[name] for name in names})
+    return config.for_loss(values["for_loss"], **{n: values[n] for n in names if n in given})
 
 
-def _list_item(kind: Any) -> Any:
-    """Return the type of the items of a `tuple[…, ...]`, else None."""
-    plain = _plain(kind)
-    return get_args(plain)[0] if get_origin(plain) is tuple else None
-
-
-def _value(field: Field[Any], kind: Any, typed: Any) -> Any:
-    """Return what was typed for a field: ids, a set, and numbers are written as 1,2,3."""
-    item = _list_item(kind)
-    if item is None:
-        return typed
-    if typed is None:
-        return field.default
-    try:
-        numbers = [item(number) for number in typed.split(",")]
-    except ValueError:
-        flag, example = f"--{field.name.replace('_', '-')}", "0,1,2" if item is int else "0.7,0.3"
-        raise typer.BadParameter(f"{flag} {typed} is not a list such as {example}") from None
-    return tuple(sorted(set(numbers)) if item is int else numbers)
-
-
-def _config(
-    make: Any, own_values: Mapping[str, Any], given: Given, others: Mapping[str, Any]
-) -> Any:
-    """Make a config; values that do not go together are a usage error.
-
-    With `--for LOSS`, a config that has presets for losses takes only what was given.
-    """
-    if others.get("for_loss") is not None and hasattr(make, "for_loss"):
-        make = functools.partial(make.for_loss, others["for_loss"])
-        own_values = {name: value for name, value in own_values.items() if name in given}
-    try:
-        return make(**own_values)
-    except ValueError as error:
-        raise typer.BadParameter(as_options(str(error), own_values)) from error
-
-
-def as_options(text: str, names: Iterable[str]) -> str:
+def _with_flags(message: str, options: Mapping[str, Option]) -> str:
     """Return a message with the options in the place of the fields that it names."""
-    for name in names:
-        flag = f"--{name.replace('_', '-')}"
-        text = f"{flag}{text[len(name) :]}" if text.startswith((f"{name} ", f"{name},")) else text
-        text = text.replace(f"({name})", f"({flag})")
-    return text
+    for name, named in options.items():
+        message = re.sub(rf"^{name}(?=[ ,])|(?<=\(){name}(?=\))", named.flag, message)
+    return message
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def _remarks(
+    options: Mapping[str, Option], given: Collection[str], values: Mapping[str, Any]
+) -> list[str]:
+    """Return notes on what a preset chose, and on options that were given and have no effect.
+
+    Raises:
+        typer.BadParameter: for one that goes with another which was not given.
+    """
+    chosen = [
+        one.as_typed(values[name])
+        for name, one in options.items()
+        if name not in given and values[name] != one.field.default
+    ]
+    notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
+    for typed in (options[name] for name in options if name in given):
+        about = typed.field.metadata
+        needed = _conditions(about.get("goes_with", ()), options, values)
+        if needed and not any(needed.values()):
+            raise typer.BadParameter(f"{typed.flag} goes with {' or '.join(needed)}")
+        useless = _conditions(about.get("useless_with", ()), options, values)
+        reasons = [words for words, holds in useless.items() if holds]
+        notes += [f"{typed.flag} has no effect with {words}" for words in reasons[:1]]
+    return notes
+
+
+def _conditions(
+    conditions: Sequence[str], options: Mapping[str, Option], values: Mapping[str, Any]
+) -> dict[str, bool]:
+    """Return conditions on the command's options, as one would type them, and whether they hold."""
+    holds = {}
+    for name, _, value in (condition.partition(" ") for condition in conditions):
+        if name in options:
+            words = f"{options[name].flag} {value}".strip()
+            holds[words] = values[name] == value if value else bool(values[name])
+    return holds
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
     """Print a result on stdout, as a table or as JSON; a reader that has seen enough may leave."""
-    from xtok import report
-
     try:
         if json:
             print(report.to_json(result))  # noqa: T201
@@ -194,10 +240,11 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def hint(error: XtokError) -> str:
+def hint(error: XtokError, context: Any) -> str:
     """Return an error's hint, with the running command's options for the parameter it names."""
     name = error.parameter.replace("_", "-")
-    setting = [option for option in options if option == f"--{name}" or option.endswith(f"-{name}")]
+    flags = [flag for parameter in context.command.params for flag in parameter.opts]
+    setting = [flag for flag in flags if flag == f"--{name}" or flag.endswith(f"-{name}")]
     return error.hint_with(" or ".join(setting) or f"{error.parameter}= in Python")
 
 
@@ -216,21 +263,14 @@ def run(app: typer.Typer) -> None:
     except XtokError as error:
         if os.environ.get("XTOK_DEBUG"):
             raise
-        print(f"error: {_line(error.message)}\nhint: {_line(error.hint)}", file=sys.stderr)  # noqa: T201
+        report.print_error(error.message, error.hint, sys.stderr)
         sys.exit(1)
     except SystemExit as done:
         if done.code == INTERRUPTED:  # Typer makes this of an interrupt outside of a command
-            about = done.about if isinstance(done, Interrupted) else ""
-            print(f"interrupted: {_line(about)}" if about else "interrupted", file=sys.stderr)  # noqa: T201
+            what_is_left = str(done.__cause__ or "")
+            about = f"interrupted: {what_is_left}" if what_is_left else "interrupted"
+            print(printable(about), file=sys.stderr)  # noqa: T201
         raise
-
-
-class Interrupted(SystemExit):
-    """An interrupt within a command; `about` says what is left of its work, or nothing."""
-
-    def __init__(self, about: str) -> None:
-        super().__init__(INTERRUPTED)
-        self.about = about
 
 
 @contextmanager
@@ -256,14 +296,6 @@ def _null() -> TextIO:
     return Path(os.devnull).open("w", encoding="utf-8")
 
 
-def _line(text: str) -> str:
-    if text.isprintable():
-        return text
-    from xtok.vocab.display import printable
-
-    return printable(text)
-
-
 @contextmanager
 def _silence(quiet: bool) -> Iterator[TextIO]:
     """Run a command, silent where asked for; yield the stderr of errors, which never is."""
@@ -272,7 +304,7 @@ def _silence(quiet: bool) -> Iterator[TextIO]:
             with _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr:
                 yield stderr
         except KeyboardInterrupt as interrupt:
-            raise Interrupted(str(interrupt)) from interrupt
+            raise SystemExit(INTERRUPTED) from interrupt
         finally:
             sys.stdout.flush()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xtok import report
 from xtok.cli.command import deferred_interrupt
 
 if TYPE_CHECKING:
@@ -19,37 +20,37 @@ def checkpoint_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.checkpoint")
 
 
-def count_here(
-    plan: CountingPlan, *, student: Tokenizer, teacher: Tokenizer, checkpoint: Path
-) -> CountedText:
-    """Count a plan on this machine; an interruption waits for the next batch, and saves counts."""
-    from xtok import report
-    from xtok.counting import counts as counting
+@contextmanager
+def counting_here(
+    student: Tokenizer, teacher: Tokenizer, checkpoint: Path
+) -> Iterator[Callable[[CountingPlan], CountedText]]:
+    """Yield what counts a plan on this machine; at the end, remove the checkpoint.
+
+    So the map is to be written within. An interruption waits for the next batch, saves the counts,
+    and says where they are.
+    """
+    from xtok.counting.counts import count_text
+
+    def count(plan: CountingPlan) -> CountedText:
+        with deferred_interrupt() as is_interrupted:
+            return count_text(
+                plan,
+                student,
+                teacher,
+                checkpoint=checkpoint,
+                progress=report.text_progress_bar,
+                resumed=resumed,
+                stopping=is_interrupted,
+            )
 
     def resumed(share: float) -> None:
         report.print_notes([f"resuming at {share:.0%} of the text, from {checkpoint}"])
 
-    with deferred_interrupt() as is_interrupted:
-        return counting.count_text(
-            plan,
-            student,
-            teacher,
-            checkpoint=checkpoint,
-            progress=report.text_progress_bar,
-            resumed=resumed,
-            stopping=is_interrupted,
-        )
-
-
-@contextmanager
-def keeping(checkpoint: Path | None) -> Iterator[None]:
-    """Remove a checkpoint at the end, when the map is written; say where it is if interrupted."""
     try:
-        yield
+        yield count
     except KeyboardInterrupt:
-        if checkpoint is None or not checkpoint.exists():
+        if not checkpoint.exists():
             raise
         message = f"counts saved in {checkpoint}; run the same command again to go on"
         raise KeyboardInterrupt(message) from None
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
+    checkpoint.unlink(missing_ok=True)

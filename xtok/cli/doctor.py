@@ -1,27 +1,26 @@
 """`xtok doctor`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+import xtok
 from xtok.cli.command import command, show
-from xtok.cli.options import MODELS, Json, Safety, load_tokenizer
-from xtok.config import option
+from xtok.cli.options import JSON, Safety, load_tokenizer
+from xtok.config import MODELS, option
+from xtok.report.tokenizers import print_diagnosis
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
-ModelList = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL",
-        help="Hugging Face repo ids, folders or tokenizer.json files; SentencePiece .model, "
-        "tiktoken, tekken.json or .gguf files; the word bytes. If ambiguous, add a prefix: hf:, "
-        "spm:, tiktoken:, tekken:, gguf:.",
-        show_default=False,
-    ),
-]
+MODEL_LIST = option(
+    ...,
+    "Hugging Face repo ids, folders or tokenizer.json files; SentencePiece .model, tiktoken, "
+    "tekken.json or .gguf files; the word bytes. If ambiguous, add a prefix: hf:, spm:, tiktoken:, "
+    "tekken:, gguf:.",
+    argument="MODEL",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,34 +42,23 @@ class Loading(Safety):
 
 @command
 def doctor(
-    models: ModelList,
     *,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            help="A Jinja file, or the name of a prompt format, instead of the model's own "
-            "template.",
-            metavar="FILE|NAME",
-            rich_help_panel=MODELS,
-        ),
-    ] = None,
-    json: Json = False,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Width of the models' logits.", min=1, metavar="N", rich_help_panel=MODELS
-        ),
-    ] = None,
+    models: list[str] = MODEL_LIST,
+    chat_template: str | None = option(
+        None,
+        "A Jinja file, or the name of a prompt format, instead of the model's own template.",
+        metavar="FILE|NAME",
+        panel=MODELS,
+    ),
+    json: bool = JSON,
+    vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:
     """Check tokenizers for what makes training go wrong; exit with 3 if a check fails.
 
     Of exactly two, the first is taken for the student of a map, the second for its teacher.
     """
-    from xtok.inspection import doctor as check
-    from xtok.report.tokenizers import print_diagnosis
-
-    diagnosis = check.doctor(loading.load(models, vocab_size=vocab_size), template=chat_template)
+    diagnosis = xtok.doctor(loading.load(models, vocab_size=vocab_size), template=chat_template)
     show(diagnosis, print_diagnosis, json=json)
     if diagnosis.failed:
         raise typer.Exit(3)

@@ -1,34 +1,34 @@
 """`xtok export`."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+import xtok
+from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapArgument, MapOptions, Models, expanded
-from xtok.config import ExportFormat
+from xtok.cli.options import MAP, MapOptions, Models
+from xtok.config import OUTPUT, ExportFormat, option
 
 
 @command
 def export(
-    map_path: MapArgument,
     *,
-    kind: Annotated[
-        ExportFormat,
-        typer.Option("--format", help="What to write; the training guide says who reads it."),
-    ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Where to write; nemo-subtokens puts the teacher's side beside it, as "
-            "NAME.reverse.pt.",
-            metavar="FILE",
-            parser=expanded,
-        ),
-    ],
+    map_path: Path = MAP,
+    kind: ExportFormat = option(
+        ..., "What to write; the training guide says who reads it.", name="format"
+    ),
+    output: Path = option(
+        ...,
+        "Where to write. nemo-subtokens puts the teacher's side beside it, as NAME.reverse.pt; "
+        "shared-vocab writes pairs as .json, vLLM's arrays as .safetensors.",
+        short="-o",
+    ),
+    print_config: bool = option(
+        False,
+        "Print NeMo-RL's overrides for these files instead of their paths.",
+        flag=True,
+        goes_with=("kind nemo-subtokens",),
+        panel=OUTPUT,
+    ),
     models: Models,
     map_options: MapOptions,
 ) -> None:
@@ -36,12 +36,23 @@ def export(
 
     nemo-subtokens spells tokens, and needs both models.
     """
-    from xtok import report
-    from xtok.training import exports
+    from xtok.training.exports import check_export
+    from xtok.training.subtokens import nemo_overrides
 
-    exports.check_export(Path(output), kind)
+    check_export(output, kind)
     projection = map_options.load(map_path)
     report.print_reports(projection.reports)
     projection, tokenizers = models.with_map(projection)
-    for path in exports.export(projection, Path(output), kind, **tokenizers):
+    paths = xtok.export(
+        projection,
+        output,
+        kind,
+        note=lambda sentence: report.print_notes([sentence]),
+        **tokenizers,
+    )
+    if print_config:
+        forward, reverse = paths
+        print(nemo_overrides(forward, reverse, map_path))  # noqa: T201
+        return
+    for path in paths:
         print(path)  # noqa: T201

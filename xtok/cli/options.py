@@ -1,64 +1,82 @@
-"""Groups of options that commands share, and what they stand for: models, maps, outputs, texts."""
+"""Options that commands share, and what they stand for: models, maps, outputs, texts."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from xtok.config import TEXT, Config, Normalize, option
+import xtok
+from xtok import report
+from xtok.cli.command import expanded
+from xtok.config import MAKING, MODELS, OUTPUT, TEXT, Config, EstimateConfig, option
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
     from xtok.tokenizers import Tokenizer
 
-MODELS, OUTPUT, FOREIGN = "Models", "Output", "A .pt by another program"
+_FILES = "plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. Repeatable."
 _KINDS = (
     "a Hugging Face repo id, folder or tokenizer.json; a SentencePiece .model, tiktoken, "
     "tekken.json or .gguf file; or the word bytes. If ambiguous, add a prefix: hf:, spm:, "
     "tiktoken:, tekken:, gguf:."
 )
 
+MAP = option(..., "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP")
+JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
+FOR_LOSS = option(
+    None,
+    "Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without it, the "
+    "recipe of X-Token.",
+    name="for",
+    metavar="LOSS",
+    panel=MAKING,
+)
+SKIP_EXISTING = option(
+    False,
+    "Keep an output that is already the same map: same tokenizers, options and stages. Any other "
+    "is replaced, and a note says why.",
+    flag=True,
+    panel=OUTPUT,
+)
+DRY_RUN = option(
+    False,
+    "Load the tokenizers, say what would be written, and write nothing.",
+    flag=True,
+    panel=OUTPUT,
+)
+TEXT_FIELD: Any = EstimateConfig.__dataclass_fields__["field"]
 
-def expanded(text: str) -> str:
-    """Return a path or glob with its `~` expanded; a slash at its end stays."""
-    if not text:
-        raise typer.BadParameter("the path is empty")
-    return os.path.expanduser(text)
+
+def text_option(default: Any, help: str) -> Any:
+    """Return an option for files of text."""
+    return option(default, help, metavar="FILE", parser=expanded, panel=TEXT)
 
 
-def read_path(text: str) -> Path:
-    """Return a path that is read, its `~` expanded."""
-    return Path(expanded(text))
-
-
-MapArgument: TypeAlias = Annotated[
-    Path,
-    typer.Argument(metavar="MAP", help="A map: .safetensors, or NeMo-RL's .pt.", parser=read_path),
-]
-Json: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)
-]
+TEXTS = text_option(..., f"Text to read: {_FILES}")
+OPTIONAL_TEXTS = text_option([], f"Count the map on this text: {_FILES}")
+OVERLAP_TEXTS = text_option(
+    [], f"Also weigh by this text, as acceptance in speculative decoding does: {_FILES}"
+)
+EVENT_TEXTS = text_option([], f"Also merge events that leak on this text: {_FILES}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths(Config):
     """The widths of the models' logits, and so of a map."""
 
+    panel = MODELS
     student_vocab_size: int | None = option(
         None,
         "Width of the student's logits; by default that of the map's file or the model's config, "
         "else the largest id + 1.",
         min=1,
-        panel=MODELS,
     )
-    teacher_vocab_size: int | None = option(
-        None, "Width of the teacher's logits, likewise.", min=1, panel=MODELS
-    )
+    teacher_vocab_size: int | None = option(None, "Width of the teacher's logits, likewise.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,95 +86,47 @@ class MapOptions(Widths):
     preserve_last: bool | None = option(
         None,
         "Whether the last column holds scale slots; by default what the file says.",
-        panel=FOREIGN,
+        panel="A .pt by another program",
     )
 
-    def load(self, path: Path, normalize: Normalize | None = None) -> ProjectionMap:
+    def load(self, path: Path, **more: Any) -> ProjectionMap:
         """Load a map."""
-        from xtok.maps import file
-
-        return file.load(
-            path,
-            student_vocab_size=self.student_vocab_size,
-            teacher_vocab_size=self.teacher_vocab_size,
-            preserve_last=self.preserve_last,
-            normalize=normalize,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputMap(Config):
-    """The map to work on, as an argument or under NeMo-RL's option."""
-
-    map_path: Path | None = option(
-        None,
-        "The map to work on: .safetensors, or NeMo-RL's .pt.",
-        argument=True,
-        metavar="MAP",
-        parser=read_path,
-    )
-    initial_projection_path: Path | None = option(
-        None, "The map to work on, instead of MAP.", metavar="MAP", parser=read_path, panel=MODELS
-    )
-
-    @property
-    def path(self) -> Path:
-        """The map's path."""
-        given = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
-        if len(given) != 1:
-            raise typer.BadParameter("give one map: MAP or --initial-projection-path MAP")
-        return given[0]
+        return xtok.ProjectionMap.load(path, **vars(self), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Safety(Config):
     """What loading a model may do."""
 
+    panel = MODELS
     offline: bool = option(
-        False,
-        "Take models from the local cache only, as with HF_HUB_OFFLINE=1.",
-        flag=True,
-        panel=MODELS,
+        False, "Take models from the local cache only, as with HF_HUB_OFFLINE=1.", flag=True
     )
     trust_remote_code: bool = option(
-        False,
-        "Allow a repo's custom tokenizer code to run; a note says when it does.",
-        flag=True,
-        panel=MODELS,
+        False, "Allow a repo's custom tokenizer code to run; a note says when it does.", flag=True
     )
 
-    @property
-    def safety(self) -> dict[str, bool]:
-        """The two options, as `load_tokenizer` takes them."""
-        return {"offline": self.offline, "trust_remote_code": self.trust_remote_code}
+
+_PATTERN = "Split pattern of a {}'s tiktoken or .gguf file of an unknown family."
+
+
+def _model(help: str, short: str) -> Any:
+    return option(None, help, metavar="MODEL", short=short)
+
+
+def _of_model(side: str, help: str, **about: Any) -> Any:
+    return option(None, help.format(side), goes_with=(f"{side}_model", side), **about)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides(Config):
-    student_model: str | None = option(
-        None, f"Model of the rows: {_KINDS}", metavar="MODEL", short="-s", panel=MODELS
-    )
-    teacher_model: str | None = option(
-        None, "Model of the columns, likewise.", metavar="MODEL", short="-t", panel=MODELS
-    )
-    student_revision: str | None = option(
-        None, "Branch, tag or commit of the student's repo.", panel=MODELS
-    )
-    teacher_revision: str | None = option(
-        None, "Branch, tag or commit of the teacher's repo.", panel=MODELS
-    )
-    student_pattern: str | None = option(
-        None,
-        "Split pattern of a student's tiktoken or .gguf file of an unknown family.",
-        metavar="REGEX",
-        panel=MODELS,
-    )
-    teacher_pattern: str | None = option(
-        None,
-        "Split pattern of a teacher's tiktoken or .gguf file of an unknown family.",
-        metavar="REGEX",
-        panel=MODELS,
-    )
+    panel = MODELS
+    student_model: str | None = _model(f"Model of the rows: {_KINDS}", short="-s")
+    teacher_model: str | None = _model("Model of the columns, likewise.", short="-t")
+    student_revision: str | None = _of_model("student", "Branch, tag or commit of the {}'s repo.")
+    teacher_revision: str | None = _of_model("teacher", "Branch, tag or commit of the {}'s repo.")
+    student_pattern: str | None = _of_model("student", _PATTERN, metavar="REGEX")
+    teacher_pattern: str | None = _of_model("teacher", _PATTERN, metavar="REGEX")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,37 +134,55 @@ class Models(Safety, _Sides):
     """The models of the rows and the columns, and how they are loaded."""
 
     def name(self, side: str) -> str | None:
-        """Return the model of a side as it was given."""
-        model: str | None = getattr(self, f"{side}_model")
-        return model
-
-    def required(self, side: str) -> str:
-        """Return the model of a side; without one, that is a usage error."""
-        model = self.name(side)
-        if model is None:
-            raise typer.BadParameter(f"give the {side}: --{side}-model")
-        return model
+        """Return the model of a side as it was given, as an option or as an argument."""
+        given = [getattr(self, name, None) for name in (side, f"{side}_model")]
+        if None not in given:
+            raise typer.BadParameter(f"give the {side} once, as an argument or as --{side}-model")
+        return given[0] or given[1]
 
     def both(self) -> tuple[str, str]:
         """Return both models; one that is not given is a usage error."""
-        return self.required("student"), self.required("teacher")
+        student, teacher = self.name("student"), self.name("teacher")
+        if student is not None and teacher is not None:
+            return student, teacher
+        if isinstance(self, ModelArguments):
+            raise typer.BadParameter("give two models, STUDENT TEACHER")
+        side = "student" if student is None else "teacher"
+        raise typer.BadParameter(f"give the {side}: --{side}-model")
+
+    def sides(self) -> list[str]:
+        """Return the sides whose models are given."""
+        return [side for side in ("student", "teacher") if self.name(side) is not None]
+
+    def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
+        """Return what `load_tokenizer` takes for a side whose model is given."""
+        safety = {name: getattr(self, name) for name in ("offline", "trust_remote_code")}
+        of_side = {name: getattr(self, f"{side}_{name}") for name in ("revision", "pattern")}
+        width = getattr(widths, f"{side}_vocab_size", None)
+        return {"model": self.name(side), "vocab_size": width, **of_side, **safety}
+
+    def load(self, side: str, widths: Widths | None = None) -> Tokenizer:
+        """Load the tokenizer of a side whose model is given."""
+        return load_tokenizer(**self.loading(side, widths))
 
     def pair(self, widths: Widths | None = None) -> tuple[Tokenizer, Tokenizer]:
         """Load both tokenizers; a model that is not given is a usage error."""
         self.both()
-        return self._load("student", widths), self._load("teacher", widths)
+        return self.load("student", widths), self.load("teacher", widths)
 
-    def given(self) -> dict[str, Tokenizer]:
+    def given(self) -> dict[str, Any]:
         """Load the tokenizers that are given, by parameter."""
-        return {f"{side}_model": self._load(side) for side in self.sides()}
+        return {f"{side}_model": self.load(side) for side in self.sides()}
 
-    def sides(self) -> list[str]:
-        """Return the sides whose models are given; a revision or pattern needs its model."""
-        for side in ("student", "teacher"):
-            needing = (getattr(self, f"{side}_revision"), getattr(self, f"{side}_pattern"))
-            if self.name(side) is None and any(needing):
-                raise typer.BadParameter(f"a revision or pattern needs --{side}-model")
-        return [side for side in ("student", "teacher") if self.name(side) is not None]
+    def pair_of_map(
+        self, path: Path | None, options: MapOptions
+    ) -> tuple[Tokenizer, Tokenizer, ProjectionMap | None]:
+        """Load both tokenizers, and the map to begin with, if any, which tells their widths."""
+        if path is None:
+            return *self.pair(options), None
+        self.both()
+        projection, tokenizers = self.with_map(options.load(path), options, name=path)
+        return tokenizers["student_model"], tokenizers["teacher_model"], projection
 
     def with_map(
         self,
@@ -213,81 +201,49 @@ class Models(Safety, _Sides):
         tokenizers: dict[str, Any] = {}
         for side in self.sides():
             typed_width = getattr(widths, f"{side}_vocab_size", None)
-            tokenizer = self._load(side, widths)
+            tokenizer = self.load(side, widths)
             width = pair.shared_width(getattr(projection, side), tokenizer.vocabulary)
             if typed_width is None and width != tokenizer.vocabulary.vocab_size:
-                tokenizer = self._load(side, Widths(**{f"{side}_vocab_size": width}))
+                tokenizer = self.load(side, Widths(**{f"{side}_vocab_size": width}))
             vocabulary: dict[str, Any] = {side: tokenizer.vocabulary}
             projection = pair.with_vocabularies(projection, **vocabulary, name=str(name))
             tokenizers[f"{side}_model"] = tokenizer
         return projection, tokenizers
-
-    def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
-        """Return what `load_tokenizer` takes for a side."""
-        return {
-            "model": self.required(side),
-            "vocab_size": getattr(widths, f"{side}_vocab_size", None),
-            "revision": getattr(self, f"{side}_revision"),
-            "pattern": getattr(self, f"{side}_pattern"),
-            **self.safety,
-        }
-
-    def _load(self, side: str, widths: Widths | None = None) -> Tokenizer:
-        return load_tokenizer(**self.loading(side, widths))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments(Models):
     """The models, as two arguments or two options."""
 
-    student: str | None = option(
-        None, f"Model of the rows: {_KINDS}", argument=True, metavar="STUDENT"
-    )
-    teacher: str | None = option(
-        None, "Model of the columns, likewise.", argument=True, metavar="TEACHER"
-    )
-    student_model: str | None = option(
-        None, "Model of the rows, instead of STUDENT.", metavar="MODEL", short="-s", panel=MODELS
-    )
-    teacher_model: str | None = option(
-        None, "Model of the columns, instead of TEACHER.", metavar="MODEL", short="-t", panel=MODELS
-    )
-
-    def name(self, side: str) -> str | None:
-        """Return the model of a side as it was given."""
-        argument: str | None = getattr(self, side)
-        model = super().name(side)
-        if argument is not None and model is not None:
-            raise typer.BadParameter(f"give the {side} once, as an argument or as --{side}-model")
-        return argument if model is None else model
-
-    def required(self, side: str) -> str:
-        """Return the model of a side; without one, that is a usage error."""
-        if self.name(side) is None:
-            raise typer.BadParameter("give two models, STUDENT TEACHER")
-        return super().required(side)
+    student: str | None = option(None, f"Model of the rows: {_KINDS}", argument="STUDENT")
+    teacher: str | None = option(None, "Model of the columns, likewise.", argument="TEACHER")
+    student_model: str | None = _model("Model of the rows, instead of STUDENT.", short="-s")
+    teacher_model: str | None = _model("Model of the columns, instead of TEACHER.", short="-t")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MapOutput(Config):
-    """Where a map is written, and how many of its rows are shown."""
+def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
+    """Load a tokenizer, and print the notes on how it was loaded."""
+    tokenizer = xtok.load_tokenizer(model, **loading)
+    report.print_notes(tokenizer.notes)
+    return tokenizer
 
-    output: str | None = option(
+
+def _output(default: str, file: str = ".safetensors, or .pt in NeMo-RL's layout") -> Any:
+    return option(
         None,
-        "Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder. By default the "
-        "current folder, under a name that tells what the map is.",
+        f"Where to write: {file}; or a folder. By default {default}",
         metavar="FILE",
         short="-o",
         parser=expanded,
-        panel=OUTPUT,
     )
-    num_examples: int = option(0, "Show this many rows of the result.", min=0, panel=OUTPUT)
 
-    def check(self) -> None:
-        """Check that the map can be written, before anything costs time."""
-        from xtok.maps import file
 
-        file.check_output(self.path("map.safetensors"))
+@dataclass(frozen=True, kw_only=True)
+class FileOutput(Config):
+    """Where a command writes its file."""
+
+    panel = OUTPUT
+    output: str | None = None
 
     def path(self, name: str) -> Path:
         """Return the output's path; in a folder, and in the current one by default, `name` in it.
@@ -300,12 +256,41 @@ class MapOutput(Config):
         is_folder = path.is_dir() or self.output.endswith(("/", os.sep))
         return path / name if is_folder or not (path.suffix or path.exists()) else path
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
-        """Write the map, report on stderr, and print the map's path on stdout."""
-        from xtok import report
+
+@dataclass(frozen=True, kw_only=True)
+class EventsOutput(FileOutput):
+    """Where an event map is written."""
+
+    output: str | None = _output(
+        "the current folder, under a name that tells the pair.", "a .safetensors file"
+    )
+
+    def check(self) -> None:
+        """Check that the event map can be written, before anything costs time."""
+        from xtok.maps import event_file
+
+        event_file.check_output(self.path("events.safetensors"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOutput(FileOutput):
+    """Where a map is written, and how many of its rows are shown."""
+
+    output: str | None = _output("the current folder, under a name that tells what the map is.")
+    num_examples: int = option(0, "Show this many rows of the result.", min=0)
+
+    def check(self) -> None:
+        """Check that the map can be written, before anything costs time."""
+        from xtok.maps import file
+
+        file.check_output(self.path("map.safetensors"))
+
+    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
+        """Write the map, unless it is there, report on stderr, and print its path on stdout."""
         from xtok.inspection import inspect
 
-        projection.save(path)
+        if not is_saved:
+            projection.save(path)
         examples = inspect.example_ids(projection, self.num_examples)
         with suppress(OSError):  # the map is written, whether or not anybody reads the report
             report.print_reports(projection.reports)
@@ -321,74 +306,25 @@ class StrictOutput(MapOutput):
         False,
         "Write nothing, and exit with 1, if a token could not be decoded or spelled.",
         flag=True,
-        panel=OUTPUT,
     )
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
+    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
         from xtok.maps import results
 
         if self.strict:
             results.require_complete(projection)
-        super().write(projection, path)
+        super().write(projection, path, is_saved=is_saved)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefinedOutput(MapOutput):
     """The output of a command that refines a map: beside it, in its format."""
 
-    output: str | None = option(
-        None,
-        "Where to write: .safetensors, or .pt in NeMo-RL's layout; or a folder. By default beside "
-        "the input, in its format.",
-        metavar="FILE",
-        short="-o",
-        parser=expanded,
-        panel=OUTPUT,
-    )
+    output: str | None = _output("beside the input, in its format.")
 
     def beside(self, source: Path) -> RefinedOutput:
         """Return this output; without one, the folder of the input, but for a pipe."""
-        if self.output is not None or not source.is_file():
-            return self
-        folder = os.path.join(source.parent, "")
-        return RefinedOutput(output=folder, num_examples=self.num_examples)
-
-
-Texts: TypeAlias = Annotated[
-    list[str],
-    typer.Option(
-        "--text",
-        help="Text to read: plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. "
-        "Repeatable.",
-        metavar="FILE",
-        parser=expanded,
-        rich_help_panel=TEXT,
-    ),
-]
-OptionalTexts: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--text",
-        help="Count the map on this text: plain, .jsonl or .parquet, also as .gz or .zst; a quoted "
-        "glob, too. Repeatable.",
-        metavar="FILE",
-        parser=expanded,
-        rich_help_panel=TEXT,
-    ),
-]
-TextField: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help="Field of JSON lines, or column of Parquet, that holds the text.", rich_help_panel=TEXT
-    ),
-]
-
-
-def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
-    """Load a tokenizer, and print the notes on how it was loaded."""
-    from xtok import report, tokenizers
-
-    tokenizer = tokenizers.load_tokenizer(model, **loading)
-    report.print_notes(tokenizer.notes)
-    return tokenizer
+        if self.output is None and source.is_file():
+            return replace(self, output=os.path.join(source.parent, ""))
+        return self

@@ -1,49 +1,35 @@
 """`xtok reapply-exact`."""
 
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
+import xtok
 from xtok.cli.command import command
-from xtok.cli.options import InputMap, MapOptions, Models, RefinedOutput
+from xtok.cli.options import MAP, MapOptions, Models, RefinedOutput
 from xtok.cli.spellings import refined_name
-from xtok.config import MATCHING, Canonicalization, SpecialTokens
+from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
+
+_AS_MADE = option(None, "As in multitoken; by default what the map was made with.", panel=MATCHING)
 
 
 @command
 def reapply_exact(
-    source: InputMap,
+    *,
+    map_path: Path = MAP,
     models: Models,
     output: RefinedOutput,
-    *,
-    special_tokens: Annotated[
-        SpecialTokens | None,
-        typer.Option(
-            help="As in multitoken; by default what the map was made with.",
-            rich_help_panel=MATCHING,
-        ),
-    ] = None,
-    canonicalization: Annotated[
-        Canonicalization | None,
-        typer.Option(
-            help="As in multitoken; by default what the map was made with.",
-            rich_help_panel=MATCHING,
-        ),
-    ] = None,
+    special_tokens: SpecialTokens | None = _AS_MADE,
+    canonicalization: Canonicalization | None = _AS_MADE,
     map_options: MapOptions,
 ) -> None:
     """Give tokens that both sides have a single entry of weight 1.
 
     A map without tokens, as NeMo-RL's tools write it, needs both models.
     """
-    output = output.beside(source.path)
+    output = output.beside(map_path)
     output.check()
-    models.sides()
-    from xtok.stages import exact
-
-    projection = map_options.load(source.path)
-    projection, tokenizers = models.with_map(projection, map_options, name=source.path)
-    projection = exact.reapply_exact(
+    projection = map_options.load(map_path)
+    projection, tokenizers = models.with_map(projection, map_options, name=map_path)
+    projection = xtok.reapply_exact(
         projection, special_tokens=special_tokens, canonicalization=canonicalization, **tokenizers
     )
-    output.write(projection, output.path(refined_name(source.path, "reapply-exact", projection)))
+    output.write(projection, output.path(refined_name(map_path, "reapply-exact", projection)))

@@ -1,82 +1,70 @@
 """The command lines of NeMo-RL's tools in xtok's words: its options, and its names of files.
 
 `tools/x_token` of NeMo-RL (commit 7ea279a) spells some options in snake case and others in kebab
-case, and has names of its own. One table turns them into xtok's before the command parses them.
-Its scripts guess what the step before has called its file, so such a command line also gets
-NeMo-RL's names.
+case, and has names of its own. Tables turn them into xtok's before the command parses them. Its
+scripts guess what the step before has called its file, so such a command line also gets NeMo-RL's
+names.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-from xtok.cli.command import hint, options
+from xtok import report
+from xtok.cli.command import hint
 from xtok.errors import XtokError
+from xtok.maps.names import map_name
 
 if TYPE_CHECKING:
     from xtok.cli.options import Models
     from xtok.maps.projection_map import ProjectionMap
 
-# NeMo-RL's option to xtok's arguments; `{}` is its value. An empty list: it is so anyway. Besides,
-# any option may be spelled in snake case, and `--output-dir` with `--output-filename` is one path.
-SPELLINGS: Mapping[str, Sequence[str]] = {
-    "--enable-scale-trick": ["--scale-trick"],
-    "--disable-scale-trick": ["--no-scale-trick"],
-    "--enable-reverse-pass": ["--reverse-pass"],
-    "--disable-reverse-pass": ["--no-reverse-pass"],
-    "--enable-exact-match": ["--exact-match"],
-    "--skip-exact-map": ["--no-exact-match"],
-    "--enable-special-token-mapping": [],
-    "--disable-special-token-mapping": ["--special-tokens", "off"],
-    "--no-special-token-mapping": ["--special-tokens", "off"],
-    "--special-token-similarity-threshold": [
-        "--special-tokens", "fuzzy", "--fuzzy-threshold", "{}"
-    ],
-    "--special-token-top-k": ["--special-tokens", "fuzzy", "--fuzzy-top-k", "{}"],
-    "--use-canonicalization": ["--canonicalization", "relaxed"],
-    "--use-raw-tokens": ["--token-form", "raw"],
-    "--tokens-to-cut": ["--max-pieces", "{}"],
-    "--runtime-top-k": ["--top-k", "{}"],
-    "--output-path": ["--output", "{}"],
-    "--final-output": ["--output", "{}"],
-}  # fmt: skip
-
-# What a tool of NeMo-RL accepts and does not use, by command; whether the option has a value.
-UNUSED: Mapping[str, Mapping[str, bool]] = {
-    "reapply-exact": {
-        "--enable-scale-trick": False,
-        "--disable-scale-trick": False,
-        "--enable-reverse-pass": False,
-        "--disable-reverse-pass": False,
-        "--enable-exact-match": False,
-        "--use-raw-tokens": False,
-        "--tokens-to-cut": True,
-        "--top-k": True,
-        "--special-token-similarity-threshold": True,
-        "--special-token-top-k": True,
-        "--output-dir": True,  # it writes beside its input
-    },
+# NeMo-RL's option to xtok's words; `{}` is its value. No words: it is so anyway. It holds for the
+# commands that have xtok's option, or for the one before it. Besides, any option may be spelled in
+# snake case.
+SPELLINGS: Mapping[str, str] = {
+    "sort-cut --initial-projection-path": "{}",
+    "reapply-exact --initial-projection-path": "{}",
+    "reapply-exact --top-k": "--top-k {}",
+    "--enable-scale-trick": "--scale-trick",
+    "--disable-scale-trick": "--no-scale-trick",
+    "--enable-reverse-pass": "--reverse-pass",
+    "--disable-reverse-pass": "--no-reverse-pass",
+    "--enable-exact-match": "--exact-match",
+    "--skip-exact-map": "--no-exact-match",
+    "--enable-special-token-mapping": "",
+    "--disable-special-token-mapping": "--special-tokens off",
+    "--no-special-token-mapping": "--special-tokens off",
+    "--special-token-similarity-threshold": "--special-tokens fuzzy --fuzzy-threshold {}",
+    "--special-token-top-k": "--special-tokens fuzzy --fuzzy-top-k {}",
+    "--use-canonicalization": "--canonicalization relaxed",
+    "--use-raw-tokens": "--token-form raw",
+    "--tokens-to-cut": "--max-pieces {}",
+    "--runtime-top-k": "--top-k {}",
+    "--output-path": "--output {}",
+    "--final-output": "--output {}",
 }
 
-# What has one possible value here, by command, and what to do to get another result.
-FIXED: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "build": {
-        "--prep-top-k": (
-            "32",
-            "build always makes 32 entries first; run multitoken, reapply-exact and sort-cut to "
-            "choose",
-        )
-    },
-    "generate": {"--keep-top-tokens": ("-1", "generate always takes every token")},
+# What has one possible value, in a command, and what to do to get another result.
+FIXED: Mapping[str, tuple[str, str, str]] = {
+    "--prep-top-k": (
+        "build",
+        "32",
+        "build always makes 32 entries first; run multitoken, reapply-exact and sort-cut to choose",
+    ),
+    "--keep-top-tokens": ("generate", "-1", "generate always takes every token"),
 }
+
+# The tool that takes the options of the step before and ignores them, and writes beside its input.
+_IGNORING = "reapply-exact"
 
 # Commands that stand for a tool with a folder of outputs: NeMo-RL's names there, without suffix.
 _NAMES: Mapping[str, str] = {
@@ -88,12 +76,11 @@ _FOLDER = "cross_tokenizer_data"
 _OUTPUT = ("--output-dir", "--data-dir", "--output-filename")
 
 
-@dataclass
 class Line:
     """A command line in xtok's words.
 
     Attributes:
-        args: what follows the command's name.
+        args: what follows the command's name, NeMo-RL's spellings turned into xtok's.
         typed: xtok's options that were typed in other words, and these words.
         notes: what is to be said of options that have no effect.
         is_nemo: whether a word of NeMo-RL's own was among them.
@@ -101,149 +88,138 @@ class Line:
         stem: the name of the output.
     """
 
-    args: list[str] = field(default_factory=list)
-    typed: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    is_nemo: bool = False
-    folder: str | None = None
-    stem: str | None = None
+    def __init__(self, typed: Sequence[str], own: Mapping[str, bool], command: str = "") -> None:
+        """Rewrite what follows the command's name.
+
+        Args:
+            typed: as it was typed.
+            own: the command's own options, and whether each has a value.
+            command: its name.
+
+        Raises:
+            typer.BadParameter: for a value of an option that xtok has no counterpart of.
+        """
+        self.own, self.command = own, command
+        self.args: list[str] = []
+        self.typed: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.is_nemo = False
+        self.folder: str | None = None
+        self.stem: str | None = None
+        rest = list(typed)
+        while rest and rest[0] != "--":
+            self._add(rest)
+        self._add_output()
+        self.args += rest
 
     def as_typed(self, text: str) -> str:
         """Return a text with the options as they were typed."""
         return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
 
+    def _add(self, rest: list[str]) -> None:
+        """Move the first of the words that are left, and its value, to the arguments."""
+        arg = rest.pop(0)
+        typed, equals, value = arg.partition("=")
+        name = typed.replace("_", "-") if typed.startswith("--") else typed
+        words = None if name in self.own else self._words(name)
+        if words is not None:
+            if "{}" in words and not equals:
+                if not rest:
+                    raise typer.BadParameter(f"{typed} needs a value")
+                value = rest.pop(0)
+            self._add_nemo(name, typed, value, words)
+        elif name in self.own:
+            self.args.append(name + equals + value)
+            if self.own[name] and not equals:
+                self.args += rest[:1]
+                del rest[:1]
+            if typed != name:
+                self.typed[name] = typed
+        else:
+            self.args.append(arg)  # whatever it is, the parser's error names it
+
+    def _words(self, name: str) -> list[str] | None:
+        """Return xtok's words for an option of NeMo-RL; None if the command knows no such one."""
+        if name in FIXED:
+            return ["{}"] if FIXED[name][0] == self.command else None
+        if name in _OUTPUT:
+            return ["{}"] if "--output" in self.own else None
+        spelling = SPELLINGS.get(f"{self.command} {name}", SPELLINGS.get(name))
+        if spelling is None:
+            return None
+        words = spelling.split()
+        return words if self._has(words) or self.command == _IGNORING else None
+
+    def _has(self, words: Sequence[str]) -> bool:
+        return self.own.keys() >= {word for word in words if word.startswith("--")}
+
+    def _add_nemo(self, name: str, typed: str, value: str, words: Sequence[str]) -> None:
+        self.is_nemo = True
+        if self.command == _IGNORING and (name == "--output-dir" or not self._has(words)):
+            self.notes.append(f"{typed} has no effect in {self.command}")
+        elif name in FIXED:
+            _, only, what_to_do = FIXED[name]
+            if value != only:
+                raise typer.BadParameter(f"{typed}: {what_to_do}")
+        elif name == "--output-filename":
+            self.stem = value
+        elif name in _OUTPUT:
+            self.folder = value
+            self.typed.setdefault("--output", typed)
+        else:
+            self.args += [value if word == "{}" else word for word in words]
+            self.typed |= {word: typed for word in words if word.startswith("--")}
+
+    def _add_output(self) -> None:
+        """Add `--output` for what NeMo-RL says in two options, or leaves to its default."""
+        given = {arg.partition("=")[0] for arg in self.args}
+        if self.command == "generate" and self.folder and "--cache-dir" not in given:
+            self.args += ["--cache-dir", self.folder]
+        folder, name = self.folder, f"{self.stem}.pt" if self.stem else ""
+        if self.command in _NAMES and self.is_nemo:  # the name is chosen when options are known
+            folder, name = _FOLDER if folder is None else folder, ""
+        if (folder is not None or name) and not given & {"--output", "-o"}:
+            self.args += ["--output", os.path.join(folder, name) if folder else name]
+
 
 class Command(TyperCommand):
-    """A command that understands NeMo-RL's spellings of its options."""
+    """A command that understands NeMo-RL's spellings; its errors name what was typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite the arguments, then parse them as usual.
-
-        Errors name what was typed, in xtok's words, not in those of Typer's validator.
-        """
-        takes_value = {
+        """Rewrite the arguments, then parse them as usual."""
+        own = {
             name: not getattr(parameter, "is_flag", False)
             for parameter in self.params
             for name in (*parameter.opts, *parameter.secondary_opts)
             if name.startswith("-")
         }
-        options[:] = takes_value
-        line = rewritten(args, takes_value, self.name or "")
-        ctx.meta[__name__] = line
-        try:
+        line = ctx.meta[__name__] = Line(args, own, self.name or "")
+        with _errors_as_typed(ctx):
             return super().parse_args(ctx, line.args)
-        except typer.BadParameter as error:
-            if error.param is not None:
-                error.param_hint = line.as_typed(error.param.get_error_hint())
-            message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
-            error.message = message.replace("Input should be", "must be", 1)
-            raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; what it says of options names what was typed."""
-        line: Line = ctx.meta[__name__]
-        if line.notes and not ctx.params.get("quiet"):
-            from xtok import report
-
-            report.print_notes(line.notes)
-        try:
+        """Run the command."""
+        if not ctx.params.get("quiet"):
+            report.print_notes(ctx.meta[__name__].notes)
+        with _errors_as_typed(ctx):
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            error.message = line.as_typed(error.message)
-            raise
-        except XtokError as error:
-            error.message, error.hint = line.as_typed(error.message), line.as_typed(hint(error))
-            raise
 
 
-def rewritten(args: Sequence[str], takes_value: Mapping[str, bool], command: str = "") -> Line:
-    """Return arguments with NeMo-RL's spellings turned into xtok's; all others stay as they are.
-
-    Args:
-        args: what follows the command's name.
-        takes_value: the command's own options, and whether each has a value.
-        command: its name.
-
-    Raises:
-        typer.BadParameter: for a value of an option of NeMo-RL that xtok has no counterpart of.
-    """
-    line = Line()
-    rest = list(args)
-    while rest and rest[0] != "--":
-        arg = rest.pop(0)
-        typed, equals, value = arg.partition("=")
-        name = typed.replace("_", "-") if typed.startswith("--") else typed
-        if name in takes_value:
-            line.args.append(name + equals + value)
-            if takes_value[name] and not equals:
-                line.args += rest[:1]
-                del rest[:1]
-            if typed != name:
-                line.typed[name] = typed
-            continue
-        has_value = _has_value(name, takes_value, command)
-        if has_value is None:
-            line.args.append(arg)  # whatever it is, the parser's error names it
-            continue
-        if has_value and not equals:
-            if not rest:
-                raise typer.BadParameter(f"{typed} needs a value")
-            value = rest.pop(0)
-        _add(line, name, typed, value, command)
-    _add_output(line, command)
-    line.args += rest
-    return line
-
-
-def _has_value(name: str, takes_value: Mapping[str, bool], command: str) -> bool | None:
-    """Tell whether an option of NeMo-RL has a value; None if it is none that the command knows."""
-    if name in UNUSED.get(command, {}):
-        return UNUSED[command][name]
-    if name in FIXED.get(command, {}) or (name in _OUTPUT and "--output" in takes_value):
-        return True
-    words = SPELLINGS.get(name)
-    if words is None or not takes_value.keys() >= {w for w in words if w.startswith("--")}:
-        return None
-    return "{}" in words
-
-
-def _add(line: Line, name: str, typed: str, value: str, command: str) -> None:
-    """Add an option of NeMo-RL to a line."""
-    line.is_nemo = True
-    if name in UNUSED.get(command, {}):
-        line.notes.append(f"{typed} has no effect in {command}")
-    elif name in FIXED.get(command, {}):
-        default, what_to_do = FIXED[command][name]
-        if value != default:
-            raise typer.BadParameter(f"{typed}: {what_to_do}")
-    elif name == "--output-filename":
-        line.stem = value
-    elif name in _OUTPUT:
-        line.folder = value
-        line.typed.setdefault("--output", typed)
-    else:
-        words = SPELLINGS[name]
-        line.args += [value if word == "{}" else word for word in words]
-        line.typed |= {word: typed for word in words if word.startswith("--")}
-
-
-def _add_output(line: Line, command: str) -> None:
-    """Add `--output` for what NeMo-RL says in two options, or leaves to its default."""
-    given = {arg.partition("=")[0] for arg in line.args}
-    if command == "generate" and line.folder and "--cache-dir" not in given:
-        line.args += ["--cache-dir", line.folder]
-    if "--output" in given:
-        return
-    if command in _NAMES and line.is_nemo:  # the name is chosen when the options are known
-        folder = _FOLDER if line.folder is None else line.folder
-        path = folder and os.path.join(folder, "")
-    elif line.stem is not None:
-        path = os.path.join(line.folder or "", f"{line.stem}.pt")
-    elif line.folder is not None:
-        path = line.folder and os.path.join(line.folder, "")
-    else:
-        return
-    line.args += ["--output", path]
+@contextmanager
+def _errors_as_typed(context: Any) -> Iterator[None]:
+    """Word errors with the options as they were typed, in our words, not in Typer's validator's."""
+    as_typed = context.meta[__name__].as_typed
+    try:
+        yield
+    except typer.BadParameter as error:
+        if error.param is not None:
+            error.param_hint = as_typed(error.param.get_error_hint())
+        message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
+        error.message = as_typed(message.replace("Input should be", "must be", 1))
+        raise
+    except XtokError as error:
+        error.message, error.hint = as_typed(error.message), as_typed(hint(error, context))
+        raise
 
 
 def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None:
@@ -279,8 +255,6 @@ def cleaned(model: str) -> str:
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
     """Return the name of a refined map: for a `.pt`, the input's with NeMo-RL's ending."""
     if source.suffix != ".pt":
-        from xtok.maps.names import map_name
-
         return map_name(projection, stage)
     if stage == "reapply-exact":
         return f"{source.stem}_exact_map_remapped.pt"

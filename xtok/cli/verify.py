@@ -1,23 +1,24 @@
 """`xtok verify`."""
 
+from pathlib import Path
+
 import typer
 
+import xtok
 from xtok.cli.command import command, show
-from xtok.cli.options import Json, MapArgument, Models, Widths
+from xtok.cli.options import JSON, MAP, Models, Widths
+from xtok.inspection.events import verify_events
+from xtok.maps import event_file
+from xtok.report.maps import print_verification
 
 
 @command
-def verify(map_path: MapArgument, *, models: Models, json: Json = False, widths: Widths) -> None:
+def verify(*, map_path: Path = MAP, models: Models, json: bool = JSON, widths: Widths) -> None:
     """Check a map file, and that it is of these models; exit with 3 if a check fails."""
-    from xtok.inspection import verify as check
-    from xtok.report.maps import print_verification
-
-    verification = check.verify(
-        map_path,
-        student_vocab_size=widths.student_vocab_size,
-        teacher_vocab_size=widths.teacher_vocab_size,
-        **models.given(),
-    )
+    if event_file.holds_events(map_path):
+        verification = verify_events(map_path, **models.given())
+    else:
+        verification = xtok.verify(map_path, **vars(widths), **models.given())
     show(verification, print_verification, json=json)
     if verification.failed:
         raise typer.Exit(3)

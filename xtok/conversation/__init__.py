@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,19 +107,19 @@ def render(
     Raises:
         XtokError: if there is no template, or it raises, or a format does not allow a message.
     """
-    rendering = render_text(
-        tokenizer,
-        messages,
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        template=template,
-        variables=variables,
+    options: dict[str, Any] = {"template": template, "variables": variables}
+    rendering = _render(
+        tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
     )
-    asked = ""
+    asked = ""  # what asks for an answer: its header
     if any(m["role"] == "assistant" for m in messages) and not rendering.generated:
-        asked = rendering.generation_prompt
         if not add_generation_prompt:
-            asked = _generation_prompt(tokenizer, template, variables)
+            # A template that wants more than a user's message leaves the header unknown.
+            with suppress(XtokError):
+                probe = _render(tokenizer, _PROBE, add_generation_prompt=True, **options)
+                asked = probe.generation_prompt
+        else:
+            asked = rendering.generation_prompt
     encoding = tokenizer.encode(rendering.text)
     control = np.isin(encoding.ids, list(tokenizer.table.control_names))
     spans = _Spans(rendering, encoding.bounds)
@@ -140,14 +141,14 @@ def render(
     )
 
 
-def render_text(
+def _render(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
+    template: str | Path | None,
+    variables: Mapping[str, Any] | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = False,
-    template: str | Path | None = None,
-    variables: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Rendering:
     """Render a conversation without encoding it; arguments and errors are those of `render`."""
     check_messages(messages)
@@ -158,13 +159,14 @@ def render_text(
         chosen.check(messages, tokenizer)
         names["roles"] = chosen.roles
         source = f"the format {chosen.name}"
+        chosen = chosen.template
     return render_template(
-        chosen.template if isinstance(chosen, PromptFormat) else chosen,
+        chosen,
         messages,
         tools=tools,
-        add_generation_prompt=add_generation_prompt,
         variables={**names, **(variables or {})},
         source=f"{source} of {tokenizer.vocabulary.model_id}",
+        **options,
     )
 
 
@@ -203,18 +205,6 @@ def find_template(
         ) from error
 
 
-def _generation_prompt(
-    tokenizer: Tokenizer, template: str | Path | None, variables: Mapping[str, Any] | None
-) -> str:
-    """Return what the template asks for an answer with; "" if that is unknown."""
-    try:
-        return render_text(
-            tokenizer, _PROBE, add_generation_prompt=True, template=template, variables=variables
-        ).generation_prompt
-    except XtokError:  # the template wants more than a user's message; the header stays unknown
-        return ""
-
-
 def byte_offsets(text: str) -> NDArray[np.int64]:
     """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
     return np.concatenate([[0], np.cumsum([len(char.encode()) for char in text], dtype=np.int64)])
@@ -224,34 +214,37 @@ class _Spans:
     """The places of one rendering, in characters, bytes and tokens."""
 
     def __init__(self, rendering: Rendering, bounds: NDArray[np.int64]) -> None:
-        self._rendering, self._bounds = rendering, bounds
+        self._text, self._turns, self._bounds = rendering.text, rendering.turns, bounds
         self._byte_of = byte_offsets(rendering.text)
+        self._all_runs = rendering.runs
         self._runs: dict[int, list[Run]] = {}
         for run in rendering.runs:
             self._runs.setdefault(run.message, []).append(run)
 
     def span(self, start: int, end: int) -> Span:
         first, last = int(self._byte_of[start]), int(self._byte_of[end])
-        stop = int(np.searchsorted(self._bounds[:-1], last, side="left"))
-        begin = stop
+        stop = begin = int(np.searchsorted(self._bounds[:-1], last, side="left"))
         if first < last:
             begin = int(np.searchsorted(self._bounds[1:], first, side="right"))
         return Span(chars=(start, end), bytes=(first, last), tokens=(begin, stop))
 
     def of_message(self, index: int, message: Message) -> MessageSpan:
-        content = message.get("content")
-        whole = self._whole(index)
-        runs = self._content(index)
+        content, whole = message.get("content"), self._whole(index)
+        runs: list[Run] = []  # of the content's first appearance in the text
+        for run in self._runs.get(index, ()):
+            if run.path[:1] == ("content",):
+                if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
+                    break  # it is repeated
+                runs.append(run)
+        place: tuple[int, int] | None = (runs[0].start, runs[-1].end) if runs else None
         source: tuple[int, int] | None = None
         verbatim = False
-        if runs and isinstance(content, str) and runs[0].offset >= 0:
-            length = runs[-1].end - runs[-1].start
-            source = (runs[0].offset, runs[-1].offset + length)
-            verbatim = self._rendering.text[runs[0].start : runs[-1].end] == content[slice(*source)]
-        place = (runs[0].start, runs[-1].end) if runs else None
+        if place and isinstance(content, str) and runs[0].offset >= 0:
+            source = (runs[0].offset, runs[-1].offset + runs[-1].end - runs[-1].start)
+            verbatim = self._text[slice(*place)] == content[slice(*source)]
         if place is None and isinstance(content, str) and content.strip() and whole is not None:
             stripped = content.strip()
-            first = self._rendering.text.find(stripped, *whole)
+            first = self._text.find(stripped, *whole)
             if first >= 0:  # a filter lost the origin, and did not change the text
                 place, start = (first, first + len(stripped)), content.index(stripped)
                 source, verbatim = (start, start + len(stripped)), True
@@ -268,10 +261,11 @@ class _Spans:
         whole = self._whole(index)
         if whole is None:
             return None
-        written = self._written(index)
+        runs = self._runs.get(index, [])
+        written = [run for run in runs if run.path[:1] != ("role",)]
         first = written[0].start if written else whole[1]
         start = self._after_header(whole[0], first, asked)
-        if not asked and written and written[0].path[:1] == ("content",) and self._names(index):
+        if not asked and written and written[0].path[:1] == ("content",) and runs[0] != written[0]:
             start = first  # nothing asks for an answer; the header is what has the role
         end = max((run.end for run in written), default=start)
         inside = self.span(end, whole[1]).tokens
@@ -282,19 +276,16 @@ class _Spans:
             # A control token may have taken the whitespace behind it, and that of the next turn.
             end = max(end, min(limit, whole[1]))
         else:  # the turn's end is text, or there is none
-            end = max(end, whole[0] + len(self._rendering.text[slice(*whole)].rstrip()))
+            end = max(end, whole[0] + len(self._text[slice(*whole)].rstrip()))
         return (start, end) if start < end else None
 
     def _after_header(self, start: int, first: int, asked: str) -> int:
         """Return where an answer begins in a turn whose first written character is at `first`."""
-        text = self._rendering.text
         for length in range(len(asked), max(1, len(asked) // 2) - 1, -1):
-            place = text.find(asked[:length], start, first)
+            place = self._text.find(asked[:length], start, first)
             if place >= 0:
                 return place + length
-        if not asked or text.endswith(asked, 0, start):
-            return start
-        return first
+        return start if not asked or self._text.endswith(asked, 0, start) else first
 
     def _whole(self, index: int) -> tuple[int, int] | None:
         """Return the turn, or for a message outside the loop, what is around its characters.
@@ -303,32 +294,10 @@ class _Spans:
         system message is; a message that is written within another one's turn has its own
         characters only.
         """
-        turns = self._rendering.turns
-        if turns[index] is not None:
-            return turns[index]
         written = self._runs.get(index)
-        if not written:
-            return None
+        if self._turns[index] is not None or not written:
+            return self._turns[index]
         start, end = written[0].start, written[-1].end
-        first = min((turn[0] for turn in turns if turn is not None), default=0)
-        alone = all(run.message == index for run in self._rendering.runs if run.start < first)
+        first = min((turn[0] for turn in self._turns if turn is not None), default=0)
+        alone = all(run.message == index for run in self._all_runs if run.start < first)
         return (0, first) if end <= first and alone else (start, end)
-
-    def _written(self, index: int) -> list[Run]:
-        return [run for run in self._runs.get(index, ()) if run.path[:1] != ("role",)]
-
-    def _names(self, index: int) -> bool:
-        """Tell whether the message's role is written before what else it has."""
-        runs = self._runs.get(index, [])
-        return bool(runs) and runs[0].path[:1] == ("role",)
-
-    def _content(self, index: int) -> list[Run]:
-        """Return the runs of the content's first appearance in the text."""
-        runs: list[Run] = []
-        for run in self._runs.get(index, ()):
-            if run.path[:1] != ("content",):
-                continue
-            if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
-                break  # it is repeated
-            runs.append(run)
-        return runs

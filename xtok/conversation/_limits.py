@@ -93,40 +93,26 @@ def spend_on_operator(operator: str, left: Any, right: Any) -> None:
         spend(_length(left) + _length(right))
 
 
-def spend_on_method(name: str, owner: Any, values: Sequence[Any]) -> None:
-    """Take what a method of a string, list or object makes from the budget."""
+def spend_on_call(name: str, value: Any, values: Sequence[Any]) -> None:
+    """Take what a filter, or a method of a string, list or object, makes from the budget."""
     number = max((v for v in values if isinstance(v, int)), default=8)
-    size: float = _length(owner)
-    if isinstance(owner, str):
-        if name in ("format", "format_map"):
-            size = _formatted(owner, values)
-        elif name in ("center", "ljust", "rjust", "zfill"):
-            size += number
-        elif name == "expandtabs":
-            size += owner.count("\t") * number
-        elif name == "translate":
-            size *= 1 + text_size(values)
-        elif name == "replace":
-            size += _replaced(owner, values)
-    spend(size)
-
-
-def spend_on_filter(name: str, value: Any, values: Sequence[Any]) -> None:
-    """Take what a filter makes from the budget."""
-    number = max((v for v in values if isinstance(v, int)), default=0)
     longest = max((len(v) for v in values if isinstance(v, str)), default=0)
     size: float = _length(value)
     if name in ("tojson", "pprint"):
         size = text_size(value, indent=1 + number + longest)
-    elif name == "format":
+    elif name in ("format", "format_map"):
         size = _formatted(str(value), values)
     elif name == "replace":
-        text = str(value) if text_size(value) <= MAX_SIZE else ""
-        size = text_size(value) + _replaced(text, values)
+        size = text_size(value)
+        size += _replaced(str(value) if size <= MAX_SIZE else "", values)
     elif name in ("indent", "wordwrap"):
         size = text_size(value) * (1 + longest) + (str(value).count("\n") + 1) * number
-    elif name in ("center", "batch", "slice", "truncate"):
+    elif name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "truncate"):
         size = text_size(value) + 8 * number + longest
+    elif name == "expandtabs":
+        size += str(value).count("\t") * number
+    elif name == "translate":
+        size *= 1 + text_size(values)
     elif name == "sum":
         size *= size if any(isinstance(v, (list, tuple)) for v in values) else 1
     elif name in _TEXT_FILTERS:
@@ -160,15 +146,13 @@ _NUMBER = re.compile(r"\d+")
 
 def _formatted(form: str, values: Any) -> int:
     """Return how long a format with `%` or braces becomes at most."""
-    size, given = len(form), text_size(values)
-    largest = given
-    flat = values if isinstance(values, (list, tuple)) else [values]
-    for inner in (*flat, *(v for one in flat if isinstance(one, (list, tuple)) for v in one)):
-        if isinstance(inner, int):
-            largest = max(largest, abs(inner)) if "*" in form or "{" in form else largest
-    widths = 0
+    given = text_size(values)
+    flat = list(values) if isinstance(values, (list, tuple)) else [values]
+    flat += [v for one in flat if isinstance(one, (list, tuple)) for v in one]
+    largest = max([given, *(abs(v) for v in flat if isinstance(v, int))])
+    size = len(form)
     for field in _FIELD.finditer(form):
         spec = (field[1] or "") + (field[2] or "")
         size += given + sum(int(number[:12]) for number in _NUMBER.findall(spec))
-        widths += "*" in spec or "{" in spec
-    return size + widths * largest
+        size += largest if "*" in spec or "{" in spec else 0
+    return size

@@ -52,7 +52,11 @@ def collate(
     Raises:
         ValueError: if a sample lacks a field that another has, or there are no samples.
     """
-    rows = [dict(s) if isinstance(s, Mapping) else _fields(s) for s in samples]
+    fields = ("ids", "assistant_mask", "message_spans", "text")  # of a conversation
+    rows = [
+        dict(s) if isinstance(s, Mapping) else {name: getattr(s, name) for name in fields}
+        for s in samples
+    ]
     if not rows or any(row.keys() != rows[0].keys() for row in rows) or "ids" not in rows[0]:
         raise ValueError("a batch needs samples that have `ids`, and all the same fields")
     fill = {"ids": pad_id, "labels": -100, **(pad_values or {})}
@@ -72,8 +76,3 @@ def _is_per_token(value: Any, num_tokens: int) -> bool:
             isinstance(item, (int, np.integer)) for item in value
         )
     return getattr(value, "ndim", 0) > 0
-
-
-def _fields(conversation: Conversation) -> dict[str, Any]:
-    names = ("ids", "assistant_mask", "message_spans", "text")
-    return {name: getattr(conversation, name) for name in names}

@@ -29,8 +29,7 @@ from jinja2.visitor import NodeTransformer
 from xtok.conversation._limits import (
     limited,
     spend,
-    spend_on_filter,
-    spend_on_method,
+    spend_on_call,
     spend_on_operator,
     text_size,
 )
@@ -53,22 +52,13 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Rendering:
-    """A conversation as text, and which message each part of it comes from.
-
-    Attributes:
-        text: what the template gives.
-        runs: the characters that come from messages, in the text's order.
-        turns: per message, the stretch of text that a loop over the messages wrote for it; None
-            where none did.
-        generation_prompt: the text after the last message that asks for an answer.
-        generated: stretches within `{% generation %}` of a training template.
-    """
+    """A conversation as text, and which message each part of it comes from."""
 
     text: str
-    runs: tuple[Run, ...]
-    turns: tuple[tuple[int, int] | None, ...]
-    generation_prompt: str
-    generated: tuple[tuple[int, int], ...]
+    runs: tuple[Run, ...]  # the characters that come from messages, in order
+    turns: tuple[tuple[int, int] | None, ...]  # what a loop over the messages wrote for each
+    generation_prompt: str  # the text after the last message that asks for an answer
+    generated: tuple[tuple[int, int], ...]  # within `{% generation %}` of a training template
 
 
 def render_template(
@@ -124,9 +114,19 @@ def render_template(
         raise
     # Jinja's own errors, and whatever Python raises, as for a template that adds None to a string.
     except Exception as error:
-        raise _raised(source, error, messages, current[0] if current else None) from error
-    _require_utf8(rendered, source)
-    return _rendering(rendered, len(messages), add_generation_prompt)
+        where = ""
+        if current:
+            message = json.dumps(messages[current[0]], ensure_ascii=False, default=str)
+            shown = message if len(message) <= 120 else f"{message[:119]}…"
+            where = f" at message {current[0]}, {shown}"
+        raise XtokError(
+            f"{source} raises{where}: {str(error) or type(error).__name__}",
+            hint="change the messages to what the template takes, or give another with {option}",
+            parameter="template",
+        ) from error
+    text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
+    _require_utf8(text, source)
+    return _rendering(text, len(messages), add_generation_prompt)
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -152,37 +152,19 @@ def _aliased(message: Message) -> Message:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _raised(
-    source: str, error: Exception, messages: Sequence[Message], current: int | None
-) -> XtokError:
-    where = ""
-    if current is not None:
-        message = json.dumps(messages[current], ensure_ascii=False, default=str)
-        shown = message if len(message) <= 120 else f"{message[:119]}…"
-        where = f" at message {current}, {shown}"
-    return XtokError(
-        f"{source} raises{where}: {str(error) or type(error).__name__}",
-        hint="change the messages to what the template takes, or give another with {option}",
-        parameter="template",
-    )
-
-
-def _require_utf8(rendered: str, source: str) -> None:
+def _require_utf8(text: TrackedText, source: str) -> None:
     try:
-        str.encode(rendered)
+        str.encode(text)
     except UnicodeEncodeError as error:
-        runs = rendered._runs if isinstance(rendered, TrackedText) else ()
-        culprit = next(
-            (f"message {run.message}" for run in runs if run.start <= error.start < run.end), source
-        )
+        at = [run.message for run in text._runs if run.start <= error.start < run.end]
+        culprit = f"message {at[0]}" if at else source
         raise XtokError(
-            f"{culprit} has {rendered[error.start]!a}, half of a surrogate pair, which is no text",
+            f"{culprit} has {text[error.start]!a}, half of a surrogate pair, which is no text",
             hint="write the whole pair, or the character itself",
         ) from error
 
 
-def _rendering(rendered: str, count: int, add_generation_prompt: bool) -> Rendering:
-    text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
+def _rendering(text: TrackedText, count: int, add_generation_prompt: bool) -> Rendering:
     plain = str.__str__(text)
     prompts = _between(text._marks, "prompt", "prompted") if add_generation_prompt else []
     end_of_turns = prompts[-1][0] if prompts else len(plain)
@@ -289,13 +271,6 @@ def _concatenate(parts: Iterable[Any]) -> str:
     return concatenate(texts)
 
 
-def _finalize(value: Any) -> Any:
-    """Look at what is about to become text."""
-    if not isinstance(value, str):
-        spend(text_size(value))
-    return value
-
-
 def _within_budget(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Have a filter take what it makes from the budget."""
     passed = int(hasattr(function, "jinja_pass_arg"))  # the environment, before the value
@@ -303,7 +278,7 @@ def _within_budget(name: str, function: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         value, *rest = args[passed:]
-        spend_on_filter(name, value, [*rest, *kwargs.values()])
+        spend_on_call(name, value, [*rest, *kwargs.values()])
         return function(*args, **kwargs)
 
     return wrapper
@@ -323,7 +298,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """Take what a method makes from the budget, and let `", ".join(...)` keep its parts."""
         method = getattr(function, "__wrapped__", function)
         owner = getattr(method, "__self__", None)
-        spend_on_method(getattr(method, "__name__", ""), owner, [*args, *kwargs.values()])
+        spend_on_call(getattr(method, "__name__", ""), owner, [*args, *kwargs.values()])
         if (
             isinstance(function, BuiltinMethodType)
             and function.__name__ == "join"
@@ -341,31 +316,31 @@ def _compile(template: str, source: str) -> jinja2.Template:
         _Marking().visit(tree)
         tree.set_environment(environment)
         code: CodeType = environment.compile(tree)
-    except jinja2.TemplateSyntaxError as error:
-        raise _not_jinja(source, f"line {error.lineno}: {error.message}") from error
-    # What Python says to the code that Jinja makes of a template: a SyntaxError for a `break`
-    # outside a loop or for blocks nested too deeply, and the errors of constant expressions.
+    # Jinja's own, and what Python says to the code that Jinja makes of a template: a SyntaxError
+    # for a `break` outside a loop or for blocks nested too deeply, and those of constants.
     except Exception as error:
-        problem = error.msg if isinstance(error, SyntaxError) else error
-        raise _not_jinja(source, str(problem) or type(error).__name__) from error
+        problem = str(error.msg if isinstance(error, SyntaxError) else error)
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            problem = f"line {error.lineno}: {error.message}"
+        raise XtokError(
+            f"{source} is not a Jinja template: {problem or type(error).__name__}",
+            hint="fix it, or give another with {option}",
+            parameter="template",
+        ) from error
     return jinja2.Template.from_code(environment, code, environment.make_globals(None))
-
-
-def _not_jinja(source: str, problem: object) -> XtokError:
-    return XtokError(
-        f"{source} is not a Jinja template: {problem}",
-        hint="fix it, or give another with {option}",
-        parameter="template",
-    )
 
 
 @functools.lru_cache(maxsize=1)
 def _environment() -> _Sandbox:
+    def finalize(value: Any) -> Any:
+        """Look at what is about to become text."""
+        if not isinstance(value, str):
+            spend(text_size(value))
+        return value
+
+    extensions = [_Generation, "jinja2.ext.loopcontrols"]
     environment = _Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, "jinja2.ext.loopcontrols"],
-        finalize=_finalize,
+        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=finalize
     )
     environment.filters["tojson"] = _to_json
     environment.filters["join"] = _join
@@ -373,7 +348,7 @@ def _environment() -> _Sandbox:
         environment.filters[name] = _within_budget(name, function)
     del environment.globals["lipsum"]  # it makes any number of words
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
@@ -400,19 +375,11 @@ def _to_json(
 def _join(
     environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None
 ) -> str:
-    get: Callable[[Any], Any] = make_attrgetter(environment, attribute) if attribute else _same
-    parts = list(map(get, value))
+    get = make_attrgetter(environment, attribute) if attribute else None
+    parts = list(value if get is None else map(get, value))
     spend(text_size(parts) + len(d) * len(parts))
     return join_with(d, parts)
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -29,6 +29,7 @@ from xtok.errors import XtokError
 from xtok.io import replacing
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.display import plural
 
 HELD_OUT = 16
 """One document in this many is held out to choose alpha on."""
@@ -36,34 +37,36 @@ HELD_OUT = 16
 
 @dataclass
 class TextTotals:
-    """What was read, and how much of it both sides spell alike; integers that add up.
-
-    Attributes:
-        documents: documents read.
-        held_out: those of them that alpha was chosen on.
-        differing: documents that the two sides do not spell with the same bytes to the end.
-        num_bytes: bytes of text.
-        lost_bytes: bytes after the first difference of a document; they are not counted.
-        student_tokens: the student's tokens.
-        teacher_tokens: the teacher's.
-        starts: shared token boundaries.
-        skipped_chunks: chunks too long to count (where chunks are counted).
-    """
+    """What was read, and how much of it both sides spell alike; integers that add up."""
 
     documents: int = 0
-    held_out: int = 0
-    differing: int = 0
+    held_out: int = 0  # documents that alpha was chosen on
+    differing: int = 0  # documents that the sides do not spell with the same bytes to the end
     num_bytes: int = 0
-    lost_bytes: int = 0
+    lost_bytes: int = 0  # those after the first difference of a document; they are not counted
     student_tokens: int = 0
     teacher_tokens: int = 0
-    starts: int = 0
-    skipped_chunks: int = 0
+    starts: int = 0  # shared token boundaries
+    skipped_chunks: int = 0  # too long to count
 
     def add(self, other: TextTotals) -> None:
         """Add another's numbers to these."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+def require_starts(starts: int, documents: int, num_bytes: int, done: str = "counted") -> None:
+    """Check that a text has a shared token boundary.
+
+    Raises:
+        XtokError: if it has none.
+    """
+    if not starts:
+        raise XtokError(
+            f"nothing can be {done}: {plural(documents, 'document')}, {num_bytes:,} bytes of text",
+            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
+            "differ",
+        )
 
 
 class CountedText(NamedTuple):
@@ -119,9 +122,12 @@ class TextCounter(_Tally):
 
     def add(self, texts: Sequence[str]) -> None:
         """Count documents."""
-        is_held = [self.hold_out and _is_held_out(text) for text in texts]
-        kept = [text for text, apart in zip(texts, is_held, strict=True) if not apart]
-        held = [text for text, apart in zip(texts, is_held, strict=True) if apart]
+        kept: list[str] = []
+        held: list[str] = []
+        for text in texts:
+            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            is_held = self.hold_out and int.from_bytes(digest, "little") % HELD_OUT == 0
+            (held if is_held else kept).append(text)
         self.totals.held_out += len(held)
         sides = self.encoder.encode([*kept, *held])
         for part, start, counts in ((kept, 0, self.counted), (held, len(kept), self.held)):
@@ -144,30 +150,16 @@ class TextCounter(_Tally):
             )
 
 
-def _is_held_out(text: str) -> bool:
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % HELD_OUT == 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class CountingPlan:
-    """What to count: the same plan gives the same counts, wherever they are made.
+    """What to count: the same plan gives the same counts, wherever they are made."""
 
-    Attributes:
-        sources: the text files, for the map's history.
-        shards: all their shards, in order.
-        target: as in `EstimateConfig`.
-        hold_out: whether documents are held out to choose alpha on.
-        digests: of the student and of the teacher, from `digest_of`.
-        sha256: a digest of the tokenizers, the files' contents and the options.
-    """
-
-    sources: tuple[TextSource, ...]
-    shards: tuple[TextShard, ...]
+    sources: tuple[TextSource, ...]  # for the map's history
+    shards: tuple[TextShard, ...]  # all of them, in order
     target: Target
-    hold_out: bool
-    digests: tuple[str, str]
-    sha256: str
+    hold_out: bool  # some documents, to choose alpha on
+    digests: tuple[str, str]  # of student and teacher, from `digest_of`
+    sha256: str  # of the tokenizers, the files' contents and the options
 
 
 def plan_counting(

@@ -165,16 +165,25 @@ def pair_keys(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return the pairs of a target, their amounts, and how many chunks were too long.
 
-    One occurrence amounts to `unit_of(target)`. Amounts of length 1 hold for all pairs.
+    One occurrence amounts to `unit_of(target)`. Amounts of length 1 hold for all pairs. Within a
+    chunk, every token is paired with every token of the other side; the n * m pairs share `UNIT`
+    equally.
     """
     if target == "start":
         return boundary_keys(student, teacher, boundaries), np.ones(1, np.int64), 0
-    keys, amounts, skipped = _chunk_keys(student, teacher, boundaries)
+    from xtok.counting.kernels import chunk_pairs
+
+    arrays = (*student, *teacher, *boundaries[:3], boundaries.complete, UNIT, LONGEST_CHUNK)
+    nothing = np.zeros(0, np.int64)
+    count, skipped = chunk_pairs(*arrays, nothing, nothing)
+    keys, amounts = np.empty((2, int(count)), np.int64)
+    if count:
+        chunk_pairs(*arrays, keys, amounts)
     if target == "both":
         starts = boundary_keys(student, teacher, boundaries)
         keys = np.concatenate([starts, keys])
         amounts = np.concatenate([np.full(len(starts), UNIT), amounts])
-    return keys, amounts, skipped
+    return keys, amounts, int(skipped)
 
 
 def boundary_keys(
@@ -184,24 +193,6 @@ def boundary_keys(
     keys = student.ids[boundaries.s_starts].astype(np.int64) << 32
     keys |= teacher.ids[boundaries.t_starts]
     return keys
-
-
-def _chunk_keys(
-    student: EncodedTexts, teacher: EncodedTexts, boundaries: SharedBoundaries
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Pair every token of a chunk with every token of its other side.
-
-    The n * m pairs of a chunk share `UNIT` equally.
-    """
-    from xtok.counting.kernels import chunk_pairs
-
-    arrays = (*student, *teacher, *boundaries[:3], boundaries.complete, UNIT, LONGEST_CHUNK)
-    nothing = np.zeros(0, np.int64)
-    count, skipped = chunk_pairs(*arrays, nothing, nothing)
-    keys, amounts = np.empty((2, int(count)), np.int64)
-    if count:
-        chunk_pairs(*arrays, keys, amounts)
-    return keys, amounts, int(skipped)
 
 
 def unit_of(target: Target) -> int:

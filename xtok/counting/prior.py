@@ -11,10 +11,11 @@ tokenizers encode the text, and pairs are counted on it as on any other.
 from __future__ import annotations
 
 import unicodedata
+from collections import defaultdict
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import chain, compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,40 +177,33 @@ class _Source:
     """The tokens of several vocabularies by kind, with their weights, and how words continue."""
 
     def __init__(self, tables: Sequence[TokenTable]) -> None:
-        tokens: list[bytes] = []
-        weights: list[NDArray[np.float64]] = []
-        kinds: list[int] = []
+        parts: list[tuple[Kind, list[bytes], NDArray[np.float64]]] = []
         for table in tables:
-            of_kind: dict[Kind, list[bytes]] = {kind: [] for kind in _ZIPF}
+            of_kind: dict[Kind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
             # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
             normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
             for token in compress(table.tokens(), normal):
-                kind = kind_of(token)
-                if kind in of_kind and b"\r" not in token:
+                if b"\r" not in token and (kind := kind_of(token)) in of_kind:
                     of_kind[kind].append(token)
-            for kind, members in of_kind.items():
-                tokens += members
-                weights.append(_zipf(kind, members))
-                kinds += [kind] * len(members)
+            parts += [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
         for kind, fixed in (
             (Kind.NUMBER, _numbers()),
             (Kind.SPACE, _spaces()),
             (Kind.UNSPACED, _characters()),
         ):
-            tokens += [text.encode() for text in fixed]
-            weights.append(np.array(list(fixed.values())))
-            kinds += [kind] * len(fixed)
+            parts.append((kind, [t.encode() for t in fixed], np.array(list(fixed.values()))))
+        tokens = [token for _, members, _ in parts for token in members]
+        kinds = np.repeat([part[0] for part in parts], [len(part[1]) for part in parts])
+        self.weights = np.concatenate([part[2] for part in parts])
         self.joined = b"".join(tokens)
         self.data = np.frombuffer(self.joined, np.uint8)
         self.ends = np.cumsum([len(token) for token in tokens])
         self.starts = np.append(0, self.ends[:-1])
-        self.weights = np.concatenate(weights)
-        kind_array = np.array(kinds)
-        self.pools = {kind: self._pool(np.flatnonzero(kind_array == kind)) for kind in Kind}
-        unspaced = np.flatnonzero(kind_array == Kind.UNSPACED)
+        self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in Kind}
+        unspaced = np.flatnonzero(kinds == Kind.UNSPACED)
         scripts = np.array([_script(tokens[i]) for i in unspaced], np.int64)
         self.scripts = {s: self._pool(unspaced[scripts == s]) for s in np.unique(scripts).tolist()}
-        self._index(kind_array)
+        self._index(kinds)
 
     def _pool(self, ids: NDArray[np.int64]) -> Pool:
         return ids, np.cumsum(self.weights[ids])
@@ -237,11 +231,9 @@ class _Source:
     def texts(self, number: int, rng: np.random.Generator) -> list[str]:
         """Draw texts; characters that are cut at an end are left out."""
         starts, stops = self._spans(number, rng)
-        joined = self.joined
-        return [
-            b"".join([joined[a:b] for a, b in zip(*row, strict=True)]).decode("utf-8", "ignore")
-            for row in zip(starts.tolist(), stops.tolist(), strict=True)
-        ]
+        spans = np.stack([starts, stops], axis=-1).tolist()
+        parts = ([self.joined[start:stop] for start, stop in row] for row in spans)
+        return [b"".join(row).decode("utf-8", "ignore") for row in parts]
 
     def _spans(
         self, number: int, rng: np.random.Generator
@@ -374,10 +366,10 @@ def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
         return weights
     weights[single] = 0
     weights /= weights.sum()
-    within: dict[int, float] = {}
+    within: dict[int, float] = defaultdict(float)
     for token, weight in zip(tokens, weights.tolist(), strict=True):
         for byte in token:
-            within[byte] = within.get(byte, 0.0) + weight
+            within[byte] += weight
     share = np.array([within[t[0]] + 1e-6 if len(t) == 1 else 0.0 for t in tokens])
     share *= _SINGLE_SHARE[kind] / share.sum()
     weights *= 1 - _SINGLE_SHARE[kind]
@@ -387,8 +379,7 @@ def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
 
 def _numbers() -> dict[str, float]:
     """Return numbers and their weights: small ones, round ones, years, powers of two."""
-    weights: dict[str, Any] = {str(n): 1 / n for n in range(1, 10)}
-    weights |= {str(n): 0.6 / n for n in range(10, 100)}
+    weights = {str(n): 1 / n for n in range(1, 10)} | {str(n): 0.6 / n for n in range(10, 100)}
     weights |= {str(n): 0.3 / n for n in range(100, 1000)}
     weights |= {str(n): 0.2 / 700 for n in range(1000, 10000, 13)}
     weights |= {f"0{n}": 0.03 for n in range(1, 10)}
@@ -417,14 +408,12 @@ _KANA_SHARE = 0.1
 
 def _characters() -> dict[str, float]:
     """Return common characters of scripts without spaces, which a vocabulary may lack."""
-    weights: dict[str, float] = {}
+    weights: dict[str, float] = defaultdict(float)
     for codec, first, end, share in _STANDARDS:
-        codes = [
-            bytes([0xA0 + row, 0xA0 + cell]) for row in range(first, end) for cell in range(1, 95)
-        ]
-        decoded = [code.decode(codec, "ignore") for code in codes]
+        places = [(row, cell) for row in range(first, end) for cell in range(1, 95)]
+        decoded = [bytes([0xA0 + r, 0xA0 + c]).decode(codec, "ignore") for r, c in places]
         characters = [c for c in decoded if len(c) == 1]
         for c in characters:
-            weights[c] = weights.get(c, 0.0) + share / len(characters)
+            weights[c] += share / len(characters)
     kana = [chr(code) for code in (*range(0x3041, 0x3094), *range(0x30A1, 0x30F5), 0x30FC)]
     return weights | dict.fromkeys(kana, _KANA_SHARE / len(kana))

@@ -6,9 +6,9 @@ import functools
 import os
 import socket
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import chain, islice
+from typing import Any
 
-from xtok.config import Target
 from xtok.counting.counts import (
     CountedText,
     CountingPlan,
@@ -36,13 +36,7 @@ MAX_RETRIES = 16
 class TokenizerSource:
     """What a worker loads a tokenizer from: the arguments of `load_tokenizer`.
 
-    Attributes:
-        model: a repo id, or a folder or file that every node has under this path.
-        revision: branch, tag or commit of a hub repo.
-        vocab_size: the width of the model's logits.
-        pattern: the split pattern of a rank file of an unknown family.
-        offline: use the local cache only.
-        trust_remote_code: allow custom tokenizer code from the repo.
+    `model` is a repo id, or a folder or file that every node has under this path.
     """
 
     model: str
@@ -66,13 +60,7 @@ class TokenizerSource:
         return self
 
 
-class Job(NamedTuple):
-    """What all tasks have in common; see `CountingPlan`."""
-
-    sources: tuple[TokenizerSource, TokenizerSource]
-    digests: tuple[str, str]
-    target: Target
-    hold_out: bool
+Sources = tuple[TokenizerSource, TokenizerSource]
 
 
 def count_on_ray(
@@ -128,55 +116,42 @@ def _connect(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def _count(
-    ray: Any,
-    plan: CountingPlan,
-    sources: tuple[TokenizerSource, TokenizerSource],
-    progress: TextProgress,
-) -> CountedText:
+def _count(ray: Any, plan: CountingPlan, sources: Sources, progress: TextProgress) -> CountedText:
     # Ray runs a task again only if its node or process is lost: our own errors are values.
     remote = functools.partial(ray.remote, num_cpus=1, max_retries=MAX_RETRIES)
-    count = remote(num_returns=2)(_count_task)
-    merge = remote()(_merge_task)
-    shards = [replace(shard, path=shard.path.absolute()) for shard in plan.shards]
-    job = ray.put(Job(sources, plan.digests, plan.target, plan.hold_out))
-    waiting: dict[Any, tuple[int, Any]] = {}
-    levels: dict[tuple[int, int], Any] = {}
-    rest = iter(enumerate(shards))
+    count, merge = remote(num_returns=2)(_count_task), remote()(_merge_task)
+    job = ray.put((sources, replace(plan, shards=())))
     most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
-    with progress("counting", sum(shard.size for shard in shards)) as advance:
+    rest = iter(plan.shards)
+    waiting: dict[Any, tuple[TextShard, Any]] = {}
+    levels: list[list[Any]] = [[]]
+    with progress("counting", sum(shard.size for shard in plan.shards)) as advance:
         while True:
-            while len(waiting) < most and (item := next(rest, None)) is not None:
-                number, shard = item
-                counts, tokens = count.remote(job, shard)
-                waiting[tokens] = (number, counts)
+            for shard in islice(rest, most - len(waiting)):
+                counts, tokens = count.remote(job, replace(shard, path=shard.path.absolute()))
+                waiting[tokens] = (shard, counts)
             if not waiting:
                 break
             [done], _ = ray.wait(list(waiting), num_returns=1)
-            number, counts = waiting.pop(done)
+            shard, counts = waiting.pop(done)
             tokens_or_error = _result(ray, done)
             if isinstance(tokens_or_error, dict):
                 raise XtokError(**tokens_or_error)
-            advance(shards[number].size, tokens_or_error)
-            levels[0, number] = counts
-            _merge_upwards(levels, number, len(shards), merge)
-        [root] = levels.values()
-        counted: CountedText = _result(ray, root)
+            advance(shard.size, tokens_or_error)
+            _add(levels, counts, merge)
+        counted: CountedText = _result(ray, merge.remote(*chain(*levels)))
         return counted
 
 
-def _merge_upwards(levels: dict[tuple[int, int], Any], place: int, number: int, merge: Any) -> None:
-    """Merge the group of neighbours that one completes; and so on, level by level."""
-    level = 0
-    while number > 1:
-        group = place // FAN_IN
-        first, last = group * FAN_IN, min(number, (group + 1) * FAN_IN)
-        members = [(level, i) for i in range(first, last)]
-        if not all(member in levels for member in members):
+def _add(levels: list[list[Any]], counts: Any, merge: Any) -> None:
+    """Add counts to the first level; where a level is full, its sum goes to the next one."""
+    for level in levels:
+        level.append(counts)
+        if len(level) < FAN_IN:
             return
-        parts = [levels.pop(member) for member in members]
-        level, place, number = level + 1, group, -(-number // FAN_IN)
-        levels[level, place] = parts[0] if len(parts) == 1 else merge.remote(*parts)
+        counts = merge.remote(*level)
+        level.clear()
+    levels.append([counts])
 
 
 def _result(ray: Any, reference: Any) -> Any:
@@ -195,16 +170,19 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _count_task(job: Job, shard: TextShard) -> tuple[CountedText | None, int | dict[str, str]]:
+def _count_task(
+    job: tuple[Sources, CountingPlan], shard: TextShard
+) -> tuple[CountedText | None, int | dict[str, str]]:
     """Return a shard's counts, and its student tokens or the arguments of an error."""
+    sources, plan = job
     try:
-        encoder = _encoder(job.sources, job.digests)
+        encoder = _encoder(sources, plan.digests)
         if not shard.path.exists():
             raise XtokError(
                 f"the node {socket.gethostname()} has no file {shard.path}",
                 hint="put the text on a file system that all nodes share",
             )
-        counts = count_shard(shard, encoder, job.target, job.hold_out)
+        counts = count_shard(shard, encoder, plan.target, plan.hold_out)
     except XtokError as error:
         hint = error.hint_with("{option}")
         return None, {"message": error.message, "hint": hint, "parameter": error.parameter}
@@ -212,9 +190,7 @@ def _count_task(job: Job, shard: TextShard) -> tuple[CountedText | None, int | d
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(
-    sources: tuple[TokenizerSource, TokenizerSource], digests: tuple[str, str]
-) -> PairEncoder:
+def _encoder(sources: Sources, digests: tuple[str, str]) -> PairEncoder:
     """Load the tokenizers once per worker process."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
     loaded = [source.load() for source in sources]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.counts import CountedText
 from xtok.counting.encode import edge_keys, pair_edges
 from xtok.maps.edges import Edges, heaviest, sum_duplicates
+
+if TYPE_CHECKING:
+    from xtok.counting.counts import CountedText
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """What alpha is chosen from."""

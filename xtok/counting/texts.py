@@ -41,38 +41,23 @@ _BLOCK = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class TextShard:
-    """A part of a text file that can be read on its own.
+    """A part of a text file that can be read on its own: documents that begin in `start`..`stop`.
 
-    Attributes:
-        path: the file.
-        format: `text`, `jsonl` (one object per line) or `parquet`.
-        field: the field or column with a document's text; unused for plain text.
-        start: the first byte (text, jsonl) or row group (parquet) where a document may begin.
-        stop: the first byte or row group of the next shard; None for the end of the file.
-        number: its index among the shards of its file.
-        group_by: the field or column with a document's group, if documents are grouped.
-        size: its approximate share of the file's bytes on disk.
+    These are bytes, or row groups of Parquet; `stop` is None for the end of the file.
     """
 
     path: Path
     format: Format
-    field: str
+    field: str  # with a document's text; unused for plain text
     start: int = 0
     stop: int | None = None
-    number: int = 0
-    group_by: str | None = None
-    size: int = 0
+    group_by: str | None = None  # the field with a document's group, if documents are grouped
+    size: int = 0  # its approximate share of the file's bytes on disk
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """A text file as a map's history records it.
-
-    Attributes:
-        name: the last component of the path.
-        size: bytes on disk.
-        sha256: of the bytes on disk.
-    """
+    """A text file as a map's history records it: its last component, and its bytes on disk."""
 
     name: str
     size: int
@@ -139,11 +124,10 @@ def shards(path: Path, field: str = "text") -> list[TextShard]:
             format=kind,
             field=field,
             start=start,
-            stop=None if number + 2 == len(bounds) else stop,
-            number=number,
+            stop=None if stop == total else stop,
             size=size * stop // max(1, total) - size * start // max(1, total),
         )
-        for number, (start, stop) in enumerate(pairwise(bounds))
+        for start, stop in pairwise(bounds)
     ]
 
 
@@ -224,9 +208,10 @@ def _need(module: str, path: Path) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        package = module.partition(".")[0]
         raise XtokError(
-            f"{path} needs the package {module.partition('.')[0]}, which is not installed",
-            hint=install_hint("text"),
+            f"{path} needs the package {package}, which is not installed",
+            hint=install_hint(package),
         ) from error
 
 
@@ -335,10 +320,9 @@ def _json_document(shard: TextShard, offset: int, line: bytes) -> tuple[str, str
             "plain text needs a name that ends in .txt",
             parameter="field",
         )
+    text = value[shard.field].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     group = value.get(shard.group_by, "")
-    return _without_surrogates(value[shard.field]), (
-        group if isinstance(group, str) else json.dumps(group)
-    )
+    return text, group if isinstance(group, str) else json.dumps(group)
 
 
 _JSON_TYPES = {bool: "true or false", list: "a list", dict: "an object", type(None): "null"}
@@ -358,14 +342,6 @@ def _problem_of(value: Any, shard: TextShard) -> str:
     if shard.group_by and shard.group_by not in value:
         return f"no field {shard.group_by!r} to group by"
     return ""
-
-
-def _without_surrogates(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _parquet(path: Path) -> Any:
@@ -391,7 +367,13 @@ def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:
         batch_size=256,
         use_threads=False,
     ):
-        columns = [_values(shard, batch.column(n)) for n in (shard.field, shard.group_by) if n]
+        try:
+            columns = [batch.column(name).to_pylist() for name in parameters]
+        except UnicodeDecodeError as error:  # Parquet does not check what a writer calls a string
+            raise XtokError(
+                f"{shard.path}: the column {shard.field!r} is not UTF-8: {error.reason}",
+                hint="write it again, as UTF-8",
+            ) from error
         for text, group in zip(columns[0], columns[-1], strict=True):
             if isinstance(text, str):
                 yield text, str(group)
@@ -401,14 +383,3 @@ def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:
                     hint="name the column that holds the text with {option}",
                     parameter="field",
                 )
-
-
-def _values(shard: TextShard, column: Any) -> list[Any]:
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError as error:  # Parquet does not check what its writer calls a string
-        raise XtokError(
-            f"{shard.path}: the column {shard.field!r} is not UTF-8: {error.reason}",
-            hint="write it again, as UTF-8",
-        ) from error
-    return values

@@ -17,13 +17,6 @@ from xtok.errors import EmbeddingError
 from xtok.io import replacing
 
 
-def default_folder() -> Path:
-    """Return `xtok` in the platform's cache folder."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path("xtok", appauthor=False)
-
-
 @dataclass(frozen=True)
 class Cache:
     """A folder of embeddings, a file for each key; several processes may share it.
@@ -37,11 +30,7 @@ class Cache:
     recompute: bool = False
 
     def check(self) -> None:
-        """Make the folder, before any work is done.
-
-        Raises:
-            EmbeddingError: if that fails, or nothing can be written there.
-        """
+        """Make the folder, before any work is done; `EmbeddingError` if it cannot be used."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -68,17 +57,14 @@ class Cache:
         return embeddings if whole and len(embeddings) == num_rows else None
 
     def put(self, key: Mapping[str, Any], embeddings: NDArray[np.float32]) -> None:
-        """Write the embeddings of a key.
-
-        Raises:
-            EmbeddingError: if that fails.
-        """
+        """Write the embeddings of a key; `EmbeddingError` if that fails."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         try:
             with replacing(self.path(key)) as temporary:
-                save_file({"embeddings": embeddings}, temporary, {"xtok": _text(key)})
+                key_as_text = json.dumps(key, sort_keys=True)
+                save_file({"embeddings": embeddings}, temporary, {"xtok": key_as_text})
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise EmbeddingError(
@@ -89,8 +75,5 @@ class Cache:
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """Return the file of a key: its name is the key's sha256."""
-        return self.folder / f"{hashlib.sha256(_text(key).encode()).hexdigest()}.safetensors"
-
-
-def _text(key: Mapping[str, Any]) -> str:
-    return json.dumps(key, sort_keys=True)
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{digest}.safetensors"

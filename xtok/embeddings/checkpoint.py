@@ -17,35 +17,19 @@ from xtok.tokenizers.hub import ModelFiles
 
 # The layer's name in the checkpoints of transformers' models, the more common first.
 _NAMES = (
-    "model.embed_tokens.weight",
-    "transformer.wte.weight",
-    "embeddings.word_embeddings.weight",
-    "model.language_model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-    "model.text_model.embed_tokens.weight",
-    "embed_tokens.weight",
-    "wte.weight",
-    "bert.embeddings.word_embeddings.weight",
-    "roberta.embeddings.word_embeddings.weight",
-    "distilbert.embeddings.word_embeddings.weight",
-    "model.embeddings.tok_embeddings.weight",
-    "embeddings.tok_embeddings.weight",
-    "model.tok_embeddings.weight",
-    "model.word_embeddings.weight",
-    "model.decoder.embed_tokens.weight",
-    "transformer.word_embeddings.weight",
-    "word_embeddings.weight",
-    "transformer.embedding.word_embeddings.weight",
-    "transformer.embd.wte.weight",
-    "gpt_neox.embed_in.weight",
-    "embed_in.weight",
-    "backbone.embeddings.weight",
-    "backbone.embedding.weight",
-    "shared.weight",
-)
+    "model.embed_tokens.weight", "transformer.wte.weight", "embeddings.word_embeddings.weight",
+    "model.language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight",
+    "model.text_model.embed_tokens.weight", "embed_tokens.weight", "wte.weight",
+    "bert.embeddings.word_embeddings.weight", "roberta.embeddings.word_embeddings.weight",
+    "distilbert.embeddings.word_embeddings.weight", "model.embeddings.tok_embeddings.weight",
+    "embeddings.tok_embeddings.weight", "model.tok_embeddings.weight",
+    "model.word_embeddings.weight", "model.decoder.embed_tokens.weight",
+    "transformer.word_embeddings.weight", "word_embeddings.weight",
+    "transformer.embedding.word_embeddings.weight", "transformer.embd.wte.weight",
+    "gpt_neox.embed_in.weight", "embed_in.weight", "backbone.embeddings.weight",
+    "backbone.embedding.weight", "shared.weight",
+)  # fmt: skip
 _OUTPUT_NAME = "lm_head.weight"  # the same matrix where config.json ties the two
-
-_DTYPES = ("F64", "F32", "F16", "BF16")  # by safetensors' names; no integers of quantized weights
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -101,26 +85,40 @@ def find_layer(model: Model) -> Layer:
         EmbeddingError: if there is no safetensors checkpoint, or no such layer in it.
     """
     index = model.find(_INDEX)
-    if index is None:
-        path = model.find(_FILE, required=True)
-        if path is None:
+    path = model.find(_FILE, required=True) if index is None else None
+    if index is not None:
+        try:
+            files = json.loads(index.read_bytes())["weight_map"]
+            name = _choose(list(files), model)
+            shard = str(files[name])
+        except (ValueError, LookupError, TypeError) as error:
             raise EmbeddingError(
-                f"{model} has neither {_FILE} nor {_INDEX}",
-                hint="give a model with a safetensors checkpoint; save_pretrained writes one",
-            )
-        with _opened(path) as file:
-            return _layer(path, _choose(list(file.keys()), model), file)
-    try:
-        files = json.loads(index.read_bytes())["weight_map"]
-        name = _choose(list(files), model)
-        shard = str(files[name])
-    except (ValueError, LookupError, TypeError) as error:
-        raise EmbeddingError(f"{index} is not an index of shards: {error}", hint=_FETCH) from error
-    path = model.find(shard, required=True)
-    if path is None:
-        raise EmbeddingError(f"{model} lacks {shard}, which holds {name}", hint=_FETCH)
+                f"{index} is not an index of shards: {error}", hint=_FETCH
+            ) from error
+        path = model.find(shard, required=True)
+        if path is None:
+            raise EmbeddingError(f"{model} lacks {shard}, which holds {name}", hint=_FETCH)
+    elif path is None:
+        raise EmbeddingError(
+            f"{model} has neither {_FILE} nor {_INDEX}",
+            hint="give a model with a safetensors checkpoint; save_pretrained writes one",
+        )
     with _opened(path) as file:
-        return _layer(path, name, file)
+        names = list(file.keys())
+        if index is None:
+            name = _choose(names, model)
+        if name not in names:
+            raise EmbeddingError(f"{path} lacks {name}, which its index says it has", hint=_FETCH)
+        tensor = file.get_slice(name)
+        dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
+    if dtype not in ("F64", "F32", "F16", "BF16"):  # no integers of quantized weights
+        raise EmbeddingError(
+            f"{name} of {path} is stored as {dtype}, not as float32, bfloat16 or float16",
+            hint="give the checkpoint that is not quantized",
+        )
+    if len(shape) != 2:
+        raise EmbeddingError(f"{name} of {path} is no matrix: its shape is {shape}", hint=_FETCH)
+    return Layer(path, name, shape)
 
 
 _FETCH = "the checkpoint is damaged: fetch it again"
@@ -131,36 +129,13 @@ def _choose(names: list[str], model: Model) -> str:
     for name in _NAMES:
         if name in names:
             return name
-    if _OUTPUT_NAME in names and _is_tied(model):
+    if _OUTPUT_NAME in names and model.json("config.json").get("tie_word_embeddings") is True:
         return _OUTPUT_NAME
     raise EmbeddingError(
         f"none of the {len(names)} tensors of {model} is an input-embedding layer that xtok knows",
         hint="give another model; known names are model.embed_tokens.weight, "
         "transformer.wte.weight, embeddings.word_embeddings.weight and their like",
     )
-
-
-def _is_tied(model: Model) -> bool:
-    path = model.find("config.json")
-    try:
-        return path is not None and json.loads(path.read_bytes())["tie_word_embeddings"] is True
-    except (ValueError, LookupError, TypeError):
-        return False
-
-
-def _layer(path: Path, name: str, file: Any) -> Layer:
-    if name not in file.keys():  # noqa: SIM118 - it is no dict
-        raise EmbeddingError(f"{path} lacks {name}, which its index says it has", hint=_FETCH)
-    tensor = file.get_slice(name)
-    dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
-    if dtype not in _DTYPES:
-        raise EmbeddingError(
-            f"{name} of {path} is stored as {dtype}, not as float32, bfloat16 or float16",
-            hint="give the checkpoint that is not quantized",
-        )
-    if len(shape) != 2:
-        raise EmbeddingError(f"{name} of {path} is no matrix: its shape is {shape}", hint=_FETCH)
-    return Layer(path, name, shape)
 
 
 @contextmanager

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import POWER_OF_LARGEST, GenerateConfig
-from xtok.embeddings.cache import Cache, default_folder
+from xtok.embeddings.cache import Cache
 from xtok.embeddings.similarity import Cosine, Vectors
 from xtok.embeddings.sources import Source, open_source, own_embeddings, own_model, table_embeddings
 from xtok.errors import EmbeddingError, XtokError
+from xtok.io import cache_folder
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import finished, history_with, reported, stage_report, undecodable_tokens
+from xtok.maps.results import finished, reported, undecodable_tokens
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType, match_bytes
 
@@ -41,8 +40,8 @@ _FEWEST_ANCHORS = 20
 
 
 def generate(
-    student_model: str | PathLike[str] | Tokenizer,
-    teacher_model: str | PathLike[str] | Tokenizer,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     embedding_model: str | None = None,
     config: GenerateConfig | None = None,
     *,
@@ -76,7 +75,7 @@ def generate(
         XtokError: if `top_k` is more than the teacher's tokens.
     """
     config = config or GenerateConfig()
-    cache = cache or Cache(default_folder())
+    cache = cache or Cache(cache_folder())
     _check_device(config.device)
     if embedding_revision is not None and embedding_model in (None, OWN):
         raise EmbeddingError(
@@ -106,6 +105,7 @@ def generate(
     column_ids, column_texts = _texts(teacher.table, relaxed)
     notes += _notes_of_textless(student.table, "student", len(row_ids))
     notes += _notes_of_textless(teacher.table, "teacher", len(column_ids))
+    counts: dict[str, float]
     if source is None:
         if relaxed:
             notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
@@ -113,13 +113,11 @@ def generate(
         y = own_embeddings(teacher, column_ids, offline=offline)
         anchors = _anchors(student.table, teacher.table, row_ids, column_ids)
         x, y, counts = _fitted(x, y, anchors, config, progress)
-        kind_of_embedding: dict[str, Any] = {"kind": OWN}
     else:
         how = (cache, progress, config.canonicalization)
         x, x_cached = table_embeddings(source, student.table, row_ids, row_texts, *how)
         y, y_cached = table_embeddings(source, teacher.table, column_ids, column_texts, *how)
         counts = {"vocabularies' embeddings from the cache": x_cached + y_cached}
-        kind_of_embedding = source.key
     # Of teacher ids with equal bytes, one stands for all. Zero vectors are similar to nothing.
     single = np.isin(column_ids, list(teacher.table.canonical_ids().values()))
     rows, columns = x.any(axis=1), single & y.any(axis=1)
@@ -131,7 +129,13 @@ def generate(
     )
     kind = np.zeros(len(student.table), np.uint8)
     kind[edges.student_ids] = RowKind.EMBEDDING
-    options = {**_recorded(config), "embedding_model": kind_of_embedding}
+    options = asdict(config) | {
+        "device": config.device.partition(":")[0],
+        "embedding_model": {"kind": OWN} if source is None else source.key,
+    }
+    # What the map does not depend on; and maps without near-equivalents keep their bytes.
+    for name in ("chunk_size",) if relaxed else ("chunk_size", "canonicalization"):
+        del options[name]
     projection = finished(
         edges,
         student=student.vocabulary,
@@ -140,19 +144,9 @@ def generate(
         scale_slot=None,
         method="generate",
         top_k=config.top_k,
-        history=history_with(None, {"stage": "generate", "options": options}),
-    )
-    report = stage_report("generate", projection, notes, undecodable_tokens(student, teacher))
-    return reported(projection, replace(report, counts={**report.counts, **counts, **dropped}))
-
-
-def _recorded(config: GenerateConfig) -> dict[str, Any]:
-    """Return the options that the history names: those that the map depends on."""
-    options = asdict(config) | {"device": config.device.partition(":")[0]}
-    del options["chunk_size"]
-    if config.canonicalization == "exact":  # maps without it keep their bytes
-        del options["canonicalization"]
-    return options
+    ).after("generate", options)
+    failures = undecodable_tokens(student, teacher)
+    return reported(projection, notes, failures, {**counts, **dropped})
 
 
 def _check_device(device: str) -> None:
@@ -254,26 +248,21 @@ def _similar(
         if config.weight_threshold > 0:
             # The sum over the whole row, of which `weights` has only the k largest.
             parameters = np.float32(POWER_OF_LARGEST) * largest if power else largest
-            function = _power if power else _softmax(config.temperature)
+
+            def in_place(tile: torch.Tensor, own: torch.Tensor) -> None:
+                if power:
+                    tile.abs_().pow_(own)
+                else:
+                    tile.sub_(own).div_(config.temperature).exp_()
+
             with progress("summing up rows", len(x)) as advance:
-                sums = cosine.sums(x, function, parameters[:, 0], advance=advance)
+                sums = cosine.sums(x, in_place, parameters[:, 0], advance=advance)
             keep &= weights >= config.weight_threshold * sums[:, None]
             dropped["entries below the threshold"] = int((~keep).sum())
             dropped["rows emptied by the threshold"] = int((~keep.any(axis=1)).sum())
     rows, ranks = np.nonzero(keep)
     edges = Edges(row_ids[rows], column_ids[places[rows, ranks]], weights[rows, ranks])
     return edges.normalized(), dropped
-
-
-def _power(tile: torch.Tensor, exponent: torch.Tensor) -> None:
-    tile.abs_().pow_(exponent)
-
-
-def _softmax(temperature: float) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    def apply(tile: torch.Tensor, largest: torch.Tensor) -> None:
-        tile.sub_(largest).div_(temperature).exp_()
-
-    return apply
 
 
 def _anchors(
@@ -284,9 +273,7 @@ def _anchors(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the places of exactly equal tokens among the embedded ids, in order of student id."""
     equal = match_bytes(rows, columns)
-    place_of_row = {i: place for place, i in enumerate(row_ids.tolist())}
-    place_of_column = {i: place for place, i in enumerate(column_ids.tolist())}
-    pairs = [(place_of_row[s], place_of_column[t]) for s, t in equal.items() if s in place_of_row]
+    pairs = {s: equal[s] for s in row_ids.tolist() if s in equal}
     if len(pairs) < _FEWEST_ANCHORS:
         raise EmbeddingError(
             f"only {len(pairs)} tokens are exactly equal on both sides, too few to fit "
@@ -294,8 +281,7 @@ def _anchors(
             hint="give sentence:MODEL or input:MODEL with {option}",
             parameter="embedding_model",
         )
-    x, y = np.array(pairs, np.int64).T
-    return x, y
+    return np.searchsorted(row_ids, list(pairs)), np.searchsorted(column_ids, list(pairs.values()))
 
 
 def _fitted(

@@ -62,8 +62,8 @@ class Cosine:
 
         Both are `[n, k]`, sorted by falling value, then rising index. `absolute` compares |cosine|.
         """
-        values = np.full((len(students), k), -2, np.float32)
-        ids = np.full((len(students), k), -1, np.int32)
+        values = np.empty((len(students), k), np.float32)
+        ids = np.empty((len(students), k), np.int32)
         find = self._top_k_cpu if self._device.type == "cpu" else self._top_k_torch
 
         def work(rows: torch.Tensor, start: int, stop: int) -> None:

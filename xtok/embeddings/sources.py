@@ -77,18 +77,25 @@ def open_source(
     return SentenceModel(model, config.device, config.dtype)
 
 
+def _key(kind: str, model: Model, sha256: str, **more: str) -> dict[str, Any]:
+    return {
+        "kind": kind, "model": model.model_id, "revision": model.revision, "sha256": sha256, **more
+    }  # fmt: skip
+
+
 class SentenceModel:
     """A sentence-transformers model; its own pooling and normalization apply."""
 
     def __init__(self, model: Model, device: str, dtype: Dtype) -> None:
         from importlib.util import find_spec
 
-        if model.find("modules.json", required=True) is None:
+        modules = model.find("modules.json", required=True)
+        if modules is None:
             raise EmbeddingError(
                 f"{model} has no modules.json, so it is no sentence-transformers model",
                 hint=f"give input:{model} for its input-embedding layer, or another model",
             )
-        self._pooling = _mean_pooling(model)
+        self._pooling = _mean_pooling(model, modules)
         if self._pooling is None and find_spec("sentence_transformers") is None:
             raise EmbeddingError(
                 f"{model} is no BERT with mean pooling, so it needs the package "
@@ -98,15 +105,10 @@ class SentenceModel:
         self._folder, self.model_id = model.folder(), model.model_id
         self._device, self._dtype = device, dtype
         self._loaded: Any = None
-        self.key = {
-            "kind": "sentence",
-            "model": self.model_id,
-            "revision": model.revision,
-            "sha256": _folder_sha256(self._folder),
-            "pooling": "sentence-transformers",
-            "device": device.partition(":")[0],
-            "dtype": dtype,
-        }
+        self.key = _key(
+            "sentence", model, _folder_sha256(self._folder), pooling="sentence-transformers",
+            device=device.partition(":")[0], dtype=dtype,
+        )  # fmt: skip
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Embed batches of texts of like length, each on one thread."""
@@ -173,21 +175,21 @@ class _Pooling(NamedTuple):
     normalize: bool
 
 
-def _mean_pooling(model: Model) -> _Pooling | None:
+def _mean_pooling(model: Model, modules_file: Path) -> _Pooling | None:
     """Return the pooling of a plain BERT with mean pooling; None for every other model."""
     try:
-        modules = _json(model, "modules.json")
+        modules = json.loads(modules_file.read_bytes())
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
             return None
-        config, text = _json(model, "config.json"), _json(model, "sentence_bert_config.json")
-        pooling = _json(model, f"{modules[1]['path']}/config.json")
+        config, text = model.json("config.json"), model.json("sentence_bert_config.json")
+        pooling = model.json(f"{modules[1]['path']}/config.json")
         modes = {k for k, on in pooling.items() if k.startswith("pooling_mode_") and on}
         mean = modes == {"pooling_mode_mean_tokens"} or pooling.get("pooling_mode") == "mean"
-        length = text.get("max_seq_length")
+        length: Any = text.get("max_seq_length")
         plain = text == {"max_seq_length": length, "do_lower_case": False} and length is not None
         bert = config.get("model_type") == "bert" and modules[0]["path"] == ""
-        if bert and plain and mean and length <= config["max_position_embeddings"]:
+        if bert and plain and mean and int(length) <= config["max_position_embeddings"]:
             return _Pooling(int(length), normalize="Normalize" in kinds)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise EmbeddingError(
@@ -195,11 +197,6 @@ def _mean_pooling(model: Model) -> _Pooling | None:
             hint="check its modules.json and config.json, or fetch it again",
         ) from error
     return None
-
-
-def _json(model: Model, name: str) -> Any:
-    path = model.find(name)
-    return {} if path is None else json.loads(path.read_bytes())
 
 
 class _MeanPooledBert:
@@ -218,13 +215,8 @@ class _MeanPooledBert:
 
     def preprocess(self, texts: list[str]) -> Any:
         """Return the tensors that the model takes."""
-        return self._tokenizer(
-            texts,
-            padding=True,
-            truncation=True,
-            max_length=self._pooling.max_length,
-            return_tensors="pt",
-        )
+        cut: dict[str, Any] = {"truncation": True, "max_length": self._pooling.max_length}
+        return self._tokenizer(texts, padding=True, return_tensors="pt", **cut)
 
     def __call__(self, features: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Return the embeddings, `[n, d]`; padding does not count."""
@@ -255,20 +247,14 @@ class InputLayer:
         self.model_id = model.model_id
         digest = hashlib.sha256(tokenizer.read_bytes())
         digest.update(self._matrix.data)
-        self.key = {
-            "kind": "input",
-            "model": self.model_id,
-            "revision": model.revision,
-            "sha256": digest.hexdigest(),
-            "pooling": "mean",
-        }
+        self.key = _key("input", model, digest.hexdigest(), pooling="mean")
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Cut the texts as in the middle of a longer one, and take the mean of their rows."""
         tokenizer = load_tokenizer(
             f"hf:{self._model}", revision=self._model.revision, offline=self._model.offline
         )
-        require_rows(tokenizer, len(self._matrix), self._layer.name)
+        _require_rows(tokenizer, len(self._matrix), self._layer.name)
         result = np.zeros((len(texts), self._matrix.shape[1]), np.float32)
         with progress(f"embedding with {self.model_id}", len(texts)) as advance:
             for start in range(0, len(texts), 8192):
@@ -307,9 +293,9 @@ def own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], *, offline: boo
             parameter="embedding_model",
         )
     layer = find_layer(model)
-    require_rows(tokenizer, layer.shape[0], layer.name)
+    _require_rows(tokenizer, layer.shape[0], layer.name)
     vectors = layer.read()[ids]
-    require_finite(vectors, ids, tokenizer.vocabulary.table, model_id)
+    _require_finite(vectors, ids, tokenizer.table, model_id)
     return vectors
 
 
@@ -334,12 +320,12 @@ def table_embeddings(
     if vectors is not None:
         return vectors, True
     vectors = source.embed(texts, progress)
-    require_finite(vectors, ids, table, source.model_id)
+    _require_finite(vectors, ids, table, source.model_id)
     cache.put(key, vectors)
     return vectors, False
 
 
-def require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
+def _require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
     """Check that a layer has a row for every id of a tokenizer."""
     needed = tokenizer.vocabulary.tokenizer_vocab_size or 0
     if num_rows < needed:
@@ -350,13 +336,13 @@ def require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
         )
 
 
-def require_finite(
-    vectors: Vectors, ids: NDArray[np.int64], table: TokenTable | None, model_id: str
+def _require_finite(
+    vectors: Vectors, ids: NDArray[np.int64], table: TokenTable, model_id: str
 ) -> None:
     """Check that no embedding holds NaN or infinity; the error names the tokens."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
-        rows = ", ".join(f"{i} {quoted(table.name(i))}" if table else str(i) for i in bad[:5])
+        rows = ", ".join(f"{i} {quoted(table.name(i))}" for i in bad[:5])
         raise EmbeddingError(
             f"{len(bad)} embeddings by {model_id} are not finite: of tokens {rows}"
             + (", …" if len(bad) > 5 else ""),

@@ -160,19 +160,19 @@ def _class_differences(
     if projection.student.table is None:
         return ()
     kinds = token_classes(projection.student.table)
-    classes = []
-    for kind in np.unique(kinds[filled]).tolist():
-        use = filled & (kinds == kind)
-        total = share[use].sum()
-        classes.append(
-            ClassDifference(
-                token_class=TokenClass(kind).label,
-                rows=int(use.sum()),
-                rows_that_differ=int(np.count_nonzero(distance[use] > _SAME)),
-                mean_distance=float((distance * share)[use].sum() / total) if total else 0.0,
-            )
+    of_class = {kind: filled & (kinds == kind) for kind in np.unique(kinds[filled]).tolist()}
+    totals = {kind: share[use].sum() for kind, use in of_class.items()}
+    return tuple(
+        ClassDifference(
+            token_class=TokenClass(kind).label,
+            rows=int(use.sum()),
+            rows_that_differ=int(np.count_nonzero(distance[use] > _SAME)),
+            mean_distance=float(
+                (distance * share)[use].sum() / totals[kind] if totals[kind] else 0
+            ),
         )
-    return tuple(classes)
+        for kind, use in of_class.items()
+    )
 
 
 def _entries(projection: ProjectionMap, row: int) -> tuple[tuple[str, float], ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
-from xtok.conversation.checks import Check, Level, check_chats
+from xtok.inspection import Check, Level
+from xtok.inspection.chat_checks import ChatTrial
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizers
 from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import escape, plural, quoted
@@ -159,15 +161,18 @@ def doctor(
 def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     partial, lost = _round_trips(tokenizer)
-    chat = check_chats(tokenizer, template)
+    chat = ChatTrial(tokenizer, template)
+    turn_ends, tool_suffix_ids = chat.turn_ends(), chat.tool_suffix_ids()
+    round_trip = [f"{sum(one.count for one in lost):,} tokens"]
+    for one in lost:
+        examples = ", ".join(f"'{token}'" for token in one.examples)
+        round_trip.append(f"{one.count:,} {one.cause}: {examples}")
     checks = (
-        *_backend_checks(tokenizer),
-        *_width_checks(tokenizer),
-        _duplicates(table),
-        _round_trip_check(lost),
+        *_vocabulary_checks(tokenizer),
+        Check("round trip", "note" if lost else "ok", "\n".join(round_trip)),
         *_role_checks(table),
         *_probe_checks(tokenizer),
-        *chat.checks,
+        *chat.checks(turn_ends, tool_suffix_ids),
     )
     return TokenizerDiagnosis(
         model_id=vocabulary.model_id,
@@ -182,41 +187,33 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
             role: tuple(table.shown(i) for i in ids[:_EXAMPLES])
             for role, ids in table.roles.items()
         },
-        turn_ends=chat.turn_ends,
-        tool_suffix_ids=chat.tool_suffix_ids,
+        turn_ends=tuple(map(table.name, turn_ends or ())),
+        tool_suffix_ids=tool_suffix_ids,
         checks=checks,
     )
 
 
-# The vocabulary
-
-
-def _backend_checks(tokenizer: Tokenizer) -> Iterator[Check]:
-    backend = tokenizer.vocabulary.backend
-    yield Check(name="backend", level="ok", message=f"{backend}, as its files call for")
-    for note in tokenizer.notes:
-        yield Check(name="backend", level="warning", message=note)
-    if not tokenizer.text_changes:
-        yield Check(name="normalizer", level="ok", message="none: text is its tokens' bytes")
-    for change in tokenizer.text_changes:
-        message = f"{change.normalizer}: {change.changes}"
-        yield Check(name="normalizer", level="warning", message=message)
-
-
-def _width_checks(tokenizer: Tokenizer) -> Iterator[Check]:
+def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
+    """Check how the files were read, the width, and ids without bytes or with those of others."""
     vocabulary, report = tokenizer.vocabulary, tokenizer.report
-    largest = (vocabulary.tokenizer_vocab_size or 1) - 1
+    yield Check("backend", "ok", f"{vocabulary.backend}, as its files call for")
+    for note in tokenizer.notes:
+        yield Check("backend", "warning", note)
+    if not tokenizer.text_changes:
+        yield Check("normalizer", "ok", "none: text is its tokens' bytes")
+    for change in tokenizer.text_changes:
+        yield Check("normalizer", "warning", f"{change.normalizer}: {change.changes}")
     message = (
-        f"{vocabulary.vocab_size:,} (from the {vocabulary.width_source}), "
-        f"largest id {largest:,}, {report.num_unused:,} ids without a token"
+        f"{vocabulary.vocab_size:,} (from the {vocabulary.width_source}), largest id "
+        f"{(vocabulary.tokenizer_vocab_size or 1) - 1:,}, {report.num_unused:,} ids without a token"
     )
     known = vocabulary.width_source != "tokenizer"
-    if not known:
-        message += "; the model's own width is not known"
-    yield Check(name="width", level="ok" if known else "note", message=message)
+    unknown = "" if known else "; the model's own width is not known"
+    yield Check("width", "ok" if known else "note", message + unknown)
     empty = report.undecodable
     shown = f"{len(empty):,} ids: {', '.join(map(str, empty[:_EXAMPLES]))}" if empty else "none"
-    yield Check(name="decode to nothing", level="failed" if empty else "ok", message=shown)
+    yield Check("decode to nothing", "failed" if empty else "ok", shown)
+    yield _duplicates(tokenizer.table)
 
 
 def _duplicates(table: TokenTable) -> Check:
@@ -226,12 +223,11 @@ def _duplicates(table: TokenTable) -> Check:
             ids_of[token].append(token_id)
     shared = {token: ids for token, ids in ids_of.items() if len(ids) > 1}
     if not shared:
-        return Check(name="duplicates", level="ok", message="none: no two ids have the same bytes")
+        return Check("duplicates", "ok", "none: no two ids have the same bytes")
     some = list(shared.items())[:_EXAMPLES]
-    examples = [f"{quoted(escape(token))} {ids}" for token, ids in some]
+    examples = ", ".join(f"{quoted(escape(token))} {ids}" for token, ids in some)
     count = sum(map(len, shared.values())) - len(shared)
-    message = f"{count:,} ids have bytes that another has: {', '.join(examples)}"
-    return Check(name="duplicates", level="note", message=message)
+    return Check("duplicates", "note", f"{count:,} ids have bytes that another has: {examples}")
 
 
 def _round_trips(tokenizer: Tokenizer) -> tuple[int, tuple[NotRoundTripping, ...]]:
@@ -239,24 +235,22 @@ def _round_trips(tokenizer: Tokenizer) -> tuple[int, tuple[NotRoundTripping, ...
     table, tokens = tokenizer.table, tokenizer.table.tokens()
     ids, texts = [], []
     causes: dict[str, list[int]] = defaultdict(list)
-    partial = 0
     for token_id, token in enumerate(tokens):
         if token:
             try:
                 texts.append(token.decode())
                 ids.append(token_id)
             except UnicodeDecodeError:
-                partial += 1
                 causes["part of a character"].append(token_id)
-    for token_id, found in zip(ids, tokenizer.library_ids(texts), strict=True):
-        if found == [token_id]:
+    partial = sum(map(len, causes.values()))
+    for token_id, spelled in zip(ids, tokenizer.library_ids(texts), strict=True):
+        if spelled == [token_id]:
             continue
-        spelled = b"".join([tokens[i] for i in found])
-        if spelled != tokens[token_id]:
+        if b"".join([tokens[i] for i in spelled]) != tokens[token_id]:
             cause = "the normalizer changes it"
         elif table.types[token_id] == TokenType.BYTE:
             cause = "a byte token; another is given for this character"
-        elif len(found) == 1:
+        elif len(spelled) == 1:
             cause = "another id has its bytes"
         else:
             cause = "the pattern or the merges never give it"
@@ -264,110 +258,77 @@ def _round_trips(tokenizer: Tokenizer) -> tuple[int, tuple[NotRoundTripping, ...
     return partial, tuple(
         NotRoundTripping(
             cause=cause,
-            count=len(found),
-            examples=tuple(table.shown(i) for i in found[:_EXAMPLES]),
+            count=len(lost),
+            examples=tuple(table.shown(i) for i in lost[:_EXAMPLES]),
         )
-        for cause, found in causes.items()
+        for cause, lost in causes.items()
     )
-
-
-def _round_trip_check(lost: Sequence[NotRoundTripping]) -> Check:
-    total = sum(one.count for one in lost)
-    parts = [
-        f"{one.count:,} {one.cause}: " + ", ".join(f"'{token}'" for token in one.examples)
-        for one in lost
-    ]
-    message = f"{total:,} tokens" + (f"\n{chr(10).join(parts)}" if parts else "")
-    return Check(name="round trip", level="note" if total else "ok", message=message)
 
 
 def _role_checks(table: TokenTable) -> Iterator[Check]:
-    roles = table.roles
-    named = [role for role in roles if role != "reserved"]
-    reserved = len(roles.get("reserved", ()))
-    yield Check(
-        name="special tokens",
-        level="ok",
-        message=f"{len(table.control_names):,}, {reserved:,} of them reserved; roles: "
-        f"{', '.join(named) or 'none'}",
-    )
-    eos, pad = roles.get("eos", ()), roles.get("pad", ())
-    if not eos:
-        yield Check(name="eos", level="failed", message="none: nothing ends a document")
+    reserved = len(table.roles.get("reserved", ()))
+    named = ", ".join(role for role in table.roles if role != "reserved") or "none"
+    message = f"{len(table.control_names):,}, {reserved:,} of them reserved; roles: {named}"
+    yield Check("special tokens", "ok", message)
+    eos, pad = table.roles.get("eos", ()), table.roles.get("pad", ())
+    names = ", ".join(map(table.shown, eos))
+    if eos:
+        yield Check("eos", "ok", f"{names}; no token of its own ends a document, so eos does")
     else:
-        names = ", ".join(table.shown(i) for i in eos)
-        message = f"{names}; no token of its own ends a document, so eos does"
-        yield Check(name="eos", level="ok", message=message)
+        yield Check("eos", "failed", "none: nothing ends a document")
+    both = set(pad) & set(eos)
     if not pad:
         message = "none: set one before batching; an unused or reserved id works"
-        yield Check(name="pad", level="warning", message=message)
-    elif set(pad) & set(eos):
-        name = table.shown(min(set(pad) & set(eos)))
-        message = f"{name} is eos as well: a mask made from it hides the ends of turns"
-        yield Check(name="pad", level="warning", message=message)
+    elif both:
+        message = f"{table.shown(min(both))} is eos as well: a mask made from it hides the ends of "
+        message += "turns"
     else:
-        yield Check(name="pad", level="ok", message=", ".join(table.shown(i) for i in pad))
+        message = ", ".join(map(table.shown, pad))
+    yield Check("pad", "ok" if pad and not both else "warning", message)
 
 
 def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     texts = [*PROBE.values(), _VARIANTS]
     tokens = tokenizer.table.tokens()
     back = [b"".join([tokens[i] for i in ids]) for ids in tokenizer.library_ids(texts)]
-    wrong = [
-        f"{kind}: {_difference(text.encode(), decoded)}"
-        for (kind, text), decoded in zip(PROBE.items(), back[:-1], strict=True)
-        if decoded != text.encode()
-    ]
+    differences = [_difference(t.encode(), b) for t, b in zip(texts, back, strict=True)]
+    wrong = [f"{kind}: {how}" for kind, how in zip(PROBE, differences, strict=False) if how]
+    size = sum(len(text.encode()) for text in PROBE.values())
     if wrong:
         message = "\n".join(["does not come back byte for byte", *wrong])
-        yield Check(name="probe text", level="failed", message=message)
+        yield Check("probe text", "failed", message)
     else:
-        size = sum(len(text.encode()) for text in PROBE.values())
-        kinds = ", ".join(PROBE)
-        yield Check(name="probe text", level="ok", message=f"{size} bytes come back: {kinds}")
-    if back[-1] != _VARIANTS.encode():
+        yield Check("probe text", "ok", f"{size} bytes come back: {', '.join(PROBE)}")
+    if differences[-1]:
         level: Level = "warning" if tokenizer.text_changes else "failed"
-        message = f"do not come back: {_difference(_VARIANTS.encode(), back[-1])}"
-        yield Check(name="Unicode variants", level=level, message=message)
+        yield Check("Unicode variants", level, f"do not come back: {differences[-1]}")
     else:
-        yield Check(name="Unicode variants", level="ok", message="come back as they are")
+        yield Check("Unicode variants", "ok", "come back as they are")
 
 
 def _difference(text: bytes, decoded: bytes) -> str:
-    """Show where two byte strings part, from the beginning of that character on."""
-    place = next(
-        (i for i, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b),
-        min(len(text), len(decoded)),
-    )
+    """Show where two byte strings part, from the beginning of that character on; "" if nowhere."""
+    if text == decoded:
+        return ""
+    pairs = enumerate(zip_longest(text, decoded))
+    place = next(i for i, (a, b) in pairs if a != b)
     while place and text[place : place + 1] and text[place] & 0xC0 == 0x80:
         place -= 1
-
-    def cut(data: bytes) -> str:
-        shown = data[place : place + 12].decode("utf-8", "ignore").encode()
-        return quoted(escape(shown or data[place : place + 12]))
-
-    return f"{cut(text)} becomes {cut(decoded)}"
-
-
-# Two of them
+    shown = []
+    for data in (text, decoded):
+        part = data[place : place + 12]
+        shown.append(quoted(escape(part.decode("utf-8", "ignore").encode() or part)))
+    return " becomes ".join(shown)
 
 
 def _pair(student: Tokenizer, teacher: Tokenizer) -> PairDiagnosis:
     rows, columns = student.table, teacher.table
-    shared = match_bytes(rows, columns)
-    with_bytes = max(1, len(rows.text_ids))
-    numerals = [i for i, t in enumerate(rows.tokens()) if len(t.strip(b" ")) > 1 and _digits(t)]
+    shared, paired = match_bytes(rows, columns), match_roles(rows, columns)
+    share = len(shared) / max(1, len(rows.text_ids))
+    numerals = [i for i, token in enumerate(rows.tokens()) if _digits(token) > 1]
     numerals_shared = sum(i in shared for i in numerals)
-    paired = match_roles(rows, columns)
-    lonely = tuple(
-        role
-        for role, ids in rows.roles.items()
-        if role != "reserved" and not any(i in paired or i in shared for i in ids)
-    )
-    share = len(shared) / with_bytes
-    same = rows.sha256() == columns.sha256()
     loss, why = suited_loss(share, len(numerals), numerals_shared)
-    if same:
+    if rows.sha256() == columns.sha256():
         loss, why = "plain KL", "both have the same vocabulary: no map is needed"
     return PairDiagnosis(
         student=student.vocabulary.model_id,
@@ -378,19 +339,25 @@ def _pair(student: Tokenizer, teacher: Tokenizer) -> PairDiagnosis:
         numerals_shared=numerals_shared,
         digits=(_most_digits(rows), _most_digits(columns)),
         spaces=(_longest_spaces(rows), _longest_spaces(columns)),
-        roles_without_counterpart=lonely,
+        roles_without_counterpart=tuple(
+            role
+            for role, ids in rows.roles.items()
+            if role != "reserved" and not any(i in paired or i in shared for i in ids)
+        ),
         loss=loss,
         why=why,
     )
 
 
-def _digits(token: bytes) -> bool:
-    return token.strip(b" ").isdigit()
+def _digits(token: bytes) -> int:
+    """Return how many digits a token has, if it has nothing else but spaces around them."""
+    number = token.strip(b" ")
+    return len(number) if number.isdigit() else 0
 
 
 def _most_digits(table: TokenTable) -> int:
-    counts = Counter(len(t.strip(b" ")) for t in table.tokens() if _digits(t))
-    return max((n for n, count in counts.items() if count >= 10 or n == 1), default=0)
+    counts = Counter(map(_digits, table.tokens()))
+    return max((n for n, count in counts.items() if n and (count >= 10 or n == 1)), default=0)
 
 
 def _longest_spaces(table: TokenTable) -> int:

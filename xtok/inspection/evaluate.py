@@ -30,23 +30,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Loss, MultitokenConfig, SortCutConfig
+from xtok.counting.counts import require_starts
 from xtok.counting.encode import pair_edges
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import find_texts
-from xtok.errors import XtokError
-from xtok.inspection.ranking import Interval, Ranking, rank, resample
+from xtok.inspection.ranking import Interval, Ranking, interval, rank, resample
 from xtok.inspection.seen_text import SeenText, read_text
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.file import MapLike, as_maps
-from xtok.maps.pair import require_table, with_vocabularies
-from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.display import plural
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -161,24 +160,18 @@ class Evaluation:
         Raises:
             ValueError: if a bound is NaN, which nothing misses.
         """
-        for name, bound in (
-            ("min_coverage", min_coverage),
-            ("max_cross_entropy", max_cross_entropy),
-        ):
+        bounds = {"min_coverage": min_coverage, "max_cross_entropy": max_cross_entropy}
+        for name, bound in bounds.items():
             if bound is not None and isnan(bound):
                 raise ValueError(f"{name} is nan, which nothing misses")
         missed = []
         for m in self.measures:
-            if min_coverage is not None and m.coverage.value < min_coverage:
-                missed.append(
-                    f"{m.name} on {m.group}: coverage {m.coverage.value:.4f} is below "
-                    f"{min_coverage:g}"
-                )
-            if max_cross_entropy is not None and m.cross_entropy.value > max_cross_entropy:
-                missed.append(
-                    f"{m.name} on {m.group}: cross-entropy {m.cross_entropy.value:.4f} is above "
-                    f"{max_cross_entropy:g}"
-                )
+            covered, nats = m.coverage.value, m.cross_entropy.value
+            where = f"{m.name} on {m.group}"
+            if min_coverage is not None and covered < min_coverage:
+                missed.append(f"{where}: coverage {covered:.4f} is below {min_coverage:g}")
+            if max_cross_entropy is not None and nats > max_cross_entropy:
+                missed.append(f"{where}: cross-entropy {nats:.4f} is above {max_cross_entropy:g}")
         return missed
 
 
@@ -234,27 +227,28 @@ def evaluate(
         for name, projection in zip(names, loaded, strict=True)
     ]
     paths = find_texts(texts)
-    recipes = _recipes(student, teacher, {m.top_k for m in loaded}, progress)
+    # X-Token's recipe without a slot, cut to each number of entries per row.
+    whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
+    exact = reapply_exact(whole)
+    cuts = sorted({m.top_k for m in loaded})
+    recipes = {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in cuts}
     measured_edges = [m.edges for m in (*loaded, *recipes.values())]
     seen = read_text(
         measured_edges, loaded[0].shape, paths, student, teacher, field, group_by, text_progress
     )
-    if not len(seen.keys):
-        raise XtokError(
-            f"nothing can be measured: {plural(len(seen.groups), 'document')}, "
-            f"{seen.num_bytes:,} bytes of text",
-            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
-            "differ",
-        )
-    recipe_row = {k: len(loaded) + n for n, k in enumerate(recipes)}
+    require_starts(len(seen.keys), len(seen.groups), seen.num_bytes, "measured")
+    recipe_column = {k: len(loaded) + n for n, k in enumerate(recipes)}
     measured = [
-        _Measured(m, recipes[m.top_k].edges, seen, (n, recipe_row[m.top_k]))
-        for n, m in enumerate(loaded)
+        _Measured(name, m, recipes[m.top_k].edges, seen, (n, recipe_column[m.top_k]))
+        for n, (name, m) in enumerate(zip(names, loaded, strict=True))
     ]
     ranking = None
     if for_loss is not None:
-        tables = [m.chunk_sums if for_loss == "p-kl" else m.start_sums for m in measured]
-        ranking = rank(for_loss, names, [sums for sums, _ in tables], tables[0][1], seed)
+        sums, counts = seen.chunk_losses[:, : len(loaded)].T, seen.num_chunks
+        if for_loss != "p-kl":
+            sums = np.stack([one.start_losses() for one in measured])
+            counts = np.bincount(seen.documents, seen.counts, len(seen.groups)).astype(np.int64)
+        ranking = rank(for_loss, names, sums, counts, seed)
     groups = [
         (group, np.array([g == group for g in seen.groups], np.bool_))
         for group in dict.fromkeys(seen.groups)
@@ -262,18 +256,16 @@ def evaluate(
     if len(groups) > 1:
         groups.append(("all", np.ones(len(seen.groups), np.bool_)))
     measures = [
-        one.measures(name, group, chosen, seed)  # the same documents for every map
+        one.measures(group, chosen, seed)  # the same documents for every map
         for group, chosen in groups
-        for name, one in zip(names, measured, strict=True)
+        for one in measured
     ]
     return Evaluation(
         student=student.vocabulary.model_id,
         teacher=teacher.vocabulary.model_id,
         measures=tuple(measures),
-        classes=tuple(c for n, one in zip(names, measured, strict=True) for c in one.classes(n)),
-        worst_rows=tuple(
-            row for n, one in zip(names, measured, strict=True) for row in one.worst(n, num_worst)
-        ),
+        classes=tuple(c for one in measured for c in one.classes()),
+        worst_rows=tuple(row for one in measured for row in one.worst(num_worst)),
         num_bytes=seen.num_bytes,
         lost_bytes=seen.lost_bytes,
         differing=seen.differing,
@@ -291,35 +283,33 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-def _recipes(
-    student: Tokenizer, teacher: Tokenizer, cuts: set[int], progress: Progress
-) -> dict[int, ProjectionMap]:
-    """Return X-Token's recipe without a slot, cut to each number of entries per row."""
-    whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
-    exact = reapply_exact(whole)
-    return {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in sorted(cuts)}
-
-
 class _Measured:
-    """A map's losses on the pairs that were seen."""
+    """A map's weights and losses, and its recipe's, float64 `[pairs]` and `[documents]`.
+
+    `columns` are those of the chunk losses that are the map's and the recipe's.
+    """
 
     def __init__(
-        self, projection: ProjectionMap, recipe: Edges, seen: SeenText, rows: tuple[int, int]
+        self,
+        name: str,
+        projection: ProjectionMap,
+        recipe: Edges,
+        seen: SeenText,
+        columns: tuple[int, int],
     ) -> None:
-        self.projection, self.seen = projection, seen
-        self.chunk_losses, self.recipe_chunk_losses = (seen.chunk_losses[row] for row in rows)
+        self.name, self.projection, self.seen = name, projection, seen
+        self.chunk_losses, self.recipe_chunk_losses = (seen.chunk_losses[:, n] for n in columns)
         self.weights = weights_at(projection.edges, seen.keys)
         self.losses = self._losses_of(self.weights)
         self.recipe = self._losses_of(weights_at(recipe, seen.keys))
-        s = seen.keys >> 32
-        self.is_top = projection.heaviest_teacher_ids[s] == (seen.keys & 0xFFFFFFFF)
-        slots = projection.edges.take(projection.is_slot)
-        slot_weight = np.zeros(projection.shape[0])
-        slot_weight[slots.student_ids] = slots.weights
-        self.slot_weight = slot_weight[s]
 
     def _losses_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         return losses(weights, self.projection.shape[1])
+
+    def start_losses(self) -> NDArray[np.float64]:
+        """Return each document's losses at shared token boundaries, added up."""
+        weighted = self.seen.counts * self.losses[self.seen.places]
+        return np.bincount(self.seen.documents, weighted, len(self.seen.groups)).astype(np.float64)
 
     def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weights of the map counted on this text, cut to as many entries per row."""
@@ -327,36 +317,27 @@ class _Measured:
         edges = heaviest(pair_edges(self.seen.keys[used], counts[used]), self.projection.top_k)
         return weights_at(edges, self.seen.keys)
 
-    @property
-    def chunk_sums(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Each document's chunk losses, added up, and its number of chunks."""
-        return self.chunk_losses, self.seen.num_chunks
-
-    @property
-    def start_sums(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Each document's losses at shared token boundaries, added up, and their number."""
-        seen, num = self.seen, len(self.seen.groups)
-        weighted = seen.counts * self.losses[seen.places]
-        losses = np.bincount(seen.documents, weighted, num).astype(np.float64)
-        return losses, np.bincount(seen.documents, seen.counts, num).astype(np.int64)
-
-    def measures(self, name: str, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
+    def measures(self, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
         """Measure one group of text: the documents chosen, bool `[documents]`."""
-        seen = self.seen
+        seen, projection = self.seen, self.projection
         use = chosen[seen.documents]
         documents, places = seen.documents[use], seen.places[use]
         amounts = seen.counts[use].astype(np.float64)
         counts = np.bincount(places, amounts, len(seen.keys)).astype(np.float64)
         floor_weights = self._floor(counts)
+        students, teachers = seen.keys >> 32, seen.keys & 0xFFFFFFFF
+        slots = projection.edges.take(projection.is_slot)
+        slot_weight = np.zeros(projection.shape[0])
+        slot_weight[slots.student_ids] = slots.weights
         per_pair = {
             "starts": np.ones(len(seen.keys)),
             "loss": self.losses,
             "covered": self.weights > 0,
-            "top": self.is_top,
+            "top": projection.heaviest_teacher_ids[students] == teachers,
             "floor": self._losses_of(floor_weights),
             "covered by floor": floor_weights > 0,
             "recipe": self.recipe,
-            "slots": self.slot_weight,
+            "slots": slot_weight[students],
         }
         # What `_figures` needs, summed over each chosen document.
         sums: dict[str, NDArray[Any]] = {
@@ -366,49 +347,33 @@ class _Measured:
         sums["chunk loss"] = self.chunk_losses[chosen]
         sums["chunks"] = seen.num_chunks[chosen]
         sums["chunk recipe"] = self.recipe_chunk_losses[chosen]
-        sums["chunk floor"] = seen.encoded.hindsight_losses(chosen, self.projection.top_k)
+        sums["chunk floor"] = seen.hindsight_losses(chosen, projection.top_k)
         table = np.stack(list(sums.values()), axis=1).astype(np.float64)
         whole = _figures(dict(zip(sums, table.sum(axis=0), strict=True)))
         drawn = _figures(dict(zip(sums, resample(table, seed).T, strict=True)))
-
-        def interval(name: str) -> Interval:
-            value = float(whole[name])
-            if len(table) < 2:
-                return Interval(value=value)
-            low, high = np.nanquantile(drawn[name], [0.025, 0.975]).tolist()
-            return Interval(value=value, low=low, high=high)
-
-        closed, chunk_closed = (
-            interval(f"{of}closed") if whole[f"{of}recipe"] - whole[f"{of}floor"] >= SMALLEST_GAP
-            else None
-            for of in ("", "chunk_")
-        )  # fmt: skip
+        figures: dict[str, Any] = {name: float(value) for name, value in whole.items()}
+        for name in ("cross_entropy", "coverage", "top_1", "chunk_cross_entropy"):
+            figures[name] = interval(whole[name], drawn[name], len(table))
+        for name in ("closed", "chunk_closed"):
+            of = name.removesuffix("closed")
+            is_noise = not whole[f"{of}recipe"] - whole[f"{of}floor"] >= SMALLEST_GAP
+            figures[name] = None if is_noise else interval(whole[name], drawn[name], len(table))
         return MapMeasures(
-            name=name,
+            name=self.name,
             group=group,
             documents=int(chosen.sum()),
             starts=int(counts.sum()),
-            cross_entropy=interval("cross_entropy"),
-            coverage=interval("coverage"),
-            coverage_of_floor=float(whole["coverage_of_floor"]),
-            top_1=interval("top_1"),
-            floor=float(whole["floor"]),
-            recipe=float(whole["recipe"]),
-            closed=closed,
-            slot_weight=float(whole["slot_weight"]),
-            chunk_cross_entropy=interval("chunk_cross_entropy"),
-            chunk_floor=float(whole["chunk_floor"]),
-            chunk_recipe=float(whole["chunk_recipe"]),
-            chunk_closed=chunk_closed,
+            **figures,
         )
 
     @cached_property
     def _totals(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return each pair's count over all text, and its loss under the floor."""
         seen = self.seen
         counts = np.bincount(seen.places, seen.counts, len(seen.keys)).astype(np.float64)
         return counts, self._losses_of(self._floor(counts))
 
-    def classes(self, name: str) -> list[ClassMeasures]:
+    def classes(self) -> list[ClassMeasures]:
         """Measure each class of student token over all text."""
         counts, floor = self._totals
         kinds = token_classes(require_table(self.projection.student))[self.seen.keys >> 32]
@@ -418,7 +383,7 @@ class _Measured:
             total = counts[use].sum()
             classes.append(
                 ClassMeasures(
-                    name=name,
+                    name=self.name,
                     token_class=TokenClass(kind).label,
                     starts=int(total),
                     cross_entropy=float((counts * self.losses)[use].sum() / total),
@@ -428,41 +393,43 @@ class _Measured:
             )
         return classes
 
-    def worst(self, name: str, number: int) -> list[WorstRow]:
+    def worst(self, number: int) -> list[WorstRow]:
         """Return the rows whose losses exceed the floor's most, over all text."""
         counts, floor = self._totals
-        students = self.seen.keys >> 32
-        excess = np.bincount(students, counts * (self.losses - floor)) / max(1.0, counts.sum())
-        rows = np.argsort(-excess, kind="stable")[:number]
-        return [
-            self._worst(name, row, float(excess[row]), counts)
-            for row in rows.tolist()
-            if excess[row] > 0
-        ]
-
-    def _worst(self, name: str, row: int, excess: float, counts: NDArray[np.float64]) -> WorstRow:
-        places = np.flatnonzero(self.seen.keys >> 32 == row)
-        places = places[np.argsort(-counts[places], kind="stable")]
-        total = counts[places].sum()
-        teacher = require_table(self.projection.teacher)
-        wanted = tuple(
-            (
-                teacher.name(int(self.seen.keys[p] & 0xFFFFFFFF)),
-                float(counts[p] / total),
-                float(self.weights[p]),
+        keys, tables = self.seen.keys, (self.projection.student, self.projection.teacher)
+        student, teacher = map(require_table, tables)
+        excess = np.bincount(keys >> 32, counts * (self.losses - floor)) / max(1.0, counts.sum())
+        rows = []
+        for row in np.argsort(-excess, kind="stable")[:number].tolist():
+            places = np.flatnonzero(keys >> 32 == row)
+            places = places[np.argsort(-counts[places], kind="stable")]
+            total = counts[places].sum()
+            wanted = tuple(
+                (
+                    teacher.name(int(keys[p] & 0xFFFFFFFF)),
+                    float(counts[p] / total),
+                    float(self.weights[p]),
+                )
+                for p in places[:3]
             )
-            for p in places[:3]
-        )
-        token = require_table(self.projection.student).name(row)
-        return WorstRow(
-            name=name, student_id=row, token=token, starts=int(total), excess=excess, wanted=wanted
-        )
+            if excess[row] > 0:
+                rows.append(
+                    WorstRow(
+                        name=self.name,
+                        student_id=row,
+                        token=student.name(row),
+                        starts=int(total),
+                        excess=float(excess[row]),
+                        wanted=wanted,
+                    )
+                )
+        return rows
 
 
 def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
     """Turn sums over documents, numbers or float64 `[samples]`, into the figures of a map."""
     starts, chunks = np.maximum(sums["starts"], 1), np.maximum(sums["chunks"], 1)
-    return {
+    figures = {
         "cross_entropy": sums["loss"] / starts,
         "coverage": sums["covered"] / starts,
         "coverage_of_floor": sums["covered"] / np.maximum(sums["covered by floor"], 1),
@@ -470,16 +437,12 @@ def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.fl
         "floor": sums["floor"] / starts,
         "recipe": sums["recipe"] / starts,
         "slot_weight": sums["slots"] / starts,
-        "closed": _closed(sums["recipe"], sums["loss"], sums["floor"]),
         "chunk_cross_entropy": sums["chunk loss"] / chunks,
         "chunk_floor": sums["chunk floor"] / chunks,
         "chunk_recipe": sums["chunk recipe"] / chunks,
-        "chunk_closed": _closed(sums["chunk recipe"], sums["chunk loss"], sums["chunk floor"]),
     }
-
-
-def _closed(
-    recipe: NDArray[np.float64], loss: NDArray[np.float64], floor: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    gap = np.where(recipe > floor, recipe - floor, np.nan)
-    return (recipe - loss) / gap
+    for of, over in (("", ""), ("chunk_", "chunk ")):
+        loss, floor, recipe = (sums[over + name] for name in ("loss", "floor", "recipe"))
+        gap = np.where(recipe > floor, recipe - floor, np.nan)
+        figures[f"{of}closed"] = (recipe - loss) / gap
+    return figures

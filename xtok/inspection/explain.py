@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.maps.file import MapLike, as_map
-from xtok.maps.pair import require_table, with_vocabularies
-from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, require_table
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.classes import TokenClass, text_class
 from xtok.vocab.relaxed import relaxed_form
@@ -112,27 +112,22 @@ def explain(
         student=None if student is None else student.vocabulary,
         teacher=None if teacher is None else teacher.vocabulary,
     )
-    tables = require_table(projection.student), require_table(projection.teacher)
-    same_bytes = match_bytes(*tables)
+    same_bytes = match_bytes(require_table(projection.student), require_table(projection.teacher))
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     student_ids = [i for token in tokens for i in projection.student_ids_of(token)]
-    return tuple(
-        _explain(projection, i, *tables, same_bytes.get(i), student, teacher) for i in student_ids
-    )
+    return tuple(_explain(projection, i, same_bytes.get(i), student, teacher) for i in student_ids)
 
 
 def _explain(
     projection: ProjectionMap,
     student_id: int,
-    rows: TokenTable,
-    columns: TokenTable,
     same: int | None,
     student: Tokenizer | None,
     teacher: Tokenizer | None,
 ) -> Explanation:
-    row = projection[student_id]
-    token = rows[student_id]
+    rows, columns = require_table(projection.student), require_table(projection.teacher)
+    row, token = projection[student_id], rows[student_id]
     kind = RowKind(int(projection.row_kind[student_id]))
     decay = _decay(projection)
     forward = reverse = None
@@ -151,7 +146,7 @@ def _explain(
         token_class=_class_of(rows, student_id).label,
         roles=_roles(rows, student_id),
         kind=row.kind,
-        why=_why(kind, rows, columns, student_id, same, by_pieces=bool(decay)),
+        why=_why(kind, rows, student_id, same, by_pieces=bool(decay)),
         entries=tuple(
             ExplainedEntry(
                 teacher_id=e.teacher_id,
@@ -183,46 +178,33 @@ def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:
 
 
 def _why(
-    kind: RowKind,
-    rows: TokenTable,
-    columns: TokenTable,
-    student_id: int,
-    same: int | None,
-    *,
-    by_pieces: bool,
+    kind: RowKind, rows: TokenTable, student_id: int, same: int | None, *, by_pieces: bool
 ) -> str:
+    if kind == RowKind.EMPTY and student_id in rows.control_names:
+        if roles := _roles(rows, student_id):
+            return f"a special token: the teacher has none for it ({', '.join(roles)})"
+        return "a special token without a known role, and without one of its name"
     if kind == RowKind.EMPTY:
-        return _why_empty(rows, student_id)
-    if kind == RowKind.EXACT and same is None:
-        return (
-            "exact, but no teacher token has these bytes: equal in another token form, or foreign"
-        )
+        is_used = bool(rows[student_id])
+        unspelled = "its id was ignored, or the teacher cannot spell it"
+        return unspelled if is_used else "the tokenizer does not use this id"
     if kind == RowKind.PIECES and not by_pieces:
         return "counted on synthetic text of the two vocabularies, and not exact"
-    counterpart = "" if same is None else f"teacher id {same} has the same bytes"
-    sentences = {
-        RowKind.EXACT: f"exact: {counterpart}",
+    exact = f"exact: teacher id {same} has the same bytes"
+    pieces = f"teacher id {same} has the same bytes, but the row is not exact"
+    if same is None:
+        exact = "exact, but no teacher token has these bytes: equal in another token form, or "
+        exact += "foreign"
+        pieces = "no teacher token has these bytes: spelled in pieces, both ways"
+    return {
+        RowKind.EXACT: exact,
         RowKind.ROLE: "a special token, paired by role or by name",
         RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
-        RowKind.PIECES: f"{counterpart}, but the row is not exact"
-        if counterpart
-        else "no teacher token has these bytes: spelled in pieces, both ways",
+        RowKind.PIECES: pieces,
         RowKind.EMBEDDING: "by the similarity of embeddings",
         RowKind.COUNTED: "counted on aligned text",
         RowKind.MIXED: "from several sources, or an unknown one",
-    }
-    return sentences[kind]
-
-
-def _why_empty(rows: TokenTable, student_id: int) -> str:
-    if student_id in rows.control_names:
-        roles = _roles(rows, student_id)
-        if not roles:
-            return "a special token without a known role, and without one of its name"
-        return f"a special token: the teacher has none for it ({', '.join(roles)})"
-    if not rows[student_id]:
-        return "the tokenizer does not use this id"
-    return "its id was ignored, or the teacher cannot spell it"
+    }[kind]
 
 
 def _relation(entry: RowEntry, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
@@ -234,14 +216,15 @@ def _relation(entry: RowEntry, rows: TokenTable, columns: TokenTable, student_id
         return f"role {', '.join(shared)}" if shared else "special token"
     if ours == theirs:
         return "the same bytes"
-    tests: Mapping[str, bool] = {
+    tests = {
         "the same relaxed form": relaxed_form(ours) == relaxed_form(theirs),
         "its beginning": ours.startswith(theirs),
         "longer, begins with it": theirs.startswith(ours),
         "a part of it": theirs in ours,
         "longer, contains it": ours in theirs,
+        "neither contains the other": True,
     }
-    return next((words for words, holds in tests.items() if holds), "neither contains the other")
+    return next(words for words, holds in tests.items() if holds)
 
 
 def _decay(projection: ProjectionMap) -> list[float]:

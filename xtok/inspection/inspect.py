@@ -14,7 +14,7 @@ from xtok.maps.edges import row_starts
 from xtok.maps.file import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, Row, RowKind, token_name
 from xtok.vocab.classes import NUMERALS, TokenClass, classes_named, suited_loss, token_classes
-from xtok.vocab.table import TokenTable, TokenType, Vocabulary
+from xtok.vocab.table import TokenType, Vocabulary
 
 _LARGEST = 10
 
@@ -133,7 +133,7 @@ def worst_rows(
             )
         use &= projection.row_kind == kinds[kind]
     heaviest = np.zeros(projection.shape[0])
-    first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
+    first = row_starts(projection.student_ids)
     heaviest[projection.student_ids[first]] = projection.weights[first]
     rows = np.flatnonzero(use)
     worst = rows[np.argsort(heaviest[rows], kind="stable")[:count]]
@@ -170,9 +170,11 @@ def inspect(
     width = projection.shape[1]
     rows = np.bincount(projection.teacher_ids, minlength=width)
     weight = np.bincount(projection.teacher_ids, projection.weights, width).astype(np.float64)
+    least = np.sort(weight)[-_LARGEST:][0]
+    largest = np.flatnonzero((weight >= least) & (weight > 0))
     return MapDescription(
-        student=_side(projection.student),
-        teacher=_side(projection.teacher),
+        student=describe_side(projection.student),
+        teacher=describe_side(projection.teacher),
         method=projection.method,
         history=projection.history,
         top_k=projection.top_k,
@@ -190,19 +192,11 @@ def inspect(
                 rows=int(rows[t]),
                 weight=float(weight[t]),
             )
-            for t in _largest(weight).tolist()
+            for t in largest[np.argsort(-weight[largest], kind="stable")][:_LARGEST].tolist()
         ),
         coverage=cover(projection) if classes else None,
         examples=tuple(projection[s] for s in student_ids),
     )
-
-
-def _largest(weight: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the columns with the largest weights, ties by id; none without weight."""
-    count = min(_LARGEST, len(weight))
-    least = np.partition(weight, -count)[-count]
-    among = np.flatnonzero((weight >= least) & (weight > 0))
-    return among[np.argsort(-weight[among], kind="stable")][:count]
 
 
 def example_ids(projection: ProjectionMap, count: int) -> list[int]:
@@ -219,12 +213,11 @@ def example_ids(projection: ProjectionMap, count: int) -> list[int]:
     return chosen
 
 
-def _side(vocabulary: Vocabulary) -> SideDescription:
+def describe_side(vocabulary: Vocabulary) -> SideDescription:
+    """Describe one side of a map."""
     table = vocabulary.table
-    types: dict[str, int] = {}
-    if table is not None:
-        counts = np.bincount(table.types, minlength=len(TokenType) + 1).tolist()
-        types = {kind.name.lower(): counts[kind] for kind in TokenType if counts[kind]}
+    types = np.zeros(0, np.uint8) if table is None else table.types
+    counts = np.bincount(types, minlength=len(TokenType) + 1).tolist()
     return SideDescription(
         model_id=vocabulary.model_id,
         revision=vocabulary.revision,
@@ -232,7 +225,7 @@ def _side(vocabulary: Vocabulary) -> SideDescription:
         vocab_size=vocabulary.vocab_size,
         width_source=vocabulary.width_source,
         tokenizer_vocab_size=vocabulary.tokenizer_vocab_size,
-        token_types=types,
+        token_types={kind.name.lower(): counts[kind] for kind in TokenType if counts[kind]},
     )
 
 
@@ -297,52 +290,41 @@ def cover(projection: ProjectionMap) -> Coverage | None:
     if rows is None or columns is None:
         return None
     ours, theirs = token_classes(rows), token_classes(columns)
-    kind, slots = projection.row_kind, projection.is_slot
-    exact = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])
+    kind, is_slot = projection.row_kind, projection.is_slot
     of_entry = ours[projection.student_ids]
-    real = ~slots
     reached = np.zeros(len(columns), np.bool_)
-    reached[projection.teacher_ids[real]] = True
+    reached[projection.teacher_ids[~is_slot]] = True
+
+    def count(classes: NDArray[np.uint8], weights: NDArray[np.float32] | None = None) -> Any:
+        return np.bincount(classes, weights, len(TokenClass))
+
+    rows_of, empty = count(ours), count(ours[kind == RowKind.EMPTY])
+    filled = np.maximum(1, rows_of - empty)
     per_class = {
-        "rows": _count(ours),
-        "exact": _count(ours[exact]),
-        "empty": _count(ours[kind == RowKind.EMPTY]),
-        "entries": _count(of_entry[real]),
-        "slots": np.bincount(of_entry[slots], projection.weights[slots], len(TokenClass)),
-        "ids": _count(theirs),
-        "unreached": _count(theirs[~reached]),
+        "rows": rows_of,
+        "exact": count(ours[np.isin(kind, [RowKind.EXACT, RowKind.ROLE])]),
+        "empty": empty,
+        "mean_entries": count(of_entry[~is_slot]) / filled,
+        "slot_share": count(of_entry[is_slot], projection.weights[is_slot]) / filled,
+        "teacher_ids": count(theirs),
+        "teacher_unreached": count(theirs[~reached]),
     }
-    classes = []
-    for member in TokenClass:
-        n = {name: counts[member].item() for name, counts in per_class.items()}
-        filled = max(1, n["rows"] - n["empty"])
-        if n["rows"] or n["ids"]:
-            classes.append(
-                ClassCoverage(
-                    token_class=member.name.lower(),
-                    label=member.label,
-                    rows=n["rows"],
-                    exact=n["exact"],
-                    empty=n["empty"],
-                    mean_entries=n["entries"] / filled,
-                    slot_share=n["slots"] / filled,
-                    teacher_ids=n["ids"],
-                    teacher_unreached=n["unreached"],
-                )
-            )
-    numerals, exact_numerals = (
-        int(per_class[of][list(NUMERALS)].sum()) for of in ("rows", "exact")
-    )
-    loss, why = suited_loss(_exact_share(rows, kind), numerals, exact_numerals)
-    return Coverage(
-        classes=tuple(classes), numerals=numerals, numerals_exact=exact_numerals, loss=loss, why=why
-    )
-
-
-def _count(classes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    return np.bincount(classes, minlength=len(TokenClass))
-
-
-def _exact_share(rows: TokenTable, kind: NDArray[np.uint8]) -> float:
+    numerals, exact = (int(per_class[of][list(NUMERALS)].sum()) for of in ("rows", "exact"))
     text = rows.text_ids
-    return float(np.count_nonzero(kind[text] == RowKind.EXACT)) / max(1, len(text))
+    exact_share = float(np.count_nonzero(kind[text] == RowKind.EXACT)) / max(1, len(text))
+    loss, why = suited_loss(exact_share, numerals, exact)
+    return Coverage(
+        classes=tuple(
+            ClassCoverage(
+                token_class=member.name.lower(),
+                label=member.label,
+                **{name: values[member].item() for name, values in per_class.items()},
+            )
+            for member in TokenClass
+            if per_class["rows"][member] or per_class["teacher_ids"][member]
+        ),
+        numerals=numerals,
+        numerals_exact=exact,
+        loss=loss,
+        why=why,
+    )

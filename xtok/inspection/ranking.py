@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ _NAMES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 def rank(
     loss: Loss,
     names: Sequence[str],
-    sums: Sequence[NDArray[np.float64]],
+    sums: NDArray[np.float64],
     counts: NDArray[np.int64],
     seed: int,
 ) -> Ranking:
@@ -59,48 +60,44 @@ def rank(
     Args:
         loss: the loss.
         names: of the maps.
-        sums: each map's losses, added up by document, float64 `[documents]`.
+        sums: each map's losses, added up by document, float64 `[maps, documents]`.
         counts: how many losses each document has, int64 `[documents]`.
         seed: of the bootstrap.
     """
     check_loss(loss)
-    is_p_kl = loss == "p-kl"
-    where = "over chunks, as P-KL averages" if is_p_kl else "at the first tokens it compares"
+    measure, where = "cross_entropy", "at the first tokens it compares"
+    if loss == "p-kl":
+        measure, where = "chunk_cross_entropy", "over chunks, as P-KL averages"
     values = [float(one.sum() / max(1, counts.sum())) for one in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
     verdict = f"For {_NAMES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
     if others:
-        next_best = others[0]
-        lead = _difference(sums[next_best] - sums[best], counts, seed)
-        compared = (
-            f"{values[best]:.3f} nats {where}, "
-            f"against {values[next_best]:.3f} of {names[next_best]}"
-        )
+        other = others[0]
+        difference = sums[other] - sums[best]
+        drawn = resample(np.stack([difference, counts], axis=1), seed)
+        value = difference.sum() / max(1, counts.sum())
+        lead = interval(value, drawn[:, 0] / np.maximum(drawn[:, 1], 1), len(counts))
+        which = f"{names[best]} is {'best' if others[1:] else 'better'}"
         spread = "one document, so no interval"
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
-        if lead.low is not None and lead.low <= 0:
-            which = f"this text does not tell {names[best]} from {names[next_best]}"
-        else:
-            which = f"{names[best]} is {'better' if len(order) == 2 else 'best'}"
-        verdict = f"For {_NAMES[loss]}, {which}: {compared} ({spread})."
-    return Ranking(
-        loss=loss,
-        measure="chunk_cross_entropy" if is_p_kl else "cross_entropy",
-        names=tuple(names[n] for n in order),
-        lead=lead,
-        verdict=verdict,
-    )
+            if lead.low <= 0:
+                which = f"this text does not tell {names[best]} from {names[other]}"
+        verdict = (
+            f"For {_NAMES[loss]}, {which}: {values[best]:.3f} nats {where}, against "
+            f"{values[other]:.3f} of {names[other]} ({spread})."
+        )
+    names = tuple(names[n] for n in order)
+    return Ranking(loss=loss, measure=measure, names=names, lead=lead, verdict=verdict)
 
 
-def _difference(sums: NDArray[np.float64], counts: NDArray[np.int64], seed: int) -> Interval:
-    value = float(sums.sum() / max(1, counts.sum()))
-    if len(counts) < 2:
-        return Interval(value=value)
-    drawn = resample(np.stack([sums, counts], axis=1), seed)
-    low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], 1), [0.025, 0.975])
-    return Interval(value=value, low=float(low), high=float(high))
+def interval(value: Any, drawn: NDArray[np.float64], num_documents: int) -> Interval:
+    """Return a figure with its interval, from its values for resampled documents."""
+    if num_documents < 2:
+        return Interval(value=float(value))
+    low, high = np.nanquantile(drawn, [0.025, 0.975]).tolist()
+    return Interval(value=float(value), low=low, high=high)
 
 
 def resample(table: NDArray[np.float64], seed: int) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,16 +60,26 @@ class Rows(NamedTuple):
         return losses, chunks
 
 
-class EncodedText:
-    """Documents as ids of both sides, kept in memory: about two bytes per byte of text."""
+@dataclass(frozen=True)
+class SeenText:
+    """Pairs per document, and chunk losses per document and map.
 
-    def __init__(self, encoder: PairEncoder, shape: tuple[int, int]) -> None:
-        self.encoder, self.shape = encoder, shape
-        self._batches: list[tuple[EncodedTexts, EncodedTexts]] = []
+    An entry says that a document has a pair, and how often.
+    """
 
-    def add(self, student: EncodedTexts, teacher: EncodedTexts) -> None:
-        """Keep a batch of documents."""
-        self._batches.append((student, teacher))
+    groups: list[str]  # one per document
+    keys: NDArray[np.int64]  # [pairs], all different, in rising order
+    documents: NDArray[np.int32]  # [entries], sorted
+    places: NDArray[np.int64]  # [entries], in keys
+    counts: NDArray[np.int64]  # [entries]
+    chunk_losses: NDArray[np.float64]  # [documents, maps]
+    num_chunks: NDArray[np.int64]  # [documents]
+    num_bytes: int
+    lost_bytes: int  # those behind a first difference between the two sides
+    differing: int  # documents that the two sides spell differently
+    encoder: PairEncoder
+    batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
+    shape: tuple[int, int]
 
     def hindsight_losses(self, chosen: NDArray[np.bool_], top_k: int) -> NDArray[np.float64]:
         """Return each chosen document's chunk losses under the map counted on these documents.
@@ -77,41 +87,16 @@ class EncodedText:
         Counted within chunks, and cut to `top_k`. That is near the optimum, which has no closed
         form: a map can come out slightly below it.
         """
-        counts = PairCounts()
-        batches = list(self._of(chosen))
-        for batch in batches:
-            keys, amounts, _ = pair_keys(*batch, "chunk")
+        counts, batches, first = PairCounts(), [], 0
+        for student, teacher in self.batches:
+            after = first + len(student.bounds) - 1
+            sides = student.of(chosen[first:after]), teacher.of(chosen[first:after])
+            batches.append((*sides, self.encoder.boundaries(*sides)))
+            first = after
+            keys, amounts, _ = pair_keys(*batches[-1], "chunk")
             counts.add(keys, amounts)
         rows = Rows.of(heaviest(pair_edges(*counts.arrays()), top_k), self.shape)
         return np.concatenate([rows.losses(*batch)[0] for batch in batches])
-
-    def _of(
-        self, chosen: NDArray[np.bool_]
-    ) -> list[tuple[EncodedTexts, EncodedTexts, SharedBoundaries]]:
-        batches, first = [], 0
-        for student, teacher in self._batches:
-            after = first + len(student.bounds) - 1
-            use = chosen[first:after]
-            sides = student.of(use), teacher.of(use)
-            batches.append((*sides, self.encoder.boundaries(*sides)))
-            first = after
-        return batches
-
-
-class SeenText(NamedTuple):
-    """Pairs per document, and chunk losses per map and document."""
-
-    groups: list[str]  # one per document
-    keys: NDArray[np.int64]  # [pairs], all different
-    documents: NDArray[np.int32]  # [entries]
-    places: NDArray[np.int64]  # [entries], in keys
-    counts: NDArray[np.int64]  # [entries]
-    chunk_losses: NDArray[np.float64]  # [maps, then recipes by top_k; documents]
-    num_chunks: NDArray[np.int64]  # [documents]
-    num_bytes: int
-    lost_bytes: int
-    differing: int
-    encoded: EncodedText
 
 
 def read_text(
@@ -127,58 +112,55 @@ def read_text(
     """Read text once, for all maps; documents are grouped by file, or by a field's value."""
     rows = [Rows.of(edges, shape) for edges in maps]
     groups: list[str] = []
-    parts: list[tuple[NDArray[np.int64], ...]] = []
-    chunk_losses: list[NDArray[np.float64]] = []
-    chunks: list[NDArray[np.int64]] = []
+    encoded: list[tuple[EncodedTexts, EncodedTexts]] = []
+    no_ids = np.zeros(0, np.int64)  # so that there are arrays to concatenate
+    parts = [(no_ids, no_ids, no_ids, np.zeros((0, len(maps))), no_ids)]
     num_bytes = lost = differing = 0
-    total = sum(path.stat().st_size for path in paths)
     files = Counter(path.name for path in paths)
+    total = sum(path.stat().st_size for path in paths)
     with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
-        encoded = EncodedText(encoder, shape)
-        for path in paths:
-            name = path.name if files[path.name] == 1 else str(path)
-            for shard in shards(path, field):
-                consumed = 0
-                reader = ShardReader(replace(shard, group_by=group_by))
-                for batch in batches(reader):
-                    groups += reader.take_groups() if group_by else [name] * len(batch)
-                    sides = encoder.encode(batch)
-                    starts = encoder.boundaries(*sides)
-                    parts.append(_pairs_per_document(*sides, starts, len(groups) - len(batch)))
-                    encoded.add(*sides)
-                    per_map = [r.losses(*sides, starts) for r in rows]
-                    chunk_losses.append(np.stack([loss for loss, _ in per_map]))
-                    chunks.append(per_map[0][1])
-                    size, behind = starts.bytes_of(batch)
-                    num_bytes, lost = num_bytes + size, lost + behind
-                    differing += starts.num_differing
-                    advance(reader.consumed - consumed, len(sides[0].ids))
-                    consumed = reader.consumed
-                advance(shard.size - consumed, 0)
-    empty = np.zeros(0, np.int64)
-    documents, keys, counts = (
-        np.concatenate([part[n] for part in parts]) if parts else empty for n in range(3)
+        for shard in (shard for path in paths for shard in shards(path, field)):
+            name = shard.path.name if files[shard.path.name] == 1 else str(shard.path)
+            reader, consumed = ShardReader(replace(shard, group_by=group_by)), 0
+            for batch in batches(reader):
+                sides = encoder.encode(batch)
+                starts = encoder.boundaries(*sides)
+                pairs = _pairs_per_document(*sides, starts, len(groups))
+                losses, chunks = zip(*(r.losses(*sides, starts) for r in rows), strict=True)
+                parts.append((*pairs, np.stack(losses, axis=1), chunks[0]))
+                encoded.append(sides)
+                groups += reader.take_groups() if group_by else [name] * len(batch)
+                size, behind = starts.bytes_of(batch)
+                num_bytes, lost = num_bytes + size, lost + behind
+                differing += starts.num_differing
+                advance(reader.consumed - consumed, len(sides[0].ids))
+                consumed = reader.consumed
+            advance(shard.size - consumed, 0)
+    documents, keys, counts, chunk_losses, num_chunks = map(
+        np.concatenate, zip(*parts, strict=True)
     )
     unique, places = np.unique(keys, return_inverse=True)
     return SeenText(
-        groups,
-        unique,
-        documents.astype(np.int32),
-        places,
-        counts,
-        np.concatenate(chunk_losses, axis=1) if chunk_losses else np.zeros((len(maps), 0)),
-        np.concatenate(chunks) if chunks else empty,
-        num_bytes,
-        lost,
-        differing,
-        encoded,
+        groups=groups,
+        keys=unique,
+        documents=documents.astype(np.int32),
+        places=places,
+        counts=counts,
+        chunk_losses=chunk_losses,
+        num_chunks=num_chunks,
+        num_bytes=num_bytes,
+        lost_bytes=lost,
+        differing=differing,
+        encoder=encoder,
+        batches=encoded,
+        shape=shape,
     )
 
 
 def _pairs_per_document(
     student: EncodedTexts, teacher: EncodedTexts, starts: SharedBoundaries, first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return document, pair and count of each different pair of each document."""
+    """Return document, pair and count of each different pair of each document, in this order."""
     keys = boundary_keys(student, teacher, starts)
     documents = np.repeat(np.arange(len(starts.num_starts)), starts.num_starts)
     order = np.lexsort((keys, documents))

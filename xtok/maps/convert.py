@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from xtok import __version__
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, map_order
-from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
+from xtok.maps.projection_map import ProjectionMap, RowKind
 
 
 def convert(
@@ -69,17 +67,7 @@ def _transposed(projection: ProjectionMap) -> ProjectionMap:
     np.maximum.at(largest, s, of_entry)
     several = (entries > 1) & np.isin(largest, [RowKind.EXACT, RowKind.ROLE])
     kind = np.where((least < largest) | several, np.uint8(RowKind.MIXED), largest)
-    counts = {
-        "rows": int(np.count_nonzero(entries)),
-        "rows empty": int(np.count_nonzero(entries == 0)),
-        "slots dropped": int(np.count_nonzero(projection.is_slot)),
-    }
-    step = {
-        "stage": "transpose",
-        "options": _swapped_ids(projection.history),
-        "xtok_version": __version__,
-    }
-    return replace(
+    result = replace(
         projection,
         student=projection.teacher,
         teacher=projection.student,
@@ -89,16 +77,18 @@ def _transposed(projection: ProjectionMap) -> ProjectionMap:
         row_kind=np.where(entries > 0, kind, np.uint8(RowKind.EMPTY)),
         scale_slot=None,
         top_k=max(1, int(entries.max(initial=0))),
-        history=(*projection.history, step),
-        reports=(*projection.reports, StageReport("transpose", counts)),
     )
-
-
-def _swapped_ids(history: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the ids that the last stage ignores, each as those of the other side."""
-    swapped: dict[str, Any] = {}
-    for step in history:
-        for ours, other in (("student", "teacher"), ("teacher", "student")):
-            if f"ignore_{ours}_ids" in step["options"]:
-                swapped[f"ignore_{other}_ids"] = step["options"][f"ignore_{ours}_ids"]
-    return {"ignore_student_ids": [], "ignore_teacher_ids": []} | swapped if swapped else {}
+    # The ids that the last stage of each kind ignores are now those of the other side.
+    swapped = {
+        f"ignore_{other}_ids": step["options"][f"ignore_{ours}_ids"]
+        for step in projection.history
+        for ours, other in (("student", "teacher"), ("teacher", "student"))
+        if f"ignore_{ours}_ids" in step["options"]
+    }
+    options = swapped and {"ignore_student_ids": [], "ignore_teacher_ids": [], **swapped}
+    counts = {
+        "rows": int(np.count_nonzero(entries)),
+        "rows empty": int(np.count_nonzero(entries == 0)),
+        "slots dropped": int(np.count_nonzero(projection.is_slot)),
+    }
+    return result.after("transpose", options, counts)

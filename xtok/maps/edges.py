@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from xtok.config import SLOT_WEIGHT
 
 SUM_TOLERANCE = 1e-4
 """How far from 1 the float32 weights of a row may sum."""
@@ -47,15 +49,6 @@ def first_out_of_order(edges: Edges, last: NDArray[np.bool_]) -> int | None:
     in_order &= last[1:] == last[:-1]
     in_order |= (last[1:] > last[:-1]) | (s[1:] != s[:-1])
     return None if in_order.all() else int(np.argmin(in_order))
-
-
-def has_duplicates(edges: Edges) -> bool:
-    """Tell whether a pair occurs twice."""
-    pairs = edges.student_ids.astype(np.int64)
-    pairs <<= 32  # in place: a map may be large
-    pairs |= edges.teacher_ids
-    pairs.sort()
-    return bool((pairs[1:] == pairs[:-1]).any())
 
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -126,3 +119,28 @@ def heaviest(edges: Edges, top_k: int) -> Edges:
     """Keep the `top_k` heaviest edges of each row, normalized, in a map's order."""
     edges = edges.take(map_order(edges))
     return edges.take(ranks(edges.student_ids) < top_k).normalized()
+
+
+def single_edges(pairs: Mapping[int, int]) -> Edges:
+    """Return an edge of weight 1 for each student id to teacher id."""
+    s, t = (np.fromiter(ids, np.int32, len(pairs)) for ids in (pairs, pairs.values()))
+    return Edges(s, t, np.ones(len(pairs), np.float32))
+
+
+def add_slots(
+    edges: Edges, candidates: Iterable[int], num_rows: int
+) -> tuple[Edges, NDArray[np.uint8]]:
+    """Give each non-empty row a scale slot: the first candidate that the row does not have."""
+    slot_of_row = np.full(num_rows, -1)
+    waiting = np.zeros(num_rows, np.bool_)
+    waiting[edges.student_ids] = True
+    for candidate in candidates:
+        free = waiting.copy()
+        free[edges.student_ids[edges.teacher_ids == candidate]] = False
+        slot_of_row[free] = candidate
+        waiting &= ~free
+        if not waiting.any():
+            break
+    rows = np.flatnonzero(slot_of_row >= 0)
+    slots = Edges(rows, slot_of_row[rows], np.full(len(rows), SLOT_WEIGHT))
+    return Edges.concatenate([edges, slots]).normalized(), (slot_of_row >= 0).astype(np.uint8)

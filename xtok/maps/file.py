@@ -1,32 +1,50 @@
-"""Map files: save and load."""
+"""Map files: save and load, `.safetensors` here and `.pt` by `nemo`.
+
+Both formats store a map as named tensors and one JSON text, which `pack` and `unpack` convert.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
-from xtok import __version__, io
+from xtok import io
 from xtok.config import Normalize
 from xtok.errors import MAP_HINT, MapFileError
+from xtok.maps import nemo
 from xtok.maps.edges import in_map_order
-from xtok.maps.nemo import from_nemo, from_padded, from_trained, not_a_map, to_nemo
-from xtok.maps.packing import MALFORMED, pack_metadata, pack_tensors, unpack
+from xtok.maps.nemo import require
 from xtok.maps.pair import at_width
-from xtok.maps.projection_map import ProjectionMap, StageReport
-from xtok.maps.tensorfile import check_json, read_tensors, write_tensors
+from xtok.maps.projection_map import InvariantError, ProjectionMap
+from xtok.vocab.table import MAX_WIDTH, TokenTable, TokenType, Vocabulary
 
-SUFFIXES = (".safetensors", ".pt")
+FORMAT_VERSION = 1
+
+MAX_HEADER = 1 << 23
+"""Bytes of the longest JSON text that is read or written."""
+
+MAX_BRACKETS = 1 << 18
+"""Brackets and braces in it, those in names included: an empty list takes thirty times its text in
+memory, and other JSON twelve times."""
+
+MALFORMED = (
+    ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError
+)  # fmt: skip
+"""What reading a damaged file can raise."""
 
 MapLike = str | PathLike[str] | ProjectionMap
 """What functions take for a map: the map, or the path of its file."""
@@ -60,6 +78,9 @@ def as_maps(
     return [as_map(source) for source in sources], list(names or defaults)
 
 
+# Writing
+
+
 def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
@@ -77,13 +98,29 @@ def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
 
 
 def check_output(path: str | PathLike[str]) -> Path:
-    """Check, before any work is done, that a map can be written to a path.
+    """Check, before any work is done, that a map can be written there; see `io.check_output`."""
+    return io.check_output(path, (".safetensors", ".pt"), or_folder=True)
 
-    Raises:
-        OutputError: if the suffix is not one of `SUFFIXES`, the path is a folder, or its folder
-            can be neither written to nor made.
-    """
-    return io.check_output(path, SUFFIXES, or_folder=True)
+
+def to_safetensors(projection: ProjectionMap) -> bytes:
+    """Return the bytes of the map's `.safetensors` file."""
+    from safetensors.numpy import save
+
+    tensors, metadata = pack(projection)
+    return bytes(save(tensors, {"xtok": metadata}))  # several keys would be in random order
+
+
+def to_nemo(projection: ProjectionMap) -> bytes:
+    """Return the bytes of the map's `.pt` file; see `nemo.to_nemo`."""
+    return nemo.to_nemo(projection, *pack(projection))
+
+
+def sha256(projection: ProjectionMap) -> str:
+    """Return the sha256 of the map's `.safetensors` file."""
+    return hashlib.sha256(to_safetensors(projection)).hexdigest()
+
+
+# Reading
 
 
 def load(
@@ -111,16 +148,62 @@ def load(
     """
     source = Path(path)
     with _opened(source) as (contents, is_pt):
-        if is_pt:
-            projection = from_nemo(contents, source, preserve_last, normalize)
-        else:
-            projection = _from_safetensors(contents, source, preserve_last, normalize)
+        try:
+            projection = _read(contents, source, is_pt, preserve_last, normalize)
+            projection.check()
+        except (*MALFORMED, RuntimeError) as error:
+            raise _not_a_map(source, error, is_pt) from error
     if preserve_last is not None:
         projection = _with_slots(projection, preserve_last)
     for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):
         if width is not None:
             projection = at_width(projection, side, width, name=str(source))
     return projection
+
+
+def _read(
+    contents: Path,
+    source: Path,
+    is_pt: bool,
+    preserve_last: bool | None,
+    normalize: Normalize | None,
+) -> ProjectionMap:
+    """Read a map of any kind; the invariants of its class are not yet checked."""
+    if is_pt:
+        read = nemo.read_pt(contents, source, preserve_last, normalize)
+    else:
+        tensors, header = _tensors(contents, source)
+        if is_event_map(tensors):
+            raise MapFileError(
+                f"{source} is an event map, not a projection map",
+                hint="xtok inspect, explain, verify and evaluate read it; xtok build makes a map",
+            )
+        if "xtok" in header:
+            if normalize is None:
+                return unpack(tensors, header["xtok"])
+            read = nemo.from_trained(tensors, header["xtok"], normalize)
+        elif {"indices", "likelihoods"} <= tensors.keys():
+            read = nemo.from_padded(tensors, header, preserve_last, normalize)
+        else:
+            message = f"{source} is a safetensors file, but not an xtok map"
+            raise MapFileError(message, hint=MAP_HINT)
+    if isinstance(read, ProjectionMap):
+        return read
+    projection = unpack(read.tensors, read.metadata)
+    if normalize or read.counts:
+        projection = nemo.imported(projection, normalize, read.counts, read.notes)
+    return projection
+
+
+def _not_a_map(source: Path, error: Exception, is_pt: bool) -> MapFileError:
+    """Return the error of a damaged file; one whose weights were trained can be read."""
+    missing = "it lacks " if isinstance(error, KeyError) else ""
+    message = f"{source} is not a {'projection' if is_pt else 'valid'} map: {missing}{error}"
+    # Training breaks these invariants, and `normalize` restores them.
+    if isinstance(error, InvariantError) and error.invariant in ("weights", "order", "sums"):
+        hint = "if its weights were trained, convert the map once with {option}"
+        return MapFileError(message, hint=hint, parameter="normalize")
+    return MapFileError(message, hint=MAP_HINT)
 
 
 def _with_slots(projection: ProjectionMap, preserve_last: bool) -> ProjectionMap:
@@ -137,15 +220,8 @@ def _with_slots(projection: ProjectionMap, preserve_last: bool) -> ProjectionMap
         edges = in_map_order(edges, np.zeros(projection.nnz, np.bool_))
         counts = {"scale slots turned into entries": int(projection.is_slot.sum())}
         note = "the map has no scale slots any more: a cut may drop the entries that they were"
-    options = {"preserve_last": preserve_last}
-    step = {"stage": "import", "options": options, "xtok_version": __version__}
-    return replace(
-        projection,
-        **edges._asdict(),
-        scale_slot=slot,
-        history=(*projection.history, step),
-        reports=(*projection.reports, StageReport("import", counts, (note,))),
-    )
+    result = replace(projection, **edges._asdict(), scale_slot=slot)
+    return result.after("import", {"preserve_last": preserve_last}, counts, (note,))
 
 
 @contextmanager
@@ -180,7 +256,7 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
 def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str] | None:
     """Return a `.safetensors` map's tensors and metadata, not checked; None for any other file.
 
-    `packing.assemble` makes a map of them.
+    `assemble` makes a map of them.
 
     Raises:
         MapFileError: if the file cannot be read.
@@ -191,45 +267,192 @@ def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str]
     return (tensors, header["xtok"]) if "xtok" in header else None
 
 
-def sha256(projection: ProjectionMap) -> str:
-    """Return the sha256 of the map's `.safetensors` file."""
-    return hashlib.sha256(to_safetensors(projection)).hexdigest()
-
-
-def to_safetensors(projection: ProjectionMap) -> bytes:
-    """Return the bytes of the map's `.safetensors` file."""
-    return write_tensors(pack_tensors(projection), {"xtok": pack_metadata(projection)})
-
-
-def _from_safetensors(
-    contents: Path, source: Path, preserve_last: bool | None, normalize: Normalize | None
-) -> ProjectionMap:
-    tensors, header = _tensors(contents, source)
-    try:
-        if "xtok" not in header and {"indices", "likelihoods"} <= tensors.keys():
-            return from_padded(tensors, header, preserve_last, normalize)
-        if "xtok" not in header:
-            raise MapFileError(
-                f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT
-            )
-        if normalize is not None:
-            return from_trained(tensors, header["xtok"], normalize)
-        return unpack(tensors, header["xtok"])
-    except KeyError as error:
-        raise MapFileError(
-            f"{source} is not a valid map: it lacks {error}", hint=MAP_HINT
-        ) from error
-    except MALFORMED as error:
-        raise not_a_map(f"{source} is not a valid map: {error}", error) from error
+def is_event_map(tensors: Mapping[str, NDArray[Any]]) -> bool:
+    """Tell whether a file's tensors are those of an `EventMap`."""
+    return {"student_event", "teacher_event"} <= tensors.keys()
 
 
 def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file."""
+    """Return the tensors of a safetensors file, read-only, and its metadata."""
     try:
-        tensors, header = read_tensors(contents)
+        with safe_open(contents, framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = dict(file.metadata() or {})
         check_json(header.get("xtok", ""))
-        return tensors, header
-    except MALFORMED as error:
+    except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         raise MapFileError(
             f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
         ) from error
+    for tensor in tensors.values():
+        tensor.flags.writeable = False
+    return tensors, header
+
+
+def check_json(text: str) -> None:
+    """Check that JSON in a map file takes a bounded amount of memory; else a `ValueError`."""
+    size = len(text.encode())
+    if size > MAX_HEADER:
+        raise ValueError(f"its metadata take {size} bytes, and may take {MAX_HEADER}")
+    if text.count("[") + text.count("{") > MAX_BRACKETS:
+        raise ValueError(f"its metadata have more than {MAX_BRACKETS} brackets")
+
+
+# A map as tensors and JSON
+
+_SIDES = ("student", "teacher")
+_OF_MAP = {"student_ids": "int32", "teacher_ids": "int32", "weights": "float32",
+           "row_kind": "uint8", "scale_slot": "uint8"}  # fmt: skip
+_OF_TABLE = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
+_OF_EVENTS = {f"{side}_{name}": "int32" for side in _SIDES for name in ("event", "link")}
+_OF_TABLES = {f"{s}_token_{name}": d for s in _SIDES for name, d in _OF_TABLE.items()}
+_DTYPES = _OF_MAP | _OF_EVENTS | _OF_TABLES
+
+_OF_VOCABULARY = {
+    "model_id": (str,),
+    "revision": (str, NoneType),
+    "backend": (str, NoneType),
+    "vocab_size": (int,),
+    "width_source": (str,),
+    "tokenizer_vocab_size": (int, NoneType),
+}
+
+
+def pack(projection: ProjectionMap) -> tuple[dict[str, NDArray[Any]], str]:
+    """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
+
+    JSON that would be too long to be read is a `ValueError`.
+    """
+    tensors = {name: getattr(projection, name) for name in _OF_MAP}
+    metadata = {
+        "method": projection.method,
+        "top_k": projection.top_k,
+        "enable_scale_trick": projection.enable_scale_trick,
+        "history": list(projection.history),
+    }
+    return pack_sides(tensors, metadata, projection.student, projection.teacher)
+
+
+def pack_sides(
+    tensors: Mapping[str, NDArray[Any] | None],
+    metadata: Mapping[str, Any],
+    student: Vocabulary,
+    teacher: Vocabulary,
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """Add the format version and both vocabularies to a file's arrays and JSON; see `pack`."""
+    tensors, fields = dict(tensors), {"format_version": FORMAT_VERSION, **metadata}
+    for side, vocabulary in zip(_SIDES, (student, teacher), strict=True):
+        table = vocabulary.table
+        fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
+        if table is not None:
+            names = (f"{side}_token_{name}" for name in _OF_TABLE)
+            tensors |= zip(names, (table.data, table.offsets, table.types), strict=True)
+            fields[side] |= {
+                "table_sha256": table.sha256(),
+                "control_names": {str(i): name for i, name in table.control_names.items()},
+                "roles": {role: list(ids) for role, ids in table.roles.items()},
+                "preferred_ids": list(table.preferred_ids),
+            }
+    text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
+    check_json(text)
+    return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
+
+
+def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> ProjectionMap:
+    """Make a map of a file's tensors and JSON text as `assemble` does, and check its digests."""
+    projection, digests = assemble(tensors, metadata)
+    for side, digest in zip(_SIDES, digests, strict=True):
+        table = getattr(projection, side).table
+        require(table is None or table.sha256() == digest, f"the {side}'s table_sha256")
+    return projection
+
+
+def assemble(
+    tensors: Mapping[str, NDArray[Any]], metadata: str
+) -> tuple[ProjectionMap, tuple[str | None, str | None]]:
+    """Make a map of a file's parts, whose invariants and digests are not yet checked.
+
+    Returns:
+        the map, and what the file says of the `table_sha256` of student and teacher.
+
+    Raises:
+        ValueError: if they are not a map; or any other of `MALFORMED`.
+    """
+    fields = unpack_fields(tensors, metadata)
+    if bool(fields["enable_scale_trick"]) != ("scale_slot" in tensors):
+        raise ValueError("scale_slot and enable_scale_trick do not agree")
+    projection = ProjectionMap(
+        student=unpack_side("student", fields["student"], tensors),
+        teacher=unpack_side("teacher", fields["teacher"], tensors),
+        student_ids=tensors["student_ids"],
+        teacher_ids=tensors["teacher_ids"],
+        weights=tensors["weights"],
+        row_kind=tensors["row_kind"],
+        scale_slot=tensors.get("scale_slot"),
+        method=str(fields["method"]),
+        top_k=fields["top_k"],
+        history=tuple(dict(step) for step in fields["history"]),
+    )
+    require(type(projection.top_k) is int and projection.top_k <= MAX_WIDTH, "top_k")
+    return projection, (
+        fields["student"].get("table_sha256"),
+        fields["teacher"].get("table_sha256"),
+    )
+
+
+def unpack_fields(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:
+    """Return a file's JSON, with what maps of both kinds have in common checked; see `assemble`."""
+    check_json(metadata)
+    fields: dict[str, Any] = json.loads(metadata)
+    version = fields["format_version"]
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
+        )
+    for name, dtype in _DTYPES.items():
+        if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
+            raise ValueError(f"{name} is not a list of {dtype}")
+    json.dumps(fields, ensure_ascii=False).encode()  # no lone surrogates
+    for step in fields["history"]:
+        require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
+    return fields
+
+
+def unpack_side(
+    side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+) -> Vocabulary:
+    """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""
+    for name, kinds in _OF_VOCABULARY.items():
+        require(type(fields[name]) in kinds, f"the {side}'s {name}")
+    width = fields["vocab_size"]
+    require(0 < width <= MAX_WIDTH, f"the {side}'s vocab_size {width}")
+    has_table = any(f"{side}_token_{name}" in tensors for name in _OF_TABLE)
+    table = _table(side, fields, tensors, width) if has_table else None
+    return Vocabulary(**{name: fields[name] for name in _OF_VOCABULARY}, table=table)
+
+
+def _table(
+    side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], width: int
+) -> TokenTable:
+    data, offsets, types = (tensors[f"{side}_token_{name}"] for name in _OF_TABLE)
+    require(len(types) == width == len(offsets) - 1, f"the {side}'s table is not {width} long")
+    rising = bool((np.diff(offsets) >= 0).all())
+    require(offsets[0] == 0 and offsets[-1] == len(data) and rising, f"{side}_token_offsets")
+    require(bool(np.isin(types, list(TokenType)).all()), f"{side}_token_types")
+
+    def checked(value: Any) -> int:
+        token_id = int(value)  # keys of JSON objects are text
+        require(0 <= token_id < width, f"the {side}'s token id {value}")
+        return token_id
+
+    table = TokenTable(
+        data,
+        offsets,
+        types,
+        control_names={checked(i): str(name) for i, name in fields["control_names"].items()},
+        roles={str(role): tuple(map(checked, ids)) for role, ids in fields["roles"].items()},
+        preferred_ids=tuple(map(checked, fields["preferred_ids"])),
+    )
+    without_bytes = ~np.isin(types, [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE])
+    require(not table.lengths[without_bytes].any(), f"the {side}'s special tokens have bytes")
+    fields["table_sha256"]  # a table has one
+    return table

@@ -6,20 +6,75 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtok.config import EstimateConfig, GenerateConfig, MultitokenConfig
+from xtok.config import BuildConfig, EstimateConfig, GenerateConfig, Loss, MultitokenConfig
 from xtok.io import shortened
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
 
 
+def name_of_map(
+    student_id: str,
+    teacher_id: str,
+    config: BuildConfig,
+    *,
+    loss: Loss | None = None,
+    texts: Sequence[str | Path] = (),
+) -> str:
+    """Return the file name that `build` gives to a map that has none.
+
+    It has the models, the loss, `top_k`, each option that differs from its default (or from the
+    loss's), and the first text.
+    """
+    usual = BuildConfig.for_loss(loss) if loss else BuildConfig()
+    if texts:
+        usual = replace(usual, weights="prior", scale_trick=False)
+    slot = "scale-trick" if config.scale_trick else "no-scale-trick"
+    return default_name(
+        student_id,
+        teacher_id,
+        loss or "",
+        f"top{config.top_k}",
+        "" if config.scale_trick == usual.scale_trick else slot,
+        *option_words(asdict(config), asdict(usual)),
+        text_word(texts),
+    )
+
+
+def map_name(projection: ProjectionMap, stage: str = "") -> str:
+    """Return a file name that tells the pair, the stage, and what differs from the defaults."""
+    stages = [step["stage"] for step in projection.history]
+    has_exact = "reapply-exact" in stages
+    exact = ""
+    if stage == "multitoken" and has_exact:
+        exact = "exact-match"
+    elif stage in ("", "sort-cut") and "multitoken" in stages and not has_exact:
+        exact = "no-exact-match"
+    slot = "" if projection.enable_scale_trick else "no-scale-trick"
+    ids = projection.student.model_id, projection.teacher.model_id
+    words = [
+        word
+        for step in projection.history
+        for word in option_words(step["options"], _DEFAULTS.get(step["stage"], {}))
+    ]
+    return default_name(*ids, stage, f"top{projection.top_k}", slot, exact, *dict.fromkeys(words))
+
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "multitoken": MultitokenConfig().options,
+    "reapply-exact": {"special_tokens": MultitokenConfig.special_tokens},
+    "generate": asdict(GenerateConfig()),
+    "estimate": asdict(EstimateConfig()),
+}
+
+
 def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
     """Return a file name for a map of two models, with more parts."""
-    models = f"{name_part(student_id) or 'student'}_to_{name_part(teacher_id) or 'teacher'}"
+    models = f"{_name_part(student_id) or 'student'}_to_{_name_part(teacher_id) or 'teacher'}"
     name = "_".join(filter(None, (models, *parts)))
     if len(name.encode()) > 220:  # systems allow 255 bytes; other files are named after this one
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -27,7 +82,7 @@ def default_name(student_id: str, teacher_id: str, *parts: str) -> str:
     return f"{name}.safetensors"
 
 
-def name_part(text: str) -> str:
+def _name_part(text: str) -> str:
     """Return the last component of a path or repo id as a part of a file name.
 
     Letters, marks and digits of every script stay; all else is a hyphen, but not at the beginning,
@@ -59,7 +114,7 @@ def _word(name: str, value: Any) -> str:
         return f"{name}-own"
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         return f"{name}-{hashlib.sha256(json.dumps(value).encode()).hexdigest()[:6]}"
-    return f"{name}-{name_part(str(value))}"
+    return f"{name}-{_name_part(str(value))}"
 
 
 def text_word(texts: Sequence[str | Path]) -> str:
@@ -67,37 +122,4 @@ def text_word(texts: Sequence[str | Path]) -> str:
     if not texts:
         return ""
     more = f"-and-{len(texts) - 1}" if len(texts) > 1 else ""
-    return f"text-{shortened(name_part(Path(texts[0]).stem), 40)}{more}"
-
-
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "multitoken": MultitokenConfig().options,
-    "reapply-exact": {"special_tokens": MultitokenConfig.special_tokens},
-    "generate": asdict(GenerateConfig()),
-    "estimate": asdict(EstimateConfig()),
-}
-
-
-def history_words(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the parts of a file name for the options of a map's stages, each part once."""
-    words = [
-        word
-        for step in history
-        for word in option_words(step["options"], _DEFAULTS.get(step["stage"], {}))
-    ]
-    return list(dict.fromkeys(words))
-
-
-def map_name(projection: ProjectionMap, stage: str = "") -> str:
-    """Return a file name that tells the pair, the stage, and what differs from the defaults."""
-    stages = [step["stage"] for step in projection.history]
-    has_exact = "reapply-exact" in stages
-    exact = ""
-    if stage == "multitoken" and has_exact:
-        exact = "exact-match"
-    elif stage in ("", "sort-cut") and "multitoken" in stages and not has_exact:
-        exact = "no-exact-match"
-    slot = "" if projection.enable_scale_trick else "no-scale-trick"
-    ids = projection.student.model_id, projection.teacher.model_id
-    words = history_words(projection.history)
-    return default_name(*ids, stage, f"top{projection.top_k}", slot, exact, *words)
+    return f"text-{shortened(_name_part(Path(texts[0]).stem), 40)}{more}"

@@ -38,21 +38,36 @@ def with_vocabularies(
             ours: Vocabulary = getattr(projection, side)
             what = f"{name} ({ours.model_id})"
             require_same_tokens(side, ours.table, other.table, what=what, other=other.model_id)
-            if widths or ours.table is None:
-                _require_same_width(side, ours, other, what)
-            projection = _with_side(projection, side, _better(ours, other))
+            same = ours.vocab_size == other.vocab_size
+            fits = same or can_grow(ours, other) or can_grow(other, ours)
+            if not fits and (widths or ours.table is None):
+                raise _other_width(side, ours, other, what)
+            if ours.table is None and other.vocab_size >= ours.vocab_size:
+                if other.table is not None:
+                    ours = other
+                elif not ours.width_is_known:
+                    ours = replace(
+                        ours, vocab_size=other.vocab_size, width_source=other.width_source
+                    )
+            projection = _with_side(projection, side, ours)
     return projection
+
+
+def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:
+    hint = "give the map of this pair; xtok inspect shows the pair of a map"
+    if _tokens_of(other) <= ours.vocab_size:
+        hint += f"; if it is this pair, give the width {ours.vocab_size} with {{option}}"
+    return XtokError(
+        f"the {side} of {what} is {ours.width} wide, {other.model_id} is {other.width}",
+        hint=hint,
+        parameter=f"{side}_vocab_size",
+    )
 
 
 def of_one_pair(maps: Sequence[ProjectionMap], names: Sequence[str]) -> list[ProjectionMap]:
     """Check that maps are of one pair, at the same widths; those without tokens take the others'.
 
-    Args:
-        maps: at least one.
-        names: what errors call them.
-
-    Raises:
-        XtokError: naming the first map that is not of the first one's pair.
+    The first map that is not of the first one's pair is an `XtokError`; `names` are for that.
     """
     first = maps[0]
     for other, name in zip(maps[1:], names[1:], strict=True):
@@ -75,27 +90,21 @@ def at_width(
         MapFileError: if it has ids beyond it, or is known to have another.
     """
     ours: Vocabulary = getattr(projection, side)
-    wider = replace(ours, vocab_size=width, width_source="option")
     if ours.vocab_size != width and not _is_lower_bound(ours):
-        raise MapFileError(
-            f"{name} is {ours.vocab_size} wide on the {side}'s side, not {width}",
-            hint=f"is it the map of this pair? It is of {projection.student.model_id} and "
-            f"{projection.teacher.model_id}; else leave out {{option}}",
-            parameter=f"{side}_vocab_size",
+        problem = f"is {ours.vocab_size} wide on the {side}'s side, not {width}"
+        hint = (
+            f"is it the map of this pair? It is of {projection.student.model_id} and "
+            f"{projection.teacher.model_id}; else leave out {{option}}"
         )
-    if width < ours.vocab_size:
-        raise MapFileError(
-            f"{name} has the {side} id {ours.vocab_size - 1}, and is not {width} wide",
-            hint=f"give the width of its logits with {{option}}, at least {ours.vocab_size}",
-            parameter=f"{side}_vocab_size",
-        )
-    if width > MAX_WIDTH:
-        raise MapFileError(
-            f"{name} cannot be {width} wide",
-            hint=f"give {{option}} up to {MAX_WIDTH}",
-            parameter=f"{side}_vocab_size",
-        )
-    return projection if ours.table is not None else _with_side(projection, side, wider)
+    elif width < ours.vocab_size:
+        problem = f"has the {side} id {ours.vocab_size - 1}, and is not {width} wide"
+        hint = f"give the width of its logits with {{option}}, at least {ours.vocab_size}"
+    elif width > MAX_WIDTH:
+        problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
+    else:
+        wider = replace(ours, vocab_size=width, width_source="option")
+        return projection if ours.table is not None else _with_side(projection, side, wider)
+    raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
 
 
 def shared_width(ours: Vocabulary, tokenizer: Vocabulary) -> int:
@@ -127,11 +136,7 @@ def can_grow(ours: Vocabulary, other: Vocabulary) -> bool:
 
 
 def require_widths(projection: ProjectionMap) -> None:
-    """Check that a map's widths are known.
-
-    Raises:
-        XtokError: if one is a lower bound only.
-    """
+    """Raise an `XtokError` if a width of a map is a lower bound only."""
     for side in ("student", "teacher"):
         ours: Vocabulary = getattr(projection, side)
         if not ours.width_is_known:
@@ -142,21 +147,6 @@ def require_widths(projection: ProjectionMap) -> None:
             )
 
 
-def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return a vocabulary's tokens.
-
-    Raises:
-        XtokError: if it has none.
-    """
-    if vocabulary.table is None:
-        raise XtokError(
-            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
-            hint="give both models, the student's with {option}",
-            parameter="student_model",
-        )
-    return vocabulary.table
-
-
 def _is_lower_bound(ours: Vocabulary) -> bool:
     """Tell whether a side is of a file by another program, which may have fewer rows than V."""
     return ours.table is None and ours.width_source in ("ids", "map")
@@ -165,17 +155,9 @@ def _is_lower_bound(ours: Vocabulary) -> bool:
 def require_same_tokens(
     side: str, ours: TokenTable | None, theirs: TokenTable | None, *, what: str, other: str
 ) -> None:
-    """Check that a side of a map has the tokens of a tokenizer or of another map, if it has any.
+    """Raise an `XtokError` if a side of a map has other tokens than a tokenizer or another map.
 
-    Args:
-        side: `student` or `teacher`.
-        ours: the map's tokens.
-        theirs: the others.
-        what: what the error calls the map.
-        other: what it calls the others.
-
-    Raises:
-        XtokError: if they differ.
+    In its message, `what` is the map, and `other` what has the other tokens.
     """
     if ours is not None and theirs is not None and not _same_tokens(ours, theirs):
         raise XtokError(
@@ -189,31 +171,9 @@ def _same_tokens(ours: TokenTable, other: TokenTable | None) -> bool:
     return ours is other or (other is not None and ours.sha256() == other.sha256())
 
 
-def _require_same_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> None:
-    same = ours.vocab_size == other.vocab_size
-    if not (same or can_grow(ours, other) or can_grow(other, ours)):
-        hint = "give the map of this pair; xtok inspect shows the pair of a map"
-        if _tokens_of(other) <= ours.vocab_size:
-            hint += f"; if it is this pair, give the width {ours.vocab_size} with {{option}}"
-        raise XtokError(
-            f"the {side} of {what} is {ours.width} wide, {other.model_id} is {other.width}",
-            hint=hint,
-            parameter=f"{side}_vocab_size",
-        )
-
-
 def _tokens_of(other: Vocabulary) -> int:
     """Return the least width that a vocabulary can have."""
     return other.tokenizer_vocab_size or other.vocab_size
-
-
-def _better(ours: Vocabulary, other: Vocabulary) -> Vocabulary:
-    """Return what is known of a side: its own vocabulary, or the other one."""
-    if ours.table is not None or other.vocab_size < ours.vocab_size:
-        return ours
-    if other.table is None and not ours.width_is_known:
-        return replace(ours, vocab_size=other.vocab_size, width_source=other.width_source)
-    return ours if other.table is None else other
 
 
 def _with_side(projection: ProjectionMap, side: str, vocabulary: Vocabulary) -> ProjectionMap:

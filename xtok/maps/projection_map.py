@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok import __version__
 from xtok.errors import XtokError
 from xtok.maps.edges import (
     SUM_TOLERANCE,
@@ -19,11 +19,9 @@ from xtok.maps.edges import (
     Ids,
     Weights,
     first_out_of_order,
-    has_duplicates,
     row_starts,
 )
-from xtok.vocab.display import unescape
-from xtok.vocab.table import Vocabulary
+from xtok.vocab.table import TokenTable, Vocabulary
 
 if TYPE_CHECKING:
     import pandas
@@ -197,7 +195,19 @@ class ProjectionMap:
         Raises:
             XtokError: if the student has no such token or id; see `student_ids_of`.
         """
-        return self._row(self._emitted_id(token))
+        student_id = self._emitted_id(token)
+        teacher_ids, weights = (array.tolist() for array in self.row(student_id))
+        has_slot = self.scale_slot is not None and bool(self.scale_slot[student_id])
+        is_slot = [has_slot and place == len(weights) - 1 for place in range(len(weights))]
+        return Row(
+            student_id=student_id,
+            token=token_name(self.student, student_id),
+            kind=RowKind(int(self.row_kind[student_id])).name.lower(),
+            entries=tuple(
+                RowEntry(teacher_id=t, token=token_name(self.teacher, t), weight=w, is_slot=slot)
+                for t, w, slot in zip(teacher_ids, weights, is_slot, strict=True)
+            ),
+        )
 
     def _emitted_id(self, token: str | bytes | int) -> int:
         ids = self.student_ids_of(token)
@@ -229,10 +239,7 @@ class ProjectionMap:
                 "the map carries no tokens: xtok did not write it",
                 hint="give the token's id instead",
             )
-        spellings = {token} if isinstance(token, bytes) else {os.fsencode(token), unescape(token)}
-        tokens = table.tokens()
-        ids = [i for i in table.text_ids.tolist() if tokens[i] in spellings]
-        ids += [i for i, name in table.control_names.items() if name == token]
+        ids = table.ids_of(token)
         if not ids:
             raise XtokError(
                 f"the student has no token {token!r}",
@@ -240,25 +247,18 @@ class ProjectionMap:
             )
         return ids
 
-    def _row(self, student_id: int) -> Row:
-        teacher_ids, weights = self.row(student_id)
-        has_slot = self.scale_slot is not None and bool(self.scale_slot[student_id])
-        return Row(
-            student_id=student_id,
-            token=token_name(self.student, student_id),
-            kind=RowKind(int(self.row_kind[student_id])).name.lower(),
-            entries=tuple(
-                RowEntry(
-                    teacher_id=t,
-                    token=token_name(self.teacher, t),
-                    weight=w,
-                    is_slot=has_slot and place == len(weights) - 1,
-                )
-                for place, (t, w) in enumerate(
-                    zip(teacher_ids.tolist(), weights.tolist(), strict=True)
-                )
-            ),
-        )
+    def after(
+        self,
+        stage: str,
+        options: Mapping[str, Any],
+        counts: Mapping[str, float] | None = None,
+        notes: tuple[str, ...] = (),
+        **details: Any,
+    ) -> ProjectionMap:
+        """Return the map with one more step in its history, and its report if there are counts."""
+        step = {"stage": stage, "options": options, **details, "xtok_version": __version__}
+        reports = () if counts is None else (StageReport(stage, counts, notes),)
+        return replace(self, history=(*self.history, step), reports=(*self.reports, *reports))
 
     def check(self) -> None:
         """Check every invariant of the class.
@@ -345,6 +345,17 @@ def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
 
 
+def require_table(vocabulary: Vocabulary) -> TokenTable:
+    """Return the tokens of a side, or raise an `XtokError` if the map carries none."""
+    if vocabulary.table is None:
+        raise XtokError(
+            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
+            hint="give both models, the student's with {option}",
+            parameter="student_model",
+        )
+    return vocabulary.table
+
+
 def _check_named(name: str, check: Callable[[ProjectionMap], None], m: ProjectionMap) -> None:
     try:
         check(m)
@@ -398,7 +409,11 @@ def _check_order(m: ProjectionMap) -> None:
     if place is not None:
         row = int(m.student_ids[place])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    _require(not has_duplicates(m.edges), "a row has the same teacher id twice")
+    pairs = m.student_ids.astype(np.int64)
+    pairs <<= 32  # in place: a map may be large
+    pairs |= m.teacher_ids
+    pairs.sort()
+    _require(bool((pairs[1:] != pairs[:-1]).all()), "a row has the same teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:

@@ -1,4 +1,4 @@
-"""What a stage returns: a finished map, its history, its report."""
+"""What a stage returns: a finished map and its report."""
 
 from __future__ import annotations
 
@@ -9,16 +9,101 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok import __version__
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, in_map_order
-from xtok.maps.pair import require_table
-from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
+from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport, require_table
 from xtok.vocab.display import plural, quoted
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
+
+
+def finished(
+    edges: Edges,
+    *,
+    scale_slot: NDArray[np.uint8] | None,
+    before: ProjectionMap | None = None,
+    **fields: Any,
+) -> ProjectionMap:
+    """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind.
+
+    Fields of the map that are not given are those of the map `before`.
+    """
+    edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
+    last = np.zeros(len(edges.weights), np.bool_)
+    if scale_slot is not None:
+        final = np.zeros(len(scale_slot), np.int64)
+        np.maximum.at(final, edges.student_ids, np.arange(len(last)))
+        last[final[scale_slot == 1]] = True
+    keep = edges.weights > 0  # a piece's weight may be too small for float32
+    if not keep.all():
+        edges, last = edges.take(keep), last[keep]
+    edges = in_map_order(edges, last)
+    fields |= {
+        "student_ids": edges.student_ids.astype(np.int32, copy=False),
+        "teacher_ids": edges.teacher_ids.astype(np.int32, copy=False),
+        "weights": edges.weights,
+        "scale_slot": scale_slot,
+    }
+    return ProjectionMap(**fields) if before is None else replace(before, **fields)
+
+
+def mixed_kinds(ours: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the kinds of rows that are added up: MIXED where both have entries of other kinds."""
+    differ = (ours != others) & (ours != RowKind.EMPTY) & (others != RowKind.EMPTY)
+    return np.where(differ, np.uint8(RowKind.MIXED), np.maximum(ours, others))
+
+
+_IN_WORDS = {
+    RowKind.EMPTY: "empty",
+    RowKind.EXACT: "exact",
+    RowKind.PIECES: "from pieces",
+    RowKind.ROLE: "by role",
+    RowKind.EMBEDDING: "by embedding",
+    RowKind.COUNTED: "counted on the text",
+    RowKind.MIXED: "mixed",
+    RowKind.RELAXED: "relaxed",
+}
+
+
+def stage_report(
+    stage: str,
+    projection: ProjectionMap,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> StageReport:
+    """Return the report of a stage: the rows of its result by kind, and more counts."""
+    per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
+    words = dict(_IN_WORDS)
+    if any(step["options"].get("weights") == "prior" for step in projection.history):
+        words[RowKind.PIECES] = "counted on synthetic text"
+    rows = {f"rows {words[k]}": per_kind[k] for k in RowKind if per_kind[k]}
+    return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
+
+
+def reported(
+    projection: ProjectionMap,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    counts: Mapping[str, float] | None = None,
+) -> ProjectionMap:
+    """Return a map with the report of its last stage."""
+    stage = projection.history[-1]["stage"]
+    report = stage_report(stage, projection, notes, failures, counts)
+    return replace(projection, reports=(*projection.reports, report))
+
+
+def require_complete(projection: ProjectionMap) -> None:
+    """Raise an `XtokError` if a stage met tokens that it could not decode or spell."""
+    failures = [failure for report in projection.reports for failure in report.failures]
+    if failures:
+        raise XtokError(
+            "; ".join(failures),
+            hint="leave out {option} to do without them: their rows and columns stay empty",
+            parameter="strict",
+        )
 
 
 def tokenizer_notes(student: Tokenizer, teacher: Tokenizer) -> list[str]:
@@ -53,100 +138,20 @@ def undecodable_tokens(
     return failures
 
 
-def require_complete(projection: ProjectionMap) -> None:
-    """Check that no stage of this process met a token that it could not decode or spell.
-
-    Raises:
-        XtokError: naming the first few.
-    """
-    failures = [failure for report in projection.reports for failure in report.failures]
-    if failures:
-        raise XtokError(
-            "; ".join(failures),
-            hint="leave out {option} to do without them: their rows and columns stay empty",
-            parameter="strict",
-        )
-
-
-def most_frequent(ids: NDArray[np.integer[Any]]) -> list[int]:
-    """Return the different ids of a list, the most frequent first."""
-    different, times = np.unique(ids, return_counts=True)
-    return [int(i) for i in different[np.argsort(-times, kind="stable")]]
-
-
-def mixed_kinds(ours: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the kinds of rows that are added up: MIXED where both have entries of other kinds."""
-    differ = (ours != others) & (ours != RowKind.EMPTY) & (others != RowKind.EMPTY)
-    return np.where(differ, np.uint8(RowKind.MIXED), np.maximum(ours, others))
-
-
-def finished(edges: Edges, *, scale_slot: NDArray[np.uint8] | None, **fields: Any) -> ProjectionMap:
-    """Round the weights to float32, sort the rows, and put slots (a row's last edge) behind."""
-    edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
-    last = np.zeros(len(edges.weights), np.bool_)
-    if scale_slot is not None:
-        final = np.zeros(len(scale_slot), np.int64)
-        np.maximum.at(final, edges.student_ids, np.arange(len(last)))
-        last[final[scale_slot == 1]] = True
-    keep = edges.weights > 0  # a piece's weight may be too small for float32
-    if not keep.all():
-        edges, last = edges.take(keep), last[keep]
-    edges = in_map_order(edges, last)
-    return ProjectionMap(
-        student_ids=edges.student_ids.astype(np.int32, copy=False),
-        teacher_ids=edges.teacher_ids.astype(np.int32, copy=False),
-        weights=edges.weights,
-        scale_slot=scale_slot,
-        **fields,
-    )
-
-
-def history_with(
-    before: ProjectionMap | None, step: dict[str, Any]
-) -> tuple[Mapping[str, Any], ...]:
-    """Return a map's history, none if there is no map, with one more step, by this version."""
-    done = () if before is None else tuple(before.history)
-    return (*done, {**step, "xtok_version": __version__})
-
-
-_IN_WORDS = {
-    RowKind.EMPTY: "empty",
-    RowKind.EXACT: "exact",
-    RowKind.PIECES: "from pieces",
-    RowKind.ROLE: "by role",
-    RowKind.EMBEDDING: "by embedding",
-    RowKind.COUNTED: "counted on the text",
-    RowKind.MIXED: "mixed",
-    RowKind.RELAXED: "relaxed",
-}
-
-
-def stage_report(
-    stage: str,
-    projection: ProjectionMap,
-    notes: Sequence[str] = (),
-    failures: Sequence[str] = (),
-) -> StageReport:
-    """Return the report of a stage that counts the rows of its result by kind."""
-    per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
-    words = dict(_IN_WORDS)
-    if any(step["options"].get("weights") == "prior" for step in projection.history):
-        words[RowKind.PIECES] = "counted on synthetic text"
-    counts = {f"rows {words[k]}": per_kind[k] for k in RowKind if per_kind[k]}
-    return StageReport(stage, counts, tuple(notes), tuple(failures))
-
-
-def reported(projection: ProjectionMap, report: StageReport) -> ProjectionMap:
-    """Return a map with one more report."""
-    return replace(projection, reports=(*projection.reports, report))
-
-
 def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[str]:
     """Return notes on a finished map: its scale slots, and rows that are empty.
 
     Rows of `ignored` ids are empty on request.
     """
-    return [*slot_notes(projection), *_empty_row_notes(projection, ignored)]
+    table, kind = require_table(projection.student), projection.row_kind
+    text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
+    special = [i for i in table.control_names if not kind[i] and i not in ignored]
+    notes = slot_notes(projection)
+    if text:
+        notes.append(f"empty rows: {examples_of(text, table)}")
+    if special:
+        notes.append(f"no counterpart for {examples_of(special, table, 'special token')}")
+    return notes
 
 
 def slot_notes(projection: ProjectionMap) -> list[str]:
@@ -162,22 +167,15 @@ def slot_notes(projection: ProjectionMap) -> list[str]:
             "meaning"
         )
     if projection.is_slot.any():
-        most_first = most_frequent(projection.teacher_ids[projection.is_slot])
-        notes.append(
-            f"scale slots on {examples_of(most_first, projection.teacher.table, 'teacher id')}"
-        )
+        slots = examples_of(most_frequent_slots(projection), projection.teacher.table, "teacher id")
+        notes.append(f"scale slots on {slots}")
     return notes
 
 
-def _empty_row_notes(projection: ProjectionMap, ignored: Collection[int]) -> list[str]:
-    """Return a note on text rows, and one on special tokens, that are left empty."""
-    table, kind = require_table(projection.student), projection.row_kind
-    text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
-    special = [i for i in table.control_names if not kind[i] and i not in ignored]
-    notes = [f"empty rows: {examples_of(text, table)}"] if text else []
-    if special:
-        notes.append(f"no counterpart for {examples_of(special, table, 'special token')}")
-    return notes
+def most_frequent_slots(projection: ProjectionMap) -> list[int]:
+    """Return the teacher ids that serve as slots, the most frequent first."""
+    ids, times = np.unique(projection.teacher_ids[projection.is_slot], return_counts=True)
+    return [int(i) for i in ids[np.argsort(-times, kind="stable")]]
 
 
 def examples_of(ids: list[int], table: TokenTable | None, what: str = "token") -> str:

@@ -16,10 +16,7 @@ def load_pt(path: Path, source: Path) -> Any:
     """Return what a `.pt` file holds; its tensors are views of the file, not of memory.
 
     Mapped storages cannot grow, so that no tensor takes memory for what a file only claims.
-
-    Args:
-        path: where its bytes are.
-        source: what messages call it.
+    `path` is where its bytes are, `source` what messages call it.
 
     Raises:
         MapFileError: if it is damaged, or holds other things than tensors, numbers and strings.
@@ -29,7 +26,8 @@ def load_pt(path: Path, source: Path) -> Any:
     try:
         _check_archive(path)
         with torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse C", UserWarning)  # CSR is said to be beta
+            # CSR is said to be beta; newer versions say that their check of it takes time.
+            warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
             return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except (_NotPlainError, UnpicklingError) as error:
         # PyTorch's own text recommends to load the file in a way that runs its code.
@@ -80,12 +78,7 @@ _GLOBALS = frozenset(
 
 
 def _check_archive(path: Path) -> None:
-    """Check that an archive is as `torch.save` writes it, and not a bomb.
-
-    Raises:
-        _NotPlainError: if there are other objects in it.
-        ValueError: if it is damaged, or holds less than it claims.
-    """
+    """Check that an archive is as `torch.save` writes it, and not a bomb; else a `ValueError`."""
     with path.open("rb") as file:
         if _count(file, b"PK\x01\x02") > _MAX_MEMBERS:  # before zipfile makes an object of each
             raise ValueError(f"it has more than {_MAX_MEMBERS} members")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from xtok.vocab.display import printable, quoted
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from xtok.maps.projection_map import Row, StageReport
+    from xtok.stages.plans import Plan
 
 
 @contextmanager
@@ -72,6 +74,33 @@ def print_error(message: str, hint: str, stderr: TextIO) -> None:
     """Print an error that does not end the command, in its usual two lines."""
     lines = f"error: {printable(message)}\nhint: {printable(hint)}"
     print(lines, file=stderr, flush=True)
+
+
+def kept_or_replaced(path: Path, replaced: str | None) -> str:
+    """Say what becomes of an output that exists, by how it differs from the map to be built."""
+    if replaced is None:
+        return f"{path} exists, and is kept"
+    return f"{path} exists, and is replaced: {replaced}"
+
+
+def print_plan(path: Path, plan: Plan, *, keep: bool, replaced: str | None) -> None:
+    """Print what `build` would write, and where, on a line.
+
+    Args:
+        path: where the map would go.
+        plan: its size.
+        keep: whether an output that is the same map would be kept.
+        replaced: how the output that exists differs from it.
+    """
+    there = "exists, would be kept" if keep and replaced is None else "exists, would be replaced"
+    if replaced is not None:
+        there += f": {replaced}"
+    size = plan.max_bytes
+    print(  # noqa: T201
+        f"{path} ({there if path.exists() else 'new'}): {plan.rows:,} × {plan.columns:,}, "
+        f"{plan.single_entry:,} rows of one entry, at most {plan.max_entries:,} entries and "
+        + (f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB")
+    )
 
 
 def print_failed(what: Iterable[str], stderr: TextIO) -> None:

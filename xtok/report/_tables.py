@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -30,10 +30,11 @@ def printing() -> Iterator[Console]:
     print(captured.get(), end="")  # noqa: T201
 
 
-def new_table(*headers: str) -> Table:
+def new_table(*headers: str, right: Collection[int] = ()) -> Table:
+    """Return an empty table; the columns of `right` hold numbers, flush right."""
     table = Table(title_justify="left", caption_justify="left", header_style="bold")
-    for header in headers:
-        table.add_column(header, overflow="fold")
+    for number, header in enumerate(headers):
+        table.add_column(header, overflow="fold", justify="right" if number in right else "left")
     return table
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from xtok.alignment.aligner import TextAlignment
 from xtok.report._tables import new_console
+
+if TYPE_CHECKING:
+    from xtok.alignment.aligner import TextAlignment
 
 _COLOURS = ("cyan", "green", "magenta", "blue")
 _BETWEEN = "¦"  # between the tokens of one chunk

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from xtok.inspection.inspect import MapDescription, RowListing, SideDescription
-from xtok.maps.projection_map import Row, RowEntry
 from xtok.report._tables import STYLES, cell, header, new_table, printing
 from xtok.vocab.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection.explain import Explanation, SpelledPiece
-    from xtok.inspection.inspect import Coverage
+    from xtok.inspection.inspect import Coverage, MapDescription, RowListing, SideDescription
     from xtok.inspection.verify import Verification
+    from xtok.maps.projection_map import Row, RowEntry
 
 
 def print_description(description: MapDescription, *, classes: bool = False) -> None:
@@ -73,9 +72,9 @@ def _width(side: SideDescription) -> str:
 
 def _rows(d: MapDescription) -> Table:
     total = sum(d.rows_by_kind.values())
-    table = new_table("rows by kind", "rows", "share", "rows by entries", "rows", "share")
-    for column in (1, 2, 4, 5):
-        table.columns[column].justify = "right"
+    table = new_table(
+        "rows by kind", "rows", "share", "rows by entries", "rows", "share", right=(1, 2, 4, 5)
+    )
     kinds = [(kind, n) for kind, n in d.rows_by_kind.items()]
     if d.enable_scale_trick:
         kinds.append(("with a scale slot", d.rows_with_slot))
@@ -93,9 +92,9 @@ def _rows(d: MapDescription) -> Table:
 
 
 def _classes(coverage: Coverage) -> Table:
-    table = new_table("class", "rows", "exact", "entries", "slot", "teacher", "unused")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = new_table(
+        "class", "rows", "exact", "entries", "slot", "teacher", "unused", right=range(1, 7)
+    )
     for c in coverage.classes:
         rows = [f"{c.rows:,}"] + ["-"] * 3
         if c.rows:
@@ -120,9 +119,7 @@ def loss_note(coverage: Coverage) -> str:
 
 def _columns(d: MapDescription) -> Table:
     share = d.columns_used / d.teacher.vocab_size
-    table = new_table("largest columns", "id", "rows", "weight")
-    for column in (1, 2, 3):
-        table.columns[column].justify = "right"
+    table = new_table("largest columns", "id", "rows", "weight", right=(1, 2, 3))
     for c in d.largest_columns:
         table.add_row(
             cell(quoted(c.token, c.teacher_id)),
@@ -137,8 +134,7 @@ def _columns(d: MapDescription) -> Table:
 
 
 def _examples(rows: Iterable[Row]) -> Table:
-    table = new_table("student token", "id", "kind", "teacher tokens")
-    table.columns[1].justify = "right"
+    table = new_table("student token", "id", "kind", "teacher tokens", right=(1,))
     for row in rows:
         table.add_row(
             cell(quoted(row.token, row.student_id)),
@@ -206,8 +202,7 @@ def _pieces(pieces: Sequence[SpelledPiece]) -> str:
 
 
 def _explained(row: Explanation) -> Table:
-    table = new_table("weight", "id", "teacher token", "what it is to the student's")
-    table.columns[1].justify = "right"
+    table = new_table("weight", "id", "teacher token", "what it is to the student's", right=(1,))
     for e in row.entries:
         token = cell(quoted(e.token))
         table.add_row(f"{e.weight:.4f}", str(e.teacher_id), token, e.relation)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from xtok.inspection.compare import Comparison
-from xtok.inspection.evaluate import Evaluation, MapMeasures
-from xtok.inspection.ranking import Interval
 from xtok.report._tables import cell, header, new_table, printing
 from xtok.vocab.display import quoted
+
+if TYPE_CHECKING:
+    from xtok.inspection.compare import Comparison
+    from xtok.inspection.evaluate import Evaluation, MapMeasures
+    from xtok.inspection.ranking import Interval
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
@@ -38,10 +41,10 @@ def _measures(evaluation: Evaluation, numbers: dict[str, str], *, wraps: bool) -
     """Return the table of measures; with a ranking, what decides comes first, best map first."""
     is_p_kl = evaluation.ranking is not None and evaluation.ranking.loss == "p-kl"
     columns = (*_CHUNKS, *_STARTS) if is_p_kl else (*_STARTS, *_CHUNKS)
-    table = new_table("text, map", *(head for head, _ in columns), "coverage", "top-1")
+    heads = *(head for head, _ in columns), "coverage", "top-1"
+    table = new_table("text, map", *heads, right=range(1, 1 + len(heads)))
     table.columns[0].min_width = 8
     for column in table.columns[1:]:
-        column.justify = "right"
         column.no_wrap = not wraps
     for group, grouped in groupby(evaluation.measures, key=lambda m: m.group):
         measures = list(grouped)
@@ -101,9 +104,7 @@ def _classes(evaluation: Evaluation, names: list[str], numbers: dict[str, str]) 
     """One row per class; a column per map, at most four of them."""
     shown = names[:4]
     heads = [f"map {numbers[name]}" if len(names) > 1 else "cross-entropy" for name in shown]
-    table = new_table("student token", "starts", "floor", *heads)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = new_table("student token", "starts", "floor", *heads, right=range(1, 3 + len(heads)))
     by_name = {(c.name, c.token_class): c for c in evaluation.classes}
     for c in (c for c in evaluation.classes if c.name == names[0]):
         cells = [f"{by_name[name, c.token_class].cross_entropy:.3f}" for name in shown]
@@ -112,9 +113,9 @@ def _classes(evaluation: Evaluation, names: list[str], numbers: dict[str, str]) 
 
 
 def _worst(evaluation: Evaluation, numbers: dict[str, str]) -> Table:
-    table = new_table("worst rows", "map", "excess", "wanted, its share, and the map's weight")
-    for column in table.columns[1:3]:
-        column.justify = "right"
+    table = new_table(
+        "worst rows", "map", "excess", "wanted, its share, and the map's weight", right=(1, 2)
+    )
     for row in evaluation.worst_rows:
         wanted = "\n".join(
             f"{quoted(t)} {share:.1%}, {weight:.4f}" for t, share, weight in row.wanted
@@ -136,8 +137,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def _overview(comparison: Comparison) -> Table:
-    table = new_table(header(f"{comparison.student} → {comparison.teacher}"), "")
-    table.columns[1].justify = "right"
+    table = new_table(header(f"{comparison.student} → {comparison.teacher}"), "", right=(1,))
     table.add_row("rows", f"{comparison.rows:,}")
     total = max(1, comparison.rows)
     for label, number in (
@@ -151,9 +151,7 @@ def _overview(comparison: Comparison) -> Table:
 
 
 def _class_differences(comparison: Comparison) -> Table:
-    table = new_table("student token", "rows", "that differ", "mean distance")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = new_table("student token", "rows", "that differ", "mean distance", right=range(1, 4))
     for c in comparison.classes:
         table.add_row(
             c.token_class, f"{c.rows:,}", f"{c.rows_that_differ:,}", f"{c.mean_distance:.4f}"
@@ -163,8 +161,7 @@ def _class_differences(comparison: Comparison) -> Table:
 
 def _examples(comparison: Comparison) -> Table:
     share = ["share of text"] if comparison.weighted_by_text else []
-    table = new_table("row", "distance", *share, "first map", "second map")
-    table.columns[1].justify = "right"
+    table = new_table("row", "distance", *share, "first map", "second map", right=(1,))
     for row in comparison.examples:
         table.add_row(
             cell(f"{quoted(row.token)} #{row.student_id}"),

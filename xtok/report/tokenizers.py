@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 from rich.text import Text
 
-from xtok.inspection.doctor import Diagnosis, PairDiagnosis, TokenizerDiagnosis
-from xtok.inspection.overlap import Overlap
 from xtok.report._tables import STYLES, cell, header, new_table, printing
+
+if TYPE_CHECKING:
+    from xtok.inspection.doctor import Diagnosis, PairDiagnosis, TokenizerDiagnosis
+    from xtok.inspection.overlap import Overlap
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -49,28 +53,40 @@ def _pair(pair: PairDiagnosis) -> Table:
 
 
 def print_overlap(overlap: Overlap) -> None:
-    """Print the matrix in blocks of columns that fit: sizes on the diagonal, else shares."""
+    """Print the matrix in blocks of columns that fit: sizes on the diagonal, else shares.
+
+    With a text, a second matrix follows, of its tokens.
+    """
+    matrices = [
+        (
+            overlap.sizes,
+            overlap.shares,
+            "Diagonal: distinct tokens. Elsewhere: the share of the row's tokens that the column "
+            "has.",
+        )
+    ]
+    if overlap.text is not None:
+        on_text = (
+            f"On the text, {overlap.text.num_bytes:,} bytes. Diagonal: its tokens. Elsewhere: the "
+            "share of the row's that the column has, each as often as it occurs."
+        )
+        matrices.append((overlap.text.num_tokens, overlap.text.shares, on_text))
+    places = range(len(overlap.model_ids))
     with printing() as console:
-        places = range(len(overlap.model_ids))
         fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
-        for start in range(0, len(places), fit):
-            block = places[start : start + fit]
-            table = new_table("tokenizer", *(str(j + 1) for j in block))
-            for column in table.columns[1:]:
-                column.justify = "right"
-                column.no_wrap = True
-            for i in places:
-                cells = (
-                    f"{overlap.sizes[i]:,}" if i == j else f"{overlap.shares[i][j]:.1%}"
-                    for j in block
-                )
-                table.add_row(cell(f"{i + 1} {overlap.model_ids[i]}"), *cells)
-            if block[-1] == places[-1]:
-                table.caption = (
-                    "Diagonal: distinct tokens. Elsewhere: the share of the row's tokens that the "
-                    "column has."
-                )
-            console.print(table)
+        for diagonal, shares, caption in matrices:
+            for start in range(0, len(places), fit):
+                block = places[start : start + fit]
+                numbers = range(1, 1 + len(block))
+                table = new_table("tokenizer", *(str(j + 1) for j in block), right=numbers)
+                for column in table.columns[1:]:
+                    column.no_wrap = True
+                for i in places:
+                    cells = (f"{diagonal[i]:,}" if i == j else f"{shares[i][j]:.1%}" for j in block)
+                    table.add_row(cell(f"{i + 1} {overlap.model_ids[i]}"), *cells)
+                if block[-1] == places[-1]:
+                    table.caption = caption
+                console.print(table)
 
 
 _NAME_WIDTH, _COUNT_WIDTH = 22, 10

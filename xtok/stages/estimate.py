@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from xtok.config import EstimateConfig, MultitokenConfig
-from xtok.counting.counts import CountedText, CountingPlan, TextTotals, count_text, plan_counting
+from xtok.counting.counts import (
+    CountedText,
+    CountingPlan,
+    TextTotals,
+    count_text,
+    plan_counting,
+    require_starts,
+)
 from xtok.counting.encode import LONGEST_CHUNK, pair_edges, unit_of
 from xtok.counting.smoothing import choose_alpha, smooth
-from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest
 from xtok.maps.pair import with_vocabularies
-from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
-from xtok.maps.results import finished, history_with, reported, stage_report
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.results import finished, reported
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.exact import exact_matches, used_options, with_exact
+from xtok.stages.exact import used_options, with_exact
+from xtok.stages.matches import compared_tables, exact_matches
 from xtok.stages.multitoken import multitoken
-from xtok.tokenizers import Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, as_tokenizer
 from xtok.vocab.display import plural
 
 
 def estimate(
-    student_model: str | PathLike[str] | Tokenizer,
-    teacher_model: str | PathLike[str] | Tokenizer,
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     texts: str | Path | Sequence[str | Path],
     config: EstimateConfig | None = None,
     *,
-    base: ProjectionMap | None = None,
+    base: ProjectionMap | MultitokenConfig | None = None,
     checkpoint: Path | None = None,
     count: Callable[[CountingPlan], CountedText] | None = None,
     progress: Progress = silent,
@@ -50,8 +56,8 @@ def estimate(
         texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
             included.
         config: the options; the defaults if None.
-        base: a map of this pair to smooth towards, without its slots; one of the vocabularies
-            alone (`multitoken` with the weights `prior`, and this target) if None.
+        base: a map of this pair to smooth towards, without its slots, or the options by which
+            `multitoken` makes one; if None, those with the weights `prior` and this target.
         checkpoint: a file to save counts in every minute; counting resumes from it if it exists.
             It is removed at the end.
         count: counts a plan in another way, such as on a cluster, without `checkpoint` and
@@ -65,64 +71,23 @@ def estimate(
     """
     config = config or EstimateConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    options = MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
-    if base is not None:
+    base = base or MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
+    if isinstance(base, ProjectionMap):
         base = with_vocabularies(
             base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
-        options = used_options(base)
+    options = used_options(base) if isinstance(base, ProjectionMap) else base
     plan = plan_counting(student, teacher, texts, config)
-    if base is None:
-        base = multitoken(student, teacher, options, progress=progress)
-    return counted_map(
-        student,
-        teacher,
-        plan,
-        config,
-        base=base,
-        options=options,
-        checkpoint=checkpoint,
-        count=count,
-        text_progress=text_progress,
-    )
-
-
-def counted_map(
-    student: Tokenizer,
-    teacher: Tokenizer,
-    plan: CountingPlan,
-    config: EstimateConfig,
-    *,
-    base: ProjectionMap,
-    options: MultitokenConfig,
-    checkpoint: Path | None,
-    count: Callable[[CountingPlan], CountedText] | None,
-    text_progress: TextProgress,
-) -> ProjectionMap:
-    """Count a plan, smooth the counts, cut, and match exactly if the config says so.
-
-    What `estimate` and `build` on texts have in common.
-
-    Args:
-        student: the tokenizer of the rows.
-        teacher: the tokenizer of the columns.
-        plan: made with this config.
-        config: the options.
-        base: the map to smooth towards.
-        options: the options that the base was made with; exact matches follow them.
-        checkpoint: as in `estimate`.
-        count: likewise.
-        text_progress: likewise.
-    """
+    if isinstance(base, MultitokenConfig):
+        base = multitoken(student, teacher, base, progress=progress)
     if count is not None:
         counts = count(plan)
     else:
         counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
     projection = map_of_counts(counts, base, plan, config)
     if config.exact_match:
-        rows = student.table_as(options.token_form, ignore=options.ignore_student_ids)
-        columns = teacher.table_as(options.token_form, ignore=options.ignore_teacher_ids)
-        projection = with_exact(projection, exact_matches(rows, columns, options), options)
+        matches = exact_matches(*compared_tables(student, teacher, options), options)
+        projection = with_exact(projection, matches, options)
     if checkpoint is not None and count is None:
         checkpoint.unlink(missing_ok=True)
     return projection
@@ -131,19 +96,9 @@ def counted_map(
 def map_of_counts(
     counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: EstimateConfig
 ) -> ProjectionMap:
-    """Smooth counts towards a base map, and cut each row.
-
-    Raises:
-        XtokError: if nothing was counted.
-    """
+    """Smooth counts towards a base map, and cut each row; no counts are an `XtokError`."""
     totals = counts.totals
-    if not totals.starts:
-        raise XtokError(
-            f"nothing can be counted: {plural(totals.documents, 'document')}, "
-            f"{totals.num_bytes:,} bytes of text",
-            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
-            "differ",
-        )
+    require_starts(totals.starts, totals.documents, totals.num_bytes)
     unit = unit_of(plan.target)
     towards = base.edges.take(~base.is_slot).normalized()
     alpha = config.alpha
@@ -155,30 +110,24 @@ def map_of_counts(
     )
     kind = base.row_kind.copy()
     kind[counted.student_ids] = RowKind.COUNTED
-    step = {
-        "stage": "estimate",
-        "options": {"top_k": config.top_k, "target": config.target, "alpha": alpha},
-        "initial_sha256": mapfile.sha256(base),
-        "texts": [asdict(source) for source in plan.sources],
-        "counted": asdict(totals),
-    }
     projection = finished(
         heaviest(smooth(counted, towards, alpha), config.top_k),
-        student=base.student,
-        teacher=base.teacher,
+        before=base,
         row_kind=kind,
         scale_slot=None,
         method="estimate",
         top_k=config.top_k,
-        history=history_with(base, step),
-        reports=base.reports,
+    ).after(
+        "estimate",
+        {"top_k": config.top_k, "target": config.target, "alpha": alpha},
+        initial_sha256=mapfile.sha256(base),
+        texts=[asdict(source) for source in plan.sources],
+        counted=asdict(totals),
     )
-    return reported(projection, _report(projection, totals, alpha, config))
+    return reported(projection, _notes(totals, alpha, config))
 
 
-def _report(
-    projection: ProjectionMap, totals: TextTotals, alpha: float, config: EstimateConfig
-) -> StageReport:
+def _notes(totals: TextTotals, alpha: float, config: EstimateConfig) -> list[str]:
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries"
@@ -197,4 +146,4 @@ def _report(
         notes.append(
             f"{totals.skipped_chunks:,} chunks of more than {LONGEST_CHUNK} tokens left out"
         )
-    return stage_report("estimate", projection, notes)
+    return notes

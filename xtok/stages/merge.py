@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +10,10 @@ from numpy.typing import NDArray
 from xtok.config import MergeConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.edges import Edges, heaviest, sum_duplicates
+from xtok.maps.edges import Edges, add_slots, heaviest, sum_duplicates
 from xtok.maps.pair import of_one_pair
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import (
-    finished,
-    history_with,
-    mixed_kinds,
-    most_frequent,
-    reported,
-    slot_notes,
-    stage_report,
-)
-from xtok.stages.slots import add_slots
+from xtok.maps.results import finished, mixed_kinds, most_frequent_slots, reported, slot_notes
 from xtok.vocab.display import plural
 from xtok.vocab.roles import slot_candidates
 
@@ -65,28 +55,21 @@ def merge(
     stays = np.isin(first.row_kind, [RowKind.EXACT, RowKind.ROLE]) & config.fill
     edges, kind = _summed(loaded, weights, stays)
     edges, slot = _cut(edges, kind, first, top_k)
-    options = {"weights": list(weights), "fill": config.fill, "top_k": top_k}
-    step = {
-        "stage": "merge",
-        "options": options,
-        "initial_sha256": digests[0],
-        "merged_sha256": digests[1:],
-    }
     merged = finished(
         Edges.concatenate([edges, first.edges.take(stays[first.student_ids])]),
-        student=first.student,
-        teacher=first.teacher,
+        before=first,
         row_kind=kind,
         scale_slot=slot,
-        method=first.method,
         top_k=top_k,
-        history=history_with(first, step),
         reports=tuple(report for projection in loaded for report in projection.reports),
+    ).after(
+        "merge",
+        {"weights": list(weights), "fill": config.fill, "top_k": top_k},
+        initial_sha256=digests[0],
+        merged_sha256=digests[1:],
     )
-    report = stage_report("merge", merged, slot_notes(merged))
     filled = int(np.count_nonzero((first.row_kind == RowKind.EMPTY) & (kind != RowKind.EMPTY)))
-    counts = {**report.counts, "rows that were empty": filled}
-    return reported(merged, replace(report, counts=counts))
+    return reported(merged, slot_notes(merged), counts={"rows that were empty": filled})
 
 
 def _summed(
@@ -121,7 +104,7 @@ def _cut(
             parameter="top_k",
         )
     without_slot = np.isin(kind, [RowKind.EXACT, RowKind.ROLE])[edges.student_ids]
-    candidates: Iterable[int] = most_frequent(first.teacher_ids[first.is_slot])
+    candidates: Iterable[int] = most_frequent_slots(first)
     if first.teacher.table is not None:
         candidates = slot_candidates(first.teacher.table)
     slotted = heaviest(edges.take(~without_slot), top_k - 1)

@@ -12,25 +12,21 @@ from numpy.typing import NDArray
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.edges import Edges, heaviest, ranks, sum_duplicates
+from xtok.maps.edges import Edges, add_slots, heaviest, ranks, sum_duplicates
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import (
     examples_of,
     finished,
-    history_with,
     map_notes,
     mixed_kinds,
     reported,
-    stage_report,
     tokenizer_notes,
     undecodable_tokens,
 )
 from xtok.progress import Progress, silent
-from xtok.stages.exact import single_edges, special_edges, without
-from xtok.stages.slots import add_slots
+from xtok.stages.matches import compared_tables, relaxed_edges, special_edges
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
-from xtok.vocab.relaxed import match_relaxed
 from xtok.vocab.roles import slot_candidates
 from xtok.vocab.table import TokenTable
 
@@ -71,10 +67,17 @@ def multitoken(
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     earlier = None if initial is None else mapfile.as_map(initial)
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    _check_ignored("student", student, ignored[0])
-    _check_ignored("teacher", teacher, ignored[1])
-    rows = student.table_as(config.token_form, ignore=ignored[0])
-    columns = teacher.table_as(config.token_form, ignore=ignored[1])
+    sides = ("student", student, ignored[0]), ("teacher", teacher, ignored[1])
+    for side, tokenizer, ids in sides:
+        width = tokenizer.vocabulary.vocab_size
+        if ids and max(ids) >= width:
+            raise XtokError(
+                f"there is no {side} id {max(ids)} to ignore: "
+                f"{tokenizer.vocabulary.model_id} is {width} wide",
+                hint=f"give ids from 0 to {width - 1} with {{option}}",
+                parameter=f"ignore_{side}_ids",
+            )
+    rows, columns = compared_tables(student, teacher, config)
     if only is None:
         only = np.ones(len(rows), np.bool_)
     spelled, failures = _spelled_edges(student, teacher, rows, columns, config, only, progress)
@@ -84,13 +87,13 @@ def multitoken(
     kind[spelled.student_ids] = RowKind.PIECES
     kind[special.student_ids] = RowKind.ROLE
     parts = [spelled, special]
-    step: dict[str, Any] = {"stage": "multitoken", "options": config.options}
+    details: dict[str, Any] = {}
     if earlier is not None:
-        step["initial_sha256"] = mapfile.sha256(earlier)
+        details["initial_sha256"] = mapfile.sha256(earlier)
         earlier = with_vocabularies(
             earlier, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
-        parts.insert(0, without(earlier.edges.take(~earlier.is_slot), *ignored).normalized())
+        parts.insert(0, _without(earlier.edges.take(~earlier.is_slot), config).normalized())
         kind = mixed_kinds(kind, earlier.row_kind)
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
@@ -107,11 +110,12 @@ def multitoken(
         scale_slot=slot,
         method="multitoken",
         top_k=config.top_k,
-        history=history_with(earlier, step),
+        history=() if earlier is None else earlier.history,
     )
+    projection = projection.after("multitoken", config.options, **details)
     failures = [*undecodable_tokens(student, teacher, ignored), *failures]
     notes = [*tokenizer_notes(student, teacher), *map_notes(projection, ignored[0])]
-    return reported(projection, stage_report("multitoken", projection, notes, failures))
+    return reported(projection, notes, failures)
 
 
 def _spelled_edges(
@@ -139,11 +143,16 @@ def _spelled_edges(
             reverse, more = _spell(columns, all_ids, student, config.max_pieces, progress)
             parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
             failures += more
-    if config.canonicalization == "relaxed":
-        parts.append(single_edges(match_relaxed(rows, columns)))
-    ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    edges = without(Edges.concatenate(parts), *ignored)
+    parts.append(relaxed_edges(rows, columns, config))
+    edges = _without(Edges.concatenate(parts), config)
     return edges.take(only[edges.student_ids]), failures
+
+
+def _without(edges: Edges, config: MultitokenConfig) -> Edges:
+    """Return the edges but for those of ignored ids."""
+    is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
+    is_ignored |= np.isin(edges.teacher_ids, config.ignore_teacher_ids)
+    return edges.take(~is_ignored)
 
 
 def _spell(
@@ -182,14 +191,3 @@ def _spell(
 def _unspelled(tokenizer: Tokenizer, ids: Collection[int], table: TokenTable) -> list[str]:
     model_id = tokenizer.vocabulary.model_id
     return [f"{model_id} cannot spell {examples_of(sorted(ids), table)}"] if ids else []
-
-
-def _check_ignored(side: str, tokenizer: Tokenizer, ids: Sequence[int]) -> None:
-    width = tokenizer.vocabulary.vocab_size
-    if ids and max(ids) >= width:
-        raise XtokError(
-            f"there is no {side} id {max(ids)} to ignore: "
-            f"{tokenizer.vocabulary.model_id} is {width} wide",
-            hint=f"give ids from 0 to {width - 1} with {{option}}",
-            parameter=f"ignore_{side}_ids",
-        )

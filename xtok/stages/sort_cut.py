@@ -10,8 +10,8 @@ from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.file import MapLike, as_map
-from xtok.maps.projection_map import ProjectionMap, StageReport
-from xtok.maps.results import finished, history_with
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.results import finished
 
 
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
@@ -47,22 +47,12 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     is_cut = np.repeat(kept < sizes, kept)
     weights = np.where(is_cut, edges.normalized().weights, edges.weights)
     dropped = np.delete(projection.weights, places).sum(dtype=np.float64)
-    report = StageReport(
-        "sort-cut",
-        {
-            "rows cut": int(np.count_nonzero(kept < sizes)),
-            "entries cut": projection.nnz - len(places),
-            "mean mass cut per row": float(dropped) / max(1, len(starts)),
-        },
-    )
-    return finished(
-        edges._replace(weights=weights),
-        student=projection.student,
-        teacher=projection.teacher,
-        row_kind=projection.row_kind,
-        scale_slot=projection.scale_slot,
-        method=projection.method,
-        top_k=config.top_k,
-        history=history_with(projection, {"stage": "sort-cut", "options": asdict(config)}),
-        reports=(*projection.reports, report),
-    )
+    counts = {
+        "rows cut": int(np.count_nonzero(kept < sizes)),
+        "entries cut": projection.nnz - len(places),
+        "mean mass cut per row": float(dropped) / max(1, len(starts)),
+    }
+    edges = edges._replace(weights=weights)
+    slot = projection.scale_slot
+    result = finished(edges, before=projection, scale_slot=slot, top_k=config.top_k)
+    return result.after("sort-cut", asdict(config), counts)

@@ -7,18 +7,17 @@ import re
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._gguf import GgufBackend, is_gguf
 from xtok.tokenizers._hf import HuggingFaceBackend, load_folder, load_json
-from xtok.tokenizers._panics import no_panic
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
-from xtok.tokenizers._tokenizer import Backend, Encoding, TextChange, Tokenizer
+from xtok.tokenizers._tokenizer import Backend, Encoding, TextChange, Tokenizer, no_panic
 from xtok.tokenizers.hub import ModelFiles
 
 __all__ = [
@@ -36,19 +35,13 @@ ModelLike = str | PathLike[str] | Tokenizer
 """What functions take for a model: what `load_tokenizer` takes, or a loaded tokenizer."""
 
 
-class _Kind(NamedTuple):
-    """A kind of file: what reads it, and what tells it from its first 4 kB."""
-
-    backend: Callable[..., Backend]
-    recognises: Callable[[bytes], bool]
-
-
-# By prefix. A new backend is one file and one line here; the last one takes what no other wants.
-_FILES = {
-    "gguf": _Kind(GgufBackend, is_gguf),
-    "tekken": _Kind(TekkenBackend, is_tekken),
-    "tiktoken": _Kind(TiktokenBackend, is_rank_file),
-    "spm": _Kind(SentencePieceBackend.from_file, bool),
+# By prefix: what reads a kind of file, and what tells it from its first 4 kB. A new backend is one
+# file and one line here; the last one takes what no other wants.
+_FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
+    "gguf": (GgufBackend, is_gguf),
+    "tekken": (TekkenBackend, is_tekken),
+    "tiktoken": (TiktokenBackend, is_rank_file),
+    "spm": (SentencePieceBackend.from_file, bool),
 }
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
 
@@ -130,7 +123,9 @@ def model_id(model: str | PathLike[str]) -> str:
     if kind in _BUILT_IN:
         return model
     path = _model_path(kind, location)
-    return _printable((path.resolve().name or location) if path.exists() else location)
+    name = (path.resolve().name or location) if path.exists() else location
+    # A file system's name may be any bytes; the one in a map is UTF-8.
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def as_tokenizer(model: ModelLike) -> Tokenizer:
@@ -173,27 +168,25 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
             return load_json(path, pattern=pattern)
-        kind = next(name for name, one in _FILES.items() if one.recognises(head))
-    return _FILES[kind].backend(path, pattern=pattern)
+        kind = next(name for name, (_, recognises) in _FILES.items() if recognises(head))
+    return _FILES[kind][0](path, pattern=pattern)
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
     """Take tokenizer.json if there is one, else the file of another kind."""
-    path = files.find("tokenizer.json", required=True)
-    if path is not None:
-        _head(path)
-        return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
-    path = files.first(NAMES)
-    if path is None and (files.find("merges.txt") or files.find("vocab.txt")):
-        return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
-    if path is None:
+    own = files.find("tokenizer.json", required=True)
+    if own is not None:
+        _head(own)
+    elif (path := files.first(NAMES)) is not None:
+        kind = "tekken" if path.suffix == ".json" else None
+        return FolderBackend(_from_file(path, kind, pattern), files)
+    elif not (files.find("merges.txt") or files.find("vocab.txt")):
         raise TokenizerError(
             f"{files} has no tokenizer.json, so no fast tokenizer",
             hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
             "give the .model or .tiktoken file itself",
         )
-    kind = "tekken" if path.suffix == ".json" else None
-    return FolderBackend(_from_file(path, kind, pattern), files)
+    return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
 
 
 def _head(path: Path) -> bytes:
@@ -273,11 +266,6 @@ def _is_path(location: str, *, sure: bool = False) -> bool:
 
 # `name` or `owner/name`, as huggingface_hub checks it (utils/_validators.py).
 _REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
-
-
-def _printable(name: str) -> str:
-    """Return a name that a file can carry, whatever bytes the file system has in it."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _refuse_revision(revision: str | None, what: str) -> None:

@@ -25,23 +25,16 @@ class BytesBackend(Backend):
             )
 
     def entries(self) -> Iterable[Entry]:
-        """All are NORMAL."""
         return [Entry(i, TokenType.NORMAL, bytes([i])) for i in range(256)]
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the UTF-8 of each text."""
         return [list(text.encode()) for text in texts]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Return the bytes."""
         return list(data)
 
-    def encode_prompt(self, text: str) -> list[int] | None:
-        """Return the UTF-8 of the text."""
-        return list(text.encode())
 
-
-class NullBackend(BytesBackend):
+class NullBackend(Backend):
     """`null` or `null:SIZE`: ids that stand for nothing, for tests of training code.
 
     A text for it is numbers, as in "5 17 3"; its last id ends a text.
@@ -62,16 +55,10 @@ class NullBackend(BytesBackend):
         return [Entry(i, TokenType.CONTROL, str(i).encode()) for i in range(self._size)]
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """The last id ends a text."""
         return {"eos": [self._size - 1]}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """No text has ids."""
         return [[] for _ in texts]
-
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        """No bytes have ids."""
-        return None
 
     def encode_prompt(self, text: str) -> list[int] | None:
         """Return the numbers in a text.

@@ -1,14 +1,14 @@
-"""Model folders without `tokenizer.json`, but with a SentencePiece, tiktoken or tekken file."""
+"""Model folders: what their configs say, and those with a file of another kind of tokenizer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._configs import SPECIAL_NAMES, eos_ids, model_vocab_size
-from xtok.tokenizers._tokenizer import Backend, TextChange
+from xtok.tokenizers._tokenizer import Backend, TextChange, splitting_at
 from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import Entry, TokenType
 
@@ -18,8 +18,67 @@ NAMES = (
 )
 """Where such a tokenizer is looked for, in this order; patterns only in a local folder."""
 
+SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
+"""The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
 
-class FolderBackend(Backend):
+
+class ConfiguredBackend(Backend):
+    """A backend with the configs of its model beside it."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+
+    def model_vocab_size(self) -> int | None:
+        """Return the width that config.json gives; None without a config.json.
+
+        Read from the file if it is there, so that a model of a new or custom type needs no code;
+        else the default of its type, from transformers' `get_text_config().vocab_size`.
+
+        Raises:
+            TokenizerError: if there is none.
+        """
+        files = self._files
+        if files.find("config.json") is None:
+            return None
+        config = files.json("config.json")
+        for part in (config.get("text_config"), config):
+            if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
+                return size
+        from transformers import AutoConfig
+
+        try:
+            loaded = AutoConfig.from_pretrained(
+                files.model,
+                revision=files.commit or files.revision,
+                local_files_only=files.offline,
+                trust_remote_code=False,
+            )
+            return int(loaded.get_text_config().vocab_size)
+        except Exception as error:
+            raise TokenizerError(
+                f"the config.json of {files} has no vocabulary size: {error}",
+                hint="give the width of the model's logits with {option}",
+                parameter="vocab_size",
+            ) from error
+
+    def eos_ids(self) -> list[int]:
+        """Return the ids that the generation config ends a text with.
+
+        Raises:
+            TokenizerError: if it is not a JSON object, or these are not ids.
+        """
+        name = "generation_config.json"
+        eos: Any = "unknown"
+        with suppress(TokenizerError):
+            eos = self._files.json(name).get("eos_token_id")
+        ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        if not all(isinstance(i, int) for i in ids):
+            path = self._files.find(name)
+            raise TokenizerError(f"{path} is not a generation config", hint="fix it, or remove it")
+        return ids
+
+
+class FolderBackend(ConfiguredBackend):
     """The backend of a tokenizer file, with what the configs beside it add.
 
     `config.json` gives the width, `tokenizer_config.json` added tokens, roles and chat templates,
@@ -27,14 +86,19 @@ class FolderBackend(Backend):
     """
 
     def __init__(self, inner: Backend, files: ModelFiles) -> None:
+        super().__init__(files)
         self.name = inner.name
-        self._inner, self._files = inner, files
+        self._inner = inner
         self._config = files.json("tokenizer_config.json")
         try:
             listed = self._config.get("added_tokens_decoder") or {}
-            self._added = {int(i): _entry(int(i), token) for i, token in listed.items()}
+            kinds = (TokenType.USER_DEFINED, TokenType.CONTROL)
+            self._added = {
+                int(i): Entry(int(i), kinds[bool(t.get("special"))], str(t["content"]).encode())
+                for i, t in listed.items()
+            }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise _bad_config(files, "added_tokens_decoder") from error
+            raise self._bad_config("added_tokens_decoder") from error
         own = {entry.id: entry.type for entry in inner.entries()}
         self._text = {
             added.content.decode(): i
@@ -42,8 +106,7 @@ class FolderBackend(Backend):
             if added.type == TokenType.USER_DEFINED
             and own.get(i, TokenType.NORMAL) == TokenType.NORMAL
         }
-        names = sorted(map(re.escape, self._text), key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(names) or '(?!)'})")
+        self._pattern: re.Pattern[str] = splitting_at(self._text)
 
     def entries(self) -> Iterable[Entry]:
         """The file's ids; those that are added tokens by the config take their type from there."""
@@ -68,29 +131,20 @@ class FolderBackend(Backend):
             name = token.get("content") if isinstance(token, dict) else token
             if isinstance(name, str) and name in ids:
                 roles[role] = [ids[name]]
-        more = eos_ids(self._files)
-        if more:
-            roles["eos"] = list(dict.fromkeys([*roles.get("eos", []), *more]))
-        return roles
-
-    def model_vocab_size(self) -> int | None:
-        """Return what config.json tells."""
-        return model_vocab_size(self._files)
+        return {**roles, "eos": [*roles.get("eos", []), *self.eos_ids()]}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode with the file's backend what stands between added text tokens."""
         parts_of = [self._pattern.split(text) for text in texts]
         encoded = iter(self._inner.encode_texts([p for parts in parts_of for p in parts[::2]]))
-        result = []
+        result: list[list[int]] = []
         for parts in parts_of:
-            ids: list[int] = []
+            result.append([])
             for place, part in enumerate(parts):
-                ids += [self._text[part]] if place % 2 else next(encoded)
-            result.append(ids)
+                result[-1] += [self._text[part]] if place % 2 else next(encoded)
         return result
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Merge as the file's backend does."""
         return self._inner.encode_bytes(data)
 
     def encode_prompt(self, text: str) -> list[int] | None:
@@ -112,21 +166,14 @@ class FolderBackend(Backend):
             try:
                 return {str(one["name"]): str(one["template"]) for one in templates}
             except (LookupError, TypeError) as error:
-                raise _bad_config(self._files, "chat_template") from error
+                raise self._bad_config("chat_template") from error
         return {"default": templates} if isinstance(templates, str) else {}
 
     def text_changes(self) -> Sequence[TextChange]:
-        """Return those of the file."""
         return self._inner.text_changes()
 
-
-def _entry(token_id: int, token: Mapping[str, Any]) -> Entry:
-    kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
-    return Entry(token_id, kind, str(token["content"]).encode())
-
-
-def _bad_config(files: ModelFiles, field: str) -> TokenizerError:
-    return TokenizerError(
-        f"the {field} in {files.find('tokenizer_config.json')} is malformed",
-        hint="fix it, or fetch it again",
-    )
+    def _bad_config(self, field: str) -> TokenizerError:
+        return TokenizerError(
+            f"the {field} in {self._files.find('tokenizer_config.json')} is malformed",
+            hint="fix it, or fetch it again",
+        )

@@ -1,17 +1,21 @@
-"""The vocabulary inside a `.gguf` file: byte-level BPE, or SentencePiece BPE and Unigram."""
+"""The vocabulary inside a `.gguf` file: byte-level BPE, or SentencePiece BPE and Unigram.
+
+Its metadata are read with every length checked against the file's size.
+"""
 
 from __future__ import annotations
 
+import mmap
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._gguf_file import read_metadata
 from xtok.tokenizers._hf import byte_level_bytes, merge_bytes
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, O200K_PATTERN, QWEN_PATTERN
-from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
+from xtok.tokenizers._tokenizer import Backend, TextChange, damaged, refuse_pattern
 from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:
@@ -34,15 +38,10 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PATTERNS: dict[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT_2,),
-    "default": (_GPT_2,),
-    "llama-bpe": (LLAMA_3_PATTERN,),
-    "llama-v3": (LLAMA_3_PATTERN,),
-    "llama3": (LLAMA_3_PATTERN,),
-    "qwen2": (QWEN_PATTERN,),
-    "deepseek-r1-qwen": (QWEN_PATTERN,),
-    "gpt-4o": (O200K_PATTERN,),
-    "llama4": (O200K_PATTERN,),
+    **dict.fromkeys(("gpt-2", "default"), (_GPT_2,)),
+    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3"), (LLAMA_3_PATTERN,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (QWEN_PATTERN,)),
+    **dict.fromkeys(("gpt-4o", "llama4"), (O200K_PATTERN,)),
     "tekken": (_TEKKEN,),
     "smollm": (r"\p{N}", _GPT_2),
     "deepseek-v3": (
@@ -71,7 +70,7 @@ class GgufBackend(Backend):
     def __init__(self, path: Path, *, pattern: str | None = None) -> None:
         self._path = path
         try:
-            self._fields = read_metadata(path)
+            self._fields = _metadata(path)
         except (ValueError, OSError) as error:
             raise self._damaged(error) from error
         model = self._fields.get(f"{_KEY}model")
@@ -171,21 +170,16 @@ class GgufBackend(Backend):
         return rust
 
     def _damaged(self, problem: object) -> TokenizerError:
-        return TokenizerError(
-            f"{self._path} is not a whole .gguf file: {problem}",
-            hint="the file is damaged or cut off: fetch it again",
-        )
+        message = f"{self._path} is not a whole .gguf file: {problem}"
+        return damaged(message, "the file is damaged or cut off")
 
     def entries(self) -> Iterable[Entry]:
-        """Types are the file's own."""
         return self._vocabulary.entries()
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode on all cores."""
         return self._vocabulary.encode_texts(texts)
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Merge bytes; SentencePiece merges characters."""
         return self._vocabulary.encode_bytes(data)
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
@@ -207,8 +201,7 @@ class GgufBackend(Backend):
             if key == prefix or key.startswith(f"{prefix}.")
         }
 
-    def text_changes(self) -> Sequence[TextChange]:
-        """Byte-level vocabularies have none: the format has no normalizer for them."""
+    def text_changes(self) -> Sequence[TextChange]:  # the format has no normalizer for bytes
         return self._vocabulary.text_changes()
 
 
@@ -231,3 +224,80 @@ class _ByteLevel(Backend):
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         return merge_bytes(self._rust, data)
+
+
+# Value types of the format: ggml-org/ggml, docs/gguf.md.
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
+_NUMBERS |= {10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MAX_DEPTH = 4  # of arrays in arrays; files in use have one
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return the fields of a file by name; tensors are not read.
+
+    Raises:
+        ValueError: if a length does not fit the file, or something in it is unknown.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return _Reader(data).fields()
+        except struct.error as error:
+            raise ValueError("it ends before its metadata does") from error
+
+
+class _Reader:
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._place = 4  # behind the magic
+        self._order = "<"
+        version = self._number("I")
+        if version & 0xFFFF == 0:  # a file of a big-endian machine
+            self._order, self._place = ">", 4
+            version = self._number("I")
+        if version not in (2, 3):
+            raise ValueError(f"its version {version} is not 2 or 3")
+
+    def fields(self) -> dict[str, Any]:
+        self._number("Q")  # tensors
+        fields: dict[str, Any] = {}
+        for _ in range(self._count(13)):  # the shortest field: an empty name, a type, a byte
+            name = self._string()
+            if name in fields:
+                raise ValueError(f"it has the field {name!r} twice")
+            fields[name] = self._value(self._number("I"))
+        return fields
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _NUMBERS:
+            return self._number(_NUMBERS[kind])
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY or depth == _MAX_DEPTH:
+            raise ValueError(f"it has a value of the type {kind}")
+        inner = self._number("I")
+        if inner not in _NUMBERS:
+            return [self._value(inner, depth + 1) for _ in range(self._count(8))]
+        letter = _NUMBERS[inner]
+        return self._numbers(f"{self._count(struct.calcsize(f'={letter}'))}{letter}")
+
+    def _string(self) -> str:
+        length = self._count(1)
+        self._place += length
+        return self._data[self._place - length : self._place].decode()
+
+    def _number(self, letter: str) -> Any:
+        [value] = self._numbers(letter)
+        return value
+
+    def _numbers(self, form: str) -> list[Any]:
+        values = struct.unpack_from(self._order + form, self._data, self._place)
+        self._place += struct.calcsize(f"={form}")
+        return list(values)
+
+    def _count(self, size: int) -> int:
+        """Read how many values follow, of at least `size` bytes each."""
+        count: int = self._number("Q")
+        if count * size > len(self._data) - self._place:
+            raise ValueError(f"it announces {count} values, more than it has")
+        return count

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._configs import SPECIAL_NAMES, eos_ids, model_vocab_size
-from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
+from xtok.tokenizers._folder import SPECIAL_NAMES, ConfiguredBackend
+from xtok.tokenizers._tokenizer import TextChange, damaged, refuse_pattern
 from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
@@ -22,7 +22,7 @@ Spec = dict[str, Any]
 """One component of a tokenizer.json: its `type`, and what it is made of."""
 
 
-class HuggingFaceBackend(Backend):
+class HuggingFaceBackend(ConfiguredBackend):
     """A fast Hugging Face tokenizer, which is copied and not changed.
 
     Args:
@@ -36,12 +36,12 @@ class HuggingFaceBackend(Backend):
     name = "hf"
 
     def __init__(self, tokenizer: Any, files: ModelFiles) -> None:
-        self._hf, self._files = tokenizer, files
-        model = str(files)
+        super().__init__(files)
+        self._hf, model = tokenizer, str(files)
         _check_growth(tokenizer.backend_tokenizer, model)
         self._rust = _copied(tokenizer.backend_tokenizer, model)
         self._added = dict(tokenizer.added_tokens_decoder)
-        decoder = list(_components(_spec(self._rust.decoder)))
+        decoder = list(_components(self._rust.decoder))
         self._decode = _decoder(decoder, model)
         self._byte_level = any(c["type"] == "ByteLevel" for c in decoder)
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder)
@@ -79,19 +79,9 @@ class HuggingFaceBackend(Backend):
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the special-token map, and the generation config's eos ids."""
-        roles: dict[str, list[int]] = {}
-        for role in SPECIAL_NAMES:
-            token_id = getattr(self._hf, f"{role}_token_id", None)
-            if token_id is not None:
-                roles[role] = [token_id]
-        more = eos_ids(self._files)
-        if more:
-            roles["eos"] = [*roles.get("eos", []), *more]
-        return roles
-
-    def model_vocab_size(self) -> int | None:
-        """Return what config.json tells."""
-        return model_vocab_size(self._files)
+        ids = {role: getattr(self._hf, f"{role}_token_id", None) for role in SPECIAL_NAMES}
+        roles = {role: [i] for role, i in ids.items() if i is not None}
+        return {**roles, "eos": [*roles.get("eos", []), *self.eos_ids()]}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores, special tokens as plain text; no ids for what the model refuses."""
@@ -202,15 +192,19 @@ def _spec(component: Any) -> Spec:
     return {"type": "Sequence"} if component is None else dict(json.loads(component.__getstate__()))
 
 
-def _components(spec: Spec) -> Iterator[Spec]:
-    """Walk a component and what its sequences hold."""
-    parts = [spec.get(key) for key in ("normalizers", "pretokenizers", "decoders") if key in spec]
-    if spec["type"] == "Sequence":
-        for part in parts:
-            for inner in part or []:
-                yield from _components(inner)
-    else:
-        yield spec
+_DAMAGED = "its tokenizer.json is damaged"
+_PARTS = ("normalizers", "pretokenizers", "decoders")
+
+
+def _components(component: Any) -> Iterator[Spec]:
+    """Walk the JSON of a component and what its sequences hold."""
+    left = [_spec(component)]
+    while left:
+        spec = left.pop()
+        if spec["type"] == "Sequence":
+            left += reversed([inner for key in _PARTS for inner in spec.get(key) or []])
+        else:
+            yield spec
 
 
 def _copied(rust: RustTokenizer, model: str) -> RustTokenizer:
@@ -224,32 +218,39 @@ def _copied(rust: RustTokenizer, model: str) -> RustTokenizer:
 
     largest = max(rust.get_vocab().values(), default=0)
     if largest >= MAX_WIDTH:
-        raise TokenizerError(
-            f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}",
-            hint="its tokenizer.json is damaged: fetch it again",
-        )
+        problem = f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}"
+        raise damaged(problem, _DAMAGED)
     text = rust.to_str()
-    components = [*_components(_spec(rust.normalizer)), *_components(_spec(rust.pre_tokenizer))]
-    if any(map(_adds_prefix, components)):
-        document = json.loads(text)
-        for key in ("normalizer", "pre_tokenizer"):
-            document[key] = _drop_prefix(document[key])
-        text = json.dumps(document)
+    parts = {"normalizer": _spec(rust.normalizer), "pre_tokenizer": _spec(rust.pre_tokenizer)}
+    changed = {k: kept for k, spec in parts.items() if (kept := _without_prefix(spec)) != spec}
+    if changed:
+        text = json.dumps(json.loads(text) | changed)
     try:
         copy = RustTokenizer.from_str(text)
         if copy.get_vocab_size() != rust.get_vocab_size():
             raise ValueError("it has fewer")
     except Exception as error:
-        raise TokenizerError(
-            f"{model} loses tokens when it is copied, as where two have the same id: {error}",
-            hint="its tokenizer.json is damaged: fetch it again",
-        ) from error
+        problem = f"{model} loses tokens when it is copied, as where two have the same id: {error}"
+        raise damaged(problem, _DAMAGED) from error
     copy.encode_special_tokens = True
     copy.no_truncation()
     copy.no_padding()
     if getattr(copy.model, "dropout", None):
         copy.model.dropout = None
     return copy
+
+
+def _without_prefix(spec: Spec) -> Spec | None:
+    """Return a component that puts nothing before a text; None for one that does nothing else."""
+    if spec["type"] == "Prepend":
+        return None
+    never = {"prepend_scheme": "never", "add_prefix_space": False}
+    spec = spec | {key: value for key, value in never.items() if key in spec}
+    for key in _PARTS:
+        if key in spec:
+            inner = map(_without_prefix, spec[key])
+            spec[key] = [component for component in inner if component is not None]
+    return spec
 
 
 _MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
@@ -263,38 +264,14 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
     """
     for component in (rust.normalizer, rust.decoder):
         growth = 1.0
-        for spec in _components(_spec(component)):
+        for spec in _components(component):
             if spec["type"] == "Replace":
                 old, new = spec["pattern"].get("String"), len(spec["content"])
                 # A regular expression may match nothing, and so between any two characters.
                 growth *= max(1, new / len(old)) if old else 1 + new
         if growth > _MAX_GROWTH:
-            raise TokenizerError(
-                f"the replacements of {model} may make a text {growth:.0f} times as long",
-                hint="its tokenizer.json is damaged: fetch it again",
-            )
-
-
-def _adds_prefix(component: Spec) -> bool:
-    return (
-        component["type"] == "Prepend"
-        or component.get("prepend_scheme", "never") != "never"
-        or bool(component.get("add_prefix_space"))
-    )
-
-
-def _drop_prefix(spec: Spec | None) -> Spec | None:
-    if spec is None or spec["type"] == "Prepend":
-        return None
-    spec = dict(spec)
-    for key in ("normalizers", "pretokenizers"):
-        if key in spec:
-            spec[key] = [kept for inner in spec[key] if (kept := _drop_prefix(inner)) is not None]
-    if "prepend_scheme" in spec:
-        spec["prepend_scheme"] = "never"
-    if "add_prefix_space" in spec:
-        spec["add_prefix_space"] = False
-    return spec
+            problem = f"the replacements of {model} may make a text {growth:.0f} times as long"
+            raise damaged(problem, _DAMAGED)
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
@@ -362,38 +339,30 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
     undone = {
         (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
     } | {(" ", c["replacement"]) for c in decoder if c["type"] == "Metaspace"}
-    for component in _components(_spec(rust.normalizer)):
+    for component in _components(rust.normalizer):
         kind = component["type"]
         if kind in _CHANGES:
-            yield TextChange(normalizer=kind, changes=_CHANGES[kind])
+            yield TextChange(kind, _CHANGES[kind])
         elif kind == "BertNormalizer":
-            yield from _bert_text_changes(component)
+            lowercase, accents = component.get("lowercase"), component.get("strip_accents")
+            parts = {
+                "Nmt": component.get("clean_text"),
+                "Lowercase": lowercase,
+                "StripAccents": lowercase if accents is None else accents,
+            }
+            changes = [_CHANGES[name] for name, does in parts.items() if does]
+            if changes:
+                yield TextChange(kind, "; ".join(changes))
         elif kind == "Replace":
-            old = component["pattern"].get("String")
-            new = component["content"]
+            old, new = component["pattern"].get("String"), component["content"]
             if (old, new) not in undone:
                 what = repr(old or component["pattern"].get("Regex"))
-                yield TextChange(normalizer="Replace", changes=f"{what} becomes {new!r}")
+                yield TextChange(kind, f"{what} becomes {new!r}")
         elif kind not in ("Prepend", "ByteLevel"):
-            yield TextChange(normalizer=kind, changes="not known here")
+            yield TextChange(kind, "not known here")
     if any(c["type"] == "WordPiece" for c in decoder):
-        yield TextChange(
-            normalizer="WordPiece",
-            changes="whitespace is not kept: one space before each word, none before . , ? !",
-        )
-
-
-def _bert_text_changes(spec: Spec) -> Iterator[TextChange]:
-    lowercase = bool(spec.get("lowercase"))
-    accents = spec.get("strip_accents")
-    parts = {
-        "control characters are dropped, odd spaces become plain ones": spec.get("clean_text"),
-        "upper case becomes lower case": lowercase,
-        "accents are dropped (é → e)": lowercase if accents is None else accents,
-    }
-    changes = "; ".join(what for what, does in parts.items() if does)
-    if changes:
-        yield TextChange(normalizer="BertNormalizer", changes=changes)
+        what = "whitespace is not kept: one space before each word, none before . , ? !"
+        yield TextChange("WordPiece", what)
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")

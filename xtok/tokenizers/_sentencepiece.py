@@ -95,14 +95,10 @@ class SentencePieceBackend(Backend):
         ids: list[list[int]] = self._processor.encode(list(texts), out_type=int)
         return ids
 
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        """SentencePiece merges characters, not bytes."""
-        return None
-
     def text_changes(self) -> Sequence[TextChange]:
         """Return what the model's own normalizer changes."""
         spec = self._proto.normalizer_spec
         if not spec.precompiled_charsmap:
             return ()
         what = "characters that its table maps, compatibility characters as a rule (ﬁ → fi, ① → 1)"
-        return (TextChange(normalizer=spec.name or "charsmap", changes=what),)
+        return (TextChange(spec.name or "charsmap", what),)

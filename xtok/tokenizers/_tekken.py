@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xtok.errors import TokenizerError
 from xtok.tokenizers._tiktoken import encode_plain, make_encoding, require_single_bytes
-from xtok.tokenizers._tokenizer import Backend, refuse_pattern
+from xtok.tokenizers._tokenizer import Backend, damaged, refuse_pattern
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
@@ -44,7 +43,10 @@ class TekkenBackend(Backend):
             size = int(config["default_vocab_size"])
             if not 0 <= reserved <= size <= MAX_WIDTH:
                 raise ValueError(f"{reserved} special tokens do not fit a width of {size}")
-            listed = document.get("special_tokens") or _default_special_tokens()
+            names = enumerate(_FIRST_SPECIAL_TOKENS.split())
+            listed = document.get("special_tokens") or [
+                {"rank": i, "token_str": name} for i, name in names
+            ]
             self._special = _special_tokens(listed, reserved)
             self._ranks = _ranks(document["vocab"][: size - reserved], path)
             if len(self._ranks) < size - reserved:
@@ -54,10 +56,7 @@ class TekkenBackend(Backend):
             *(ValueError, LookupError, TypeError, AttributeError),
             *(OverflowError, RecursionError),
         ) as error:
-            raise TokenizerError(
-                f"{path} is not a tekken file: {error!r}",
-                hint="the file is damaged or of another kind: fetch it again",
-            ) from error
+            raise damaged(f"{path} is not a tekken file: {error!r}") from error
         self._reserved = reserved
 
     def entries(self) -> Iterable[Entry]:
@@ -77,12 +76,7 @@ class TekkenBackend(Backend):
         return [[i + shift for i in ids] for ids in encode_plain(self._encoding, texts)]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Merge the bytes by rank, as one piece."""
         return [i + self._reserved for i in self._encoding._encode_single_piece(data)]
-
-
-def _default_special_tokens() -> list[dict[str, Any]]:
-    return [{"rank": i, "token_str": name} for i, name in enumerate(_FIRST_SPECIAL_TOKENS.split())]
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[Entry]:
@@ -105,10 +99,7 @@ def _ranks(vocab: Sequence[Mapping[str, Any]], path: Path) -> dict[bytes, int]:
         try:
             token = base64.b64decode(entry["token_bytes"], validate=True)
         except binascii.Error as error:
-            raise TokenizerError(
-                f"entry {place} of the vocab of {path} is not base64",
-                hint="the file is damaged or of another kind: fetch it again",
-            ) from error
+            raise damaged(f"entry {place} of the vocab of {path} is not base64") from error
         if token in ranks or int(entry["rank"]) != place:
             raise ValueError(f"entry {place} of its vocab repeats a token, or is out of order")
         ranks[token] = place

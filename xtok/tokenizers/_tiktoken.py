@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._panics import is_panic
-from xtok.tokenizers._tokenizer import Backend
+from xtok.tokenizers._tokenizer import Backend, damaged, is_panic
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 if TYPE_CHECKING:
@@ -26,19 +25,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a rank file does not say: the pattern, and the tokens that are not ranks.
+    """What a rank file does not say: the pattern, and the tokens that are not ranks."""
 
-    Attributes:
-        pattern: the regular expression that splits text into pieces before merging.
-        control: special tokens, name to id.
-        text: added tokens that are not special, name to id; text like any other.
-        roles: role to name, as the family's own code declares them.
-    """
-
-    pattern: str
-    control: Mapping[str, int] = field(default_factory=dict)
-    text: Mapping[str, int] = field(default_factory=dict)
-    roles: Mapping[str, str] = field(default_factory=dict)
+    pattern: str  # splits text into pieces before merging
+    control: Mapping[str, int] = field(default_factory=dict)  # special tokens, name to id
+    text: Mapping[str, int] = field(default_factory=dict)  # added tokens that are not special
+    roles: Mapping[str, str] = field(default_factory=dict)  # role to name, by the family's code
 
 
 def _numbered(start: int, names: str) -> dict[str, int]:
@@ -150,15 +142,20 @@ def is_rank_file(head: bytes) -> bool:
 
     One good line among the first is enough: which one is broken is `parse_ranks`'s to say.
     """
-    return any(map(_is_rank_line, head.split(b"\n")[:20]))
+    return any(map(_token_and_rank, head.split(b"\n")[:20]))
 
 
-def _is_rank_line(line: bytes) -> bool:
+_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has eight
+
+
+def _token_and_rank(line: bytes) -> tuple[bytes, int] | None:
     try:
         word, digits = line.split()
-        return digits.isdigit() and bool(base64.b64decode(word, validate=True))
+        token = base64.b64decode(word, validate=True)
     except ValueError:  # binascii.Error is one, too
-        return False
+        return None
+    is_rank = digits.isdigit() and len(digits) <= _MAX_DIGITS and int(digits) < MAX_WIDTH
+    return (token, int(digits)) if token and is_rank else None
 
 
 def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
@@ -175,23 +172,16 @@ def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            word, digits = line.split()
-            token = base64.b64decode(word, validate=True)
-            rank = int(digits) if digits.isdigit() and len(digits) <= _MAX_DIGITS else MAX_WIDTH
-        except ValueError:  # binascii.Error is one, too
-            token, rank = b"", MAX_WIDTH
-        if not token or rank >= MAX_WIDTH:
-            raise _bad_file(f"line {number} of {source} is not a base64 token and a rank")
+        parsed = _token_and_rank(line)
+        if parsed is None:
+            raise damaged(f"line {number} of {source} is not a base64 token and a rank")
+        token, rank = parsed
         if token in ranks or rank in seen:
-            raise _bad_file(f"line {number} of {source} repeats a token or a rank")
+            raise damaged(f"line {number} of {source} repeats a token or a rank")
         ranks[token] = rank
         seen.add(rank)
     require_single_bytes(ranks, source)
     return ranks
-
-
-_MAX_DIGITS = 9  # of a rank; MAX_WIDTH has eight
 
 
 def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
@@ -202,11 +192,7 @@ def require_single_bytes(ranks: Mapping[bytes, int], source: str) -> None:
     """
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        raise _bad_file(f"{source} lacks {len(missing)} of the 256 single bytes")
-
-
-def _bad_file(message: str) -> TokenizerError:
-    return TokenizerError(message, hint="the file is damaged or of another kind: fetch it again")
+        raise damaged(f"{source} lacks {len(missing)} of the 256 single bytes")
 
 
 def make_encoding(
@@ -334,8 +320,3 @@ class TiktokenBackend(Backend):
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge the bytes by rank, as one piece."""
         return self._encoding._encode_single_piece(data)
-
-    def encode_prompt(self, text: str) -> list[int] | None:
-        """Encode with all of the family's special tokens recognised."""
-        encode = self._encoding.encode
-        return _attempt(encode, text, allowed_special="all", disallowed_special=())

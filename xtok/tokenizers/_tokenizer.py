@@ -7,7 +7,8 @@ import re
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,26 +18,13 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.tokenizers._panics import no_panic
 from xtok.vocab.roles import find_roles
-from xtok.vocab.table import (
-    MAX_WIDTH,
-    Entry,
-    TokenTable,
-    TokenType,
-    Vocabulary,
-    decode_vocabulary,
-)
+from xtok.vocab.table import MAX_WIDTH, Entry, TokenTable, TokenType, Vocabulary, decode_vocabulary
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TextChange:
-    """What a tokenizer changes about a text before it becomes tokens.
-
-    Attributes:
-        normalizer: the component of the tokenizer that does it.
-        changes: what it changes, in words.
-    """
+    """What a component of a tokenizer changes about a text before it becomes tokens."""
 
     normalizer: str
     changes: str
@@ -55,9 +43,9 @@ class Backend(ABC):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode a batch: no special tokens, no dummy prefix; control tokens are plain text."""
 
-    @abstractmethod
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
+        return None
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode as `encode_texts` does, into arrays."""
@@ -94,6 +82,36 @@ def refuse_pattern(pattern: str | None, what: str) -> None:
         raise TokenizerError(
             f"{what}, which takes no pattern", hint="leave out {option}", parameter="pattern"
         )
+
+
+def damaged(problem: str, what: str = "the file is damaged or of another kind") -> TokenizerError:
+    """Return the error for a file that was read, and is not what it should be."""
+    return TokenizerError(problem, hint=f"{what}: fetch it again")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Tell a panic of a Rust library: its class is no `Exception`, and cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def no_panic(model: str) -> Iterator[None]:
+    """Turn a panic into a `TokenizerError` that names the model."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise TokenizerError(
+            f"{model} makes its library fail: {error}",
+            hint="its files are damaged, or its pattern is too costly: fetch them again",
+        ) from error
+
+
+def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern whose `split` puts names at the odd places, and what is between at even."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
 
 class Encoding(NamedTuple):
@@ -186,13 +204,19 @@ class Tokenizer:
     def segment_batch(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Segment many byte strings at once; None where the vocabulary cannot spell one."""
         result: list[list[int] | None] = [None] * len(pieces)
-        ways = (self._by_library, self._by_merges, self._by_byte_tokens, self._by_longest_matches)
+        ways: tuple[Callable[[list[bytes]], Iterable[list[int] | None]], ...] = (
+            self._by_library,
+            lambda batch: map(self._backend.encode_bytes, batch),
+            self._by_byte_tokens,
+            lambda batch: map(self._longest_match, batch),
+        )
         rest = list(range(len(pieces)))
-        for way in ways:
-            for row, ids in zip(rest, way([pieces[row] for row in rest]), strict=True):
-                if ids is not None and self._spells(ids, pieces[row]):
-                    result[row] = ids
-            rest = [row for row in rest if result[row] is None]
+        with no_panic(self.vocabulary.model_id):
+            for way in ways:
+                for row, ids in zip(rest, way([pieces[row] for row in rest]), strict=True):
+                    if ids is not None and self._spells(ids, pieces[row]):
+                        result[row] = ids
+                rest = [row for row in rest if result[row] is None]
         return result
 
     def encode(self, text: str) -> Encoding:
@@ -209,7 +233,9 @@ class Tokenizer:
             ids = self._backend.encode_prompt(text)
         bounds = None if ids is None else self._bounds(ids, data)
         if ids is None or bounds is None:
-            ids = self._encode_parts(text)
+            ids = []
+            for place, part in enumerate(self._control_pattern.split(text)):
+                ids += [self._control_ids[part]] if place % 2 else self.segment(part.encode())
             bounds = self._bounds(ids, data)
         if bounds is None:
             raise ValueError("the parts of a text do not spell it")
@@ -258,21 +284,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _control_pattern(self) -> re.Pattern[str]:
-        names = sorted(map(re.escape, self._control_ids), key=len, reverse=True)
-        return re.compile(f"({'|'.join(names) or '(?!)'})")
-
-    def _encode_parts(self, text: str) -> list[int]:
-        """Segment what is between the control tokens of a text."""
-        parts = self._control_pattern.split(text)
-        spelled = iter(self.segment_batch([part.encode() for part in parts[::2]]))
-        ids: list[int] = []
-        for place, part in enumerate(parts):
-            if place % 2:
-                ids.append(self._control_ids[part])
-            else:
-                piece = next(spelled)
-                ids += self.segment(part.encode()) if piece is None else piece
-        return ids
+        return splitting_at(self._control_ids)
 
     def _bounds(self, ids: Sequence[int], data: bytes) -> list[int] | None:
         """Return where each token begins, and the end; None if the ids do not spell the bytes.
@@ -326,11 +338,6 @@ class Tokenizer:
             result[row] = ids
         return result
 
-    def _by_merges(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Encode bytes by the model's own merges, if it has any on bytes."""
-        with no_panic(self.vocabulary.model_id):
-            return [self._backend.encode_bytes(piece) for piece in pieces]
-
     def _by_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode the runs of valid UTF-8 as text, and spell each byte between as a BYTE token."""
         runs_of = [_INVALID.split(piece.decode("utf-8", "surrogateescape")) for piece in pieces]
@@ -344,11 +351,8 @@ class Tokenizer:
             for runs in runs_of
         ]
 
-    def _by_longest_matches(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Take the longest token at each place; linear for the few token lengths that occur."""
-        return [self._longest_match(piece) for piece in pieces]
-
     def _longest_match(self, data: bytes) -> list[int] | None:
+        """Take the longest token at each place; linear for the few token lengths that occur."""
         known = self.table.canonical_ids()
         ids: list[int] = []
         start = 0
@@ -383,16 +387,14 @@ class Tokenizer:
 
 _INVALID = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, by `surrogateescape`
 
-_WHITESPACE = re.compile(rb"\s*")
+# Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
+_MANY_IDS = 1 << 20
 
 
 def _skip_whitespace(data: bytes, place: int) -> int:
-    match = _WHITESPACE.match(data, place)
-    return place if match is None else match.end()
-
-
-# Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
-_MANY_IDS = 1 << 20
+    while data[place : place + 1].isspace():
+        place += 1
+    return place
 
 
 def _width(
@@ -404,23 +406,16 @@ def _width(
         width, source, says = backend.model_vocab_size(), "config", "from its config"
     if width is None:
         width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
+    problem = f"the vocabulary size {width} of {model_id} ({says})"
+    hint = "give the width of the model's logits with {option}"
     if width <= largest:
-        raise TokenizerError(
-            f"the vocabulary size {width} of {model_id} ({says}) does not hold its "
-            f"largest token id {largest}",
-            hint=f"give the width of the model's logits, at least {largest + 1}, with {{option}}",
-            parameter="vocab_size",
-        )
-    if source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
-        raise TokenizerError(
-            f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({says})",
-            hint="its files may be damaged; if the model is as wide as that, give {option}",
-            parameter="vocab_size",
-        )
-    if not 0 < width <= MAX_WIDTH:
-        raise TokenizerError(
-            f"the vocabulary size {width} of {model_id} ({says}) is not in 1..{MAX_WIDTH}",
-            hint="give the width of the model's logits with {option}",
-            parameter="vocab_size",
-        )
-    return width, source
+        problem += f" does not hold its largest token id {largest}"
+        hint = f"give the width of the model's logits, at least {largest + 1}, with {{option}}"
+    elif source != "option" and width > max(_MANY_IDS, 4 * num_tokens):
+        problem = f"{model_id} has {num_tokens} tokens, and a vocabulary size of {width} ({says})"
+        hint = "its files may be damaged; if the model is as wide as that, give {option}"
+    elif not 0 < width <= MAX_WIDTH:
+        problem += f" is not in 1..{MAX_WIDTH}"
+    else:
+        return width, source
+    raise TokenizerError(problem, hint=hint, parameter="vocab_size")

@@ -52,22 +52,14 @@ class ModelFiles:
             return path if path.is_file() else None
         from huggingface_hub import errors, hf_hub_download
 
-        asks = self._asks()
-        answers = asks and hub_answers()
-        revision = self.commit or self.revision
-        with quiet_hub(), self._plain_errors():
+        with self._hub():
             try:
-                path = Path(
-                    hf_hub_download(
-                        self.model, name, revision=revision, local_files_only=not answers
-                    )
-                )
-            except errors.LocalEntryNotFoundError:
-                if required or asks:
+                path = Path(hf_hub_download(self.model, name, **self._options()))
+            except errors.EntryNotFoundError as error:
+                is_unknown = isinstance(error, errors.LocalEntryNotFoundError)
+                if is_unknown and (required or self._asks()):
                     raise
-                return None  # offline, and what was cached came without this file
-            except errors.EntryNotFoundError:
-                return None
+                return None  # or offline, and what was cached came without this file
         if path.parent.parent.name == "snapshots":
             self.commit = path.parent.name
         return path
@@ -83,7 +75,7 @@ class ModelFiles:
         from huggingface_hub import file_exists, try_to_load_from_cache
 
         revision = self.commit or self.revision
-        with quiet_hub(), self._plain_errors():
+        with self._hub():
             cached = try_to_load_from_cache(self.model, name, revision=revision)
             if isinstance(cached, str):
                 return True
@@ -101,15 +93,8 @@ class ModelFiles:
             return self.model
         from huggingface_hub import snapshot_download
 
-        local = not (self._asks() and hub_answers())
-        with quiet_hub(), self._plain_errors():
-            path = snapshot_download(
-                self.model,
-                revision=self.commit or self.revision,
-                ignore_patterns=_LEFT_OUT,
-                local_files_only=local,
-            )
-            return Path(path)
+        with self._hub():
+            return Path(snapshot_download(self.model, ignore_patterns=_LEFT_OUT, **self._options()))
 
     def first(self, names: Sequence[str]) -> Path | None:
         """Return the first of several files that exists; in a folder, names may be patterns.
@@ -154,46 +139,45 @@ class ModelFiles:
 
         return not (self.offline or constants.HF_HUB_OFFLINE)
 
+    def _options(self) -> dict[str, Any]:
+        local = not (self._asks() and hub_answers())
+        return {"revision": self.commit or self.revision, "local_files_only": local}
+
     @contextmanager
-    def _plain_errors(self) -> Iterator[None]:
-        """Turn the hub library's errors into one line, with the command that fixes it."""
+    def _hub(self) -> Iterator[None]:
+        """Keep the hub's library quiet, and turn its errors into one line, with the fix."""
         from huggingface_hub import errors
 
-        asks, error = self._asks(), self.error
         revision = self.commit or self.revision
         repo = str(self.model) + (f" at revision {revision}" if revision else "")
-        others: tuple[type[Exception], ...] = (errors.HFValidationError, *_client_errors())
+        kinds: tuple[type[Exception], ...] = (errors.HFValidationError, *_client_errors())
         try:
-            yield
-        except errors.LocalEntryNotFoundError as cause:
-            hub = "cannot be reached" if asks else "is not asked (offline)"
-            files = " --include 'tokenizer*' --include '*config.json'" * issubclass(
-                error, TokenizerError
-            )
-            cached = "; to use only what is in the cache: {option}" * asks
-            raise error(
-                f"{repo} is no file or folder here and not in the local cache, and the hub {hub}",
-                hint="check the spelling; to fetch the repo where there is a network: "
-                f"hf download {self.model}{files}{cached}",
-                parameter="offline" * asks,
-            ) from cause
-        except errors.GatedRepoError as cause:
-            raise error(
-                f"{repo} is gated, and access is not granted to you",
-                hint="accept its terms on the hub, then: hf auth login (or set HF_TOKEN)",
-            ) from cause
-        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as cause:
-            raise error(
-                f"no model {repo} on the hub, and no such file or folder here",
-                hint="check the spelling; a private repo needs: hf auth login (or HF_TOKEN)",
-            ) from cause
-        except errors.EntryNotFoundError:
-            raise
-        except others as cause:
-            raise error(
-                f"{repo} cannot be fetched: {cause}",
-                hint="give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder",
-            ) from cause
+            with quiet_hub():
+                yield
+        except kinds as cause:
+            parameter = ""
+            if isinstance(cause, errors.LocalEntryNotFoundError):
+                asks, is_tokenizer = self._asks(), issubclass(self.error, TokenizerError)
+                hub = "cannot be reached" if asks else "is not asked (offline)"
+                problem = f"{repo} is no file or folder here and not in the local cache, "
+                problem += f"and the hub {hub}"
+                hint = "check the spelling; to fetch the repo where there is a network: "
+                hint += f"hf download {self.model}"
+                hint += " --include 'tokenizer*' --include '*config.json'" * is_tokenizer
+                hint += "; to use only what is in the cache: {option}" * asks
+                parameter = "offline" * asks
+            elif isinstance(cause, errors.EntryNotFoundError):
+                raise
+            elif isinstance(cause, errors.GatedRepoError):
+                problem = f"{repo} is gated, and access is not granted to you"
+                hint = "accept its terms on the hub, then: hf auth login (or set HF_TOKEN)"
+            elif isinstance(cause, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)):
+                problem = f"no model {repo} on the hub, and no such file or folder here"
+                hint = "check the spelling; a private repo needs: hf auth login (or HF_TOKEN)"
+            else:
+                problem = f"{repo} cannot be fetched: {cause}"
+                hint = "give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder"
+            raise self.error(problem, hint=hint, parameter=parameter) from cause
 
 
 @contextmanager

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.alignment.chats import align_chat
+from xtok.alignment.retokenize import Retokenizer
+from xtok.conversation import render
 from xtok.conversation.batching import pad
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, from_transformers
+from xtok.vocab.table import TokenType
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -28,6 +31,13 @@ class _Row(NamedTuple):
     ids: NDArray[Any]
     is_target: NDArray[np.bool_]
     chunk: NDArray[Any]
+
+
+class _Run(NamedTuple):
+    """Neighbouring tokens of the student that are all targets, or all not."""
+
+    ids: list[int]
+    is_target: bool
 
 
 class DistillationCollator:
@@ -84,6 +94,7 @@ class DistillationCollator:
             TokenAligner(self.student, teacher, max_comb_len=max_comb_len)
             for teacher in self.teachers or [self.student]
         ]
+        self._retokenizers = [Retokenizer(self.student, teacher) for teacher in self.teachers]
         self.max_length, self.bos, self.eos = max_length, bos, eos
         self.student_template, self.teacher_templates = student_template, templates
 
@@ -111,6 +122,122 @@ class DistillationCollator:
             sides.append(side)
         own = _pad(rows[0], _pad_id(self.student))
         return {**own, "teachers": sides[: len(self.teachers)]}
+
+    def from_student_ids(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor,
+        *,
+        prompts: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> dict[str, Any]:
+        """Return the batch of rows that are the student's ids already, as on-policy training has.
+
+        The teachers read the bytes of the student's tokens, spelled in their own (`Retokenizer`).
+        Prompt and completion are spelled apart, so that no token of a teacher reaches across. Only
+        targets are aligned.
+
+        Args:
+            input_ids: int64 `[B, T]`, padded on any side.
+            attention_mask: `[B, T]`, 0 where an id is padding.
+            labels: int64 `[B, T]`, -100 where an id is no target: prompts and padding.
+            prompts: for each row None, or the conversation that its prompt is: `messages`, and
+                maybe `variables` of the template. Teachers then read the conversation by their own
+                template instead of the bytes of the student's.
+
+        Raises:
+            XtokError: if a teacher cannot spell the bytes, or render a conversation.
+            ValueError: for shapes that do not fit, and ids that the student does not have.
+        """
+        shape = tuple(input_ids.shape)
+        if len(shape) != 2 or any(tuple(x.shape) != shape for x in (attention_mask, labels)):
+            raise ValueError(
+                f"input_ids {list(shape)}, attention_mask {list(attention_mask.shape)} and labels "
+                f"{list(labels.shape)} are not all [B, T]"
+            )
+        if prompts is not None and len(prompts) != shape[0]:
+            raise ValueError(f"{len(prompts)} prompts for {shape[0]} rows")
+        ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
+        rows = [
+            _runs(row[keep], is_target[keep])
+            for row, keep, is_target in zip(ids, mask != 0, target != IGNORED, strict=True)
+        ]
+        wanted = (mask != 0) & (target != IGNORED)
+        own = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        sides = [
+            self._read_by(number, rows, ids, wanted, prompts or [None] * len(rows))
+            for number in range(len(self.teachers))
+        ]
+        return {**own, "teachers": sides}
+
+    def _read_by(
+        self,
+        number: int,
+        rows: Sequence[Sequence[_Run]],
+        ids: NDArray[Any],
+        wanted: NDArray[np.bool_],
+        prompts: Sequence[Mapping[str, Any] | None],
+    ) -> dict[str, Any]:
+        """Return a teacher's side of rows of the student's."""
+        teacher, table = self.teachers[number], self.student.table
+        spelled = iter(self._retokenizers[number]([run.ids for row in rows for run in row]))
+        theirs: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
+        for row, prompt in zip(rows, prompts, strict=True):
+            parts = [(next(spelled), run.is_target) for run in row]
+            theirs.append(self._teacher_row(number, parts, prompt))
+        # Ids that stand for nothing, which a model wider than its tokenizer may write, have no
+        # chunk.
+        special = np.isin(table.types, [TokenType.CONTROL, TokenType.UNKNOWN])
+        stands = (table.lengths > 0) | special
+        wanted = wanted & stands[np.where(wanted, ids, 0)]
+        alignment = self.aligners[number].align_ids(
+            ids[wanted],
+            _bounds(wanted.sum(1)),
+            np.concatenate([own_ids[is_target] for own_ids, is_target in theirs]),
+            _bounds(np.array([is_target.sum() for _, is_target in theirs])),
+        )
+        chunk = np.full(ids.shape, -1, np.int32)
+        chunk[wanted] = alignment.student_chunk_id
+        student_rows = [_Row(*row) for row in zip(ids, wanted, chunk, strict=True)]
+        ends = np.cumsum([is_target.sum() for _, is_target in theirs])[:-1]
+        side_rows = []
+        numbers = np.split(alignment.teacher_chunk_id, ends)
+        for (own_ids, is_target), chunk_of_targets in zip(theirs, numbers, strict=True):
+            chunk_of = np.full(len(own_ids), -1, np.int32)
+            chunk_of[is_target] = chunk_of_targets
+            side_rows.append(_Row(own_ids, is_target, chunk_of))
+        correct = np.split(alignment.is_correct, np.cumsum(alignment.num_chunks)[:-1])
+        side = _pad(side_rows, _pad_id(teacher))
+        side["alignment"] = _batch(student_rows, side_rows, correct)
+        return side
+
+    def _teacher_row(
+        self,
+        number: int,
+        parts: list[tuple[list[int], bool]],
+        prompt: Mapping[str, Any] | None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return a row's ids and which are targets, with the teacher's own beginning."""
+        teacher = self.teachers[number]
+        if prompt is not None:
+            conversation = render(
+                teacher,
+                prompt["messages"],
+                add_generation_prompt=True,
+                template=self.teacher_templates[number],
+                variables=prompt.get("variables"),
+            )
+            while parts and not parts[0][1]:
+                parts = parts[1:]
+            parts = [(conversation.ids.tolist(), False), *parts]
+        else:
+            begin = teacher.table.roles.get("bos", ())[:1] if self.bos else ()
+            first = next((ids[0] for ids, _ in parts if ids), None)
+            if begin and first not in teacher.table.roles["bos"]:
+                parts = [(list(begin), False), *parts]
+        ids = [i for part, _ in parts for i in part][: self.max_length]
+        flags = [flag for part, flag in parts for _ in part][: self.max_length]
+        return np.array(ids, np.int64), np.array(flags, np.bool_)
 
     def _spell(
         self, tokenizer: Tokenizer, samples: Sequence[Sample], chats: Sequence[Any]
@@ -210,6 +337,16 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
 def predicted(ids: torch.Tensor, fill: int = IGNORED) -> torch.Tensor:
     """Return what each position predicts, `[B, T]`: the id, label or mask of the next one."""
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
+
+
+def _runs(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[_Run]:
+    cuts = np.flatnonzero(np.diff(is_target)) + 1
+    flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
+    return [_Run(p.tolist(), f) for p, f in zip(np.split(ids, cuts), flags, strict=False)]
+
+
+def _bounds(counts: NDArray[Any]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _tokenizer(given: Any) -> Tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -19,41 +19,12 @@ from xtok.io import check_output, write
 from xtok.maps.file import MapLike, as_map
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.progress import Note, silent_note
+from xtok.tokenizers import ModelLike, as_tokenizer
+from xtok.training.subtokens import nemo_table
+from xtok.vocab.display import plural
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable, match_bytes
-
-
-@dataclass(frozen=True, eq=False)
-class Subtokens:
-    """Each token of a vocabulary spelled in the tokens of another.
-
-    Attributes:
-        subtoks: int64 `[V, L]`, the other side's ids, padded with −1.
-        lengths: int64 `[V]`: 1 for a token that both have, 0 for one without a spelling.
-    """
-
-    subtoks: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-
-def subtokens(of: Tokenizer, into: Tokenizer) -> Subtokens:
-    """Spell each token of a vocabulary as another tokenizer does in the middle of a text.
-
-    A token whose bytes the other vocabulary has is that one token, whatever its tokenizer makes of
-    them alone. A control token is the token of the same role, or has no spelling.
-    """
-    spellings = into.segment_batch([token for token in of.table.tokens() if token])
-    pieces = {i: s or [] for i, s in zip(of.table.text_ids.tolist(), spellings, strict=True)}
-    single = match_bytes(of.table, into.table) | match_roles(of.table, into.table)
-    pieces |= {i: [t] for i, t in single.items()}
-    lengths = np.zeros(len(of.table), np.int64)
-    for i, ids in pieces.items():
-        lengths[i] = len(ids)
-    subtoks = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
-    for i, ids in pieces.items():
-        subtoks[i, : len(ids)] = ids
-    return Subtokens(subtoks, lengths)
 
 
 def byte_prefixes(student: TokenTable, teacher: TokenTable) -> NDArray[np.int64]:
@@ -100,6 +71,36 @@ def shared_vocabulary(student: TokenTable, teacher: TokenTable) -> SharedVocabul
     return SharedVocabulary(sorted(pairs), sorted((s, t) for t, s in special.items()))
 
 
+class DraftMapping(NamedTuple):
+    """What vLLM's `VocabMapping` holds for a draft model (student) and a target (teacher).
+
+    The names and meanings are those of `vllm/v1/spec_decode/vocab_mapping.py` (0f17ee0), the widths
+    those of both models' logits.
+
+    Attributes:
+        draft_to_target_ids: int64 `[V_draft]`, −1 for a token that the target lacks.
+        target_to_draft_ids: int64 `[V_target]`, likewise; the inverse.
+        intersection_mask_draft: bool `[V_draft]`, what the draft may propose.
+    """
+
+    draft_to_target_ids: NDArray[np.int64]
+    target_to_draft_ids: NDArray[np.int64]
+    intersection_mask_draft: NDArray[np.bool_]
+
+
+def draft_mapping(draft: TokenTable, target: TokenTable) -> DraftMapping:
+    """Map the tokens that a draft and a target model share, by equal bytes and by role.
+
+    Both directions are one to one, so speculative decoding stays lossless.
+    """
+    shared = shared_vocabulary(draft, target)
+    pairs = np.array([*shared.pairs, *shared.special_pairs], np.int64).reshape(-1, 2)
+    to_target, to_draft = (np.full(len(table), -1, np.int64) for table in (draft, target))
+    to_target[pairs[:, 0]] = pairs[:, 1]
+    to_draft[pairs[:, 1]] = pairs[:, 0]
+    return DraftMapping(to_target, to_draft, to_target >= 0)
+
+
 def export(
     projection: MapLike,
     path: str | PathLike[str],
@@ -107,16 +108,18 @@ def export(
     *,
     student_model: ModelLike | None = None,
     teacher_model: ModelLike | None = None,
+    note: Note = silent_note,
 ) -> list[Path]:
     """Write a map in another format, and return the paths of the files written.
 
     Args:
         projection: a map, or the path of one; all kinds but `scipy-npz` and `parquet` need its
             token tables.
-        path: the file; its suffix is that of the kind (`SUFFIX_OF`).
+        path: the file; its suffix is one of the kind's (`SUFFIXES_OF`).
         kind: what to write.
         student_model: for `nemo-subtokens` only: the model of the rows, as `build` takes it.
         teacher_model: likewise, of the columns.
+        note: called with a sentence on what was counted, or cut.
 
     Raises:
         OutputError: if the file cannot be written.
@@ -136,10 +139,12 @@ def export(
             projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
         reverse = target.with_name(f"{target.stem}.reverse{target.suffix}")
-        files = {
-            target: _subtokens_file(subtokens(student, teacher)),
-            reverse: _subtokens_file(subtokens(teacher, student)),
-        }
+        tables = {target: nemo_table(student, teacher), reverse: nemo_table(teacher, student)}
+        files = {file: table.data for file, table in tables.items()}
+        for sentence in chain.from_iterable(table.notes for table in tables.values()):
+            note(sentence)
+    elif kind == "shared-vocab":
+        files = {target: _shared_file(projection, target.suffix, note)}
     else:
         files = {target: _WRITERS[kind](projection)}
     for file, data in files.items():
@@ -147,37 +152,29 @@ def export(
     return list(files)
 
 
-SUFFIX_OF: dict[str, str] = {
-    "nemo-subtokens": ".pt",
-    "byte-prefix-map": ".safetensors",
-    "shared-vocab": ".json",
-    "scipy-npz": ".npz",
-    "parquet": ".parquet",
+SUFFIXES_OF: dict[str, tuple[str, ...]] = {
+    "nemo-subtokens": (".pt",),
+    "byte-prefix-map": (".safetensors",),
+    "shared-vocab": (".json", ".safetensors"),
+    "scipy-npz": (".npz",),
+    "parquet": (".parquet",),
 }
+"""The suffixes that a kind of file may have; that of `shared-vocab` decides what is in it."""
 
 
 def check_export(path: str | PathLike[str], kind: ExportFormat) -> Path:
     """Check, before any work is done, that a file of a kind can be written to a path.
 
     Raises:
-        OutputError: if it cannot be, or the suffix is not that of the kind.
+        OutputError: if it cannot be, or the suffix is not one of the kind's.
         ValueError: if there is no such kind.
     """
     if kind not in get_args(ExportFormat):
         raise ValueError(f"format is {kind!r}, and must be one of {get_args(ExportFormat)}")
-    target = check_output(path, [SUFFIX_OF[kind]], f"{kind} file")
+    target = check_output(path, SUFFIXES_OF[kind], f"{kind} file")
     if kind == "parquet":
         _pyarrow()
     return target
-
-
-def _subtokens_file(spelled: Subtokens) -> bytes:
-    import torch
-
-    buffer = io.BytesIO()  # torch.save writes a file's name into the file
-    tensors = {name: torch.from_numpy(array) for name, array in vars(spelled).items()}
-    torch.save(tensors, buffer)
-    return buffer.getvalue()
 
 
 def _byte_prefix_file(projection: ProjectionMap) -> bytes:
@@ -190,8 +187,19 @@ def _byte_prefix_file(projection: ProjectionMap) -> bytes:
     return save({"student_ids": prefixes, "exact": exact}, {"xtok": _models(projection)})
 
 
-def _shared_file(projection: ProjectionMap) -> bytes:
-    shared = shared_vocabulary(*_tables(projection))
+def _shared_file(projection: ProjectionMap, suffix: str, note: Note) -> bytes:
+    """Return the pairs as JSON, or vLLM's arrays as safetensors."""
+    from safetensors.numpy import save
+
+    student, teacher = _tables(projection)
+    shared = shared_vocabulary(student, teacher)
+    note(
+        f"{projection.teacher.model_id} has the bytes of {len(shared.pairs):,} of "
+        f"{plural(len(student.canonical_ids()), 'token')} of {projection.student.model_id}; "
+        f"{plural(len(shared.special_pairs), 'special token')} paired by role"
+    )
+    if suffix == ".safetensors":
+        return save(draft_mapping(student, teacher)._asdict(), {"xtok": _models(projection)})
     content = {**json.loads(_models(projection)), **shared._asdict()}
     return (json.dumps(content) + "\n").encode()
 
@@ -235,7 +243,6 @@ def _parquet_file(projection: ProjectionMap) -> bytes:
 
 _WRITERS: dict[str, Callable[[ProjectionMap], bytes]] = {
     "byte-prefix-map": _byte_prefix_file,
-    "shared-vocab": _shared_file,
     "scipy-npz": _scipy_file,
     "parquet": _parquet_file,
 }
@@ -246,7 +253,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise XtokError("parquet needs pyarrow", hint=install_hint("parquet")) from error
+        raise XtokError("parquet needs pyarrow", hint=install_hint("pyarrow")) from error
     return pyarrow, pyarrow.parquet
 
 

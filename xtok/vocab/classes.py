@@ -108,21 +108,10 @@ _BY_CHARACTER = (
 
 # The first word of a letter's name in Unicode is its script.
 _SCRIPT_OF_NAME = {
-    "LATIN": TokenClass.LATIN,
-    "FEMININE": TokenClass.LATIN,  # ordinal indicator
-    "MASCULINE": TokenClass.LATIN,
-    "GREEK": TokenClass.GREEK,
-    "CYRILLIC": TokenClass.CYRILLIC,
-    "HEBREW": TokenClass.HEBREW,
-    "ARABIC": TokenClass.ARABIC,
-    "DEVANAGARI": TokenClass.DEVANAGARI,
-    "THAI": TokenClass.THAI,
-    "CJK": TokenClass.HAN,
-    "IDEOGRAPHIC": TokenClass.HAN,
-    "HIRAGANA": TokenClass.KANA,
-    "KATAKANA": TokenClass.KANA,
-    "KATAKANA-HIRAGANA": TokenClass.KANA,
-    "HANGUL": TokenClass.HANGUL,
+    **{TokenClass(i).name: TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT)},
+    **dict.fromkeys(("FEMININE", "MASCULINE"), TokenClass.LATIN),  # ordinal indicators
+    **dict.fromkeys(("CJK", "IDEOGRAPHIC"), TokenClass.HAN),
+    **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), TokenClass.KANA),
 }
 
 
@@ -157,7 +146,11 @@ def text_class(text: str) -> TokenClass:
 def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
     """Return the class of each text, none of them empty, uint8 `[len(texts)]`."""
     points = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
-    bits = _bits_of_characters(points)
+    bit_of_point = np.zeros(0x110000, np.uint32)
+    bit_of_point[points] = 1
+    different = np.flatnonzero(bit_of_point)  # each is looked up once
+    bit_of_point[different] = [_bit(chr(point)) for point in different.tolist()]
+    bits = bit_of_point[points]
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     starts = np.cumsum(lengths) - lengths
     in_text = np.bitwise_or.reduceat(bits, starts)
@@ -178,15 +171,6 @@ def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
     conditions, values = zip(*rules, strict=True)
     chosen: NDArray[np.uint8] = np.select(conditions, values, default=TokenClass.OTHER)
     return chosen.astype(np.uint8)
-
-
-def _bits_of_characters(points: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the bit of each code point; each distinct one is looked up once."""
-    table = np.zeros(0x110000, np.uint32)
-    table[points] = 1
-    different = np.flatnonzero(table)
-    table[different] = [_bit(chr(point)) for point in different.tolist()]
-    return table[points]
 
 
 def _bit(char: str) -> int:
@@ -220,12 +204,8 @@ def suited_loss(exact_share: float, numerals: int, numerals_exact: int) -> tuple
     """Return which loss suits a pair, and why.
 
     Gold-type losses score the exact pairs and compare the rest by rank alone, so tokens without a
-    pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699).
-
-    Args:
-        exact_share: the share of the student's tokens with an exact counterpart.
-        numerals: the student's multi-digit tokens.
-        numerals_exact: those of them with an exact counterpart.
+    pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699). What counts is
+    the share of the student's tokens with an exact counterpart, and of its multi-digit tokens.
     """
     if numerals and numerals_exact < numerals / 2:
         missing = numerals - numerals_exact

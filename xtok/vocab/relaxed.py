@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
+from unicodedata import category
 
 from xtok.vocab.table import TokenTable
 
@@ -27,13 +27,9 @@ def relaxed_form(token: bytes) -> bytes:
     except UnicodeDecodeError:
         return token
     rest = text[1:]
-    if text[0] == " " and rest and all(c == "\n" or _is_punctuation(c) for c in rest):
+    if text[0] == " " and rest and all(c == "\n" or category(c)[0] in "PS" for c in rest):
         text = rest
     return text.encode()
-
-
-def _is_punctuation(char: str) -> bool:
-    return unicodedata.category(char)[0] in "PS"
 
 
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:

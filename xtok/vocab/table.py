@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.vocab.display import escape, quoted, shortened
+from xtok.vocab.display import escape, quoted, shortened, unescape
 
 MAX_WIDTH = 2**24
 """The widest vocabulary accepted: 64 times the largest in use; ids stay int32."""
@@ -44,12 +45,6 @@ class Entry(NamedTuple):
     type: TokenType
     content: bytes
     display: bytes = b""
-
-    def in_form(self, form: TokenForm) -> bytes:
-        """Return what stands for the token in a form; see `decode_vocabulary`."""
-        if form == "text":
-            return self.content.decode("utf-8", "replace").encode()
-        return (form == "raw" and self.display) or self.content
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +137,18 @@ class TokenTable:
             last_wins = np.lexsort((-ids, self.types[ids] != TokenType.BYTE, preferred))
             id_of = {tokens[i]: i for i in ids[last_wins].tolist()}
         return id_of
+
+    def ids_of(self, token: str | bytes) -> list[int]:
+        r"""Return the ids of a token, rising; none, or several with the same bytes.
+
+        Args:
+            token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
+                control token; or its exact bytes.
+        """
+        spellings = {token} if isinstance(token, bytes) else {os.fsencode(token), unescape(token)}
+        tokens = self.tokens()
+        ids = [i for i in self.text_ids.tolist() if tokens[i] in spellings]
+        return ids + [i for i, name in self.control_names.items() if name == token]
 
     def name(self, token_id: int) -> str:
         """Return an id as people read it: escaped bytes, a control name, or its type."""
@@ -248,15 +255,17 @@ def decode_vocabulary(
     tokens = [b""] * width
     names: dict[int, str] = {}
     undecodable: list[int] = []
-    for entry in kept:
-        token_id, kind, content, _ = entry
+    for token_id, kind, content, display in kept:
         if not 0 <= token_id < width or kinds[token_id] is not None:
             raise _misplaced(kept, width)
         kinds[token_id] = kind
         if kind is control or kind is unknown:
             names[token_id] = content.decode("utf-8", "backslashreplace")
         elif kind is not unused:
-            tokens[token_id] = content if form == "bytes" else entry.in_form(form)
+            if form == "text":
+                tokens[token_id] = content.decode("utf-8", "replace").encode()
+            else:
+                tokens[token_id] = (form == "raw" and display) or content
             if not content:
                 undecodable.append(token_id)
     types = np.array([kind or unused for kind in kinds], np.uint8)

@@ -3,6 +3,7 @@
 All take chunk ids of the *predicted* tokens: `xtok.shift_to_predictions` shifts an alignment.
 """
 
+from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import (
     averaged_logits,
     combine,
@@ -19,6 +20,7 @@ from xtok.training.losses.config import (
     SameTokenizerConfig,
     ULDConfig,
 )
+from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
 from xtok.training.losses.gold import gold, h_kl, uld
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
@@ -30,6 +32,7 @@ __all__ = [
     "ByteEvents",
     "ChunkLossConfig",
     "CombineConfig",
+    "EventIndex",
     "ExactPairs",
     "GoldConfig",
     "LossName",
@@ -39,6 +42,9 @@ __all__ = [
     "ULDConfig",
     "averaged_logits",
     "combine",
+    "count_chunks",
+    "event_index",
+    "event_kl",
     "exact_pairs",
     "gold",
     "h_kl",

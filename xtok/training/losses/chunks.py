@@ -85,6 +85,20 @@ def find_chunks(
     return Chunks(student, teacher, of_student, of_teacher, count)
 
 
+def count_chunks(alignment: Any, *, exact_token_match_only: bool = False) -> int:
+    """Return how many chunks a loss over a shifted alignment is the mean of.
+
+    A sum over several batches needs it: Σ count · loss / Σ count is the loss of all in one batch.
+    """
+    valid = torch.as_tensor(alignment.pair_valid)
+    if exact_token_match_only:
+        valid = valid & torch.as_tensor(alignment.pair_is_correct)
+    for side in ("student", "teacher"):
+        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
+        valid = valid & (_sizes(ids, valid.shape[1]) > 0)
+    return int(valid.sum())
+
+
 def loss_over_chunks(
     compare: Callable[[Chunks], Tensor],
     student_logits: Tensor,
@@ -155,9 +169,10 @@ def chunk_means(
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     """Return the log-softmax over the last dimension, where −∞ counts as `FLOOR`."""
-    log_probs = torch.log_softmax(logits / temperature, -1)
-    masked = torch.isneginf(log_probs)
-    return log_probs.masked_fill(masked, FLOOR) if bool(masked.any()) else log_probs
+    log_probs = torch.log_softmax(logits if temperature == 1 else logits / temperature, -1)
+    if log_probs.numel() and bool(torch.isneginf(log_probs.amin())):
+        return log_probs.masked_fill(torch.isneginf(log_probs), FLOOR)
+    return log_probs
 
 
 def divergence(log_s: Tensor, log_r: Tensor, *, reverse: bool) -> Tensor:

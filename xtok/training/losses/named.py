@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
+from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
     GoldConfig,
@@ -24,8 +26,33 @@ from xtok.training.losses.partition import ByteEvents, partition_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal["p-kl", "gold", "h-kl", "uld", "partition-kl", "same-tokenizer"]
-BatchLoss = Callable[[Tensor, Tensor, Mapping[str, Any], Mapping[str, Any]], Tensor]
-"""Takes the student's logits, a teacher's, a prepared batch, and that teacher's part of it."""
+Batch = Mapping[str, Any]
+
+
+def _chunks(batch: Batch, side: Batch) -> int:
+    return count_chunks(side["shifted"])
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """A loss as a trainer calls it, on a prepared batch and a teacher's part of it.
+
+    Attributes:
+        mean: takes the student's logits, the teacher's, the batch and the teacher's part; returns
+            a scalar, the mean over some terms.
+        count: takes the batch and the teacher's part; returns how many terms these are. By
+            default they are the chunks.
+    """
+
+    mean: Callable[[Tensor, Tensor, Batch, Batch], Tensor]
+    count: Callable[[Batch, Batch], int] = _chunks
+
+    def __call__(
+        self, student_logits: Tensor, teacher_logits: Tensor, batch: Batch, side: Batch
+    ) -> Tensor:
+        """Return the mean."""
+        return self.mean(student_logits, teacher_logits, batch, side)
+
 
 H_KL_THRESHOLD = 0.6
 """The least weight that makes a row a pair for H-KL (NeMo-RL)."""
@@ -41,7 +68,7 @@ def make_loss(
     reverse_kl: bool = False,
     top_k: int | None = None,
 ) -> BatchLoss:
-    """Return a loss that takes a batch as `xtok.collator.prepare` leaves it.
+    """Return a loss that takes a batch as `prepare` of the collator leaves it.
 
     Args:
         name: which one.
@@ -62,16 +89,21 @@ def make_loss(
     cut: dict[str, Any] = {} if top_k is None else {"top_k": top_k}
     if name == "uld":
         plain = ULDConfig(temperature=temperature)
-        return lambda s, t, batch, side: uld(s, t, side["shifted"], plain)
+        return BatchLoss(lambda s, t, batch, side: uld(s, t, side["shifted"], plain))
     if name == "same-tokenizer":
         same = SameTokenizerConfig(**common, **cut)
-        return lambda s, t, batch, side: same_tokenizer_kl(s, t, batch["targets"] >= 0, same)
+        return BatchLoss(
+            lambda s, t, batch, side: same_tokenizer_kl(s, t, batch["targets"] >= 0, same),
+            lambda batch, side: int((batch["targets"] >= 0).sum()),
+        )
     if name == "partition-kl":
         if student is None or teacher is None:
             raise ValueError("partition-kl needs both tokenizers")
         events, parted = ByteEvents(student, teacher), PartitionConfig(**common)
-        return lambda s, t, batch, side: partition_kl(
-            s, t, events, batch["predicted_ids"], side["predicted_ids"], side["shifted"], parted
+        return BatchLoss(
+            lambda s, t, batch, side: partition_kl(
+                s, t, events, batch["predicted_ids"], side["predicted_ids"], side["shifted"], parted
+            )
         )
     if module is None:
         raise XtokError(
@@ -81,8 +113,8 @@ def make_loss(
         )
     if name == "p-kl":
         projected = PKLConfig(**common, **cut)
-        return lambda s, t, batch, side: p_kl(s, t, module, side["shifted"], projected)
+        return BatchLoss(lambda s, t, batch, side: p_kl(s, t, module, side["shifted"], projected))
     threshold = H_KL_THRESHOLD if name == "h-kl" else None
     pairs = exact_pairs(module.map, threshold=threshold).to(module.weights.device)
     compare, paired = h_kl if name == "h-kl" else gold, GoldConfig(**common)
-    return lambda s, t, batch, side: compare(s, t, pairs, side["shifted"], paired)
+    return BatchLoss(lambda s, t, batch, side: compare(s, t, pairs, side["shifted"], paired))

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.tokenizers import Tokenizer
-from xtok.training.exports import Subtokens, subtokens
 from xtok.training.losses.chunks import EPSILON, FLOOR, Chunks, divergence, loss_over_chunks
 from xtok.training.losses.config import PartitionConfig
 from xtok.training.losses.p_kl import largest_columns
 from xtok.training.module import work_dtype
+from xtok.training.subtokens import Subtokens, subtokens
 
 _Alternatives = dict[tuple[int, ...], tuple[list[int], list[int]]]
 
@@ -26,7 +26,7 @@ class ByteEvents:
     It holds no tensors, and can be pickled.
 
     Args:
-        student: a tokenizer, or its tokens spelled in the teacher's (`exports.subtokens`).
+        student: a tokenizer, or its tokens spelled in the teacher's (`training.subtokens`).
         teacher: a tokenizer, or its tokens spelled in the student's.
 
     Attributes:

@@ -1,0 +1,84 @@
+"""Distil teachers with other tokenizers into a student with `transformers.Trainer`.
+
+    python scripts/examples/hf_trainer.py --student models/student --teacher models/teacher \
+        --map map.safetensors --dataset corpus.jsonl --output_dir runs/p-kl --bf16 \
+        --per_device_train_batch_size 8 --gradient_accumulation_steps 4 --learning_rate 1e-4
+
+A row of the dataset has `text`, or `messages`. Several teachers: `--teacher A B --map A.safetensors
+B.safetensors`. All options of TrainingArguments work; `--help` lists them. On several GPUs:
+`torchrun --nproc-per-node 8 scripts/examples/hf_trainer.py …`. Run it again to resume from the last
+checkpoint. The student is saved to OUTPUT_DIR.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, HfArgumentParser, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from xtok.integrations.transformers import DistillationTrainer
+from xtok.tokenizers import load_tokenizer
+from xtok.training.collator import DistillationCollator
+from xtok.training.losses import CombineConfig
+
+
+@dataclass
+class Arguments:
+    """What TrainingArguments lacks."""
+
+    student: str = field(metadata={"help": "folder or repo id"})
+    teacher: list[str] = field(metadata={"help": "folders or repo ids"})
+    dataset: str = field(metadata={"help": ".jsonl or .parquet file, or repo id"})
+    map: list[str] = field(default_factory=list, metadata={"help": "one per teacher"})
+    eval_dataset: str | None = field(default=None, metadata={"help": "for --eval_strategy steps"})
+    loss: str = field(default="p-kl", metadata={"help": "p-kl, gold, h-kl, uld or partition-kl"})
+    max_length: int = field(default=1024, metadata={"help": "tokens of a sample, on each side"})
+    cross_entropy_weight: float = field(default=1.0, metadata={"help": "0: distillation only"})
+
+
+def read(name: str | None) -> Any:
+    """Return the dataset of a file or a repo."""
+    kind = {".jsonl": "json", ".parquet": "parquet"}.get(Path(name or "").suffix)
+    if name is None or kind is None:
+        return name and load_dataset(name, split="train")
+    return load_dataset(kind, data_files=name, split="train")
+
+
+def main(argv: Sequence[str] | None = None) -> Any:
+    """Parse, train, save; return the trainer."""
+    kinds: Any = [Arguments, TrainingArguments]
+    options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
+    dtype = torch.bfloat16 if config.bf16 else torch.float32
+    trainer = DistillationTrainer(
+        AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
+        config,
+        DistillationCollator(
+            load_tokenizer(options.student),
+            [load_tokenizer(name) for name in options.teacher],
+            max_length=options.max_length,
+        ),
+        teachers=[
+            AutoModelForCausalLM.from_pretrained(name, dtype=dtype) for name in options.teacher
+        ],
+        loss=options.loss,
+        projection=options.map or None,
+        combine=CombineConfig(cross_entropy_weight=options.cross_entropy_weight),
+        train_dataset=read(options.dataset),
+        eval_dataset=read(options.eval_dataset),
+    )
+    os.makedirs(config.output_dir, exist_ok=True)
+    last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]
+    trainer.train(resume_from_checkpoint=last)
+    trainer.save_model()
+    return trainer
+
+
+if __name__ == "__main__":
+    main()

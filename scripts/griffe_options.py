@@ -1,0 +1,31 @@
+"""An extension of Griffe, which mkdocstrings reads the package with: the options of configs.
+
+A config's field says its default and its help in a call of `option` (`xtok/config.py`). The
+reference shows them as it shows any attribute: the default as the value, the help as the docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from griffe import Attribute, Docstring, ExprCall, ExprKeyword, Extension
+
+
+class OptionFields(Extension):
+    """Give each field that `option` declares its default and its help."""
+
+    def on_attribute_instance(self, *, attr: Attribute, **kwargs: Any) -> None:
+        """Read the call, as it stands in the source."""
+        call = attr.value
+        if attr.module.path != "xtok.config" or not isinstance(call, ExprCall):
+            return
+        if str(call.function) != "option":
+            return
+        default, text = call.arguments[:2]
+        about = {a.name: str(a.value) for a in call.arguments if isinstance(a, ExprKeyword)}
+        words = {"min": "at least", "above": "above", "max": "at most", "below": "below"}
+        limits = [f"{word} `{about[end]}`" for end, word in words.items() if end in about]
+        about_range = f" Range: {', '.join(limits)}." if limits else ""
+        attr.value = default
+        attr.docstring = Docstring(ast.literal_eval(str(text)) + about_range, parent=attr)

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Test the wheel with the lowest and the newest dependencies that pyproject.toml allows, on the oldest and
+# a new Python, in temporary environments: scripts/versions.sh [PYTEST ARGUMENTS]
+#   PYTHONS='3.10 3.13'                    which Pythons: versions that uv finds or fetches, or paths
+#   RESOLUTIONS='lowest-direct highest'    which versions
+#   UV_TORCH_BACKEND=cpu                   the CPU wheels of PyTorch (PyPI's bring CUDA: 6 GB each)
+# Needs uv. The tests run without the real tokenizers, Ray and the guides.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/_venv.sh
+
+command -v uv >/dev/null || fail "uv is not installed" "pip install uv"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset PYTHONPATH
+run uv build --quiet --wheel --out-dir "$work/dist"
+
+with=(gguf hypothesis matplotlib pyarrow pytest pytest-xdist scipy zstandard)
+tests=(-q -m 'not real' -p no:cacheprovider -W 'ignore:Guards may run slower on Python 3.13.0:RuntimeWarning')
+for left_out in benchmark docs house ray site wheel; do
+  tests+=(--ignore "tests/test_$left_out.py")
+done
+failed=()
+for python in ${PYTHONS:-3.10 3.13}; do
+  for resolution in ${RESOLUTIONS:-lowest-direct highest}; do
+    env="$work/env"
+    run uv venv --quiet --python "$python" "$env"
+    export VIRTUAL_ENV="$env"
+    run uv pip install --quiet --only-binary :all: --resolution "$resolution" -r pyproject.toml
+    # The test's own libraries are the newest that leave these as they are.
+    uv pip freeze --quiet >"$work/installed"
+    run uv pip install --quiet --constraint "$work/installed" "${with[@]}"
+    run uv pip install --quiet --no-deps "$work"/dist/*.whl
+    # pytest itself, not python -m pytest, which would import the tree instead of the wheel
+    run "$env/bin/pytest" "${tests[@]}" "$@" || failed+=("Python $python, $resolution")
+    rm -rf "$env"
+  done
+done
+[[ ${#failed[@]} == 0 ]] || fail "tests failed: ${failed[*]}" "raise the bound in pyproject.toml, or fix the code"

@@ -1,0 +1,423 @@
+"""Event maps: the links, the merging beside a plain twin, numbering, and the loss."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_tokenizers
+import torch
+from conftest import Cli
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from test_losses import alignment
+from test_projection_map import vocabulary
+from torch import Tensor
+
+from xtok import ProjectionMap, XtokError
+from xtok.config import EventsConfig
+from xtok.errors import MapFileError
+from xtok.maps.event_map import EventMap
+from xtok.stages.events import EventMeasures, _components, _numbered, _Pairs, events
+from xtok.stages.multitoken import multitoken
+from xtok.tokenizers import Tokenizer
+from xtok.training.losses import ChunkLossConfig, EventIndex, event_index, event_kl
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "a.jsonl"
+    lines = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line]
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return path
+
+
+def groups(event_map: EventMap) -> list[tuple[list[int], list[int]]]:
+    """The student and teacher ids of each event."""
+    return [
+        (
+            np.flatnonzero(event_map.student_event == e).tolist(),
+            np.flatnonzero(event_map.teacher_event == e).tolist(),
+        )
+        for e in range(event_map.num_events)
+    ]
+
+
+def test_a_tokenizer_with_itself_has_an_event_for_each_token(byte_level: Tokenizer) -> None:
+    result = events(byte_level, byte_level)
+    table = byte_level.table
+    assert all(ours == theirs for ours, theirs in groups(result))
+    for ours, _ in groups(result):
+        assert len({table[i] for i in ours}) == 1 or result.student_event[ours[0]] == result.rest
+
+
+def test_each_token_is_where_its_link_is(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    result = events(digits, byte_level)
+    links = result.student_link
+    ours, theirs = digits.table, byte_level.table
+    number = next(i for i in ours.text_ids.tolist() if ours[i].isdigit() and len(ours[i]) > 1)
+    assert theirs[int(links[number])] == ours[number][:1]  # the first piece
+    assert result.student_event[number] == result.teacher_event[links[number]]
+    word = next(i for i in ours.text_ids.tolist() if ours[i] == b" the")
+    assert theirs[int(links[word])] == b" the"
+    unlinked = np.flatnonzero(links < 0)
+    assert set(result.student_event[unlinked].tolist()) <= {result.rest}
+
+
+def test_events_are_numbered_by_falling_mass(
+    digits: Tokenizer, byte_level: Tokenizer, corpus: Path
+) -> None:
+    result = events(byte_level, digits, corpus)
+    seen: Counter[int] = Counter()
+    for text in map(json.loads, corpus.read_text().splitlines()):
+        ends = []
+        for tokenizer in (byte_level, digits):
+            ids = tokenizer.library_ids([text["text"]])[0]
+            ends.append(
+                dict(
+                    zip(
+                        np.cumsum([0, *tokenizer.table.lengths[list(ids)]]).tolist(),
+                        ids,
+                        strict=False,
+                    )
+                )
+            )
+        for place in ends[0].keys() & ends[1].keys():
+            seen[int(result.student_event[ends[0][place]])] += 1
+            seen[int(result.teacher_event[ends[1][place]])] += 1
+    masses = [seen[e] for e in range(result.num_events)]
+    assert masses == sorted(masses, reverse=True)
+    zero = [ours[0] for (ours, _), mass in zip(groups(result), masses, strict=True) if not mass]
+    assert zero == sorted(zero)
+
+
+def test_text_merges_until_the_leak_is_small_enough(
+    sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path
+) -> None:
+    leaks = []
+    for max_leak in (0.5, 0.002, 0.0):
+        result = events(sentencepiece, byte_level, corpus, EventsConfig(max_leak=max_leak))
+        shared, by_bytes, final = (EventMeasures(**m) for m in result.history[0]["measures"])
+        assert shared.leak > by_bytes.leak >= final.leak
+        assert final.leak <= max_leak or max_leak == 0.5
+        assert final.num_events == result.num_events
+        leaks.append(final.leak)
+    assert leaks[0] > leaks[1] > leaks[2] == 0
+
+
+def test_without_text_nothing_is_counted(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    [step] = events(byte_level, digits).history
+    assert sorted(step) == ["options", "stage", "xtok_version"]
+
+
+def test_text_without_a_shared_boundary_is_an_error(
+    digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(XtokError, match=r"nothing can be counted: 0 documents, 0 bytes of text"):
+        events(byte_level, digits, tmp_path / "empty.txt")
+
+
+def test_the_same_inputs_give_the_same_events(
+    sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path
+) -> None:
+    first, second = (events(sentencepiece, byte_level, corpus) for _ in range(2))
+    assert first.history == second.history
+    for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
+        assert (getattr(first, name) == getattr(second, name)).all()
+
+
+pair_lists = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=20
+)
+
+
+@given(pair_lists, st.sampled_from([0.0, 0.1, 0.3]))
+def test_merging_is_that_of_a_plain_twin(
+    listed: list[tuple[int, int, int]], max_leak: float
+) -> None:
+    """Every step tries all pairs of events; both sides' tokens start alone."""
+    amounts = Counter({(s, t + 6): 0 for s, t, _ in listed})
+    for s, t, n in listed:
+        amounts[s, t + 6] += n
+    total = sum(amounts.values())
+    shares = {pair: n / total for pair, n in amounts.items()}
+    student, teacher = (np.array([pair[side] for pair in shares]) for side in (0, 1))
+    pairs = _Pairs(student, teacher, np.array(list(shares.values())), np.zeros(12))
+    result = pairs.merged(np.arange(12), max_leak)
+
+    event = list(range(12))
+
+    def bits(labels: list[int]) -> float:
+        sums: defaultdict[tuple[int, int], float] = defaultdict(float)
+        for (s, t), share in shares.items():
+            sums[0, labels[s]] += share
+            sums[1, labels[t]] += share
+        return -sum(x * log2(x) for x in sums.values())
+
+    def leak(labels: list[int]) -> float:
+        return sum(share for (s, t), share in shares.items() if labels[s] != labels[t])
+
+    assert leak(result.tolist()) <= max_leak + 1e-12
+    while leak(event) > max_leak + 1e-12:
+        best = (-1.0, event)
+        for a in set(event):
+            for b in set(event) - {a}:
+                joined = [a if e == b else e for e in event]
+                gained = leak(event) - leak(joined)
+                worth = gained / max(bits(event) - bits(joined), 1e-18)
+                if gained > 1e-12 and worth > best[0] * (1 + 1e-9):
+                    best = (worth, joined)
+        event = best[1]
+    # Equal worths may be merged in another order; what counts is then the same.
+    assert len(set(event[:12])) >= len(set(result.tolist())) - 3
+    assert bits(result.tolist()) <= bits(list(range(12))) + 1e-9
+
+
+def test_what_one_side_alone_has_is_one_event() -> None:
+    # Students 0 to 3, teachers 4 to 6: 0 goes with 4, 1 with 5, and 2, 3 and 6 with nothing.
+    joined = _components(np.array([0, 1, -1, -1]), np.array([0, 1, -1]))
+    assert joined.tolist() == [0, 1, 2, 3, 0, 1, 6]
+    labels, rest = _numbered(joined, np.array([0.1, 0.4, 0, 0, 0.1, 0.4, 0]), 4)
+    assert (labels.tolist(), rest) == ([1, 0, 2, 2, 1, 0, 2], 2)
+    # Without teacher 6, the rest joins the lightest event, so that each event has both sides.
+    labels, rest = _numbered(joined[:6], np.array([0.1, 0.4, 0, 0, 0.1, 0.4]), 4)
+    assert (labels.tolist(), rest) == ([1, 0, 1, 1, 1, 0], 1)
+
+
+def index_of(student: list[int], teacher: list[int]) -> EventIndex:
+    sides = [np.array(events, np.int32) for events in (student, teacher)]
+    nothing = [np.full(len(side), -1, np.int32) for side in sides]
+    return event_index(
+        EventMap(
+            student=vocabulary(len(student)),
+            teacher=vocabulary(len(teacher)),
+            student_event=sides[0],
+            teacher_event=sides[1],
+            student_link=nothing[0],
+            teacher_link=nothing[1],
+            rest=None,
+        )
+    )
+
+
+def small_index() -> tuple[EventIndex, Tensor, Tensor]:
+    """Event 0 has 3 tokens and 2, event 1 has 2 and 2, events 2 and 3 one on each side."""
+    student, teacher = [0, 1, 2, 0, 1, 0, 3], [2, 1, 0, 3, 0, 1]
+    one_hot = [torch.nn.functional.one_hot(torch.tensor(e), 4).double() for e in (student, teacher)]
+    return index_of(student, teacher), one_hot[0], one_hot[1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_event_kl_is_its_formula(reverse: bool, temperature: float) -> None:
+    index, of_student, of_teacher = small_index()
+    generator = torch.Generator().manual_seed(0)
+    student = torch.randn((2, 5, 8), dtype=torch.float64, generator=generator).requires_grad_()
+    teacher = torch.randn((2, 6, 6), dtype=torch.float64, generator=generator)
+    aligned = alignment(
+        [[0, 1, 1, 2, -1], [1, 1, 2, 3, 3]], [[0, 1, 2, 2, 2, -1], [1, 2, 2, 3, -1, -1]]
+    )
+    # Row 0, chunk 0: position 0 may predict the middle of a chunk. The others' first positions:
+    places = [(0, 1, 0, 1), (0, 3, 0, 2), (1, 0, 1, 0), (1, 2, 1, 1), (1, 3, 1, 3)]
+    config = ChunkLossConfig(temperature=temperature, reverse_kl=reverse)
+    loss = event_kl(student, teacher, index, aligned, config)
+    terms = []
+    for row, i, other, j in places:
+        s = torch.softmax(student[row, i, :7] / temperature, -1) @ of_student
+        r = torch.softmax(teacher[other, j] / temperature, -1) @ of_teacher
+        p, q = (s, r) if reverse else (r, s)
+        terms.append((p * (p.log() - q.log())).sum())
+    expected = torch.stack(terms).mean() * temperature**2
+    torch.testing.assert_close(loss, expected)
+    (ours,), (theirs,) = (torch.autograd.grad(3 * x, student) for x in (loss, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_event_kl_in_bfloat16_and_of_a_view() -> None:
+    index, _, _ = small_index()
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn((2, 4, 7), generator=generator)
+    teacher = torch.randn((2, 3, 6), generator=generator).bfloat16()
+    aligned = alignment([[1, 2, 2]] * 2, [[1, 2, 2]] * 2)
+    logits = whole.bfloat16().requires_grad_()
+    loss = event_kl(logits[:, :-1], teacher, index, aligned)
+    exact = whole.bfloat16().double().requires_grad_()
+    expected = event_kl(exact[:, :-1], teacher.double(), index, aligned)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-7)
+    loss.backward()
+    expected.backward()
+    assert logits.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=4e-3, atol=1e-5)
+
+
+def test_event_kl_is_at_most_the_divergence_of_the_tokens() -> None:
+    some, each = [0, 0, 1, 1, 2], list(range(5))
+    generator = torch.Generator().manual_seed(2)
+    student, teacher = torch.randn((2, 1, 7, 5), generator=generator)
+    aligned = alignment([[1, 2, 3, 4, 5, 6, 7]], [[1, 2, 3, 4, 5, 6, 7]])
+    merged = event_kl(student, teacher, index_of(some, some), aligned)
+    tokens = event_kl(student, teacher, index_of(each, each), aligned)
+    p, q = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
+    torch.testing.assert_close(tokens, (q.exp() * (q - p)).sum(-1).mean())
+    assert 0 < merged < tokens
+
+
+def test_event_kl_bad_input() -> None:
+    index, _, _ = small_index()
+    aligned = alignment([[1, 2]], [[1, 2]])
+    student, teacher = torch.randn(1, 2, 7), torch.randn(1, 2, 6)
+    with pytest.raises(XtokError, match="student's logits are 5 wide"):
+        event_kl(student[..., :5], teacher, index, aligned)
+    broken = teacher.clone()
+    broken[0, 1, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"the teacher's logits are nan at \[0, 1, 2\]"):
+        event_kl(student, broken, index, aligned)
+    nothing = alignment([[-1, -1]], [[0, 0]])
+    logits = student.clone().requires_grad_()
+    loss = event_kl(logits, teacher, index, nothing)
+    loss.backward()
+    assert loss == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+@pytest.mark.real
+def test_llama_3_and_qwen_need_no_text(load_real: Callable[[str], Tokenizer]) -> None:
+    student, teacher = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    result = events(student, teacher)
+    event = {
+        token: int(result.student_event[i]) for token, i in student.table.canonical_ids().items()
+    }
+    theirs = {
+        token: int(result.teacher_event[i]) for token, i in teacher.table.canonical_ids().items()
+    }
+    assert event[b"201"] == event[b"2"] == theirs[b"2"] != event[b"3"]
+    assert event[b" the"] == theirs[b" the"]
+    assert result.num_events == 109_570
+    index = event_index(result)
+    assert index.widths == (128_256, 151_669)
+
+
+def test_the_file_gives_back_what_was_saved(
+    digits: Tokenizer, byte_level: Tokenizer, corpus: Path, tmp_path: Path
+) -> None:
+    result = events(digits, byte_level, corpus)
+    result.save(tmp_path / "a.safetensors")
+    result.save(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    loaded = EventMap.load(tmp_path / "a.safetensors")
+    assert (loaded.history, loaded.rest) == (result.history, result.rest)
+    for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
+        assert (getattr(loaded, name) == getattr(result, name)).all()
+    assert loaded.student.table is not None
+    assert loaded.student.table.sha256() == digits.table.sha256()
+
+
+def test_a_map_is_no_event_map_and_the_other_way_round(
+    digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    events(digits, byte_level).save(tmp_path / "events.safetensors")
+    multitoken(digits, byte_level).save(tmp_path / "map.safetensors")
+    with pytest.raises(MapFileError, match="is an event map, not a projection map"):
+        ProjectionMap.load(tmp_path / "events.safetensors")
+    with pytest.raises(MapFileError, match="is not an event map"):
+        EventMap.load(tmp_path / "map.safetensors")
+
+
+def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]], object]) -> None:
+    with safe_open(path, framework="np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        fields = json.loads(file.metadata()["xtok"])
+    change(tensors, fields)
+    save_file(tensors, path, {"xtok": json.dumps(fields)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, f: t["student_event"].fill(0), "event 1 has no student token"),
+        (lambda t, f: t["teacher_event"].__setitem__(0, -1), "teacher_event is not all in 0.."),
+        (
+            lambda t, f: t.update(student_event=t["student_event"][1:]),
+            "student_event is not of shape",
+        ),
+        (lambda t, f: t.update(student_link=t["student_link"].astype(np.int64)), "list of int32"),
+        (lambda t, f: t["student_link"].fill(3), "is not in the event of its link"),
+        (lambda t, f: t["student_link"].fill(10**6), "student_link is not all in"),
+        (lambda t, f: t.pop("teacher_link"), "it lacks 'teacher_link'"),
+        (lambda t, f: t.update(student_event=np.zeros(0, np.int32)), "a side has no tokens"),
+        (lambda t, f: f.update(rest=10**9), "rest is 1000000000, not an event"),
+        (lambda t, f: f.update(rest="x"), "rest is not valid"),
+        (lambda t, f: f.update(history=[3]), "is not a valid event map"),
+        (lambda t, f: f.update(format_version=9), "format version 9"),
+        (lambda t, f: f["teacher"].update(table_sha256="0"), "the teacher's table_sha256"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(
+    digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path, change: Any, message: str
+) -> None:
+    path = tmp_path / "events.safetensors"
+    events(digits, byte_level).save(path)
+    damaged(path, change)
+    with pytest.raises(MapFileError, match=message):
+        EventMap.load(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(MapFileError, match="not a whole safetensors file"):
+        EventMap.load(path)
+
+
+def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> None:
+    pair = [str(small / "small.model"), str(small / "small-byte-level")]
+    made = cli("events", *pair, "--text", corpus, "--max-leak", "0.002", "-o", "e.safetensors")
+    assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
+    assert "note: leak 0." in made.stderr
+    assert not list(tmp_path.glob("*.checkpoint"))
+    shown = json.loads(cli("inspect", "e.safetensors", "--json").stdout)
+    assert shown["num_events"] == EventMap.load(tmp_path / "e.safetensors").num_events
+    table = cli("inspect", "e.safetensors").stdout
+    assert "one token on each side" in table
+    assert max(map(len, table.splitlines())) <= 80
+    explained = json.loads(cli("explain", "e.safetensors", " the", "--json").stdout)
+    assert explained[0]["members"][0]["token"] == " the"
+    assert cli("verify", "e.safetensors", "-s", pair[0], "-t", pair[1]).returncode == 0
+    other = cli("verify", "e.safetensors", "-s", pair[1])
+    assert other.returncode == 3
+    sides = ["-s", pair[0], "-t", pair[1], "--text", corpus]
+    measured = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0.002")
+    assert (measured.returncode, measured.stderr) == (0, "")
+    assert max(map(len, measured.stdout.splitlines())) <= 80
+    missed = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0", "--json")
+    assert missed.returncode == 3
+    assert "is above 0" in missed.stderr
+    [measure] = json.loads(missed.stdout)["measures"]
+    assert 0 < measure["leak"] <= 0.002
+    assert measure["shared_leak"] > measure["leak"]
+
+
+def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
+    pair = [str(small / "small-digits"), str(small / "small-byte-level")]
+    sides = ["-s", pair[0], "-t", pair[1]]
+    assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
+    assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
+    for words, message in (
+        (["inspect", "e.safetensors", "--classes"], "is an event map, which has no rows"),
+        (["explain", "e.safetensors", "no such token"], "neither side has a token"),
+        (["explain", "e.safetensors", "--id", "99999"], "there is no student id 99999"),
+        (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
+        (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
+        (["events", *pair, "--max-leak", "0.1"], "--max-leak goes with --text"),
+        (["evaluate", "e.safetensors", "m.safetensors", *sides, "--text", "e"], "no file"),
+    ):
+        done = cli(*words)
+        assert done.returncode in (1, 2), words
+        assert message in " ".join(done.stderr.split()).replace("│ ", ""), (words, done.stderr)

@@ -1,0 +1,349 @@
+"""`DistillationTrainer`: a real `transformers.Trainer` with random models on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hf_trainer
+import pytest
+import torch
+from conftest import ROOT
+from tiny_models import one_torch_thread, save_model, tiny_model, weights_of
+from transformers import TrainerCallback, TrainingArguments
+
+import xtok
+from xtok import DistillationCollator, XtokError, losses
+from xtok.integrations.transformers import DistillationTrainer
+from xtok.tokenizers import Tokenizer
+from xtok.training.collator import prepare
+from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
+from xtok.training.module import ProjectionModule
+from xtok.training.objective import make_objective
+
+CHAT = [
+    {"role": "user", "content": "How many steps?"},
+    {"role": "assistant", "content": "There are 201 steps, and one lamp."},
+]
+# Rows of very different lengths, so that a mean of means is not the mean.
+ROWS: list[dict[str, Any]] = [
+    {"text": "The keeper lit 201 lamps, and wrote the hour down, as every night at 6:12."},
+    {"text": "Fog."},
+    {"text": "High water at 6:12; low water at 12:40. The boat comes on Friday."},
+    {"text": "Light"},
+]
+
+
+@pytest.fixture(scope="module")
+def projection(digits: Tokenizer, byte_level: Tokenizer) -> xtok.ProjectionMap:
+    return xtok.build(digits, byte_level)
+
+
+@pytest.fixture
+def collator(digits: Tokenizer, byte_level: Tokenizer) -> DistillationCollator:
+    return DistillationCollator(
+        digits, byte_level, student_template="chatml", teacher_templates=["chatml"], max_length=64
+    )
+
+
+def arguments(output: Path, **options: Any) -> TrainingArguments:
+    given: dict[str, Any] = {
+        "max_steps": 3, "per_device_train_batch_size": 2, "learning_rate": 0.01,
+        "logging_steps": 1, "save_strategy": "no", "report_to": [], "use_cpu": True,
+        "max_grad_norm": 0.0, "disable_tqdm": True, "seed": 1, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+    return TrainingArguments(output_dir=str(output), **(given | options))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads cost more than such models, and more still beside other tests."""
+    with one_torch_thread():
+        yield
+
+
+def trainer(
+    collator: DistillationCollator, args: TrainingArguments, rows: Any = ROWS, **options: Any
+) -> Any:
+    widths = [t.vocabulary.vocab_size for t in (collator.student, collator.teachers[0])]
+    return DistillationTrainer(
+        tiny_model(widths[0], seed=0),
+        args,
+        collator,
+        teachers=tiny_model(widths[1], seed=1, sharp=0.5),
+        train_dataset=rows,
+        **options,
+    )
+
+
+def logged(one: Any, name: str = "loss") -> list[float]:
+    return [line[name] for line in one.state.log_history if name in line]
+
+
+class FirstGradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer's step."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.found:
+            named = kwargs["model"].named_parameters()
+            self.found = {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def test_the_loss_is_the_library_s(
+    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    one = trainer(collator, arguments(tmp_path), loss="p-kl", projection=projection)
+    rows = [ROWS[0], {"messages": CHAT}]
+    batch = prepare(collator(rows))
+    [side] = batch["teachers"]
+    with torch.no_grad():
+        found = one.compute_loss(one.model, collator(rows))
+        student, teacher = (
+            model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
+            for model, part in ((one.model, batch), (one.teachers[0], side))
+        )
+        own = torch.nn.functional.cross_entropy(student.flatten(0, 1), batch["targets"].flatten())
+        kd = losses.p_kl(student, teacher, ProjectionModule(projection), side["shifted"])
+    assert float(found) == pytest.approx(float(own + kd), rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["p-kl", "gold", "h-kl", "uld", "partition-kl"])
+def test_every_loss_trains(
+    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path, loss: LossName
+) -> None:
+    one = trainer(
+        collator,
+        arguments(tmp_path, max_steps=12, per_device_train_batch_size=4),
+        loss=loss,
+        projection=projection,
+        combine=CombineConfig(cross_entropy_weight=0),
+    )
+    before = weights_of(one.teachers[0])
+    one.train()
+    found = logged(one)
+    assert len(found) == 12
+    assert found[-1] < found[0] - 0.005
+    after = weights_of(one.teachers[0])
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_accumulated_gradients_are_those_of_one_batch(
+    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    found = []
+    for batch_size, steps in ((4, 1), (2, 2), (1, 4)):
+        gradients = FirstGradients()
+        one = trainer(
+            collator,
+            arguments(
+                tmp_path,
+                max_steps=1,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=steps,
+            ),
+            loss="p-kl",
+            projection=projection,
+            callbacks=[gradients],
+        )
+        one.train()
+        found.append((logged(one)[0], gradients.found))
+    (loss, whole), *others = found
+    assert len(whole) == 12
+    for other_loss, other in others:
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        for name, gradient in whole.items():
+            torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_bf16_evaluation_and_resuming(
+    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "bf16": True, "max_steps": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps",
+        "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "linear",
+        "per_device_eval_batch_size": 2,
+    }  # fmt: skip
+    given: dict[str, Any] = {
+        "loss": "h-kl", "projection": projection, "rows": [*ROWS, {"messages": CHAT}] * 4,
+        "eval_dataset": [*ROWS[:3], {"messages": CHAT}],
+    }  # fmt: skip
+    whole = trainer(collator, arguments(tmp_path / "whole", **options), **given)
+    whole.train()
+    evaluated = logged(whole, "eval_loss")
+    assert len(evaluated) == 2
+    assert evaluated[1] < evaluated[0]
+    resumed = trainer(collator, arguments(tmp_path / "again", **options), **given)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert logged(resumed) == logged(whole)
+    first, second = weights_of(whole.model), weights_of(resumed.model)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    # Evaluation is the mean over batches of the batches' means, as a Trainer's is.
+    means = []
+    for start in (0, 2):
+        with torch.no_grad():
+            rows = given["eval_dataset"][start : start + 2]
+            means.append(float(whole.compute_loss(whole.model_wrapped.eval(), collator(rows))))
+    assert evaluated[1] == pytest.approx(sum(means) / 2, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_and_several_teachers(
+    digits: Tokenizer,
+    byte_level: Tokenizer,
+    sentencepiece: Tokenizer,
+    projection: xtok.ProjectionMap,
+    tmp_path: Path,
+) -> None:
+    collate = DistillationCollator(digits, [byte_level, sentencepiece], max_length=64)
+    teachers = [
+        tiny_model(t.vocabulary.vocab_size, seed=2, sharp=0.5) for t in (byte_level, sentencepiece)
+    ]
+    one = DistillationTrainer(
+        tiny_model(digits.vocabulary.vocab_size, seed=0),
+        arguments(tmp_path, dataloader_num_workers=1, max_steps=2, gradient_accumulation_steps=2),
+        collate,
+        teachers=teachers,
+        loss=["p-kl", "uld"],
+        projection=[projection, None],
+        teacher_weights=[0.5, 2],
+        train_dataset=ROWS,
+    )
+    one.train()
+    assert len(logged(one)) == 2
+
+
+# The objective
+
+
+def test_shares_sum_to_the_whole(
+    collator: DistillationCollator, projection: xtok.ProjectionMap, digits: Tokenizer
+) -> None:
+    torch.manual_seed(0)
+    module = ProjectionModule(projection)
+    exact = make_loss("p-kl", module=module, top_k=None, temperature=2, reverse_kl=True)
+    correct = PKLConfig(exact_token_match_only=True)
+    strict = BatchLoss(
+        lambda s, t, batch, side: losses.p_kl(s, t, module, side["shifted"], correct),
+        lambda batch, side: losses.count_chunks(side["shifted"], exact_token_match_only=True),
+    )
+    for loss in (exact, strict):
+        objective = make_objective(collator, loss, combine=CombineConfig(cross_entropy_weight=0.3))
+        batches = [
+            prepare(collator(rows)) for rows in ([*ROWS, {"messages": CHAT}], [ROWS[1]], [ROWS[2]])
+        ]
+        logits = [
+            [
+                torch.randn(*part["input_ids"].shape, width, dtype=torch.float64)
+                for part, width in zip((batch, batch["teachers"][0]), projection.shape, strict=True)
+            ]
+            for batch in batches
+        ]
+        alone = make_objective(collator, loss, combine=CombineConfig(cross_entropy_weight=0))
+        counts = [objective.count(batch).tolist() for batch in batches]
+        chunks, targets = (sum(count[place] for count in counts) for place in (1, 0))
+        expected, shares = 0.0, 0.0
+        for (s, t), batch, count in zip(logits, batches, counts, strict=True):
+            kd = float(alone(s, [t], batch))
+            own = torch.nn.functional.cross_entropy(s.flatten(0, 1), batch["targets"].flatten())
+            expected += kd * count[1] / chunks + 0.3 * float(own) * count[0] / targets
+            shares += float(objective(s, [t], batch, torch.tensor([targets, chunks])))
+        assert chunks > 20
+        assert shares == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_does_not_fit_is_refused(
+    collator: DistillationCollator,
+    projection: xtok.ProjectionMap,
+    sentencepiece: Tokenizer,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(XtokError, match=r"^p-kl needs a map \(give projection=\)$"):
+        trainer(collator, arguments(tmp_path))
+    wrong = xtok.transpose(projection)
+    with pytest.raises(XtokError, match=r"^the student of the map .* has other tokens than"):
+        trainer(collator, arguments(tmp_path), projection=wrong)
+    learned = ProjectionModule(projection, learnable=True)
+    with pytest.raises(XtokError, match=r"^the map is learnable, and a trainer optimizes only"):
+        trainer(collator, arguments(tmp_path), projection=learned)
+    with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
+        trainer(collator, arguments(tmp_path), loss=["uld", "uld"])
+    several = DistillationCollator(collator.student, [collator.teachers[0], sentencepiece])
+    with pytest.raises(ValueError, match=r"^1 teachers, and the collator has 2$"):
+        trainer(several, arguments(tmp_path), loss="uld")
+    split = arguments(tmp_path)
+    split._n_gpu = 2  # as where two GPUs are visible to one process
+    with pytest.raises(XtokError, match=r"^one process with 2 GPUs would split batches"):
+        trainer(collator, split, projection=projection)
+
+
+# The example
+
+
+@pytest.fixture(scope="module")
+def models(
+    tmp_path_factory: pytest.TempPathFactory,
+    small: Path,
+    digits: Tokenizer,
+    byte_level: Tokenizer,
+    projection: xtok.ProjectionMap,
+) -> list[str]:
+    folder = tmp_path_factory.mktemp("models")
+    student = save_model(folder / "student", digits, small / "small-digits", seed=0, sharp=0.02)
+    teacher = save_model(
+        folder / "teacher", byte_level, small / "small-byte-level", seed=1, sharp=0.5
+    )
+    projection.save(folder / "map.safetensors")
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
+    return [
+        f"--student={student}", f"--teacher={teacher}", f"--map={folder / 'map.safetensors'}",
+        f"--dataset={folder / 'rows.jsonl'}", "--max_length=64", "--report_to=none", "--use_cpu",
+        "--logging_steps=1", "--learning_rate=0.01", "--disable_tqdm=true", "--max_grad_norm=0",
+    ]  # fmt: skip
+
+
+def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
+    options = [*models, "--per_device_train_batch_size=2", "--lr_scheduler_type=constant"]
+    options += ["--save_strategy=steps", "--save_steps=2"]
+    whole = hf_trainer.main([*options, f"--output_dir={tmp_path / 'whole'}", "--max_steps=4"])
+    hf_trainer.main([*options, f"--output_dir={tmp_path / 'cut'}", "--max_steps=2"])
+    cut = hf_trainer.main([*options, f"--output_dir={tmp_path / 'cut'}", "--max_steps=4"])
+    assert logged(cut) == logged(whole)
+    saved = sorted(path.name for path in (tmp_path / "cut").iterdir())
+    assert "model.safetensors" in saved
+
+
+def test_two_processes_are_one_with_twice_the_batch(models: list[str], tmp_path: Path) -> None:
+    options = [*models, "--max_steps=3", "--gradient_accumulation_steps=2", "--save_strategy=no"]
+    # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
+    one = hf_trainer.main(
+        [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]
+    )
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        str(ROOT / "scripts" / "examples" / "hf_trainer.py"), *options,
+        f"--output_dir={tmp_path / 'two'}", "--per_device_train_batch_size=1",
+    ]  # fmt: skip
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, "--ddp_backend=gloo"], env=env, capture_output=True, text=True, timeout=600,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    from safetensors.torch import load_file
+
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    start = load_file(Path(models[0].removeprefix("--student=")) / "model.safetensors")
+    for name, values in first.items():
+        assert not torch.equal(values, start[name])
+        torch.testing.assert_close(second[name], values, rtol=1e-3, atol=1e-5)
+    assert len(logged(one)) == 3

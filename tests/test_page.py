@@ -1,0 +1,803 @@
+"""`xtok report`: what the page says, its bytes, and the page in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, Browser
+from conftest import Cli
+from test_stages import byte_ranks
+
+import xtok
+from xtok.errors import XtokError
+from xtok.inspection.page import Examined, Page, examine
+from xtok.inspection.pages import examine_listed
+from xtok.inspection.samples import BUILT_IN, SentencePicker
+from xtok.inspection.text_facts import Shared
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.report.page import pictures, render, render_index
+from xtok.report.page.search import SHOWN_BYTES, numbers_of, pack, packed, weight_codes
+from xtok.stages.build import read_pairs
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
+
+TEXT = "201 lights of 2024, and the harbour.\n" * 20
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "some.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def projection(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
+    return xtok.build(byte_level, digits)
+
+
+@pytest.fixture(scope="session")
+def plain(projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer) -> Examined:
+    return examine(projection, tokenizers=(byte_level, digits), names=["a.safetensors"])
+
+
+@pytest.fixture(scope="session")
+def measured(
+    projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer, text: Path
+) -> Examined:
+    counted = xtok.build(byte_level, digits, xtok.BuildConfig.for_loss("p-kl"))
+    return examine(
+        [projection, counted],
+        texts=[text],
+        tokenizers=(byte_level, digits),
+        names=["a.safetensors", "b.safetensors"],
+    )
+
+
+HOSTILE = (
+    b"</script><script>document.title='owned'</script>",
+    b"<img src=x onerror=\"document.title='owned'\">",
+    b"{{ 7*7 }}{% raw %}${1}",
+    "\u202edesrever".encode(),
+    "\u2066\u0301a\u0300".encode(),
+    b"<!--",
+    b"\x1b[31m\x00\r\n\t\\x41",
+    b"\xe4\xb8",
+    b"\xed\xa0\x80",
+    b"\"'><b>bold</b>&amp;",
+    b"x" * 1_000_000,
+)
+SVG = "http://www.w3.org/2000/svg"  # a name, not an address
+NAME = "<b onclick=alert(1)>\u202e&\"'"
+
+
+def hostile_map() -> ProjectionMap:
+    """A map whose tokens, names, models and history are what a page must not obey."""
+    contents = [*HOSTILE, b"ok"]
+    entries = [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(contents)]
+    entries.append(Entry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 100_000))
+    sides = [
+        Vocabulary(
+            model_id=NAME,
+            revision=NAME,
+            backend=NAME,
+            vocab_size=20,
+            width_source="option",
+            tokenizer_vocab_size=len(entries),
+            table=decode_vocabulary(entries, width=20)[0],
+        )
+        for _ in range(2)
+    ]
+    n = len(contents)
+    return ProjectionMap(
+        student=sides[0],
+        teacher=sides[1],
+        student_ids=np.repeat(np.arange(n, dtype=np.int32), 2),
+        teacher_ids=np.stack([np.arange(n), np.arange(n)[::-1]], 1).ravel().astype(np.int32),
+        weights=np.tile(np.array([0.75, 0.25], np.float32), n),
+        row_kind=np.pad(np.full(n, RowKind.COUNTED, np.uint8), (0, 20 - n)),
+        scale_slot=None,
+        method=NAME,
+        top_k=2,
+        history=({"stage": NAME, "options": {NAME: NAME}, "xtok_version": NAME},),
+    )
+
+
+@pytest.fixture(scope="session")
+def hostile_page() -> bytes:
+    return render(examine(hostile_map(), names=[NAME]), command=["xtok", "report", NAME])
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text in its scripts."""
+
+    def __init__(self, html: bytes) -> None:
+        super().__init__()
+        self._within = ""
+        self.tags: list[str] = []
+        self.handlers: list[str] = []
+        self.links: list[str] = []
+        self.texts: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(html.decode())
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._within = tag
+        if tag in self.texts:
+            self.texts[tag].append("")
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        if self._within in self.texts:
+            self.texts[self._within][-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
+
+
+# What the page says
+
+
+def test_what_a_plain_map_is_fit_for(plain: Examined) -> None:
+    page = plain.page
+    assert [(fit.loss, fit.level) for fit in page.maps[0].fits] == [
+        ("p-kl", "care"),
+        ("gold", "good"),
+        ("h-kl", "good"),
+        ("event-kl", "note"),
+    ]
+    assert page.maps[0].fits[0].why.startswith("A scale slot takes 17% of ")
+    assert page.maps[0].fits[3].why.startswith("It needs no map: xtok events cuts ")
+    assert page.maps[0].fits[1].why == "65% of the student's tokens have an exact counterpart."
+    levels = [finding.level for finding in page.findings]
+    assert 3 <= len(levels) <= 6
+    assert levels == sorted(levels, key=["bad", "care", "note", "good"].index)
+    assert {finding.place for finding in page.findings} <= {"pair", "classes"}
+    assert page.evaluation is None
+    assert page.text is None
+
+
+def test_findings_count_what_has_no_counterpart(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
+    page = examine(xtok.build(student, teacher, xtok.BuildConfig.for_loss("gold"))).page
+    assert [(f.level, f.number, f.text) for f in page.findings] == [
+        (
+            "care",
+            "2",
+            "of 3 multi-digit numbers of the student have no exact counterpart.",
+        ),
+        (
+            "good",
+            "99%",
+            "of the student's vocabulary is in the teacher's, byte for byte.",
+        ),
+        ("good", "0", "tokens have an empty row."),
+        (
+            "good",
+            "1",
+            "of the teacher's tokens are in no row: the map never predicts them.",
+        ),
+    ]
+    assert page.vocabulary == Shared(student=260, teacher=259, both=258)
+    [gold] = [fit for fit in page.maps[0].fits if fit.loss == "gold"]
+    assert (gold.level, gold.why) == (
+        "care",
+        "2 of 3 numerals have no exact counterpart: they are compared by rank.",
+    )
+
+
+def test_a_damaged_map_is_fit_for_nothing(projection: ProjectionMap) -> None:
+    from dataclasses import replace
+
+    broken = replace(projection, weights=projection.weights[::-1].copy())
+    page = examine(broken).page
+    assert page.findings[0].level == "bad"
+    assert page.findings[0].text.startswith("of verify's checks failed: ")
+    assert {fit.level for fit in page.maps[0].fits} == {"bad"}
+    render(examine(broken))
+
+
+def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
+    page = examine(xtok.build(byte_level, byte_level)).page
+    assert page.vocabulary.student == page.vocabulary.teacher == page.vocabulary.both
+    assert {one.shared.student - one.shared.both for one in page.classes[:-1]} == {0}
+    assert [fit.level for fit in page.maps[0].fits] == ["care", "good", "good"]
+    assert len(page.findings) >= 3
+
+
+def test_two_maps_with_text(measured: Examined, text: Path) -> None:
+    page = measured.page
+    assert [m.name for m in page.maps] == ["a.safetensors", "b.safetensors"]
+    assert page.comparison is not None
+    assert page.comparison.weighted_by_text
+    assert page.text is not None
+    assert page.text.files == ("some.txt",)
+    assert page.text.num_bytes == len(text.read_bytes())
+    assert page.evaluation is not None
+    assert page.evaluation.ranking is not None
+    assert {fit.level for fit in page.maps[1].fits if fit.loss == "gold"} == {"bad"}
+    [events] = [fit for fit in page.maps[0].fits if fit.loss == "event-kl"]
+    assert re.search(r"events, which leak 0\.0% and keep \d+% of the bits here\.$", events.why)
+    html = render(measured).decode()
+    assert 'id="comparison"' in html
+    assert 'id="quality"' in html
+    assert html.count("scale_trick=False") == 1
+
+
+def test_leak_and_bits_by_hand(tmp_path: Path) -> None:
+    """`ab` `ab` `a`: of three boundaries, two are of a token that only the student has."""
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
+    text = tmp_path / "a.txt"
+    text.write_text("ab ab a", encoding="utf-8")
+    facts = examine(
+        xtok.build(student, teacher), texts=[text], tokenizers=(student, teacher)
+    ).page.text
+    assert facts is not None
+    # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
+    assert facts.tokens == Shared(student=5, teacher=7, both=3)
+    assert facts.boundaries == 5
+    assert facts.leak == pytest.approx(2 / 5)  # the student's rest against the teacher's a
+    two_two_one = -(2 * 0.4 * math.log2(0.4) + 0.2 * math.log2(0.2))
+    three_two = -(0.6 * math.log2(0.6) + 0.4 * math.log2(0.4))
+    assert facts.bits == pytest.approx((two_two_one, three_two))
+    assert facts.open_bits == pytest.approx((0.0, two_two_one - three_two))
+
+
+def test_the_command_that_made_a_map(projection: ProjectionMap, byte_level: Tokenizer) -> None:
+    def command(**options: object) -> str:
+        config = xtok.BuildConfig(**options)  # type: ignore[arg-type]
+        built = xtok.build(byte_level, byte_level, config)
+        [words] = examine(built).page.maps[0].build_commands
+        return " ".join(words[6:])
+
+    assert command() == ""
+    assert command(top_k=6, scale_trick=False) == "--no-scale-trick --top-k 6"
+    assert command(exact_match=False) == "--no-exact-match"
+    assert command(ignore_student_ids=(1, 2)) == "--ignore-student-ids 1,2"
+    assert command(weights="prior", scale_trick=False, top_k=8) == "--for gold"
+    assert (
+        command(weights="prior", scale_trick=False, top_k=8, target="both", exact_match=False)
+        == "--for p-kl"
+    )
+    merged = xtok.merge([projection, projection])
+    assert [words[:2] for words in examine(merged).page.maps[0].build_commands][-1] == (
+        "xtok",
+        "merge",
+    )
+
+
+def test_sentences_are_spelled_by_both_sides(plain: Examined) -> None:
+    samples = plain.page.samples
+    assert [s.label for s in samples] == [s.label for s in BUILT_IN]
+    assert [s.label for s in samples if s.direction == "rtl"] == ["Arabic"]
+    for sample in samples:
+        kinds = {chunk.kind for chunk in sample.chunks}
+        assert kinds <= {"same", "split"}  # these two spell everything
+        assert sum(len(c.student) for c in sample.chunks) == sample.num_student
+        assert sum(len(c.teacher) for c in sample.chunks) == sample.num_teacher
+        assert all((c.kind == "same") == (len(c.student) == len(c.teacher) == 1)
+                   for c in sample.chunks)  # fmt: skip
+
+
+def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
+    picker = SentencePicker()
+    rest = "begin\n\n"
+    picker.look(f"{rest}Die Größe des Leuchtturms überrascht alle.\n", "a.txt")
+    picker.look(f"{rest}Another line of letters from the same alphabet.\n", "a.txt")
+    picker.look(f"{rest}Маяк стоит на скале и светит кораблям.\n", "a.txt")
+    picker.look(f"{rest}灯台は海の前に立っていて、夜になると光を送ります。\n", "b.txt")
+    picker.look(f"{rest}A second file in letters that are known by now.\n", "c.txt")
+    picker.look(f"{rest}{'-' * 60}\n{'x' * 500}\n", "d.txt")
+    assert [(s.label, s.language) for s in picker.sentences] == [
+        ("Latin, a.txt", ""),
+        ("Cyrillic, a.txt", ""),
+        ("Japanese, b.txt", "ja"),
+        ("Latin, c.txt", ""),
+    ]
+    assert SentencePicker().sentences == BUILT_IN
+
+
+# The pictures
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        Shared(student=100, teacher=100, both=50),
+        Shared(student=100, teacher=10, both=4),
+        Shared(student=1000, teacher=1001, both=999),
+        Shared(student=7, teacher=100, both=7),
+        Shared(student=5, teacher=5, both=0),
+    ],
+)
+def test_overlaps_are_true_to_area(shared: Shared) -> None:
+    root = ElementTree.fromstring(str(pictures.overlap(shared, "a & b")))
+    assert root.get("aria-label") == "a & b"
+    first, second = ((float(c.get("cx", "")), float(c.get("r", ""))) for c in list(root)[:2])
+    assert (first[1] / second[1]) ** 2 == pytest.approx(shared.student / shared.teacher, rel=1e-2)
+    # What both circles cover, counted on a fine grid.
+    x = np.linspace(-5, 300, 2000)[:, None]
+    y = np.linspace(0, 148, 1000)
+    inside = [(x - cx) ** 2 + (y - 74) ** 2 <= r * r for cx, r in (first, second)]
+    both, student = (inside[0] & inside[1]).sum(), inside[0].sum()
+    assert both / student == pytest.approx(shared.both / shared.student, abs=0.005)
+
+
+def test_bars_add_up_and_can_be_read_aloud() -> None:
+    bar = pictures.bar(
+        [pictures.Segment("a", 1), pictures.Segment("b", 0), pictures.Segment("c", 3)],
+        'one "two"',
+        tip="x\n<y>",
+    )
+    root = ElementTree.fromstring(str(bar))
+    assert [(r.get("class"), r.get("x"), r.get("width")) for r in root] == [
+        ("a", "0.000%", "25.000%"),
+        ("c", "25.000%", "75.000%"),
+    ]
+    assert (root.get("aria-label"), root.get("tabindex")) == ('one "two"', "0")
+    assert root.get("data-tip") in ("x\n<y>", "x <y>")  # a parser may make a space of the break
+
+
+# The bytes of the page
+
+
+def test_weights_have_three_digits() -> None:
+    weights = [1.0, 0.5, 0.7508, 0.0751, 0.00751, 0.1, 0.9999, 0.99949, 1e-7, 3.3e-12, 2.0]
+    codes = weight_codes(np.array(weights))
+    shown = [(code % 900 + 100) / 10 ** (code // 900 + 2) for code in codes.tolist()]
+    assert shown == pytest.approx(
+        [1.0, 0.5, 0.751, 0.0751, 0.00751, 0.1, 1.0, 0.999, 1e-7, 3.3e-12, 1.0]
+    )
+    assert int(weight_codes(np.array([1e-45]))[0]) < 2**16
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [255], [256, 1], [70000, 2], [2**24, 2**32 - 1]])
+def test_columns_unpack_to_what_was_packed(numbers: Sequence[int]) -> None:
+    column = {"a": packed(np.array(numbers, np.int64))}
+    assert numbers_of(column, "a").tolist() == list(numbers)
+
+
+def rows_of(examined: Examined, number: int = 0) -> list[tuple[int, int, float]]:
+    """Return the entries that a page holds, as `page.js` reads them."""
+    columns = pack(examined, 10**9).columns
+    deltas = numbers_of(columns, "partner")
+    steps = np.where(deltas % 2, (deltas - 1) // 2, -deltas // 2)
+    partner, last = np.full(len(deltas), -1), -1
+    for i in np.flatnonzero(deltas).tolist():
+        last += 1 + int(steps[i])
+        partner[i] = last
+    sizes, own, ids, codes = (
+        numbers_of(columns, f"{name}_{number}") for name in ("sizes", "own", "ids", "weights")
+    )
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    teachers = partner[rows]
+    teachers[own == 0] = ids
+    weights = (codes % 900 + 100) / 10.0 ** (codes // 900 + 2)
+    return list(zip(rows.tolist(), teachers.tolist(), weights.tolist(), strict=True))
+
+
+def test_the_page_holds_every_entry(measured: Examined) -> None:
+    for number, m in enumerate(measured.maps):
+        held = rows_of(measured, number)
+        assert [(s, t) for s, t, _ in held] == list(
+            zip(m.student_ids.tolist(), m.teacher_ids.tolist(), strict=True)
+        )
+        assert [w for _, _, w in held] == pytest.approx(m.weights.tolist(), rel=0.005)
+
+
+def test_what_does_not_fit_is_left_out_and_said(measured: Examined) -> None:
+    whole = pack(measured, 10**9)
+    assert whole.left_out == ()
+    entries = len(numbers_of(whole.columns, "ids_1"))
+    sizes_of = {name: len(name) + len(data) + 16 for name, (_, data) in whole.columns.items()}
+    pieces = sum(size for name, size in sizes_of.items() if "pieces" in name)
+    tokens = sum(
+        size for name, size in sizes_of.items() if re.match("student|teacher|partner", name)
+    )
+    fewest = pack(measured, 1).columns  # each row's heaviest entry
+    least = sum(len(k) + len(d) + 16 for k, (_, d) in fewest.items() if k.endswith(("_0", "_1")))
+    sizes = [whole.size - 300, tokens + least - 100, tokens - pieces + least - 700]
+    packs = [pack(measured, size) for size in sizes]
+    assert [p.size <= size for p, size in zip(packs, sizes, strict=True)] == [True] * 3
+    assert packs[0].left_out[0].startswith("the lightest entries of rows, ")
+    assert packs[0].left_out[0].endswith(" of the weight, counted by the text")
+    assert len(numbers_of(packs[0].columns, "ids_1")) < entries
+    assert packs[1].left_out[0] == "the pieces of tokens"
+    assert packs[2].left_out[0].startswith("the names of all but the ")
+    for one in packs:  # the heaviest entry of every row stays
+        held = numbers_of(one.columns, "sizes_0") > 0
+        assert (held == (measured.maps[0].row_kind != RowKind.EMPTY)).all()
+
+
+def test_the_same_inputs_give_the_same_bytes(
+    cli: Cli, projection: ProjectionMap, small: Path, tmp_path: Path, text: Path
+) -> None:
+    projection.save(tmp_path / "m.safetensors")
+    models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
+    for name in ("a.html", "folder/b.html"):
+        done = cli("report", "m.safetensors", *models, "--text", text, "-o", name, "--json", "-q")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == [name, name.replace(".html", ".json")]
+    first, second = ((tmp_path / name).read_bytes() for name in ("a.html", "folder/b.html"))
+    assert first == second
+    data = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert list(data) == [f.name for f in fields(Page)]
+    assert (
+        data["maps"][0]["sha256"]
+        == hashlib.sha256((tmp_path / "m.safetensors").read_bytes()).hexdigest()
+    )
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
+    typed = f"xtok report m.safetensors --text {text} --student-model "
+    assert typed in first.decode()
+
+
+def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> None:
+    elements = Elements(hostile_page)
+    policy = re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page)
+    assert policy is not None
+    data, script = elements.texts["script"]
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (elements.texts["style"][0], script)
+    ]
+    assert policy[1].decode() == (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assert "<" not in data
+    assert data.isascii()
+    assert json.loads(data)["sides"] == [NAME.replace("\u202e", "\\xe2\\x80\\xae")] * 2
+
+
+def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: Examined) -> None:
+    elements = Elements(hostile_page)
+    usual = Elements(render(plain))
+    assert set(elements.tags) <= set(usual.tags)
+    assert elements.tags.count("script") == 2
+    assert elements.handlers == []
+    assert all(link.startswith("#") for link in elements.links)
+    html = hostile_page.decode()
+    assert "\u202e" not in html
+    assert "x" * (SHOWN_BYTES + 1) not in html
+    assert "{{ 7*7 }}" not in html.replace("{{␣7*7␣}}", "")
+    assert len(hostile_page) < 120_000
+    for outside in ("http:", "https:", "url(", "@import", "//cdn"):
+        assert outside not in html.replace("http-equiv", "").replace(SVG, "")
+
+
+def test_json_of_a_hostile_map(tmp_path: Path) -> None:
+    from xtok.report import to_json
+
+    data = json.loads(to_json(examine(hostile_map()).page))
+    assert data["student"] == NAME
+
+
+@pytest.mark.real
+def test_llama_3_to_qwen_fits_into_two_megabytes(load_real: Callable[[str], Tokenizer]) -> None:
+    sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    page = examine(xtok.build(*sides), tokenizers=sides)
+    html = render(page)
+    assert len(html) <= 2_000_000
+    assert b"The whole map is on this page." in html
+
+
+# The index of many maps
+
+
+def index_files(projection: ProjectionMap, folder: Path) -> Path:
+    projection.save(folder / "good.safetensors")
+    (folder / "damaged.safetensors").write_bytes(b"nothing")
+    lines = ["a b good.safetensors", "a b missing.safetensors", "<i> b damaged.safetensors"]
+    (folder / "pairs.txt").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "pairs.txt"
+
+
+def test_the_index_has_what_needs_a_look_first(projection: ProjectionMap, tmp_path: Path) -> None:
+    path = index_files(projection, tmp_path)
+    pairs = read_pairs(path, tmp_path, xtok.BuildConfig())
+    index = examine_listed("pairs.txt", pairs, tmp_path)
+    assert [e.output for e in index.entries] == [
+        "missing.safetensors",
+        "damaged.safetensors",
+        "good.safetensors",
+    ]
+    assert [e.facts is None for e in index.entries] == [True, True, False]
+    html = render_index(index)
+    assert html == render_index(examine_listed("pairs.txt", pairs, tmp_path))
+    assert "i" not in Elements(html).tags
+    assert b"&lt;i&gt;" in html
+
+
+def test_the_index_from_the_command_line(
+    cli: Cli, projection: ProjectionMap, tmp_path: Path
+) -> None:
+    path = index_files(projection, tmp_path)
+    done = cli("report", "--pairs", path, "--maps-dir", tmp_path, "--json", "--output", "i.html")
+    assert done.stdout == "i.html\ni.json\n"
+    data = json.loads((tmp_path / "i.json").read_text(encoding="utf-8"))
+    assert [entry["line"] for entry in data["entries"]] == [2, 3, 1]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "give a map, or two, or --pairs FILE"),
+        (["a", "b", "c"], "give a map, or two, or --pairs FILE"),
+        (["a", "--pairs", "b"], "--pairs goes with no map, text or model"),
+        (["a", "--for", "gold"], "--for goes with --pairs"),
+        (["a", "--text", "b"], "give the student: --student-model"),
+        (["a", "-s", "bytes"], "give the teacher: --teacher-model"),
+        (["a", "--field", "b"], "--field goes with --text"),
+    ],
+)
+def test_what_does_not_go_together(cli: Cli, args: list[str], message: str) -> None:
+    done = cli("report", *args)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None:
+    done = cli("report", "none.safetensors", "--output", "page.pdf")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the page page.pdf does not end in .html")
+    (tmp_path / "page.json").mkdir()
+    done = cli("report", "none.safetensors", "--output", "page.html", "--json")
+    assert "page.json is a folder" in done.stderr
+
+
+def test_maps_of_different_pairs(projection: ProjectionMap, byte_level: Tokenizer) -> None:
+    other = xtok.build(byte_level, byte_level)
+    with pytest.raises(XtokError, match="has other tokens"):
+        examine([projection, other])
+    with pytest.raises(ValueError, match="text needs both tokenizers"):
+        examine(projection, texts=["a.txt"])
+
+
+def test_a_map_without_tokens_needs_its_models(
+    projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    import torch
+
+    ids = np.full((projection.shape[0], 4), -1)
+    weights = np.zeros(ids.shape, np.float32)
+    for row in range(projection.shape[0]):
+        t, w = projection.row(row)
+        ids[row, : len(t)], weights[row, : len(t)] = t, w
+    content: dict[str, Any] = {
+        "indices": torch.from_numpy(ids),
+        "likelihoods": torch.from_numpy(weights),
+    }
+    content |= {"student_model_id": "a", "teacher_model_id": "b", "enable_scale_trick": True}
+    torch.save(content, tmp_path / "m.pt")
+    bare = ProjectionMap.load(tmp_path / "m.pt", teacher_vocab_size=projection.shape[1])
+    with pytest.raises(XtokError, match="carries no tokens"):
+        examine(bare)
+    page = examine(bare, tokenizers=(byte_level, digits)).page
+    assert page.maps[0].build_commands == ()
+    render(examine(bare, tokenizers=(byte_level, digits)))
+
+
+# In a browser
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no browser: apt-get install chromium")
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def files(
+    tmp_path_factory: pytest.TempPathFactory, plain: Examined, measured: Examined,
+    hostile_page: bytes,
+) -> dict[str, Path]:  # fmt: skip
+    folder = tmp_path_factory.mktemp("pages")
+    contents = {"plain": render(plain), "measured": render(measured), "hostile": hostile_page}
+    found = {}
+    for name, content in contents.items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_bytes(content)
+    return found
+
+
+browsing = pytest.mark.xdist_group("browser")
+
+
+def texts_of(browser: Browser, selector: str) -> list[str]:
+    script = f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
+    found: list[str] = browser.run(script)
+    return found
+
+
+@browsing
+@pytest.mark.parametrize("name", ["plain", "measured", "hostile"])
+def test_the_page_loads_without_an_error_or_a_request(
+    browser: Browser, files: dict[str, Path], name: str
+) -> None:
+    browser.open(files[name])
+    assert browser.messages == []
+    assert browser.requests == [files[name].as_uri()]
+
+
+@browsing
+def test_search_finds_tokens_bytes_and_ids(
+    browser: Browser, files: dict[str, Path], projection: ProjectionMap
+) -> None:
+    the = projection.student_ids_of(" the")[0]
+    browser.open(files["plain"], "#search=%20the")
+    assert texts_of(browser, "#students li button")[0] == f"␣the#{the}"
+    [shown, *_] = texts_of(browser, "#detail .entries tbody td:last-child")
+    entry = projection[" the"].entries[0]
+    assert shown == f"{entry.token}#{entry.teacher_id}".replace(" ", "␣")
+    browser.open(files["plain"], "#search=\\x20\\x74he")
+    assert texts_of(browser, "#students li button")[0] == f"␣the#{the}"
+    browser.open(files["plain"], f"#search=%23{the}")
+    assert texts_of(browser, "#students li button") == [f"␣the#{the}"]
+    browser.open(files["plain"], f"#student={the}")
+    assert texts_of(browser, "#detail h3") == ["␣the"]
+    browser.open(files["plain"], "#search=zzzzzz")
+    assert texts_of(browser, "#found") == ["0 student and 0 teacher tokens"]
+    browser.open(files["plain"], "#search=%")
+    assert browser.messages == []
+
+
+@browsing
+def test_every_row_and_column_of_the_page_is_the_map(
+    browser: Browser, files: dict[str, Path], projection: ProjectionMap
+) -> None:
+    browser.open(files["plain"])
+    rows = browser.run("Array.from({length: student.length}, (_, id) => maps[0].row(id))")
+    held = [[(e["id"], e["isSlot"]) for e in row] for row in rows]
+    assert held == [
+        [(e.teacher_id, e.is_slot) for e in projection[i].entries] for i in range(len(rows))
+    ]
+    names = browser.run("Array.from({length: teacher.length}, (_, id) => teacher.shown(id))")
+    table = projection.teacher.table
+    assert table is not None
+    expected = [table.name(i).replace(" ", "␣") for i in range(len(table))]
+    assert [name.removeprefix("◌") for name in names] == expected
+    columns = browser.run("Array.from({length: teacher.length}, (_, id) => maps[0].column(id))")
+    assert [sorted(e["id"] for e in column) for column in columns] == [
+        sorted(projection.student_ids[projection.teacher_ids == t].tolist())
+        for t in range(len(columns))
+    ]
+
+
+@browsing
+def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, Path]) -> None:
+    browser.open(files["plain"])
+    browser.run("document.getElementById('query').focus()")
+    browser.type("the")
+    assert "the" in texts_of(browser, "#students li button")[0]
+    browser.press("Tab")
+    browser.press("Tab")
+    browser.press("Enter")
+    assert browser.run("document.activeElement.id") == "detail"
+    assert browser.run("location.hash").startswith("#student=")
+
+
+@browsing
+def test_pieces_of_both_sides(browser: Browser, files: dict[str, Path], plain: Examined) -> None:
+    assert plain.tokenizers is not None
+    student, teacher = plain.tokenizers
+    ids = browser_ids(browser, files["plain"], "student")
+    alone = [i for i in student.table.text_ids.tolist() if student.table[i] not in
+             teacher.table.canonical_ids()]  # fmt: skip
+    assert alone
+    for i in alone:
+        assert ids[i] == teacher.segment(student.table[i])[:16]
+
+
+def browser_ids(browser: Browser, path: Path, side: str) -> list[list[int]]:
+    browser.open(path)
+    found: list[list[int]] = browser.run(
+        f"Array.from({{length: {side}.length}}, (_, id) => {side}.piecesOf(id))"
+    )
+    return found
+
+
+@browsing
+def test_sorting_sorts_and_keeps_the_total_last(
+    browser: Browser, files: dict[str, Path], plain: Examined
+) -> None:
+    browser.open(files["plain"])
+    table = "#pair .sortable"
+    classes = texts_of(browser, f"{table} tbody th")
+    assert classes == [one.label for one in plain.page.classes]
+    press = f"document.querySelectorAll('{table} thead button')[1].click()"
+    browser.run(press)
+    falling = texts_of(browser, f"{table} tbody tr > td:nth-child(3)")
+    numbers = [int(cell.replace(",", "")) for cell in falling]
+    assert numbers == sorted((one.shared.student for one in plain.page.classes), reverse=True)
+    assert browser.run(
+        f"document.querySelectorAll('{table} thead th')[2].getAttribute('aria-sort')"
+    ) == ("descending")
+    browser.run(press)
+    rising = texts_of(browser, f"{table} tbody tr > td:nth-child(3)")
+    assert [int(cell.replace(",", "")) for cell in rising] == sorted(numbers)
+
+
+@browsing
+def test_bars_speak_on_focus(browser: Browser, files: dict[str, Path]) -> None:
+    browser.open(files["plain"])
+    browser.run("document.querySelector('#classes [data-tip]').focus()")
+    assert browser.run("document.getElementById('tip').hidden") is False
+    first, second, *_ = texts_of(browser, "#tip div")
+    assert first == texts_of(browser, "#classes tbody th")[0]
+    assert re.match(r"[\d,]+ (exact|pieces): ", second)
+    browser.press("Escape")
+    assert browser.run("document.getElementById('tip').hidden") is True
+
+
+@browsing
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["plain", "measured", "hostile"])
+def test_nothing_is_wider_than_the_window(
+    browser: Browser, files: dict[str, Path], name: str, width: int
+) -> None:
+    browser.resize(width)
+    browser.open(files[name], "#search=x")
+    assert browser.run("document.documentElement.scrollWidth") == width
+    browser.resize(1280)
+
+
+@browsing
+def test_hostile_tokens_appear_as_text(browser: Browser, files: dict[str, Path]) -> None:
+    browser.open(files["hostile"], "#search=script")
+    assert browser.run("document.title") != "owned"
+    shown = browser.run("Array.from({length: 13}, (_, id) => student.shown(id))")
+    table = hostile_map().student.table
+    assert table is not None
+    for i in range(10):
+        assert shown[i].removeprefix("◌") == table.name(i).replace(" ", "␣")
+    assert shown[10] == "x" * SHOWN_BYTES + "… (1,000,000 bytes in all)"
+    assert "</script><script>document.title='owned'</script>#0" in texts_of(
+        browser, "#students li button"
+    )
+    for i in range(13):
+        browser.run(f"choose(student, {i})")
+    assert browser.run("document.querySelectorAll('img, b[onclick], #detail i').length") == 0
+    assert browser.messages == []
+    assert browser.requests == [files["hostile"].as_uri()]
+
+
+@browsing
+@pytest.mark.real
+def test_search_of_128_000_rows_answers_at_once(
+    browser: Browser, load_real: Callable[[str], Tokenizer], tmp_path: Path
+) -> None:
+    sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    path = tmp_path / "page.html"
+    path.write_bytes(render(examine(xtok.build(*sides), tokenizers=sides)))
+    browser.open(path)
+    assert browser.messages == []
+    for query in ("e", "the", " ", r"\\xe4\\xb8", "#679", "zzzzz"):
+        took = [
+            browser.run(f"search('{query}'), Number(document.getElementById('found').dataset.ms)")
+            for _ in range(5)
+        ]
+        assert min(took) < 50, query
+    browser.run("search('#679')")
+    assert texts_of(browser, "#students li button") == ["201#679"]
+    assert texts_of(browser, "#detail .entries td:last-child")[:3] == ["2#17", "0#15", "1#16"]

@@ -1,0 +1,197 @@
+"""The student's tokens in the teacher's: the same bytes, in every family of tokenizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xtok
+from xtok import DistillationCollator, Retokenizer, XtokError
+from xtok.tokenizers import Tokenizer
+from xtok.training.collator import prepare
+
+TEXT = "The keeper lit 201 lamps — día tras día, 灯台.\n\n\tEnd  "
+
+
+def spelled(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    return b"".join(tokenizer.table[i] for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [
+        ("digits", "byte_level"), ("byte_level", "sentencepiece"), ("sentencepiece", "byte_level"),
+        ("sentencepiece", "ranks"), ("ranks", "digits"),
+    ],
+)  # fmt: skip
+def test_the_bytes_stay(student: str, teacher: str, request: pytest.FixtureRequest) -> None:
+    ours, theirs = (request.getfixturevalue(name) for name in (student, teacher))
+    retokenize = Retokenizer(ours, theirs)
+    data = TEXT.encode()
+    for cut in (data, data[:31], data[35:], b" leading", b"", b"\xff\x00"):
+        [ids] = retokenize([ours.segment(cut)])
+        assert ids == theirs.segment(cut)
+        assert spelled(theirs, ids) == cut
+
+
+@given(data=st.data())
+def test_any_ids(data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenizer) -> None:
+    """Whatever a model writes: tokens that no tokenizer would put beside one another."""
+    ids = data.draw(st.lists(st.sampled_from(digits.table.text_ids.tolist()), max_size=30))
+    [theirs] = Retokenizer(digits, sentencepiece)([ids])
+    assert spelled(sentencepiece, theirs) == spelled(digits, ids)
+
+
+def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    roles, theirs = byte_level.table.roles, sentencepiece.table.roles
+    [begin], [end] = theirs["bos"], theirs["eos"]
+    hello = byte_level.segment(b"Hello")
+    row = [roles["bos"][0], roles["turn_start"][0], *hello, roles["eos"][0]]
+    [ids] = Retokenizer(byte_level, sentencepiece)([row])  # it has no start of a turn
+    assert ids == [begin, *sentencepiece.segment(b"Hello"), end]
+
+
+def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer) -> None:
+    prompt, answer = byte_level.segment(b"The lamp wa"), byte_level.segment(b"s lit")
+    [begin], [bos] = sentencepiece.table.roles["bos"], byte_level.table.roles["bos"]
+    apart = [i for text in (b"The lamp wa", b"s lit") for i in sentencepiece.segment(text)]
+    retokenizer = Retokenizer(byte_level, sentencepiece)
+    assert retokenizer.sequence(prompt, answer) == [begin, *apart]
+    assert retokenizer.sequence([bos, *prompt], answer) == [begin, *apart]
+    assert retokenizer.sequence() == [begin]
+    without = Retokenizer(byte_level, ranks)  # a family that has no bos
+    assert without.sequence(prompt, answer) == ranks.segment(b"The lamp wa") + ranks.segment(
+        b"s lit"
+    )
+
+
+def test_ids_beyond_the_tokenizer(small: Path, sentencepiece: Tokenizer) -> None:
+    """The model's width is 1,280, its tokenizer has 1,200 ids: the others stand for nothing."""
+    wide = xtok.load_tokenizer(str(small / "small-byte-level"))
+    hello = wide.segment(b"Hello")
+    retokenize = Retokenizer(wide, sentencepiece)
+    assert len(wide.table) == 1280
+    assert retokenize([[*hello, 1279]]) == retokenize([hello])
+    with pytest.raises(ValueError, match=r"^student id 1280 is not in 0\.\.1279$"):
+        retokenize([[*hello, 1280]])
+
+
+def test_a_teacher_that_cannot_spell(ranks: Tokenizer) -> None:
+    words = xtok.load_tokenizer("null:5")
+    rows = [ranks.segment(b""), ranks.segment(b"The keeper")]
+    with pytest.raises(XtokError, match=r"^null:5 cannot spell b'The keeper', which the student"):
+        Retokenizer(ranks, words)(rows)
+
+
+# Batches of the student's ids
+
+
+def rows_of(tokenizer: Tokenizer, *rows: tuple[str, str], side: str) -> tuple[torch.Tensor, ...]:
+    """Return ids, mask and labels of prompts and completions that end with eos."""
+    [pad], [eos] = tokenizer.table.roles["pad"], tokenizer.table.roles["eos"][:1]
+    made = []
+    for prompt, completion in rows:
+        p, c = (tokenizer.segment(text.encode()) for text in (prompt, completion))
+        made.append((p, [*c, eos]))
+    width = max(len(p) + len(c) for p, c in made)
+    out: list[list[list[int]]] = [[], [], []]
+    for p, c in made:
+        fill = width - len(p) - len(c)
+        for place, (value, padding) in enumerate(
+            (([*p, *c], pad), ([1] * len(p + c), 0), ([-100] * len(p) + c, -100))
+        ):
+            filled = [padding] * fill
+            out[place].append([*filled, *value] if side == "left" else [*value, *filled])
+    return tuple(torch.tensor(part) for part in out)
+
+
+PAIRS = [("The lamp", " was lit at 6:12."), ("How many steps? ", "201, he said: zweihunderteins")]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_every_token_of_a_completion_has_a_chunk(
+    digits: Tokenizer, sentencepiece: Tokenizer, side: str
+) -> None:
+    collator = DistillationCollator(digits, sentencepiece)
+    ids, mask, labels = rows_of(digits, *PAIRS, side=side)
+    batch = collator.from_student_ids(ids, mask, labels)
+    [theirs] = batch["teachers"]
+    assert batch["input_ids"] is ids
+    [begin], [end] = (sentencepiece.table.roles[role] for role in ("bos", "eos"))
+    for row, (prompt, completion) in enumerate(PAIRS):
+        p, c = (sentencepiece.segment(text.encode()) for text in (prompt, completion))
+        count = int(theirs["attention_mask"][row].sum())
+        assert theirs["input_ids"][row][:count].tolist() == [begin, *p, *c, end]
+        assert theirs["labels"][row][:count].tolist() == [-100] * (len(p) + 1) + [*c, end]
+    alignment = theirs["alignment"]
+    assert torch.equal(alignment.student_chunk_id >= 0, labels >= 0)
+    assert torch.equal(alignment.teacher_chunk_id >= 0, theirs["labels"] >= 0)
+    assert bool(alignment.pair_is_correct[alignment.pair_valid].all())
+    # The prompt predicts the first token, so that no chunk is lost when they are shifted.
+    shifted = prepare(batch)["teachers"][0]["shifted"]
+    assert torch.equal(shifted.pair_valid, alignment.pair_valid)
+
+
+def test_turns_in_between_are_no_targets(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    words = [digits.segment(text) for text in (b"ask", b" answer", b" tool", b" again")]
+    ids = torch.tensor([[i for part in words for i in part]])
+    labels = torch.tensor([[i if n % 2 else -100 for n, part in enumerate(words) for i in part]])
+    collator = DistillationCollator(digits, byte_level, bos=False)
+    [side] = collator.from_student_ids(ids, torch.ones_like(ids), labels)["teachers"]
+    theirs = [byte_level.segment(text) for text in (b"ask", b" answer", b" tool", b" again")]
+    assert side["input_ids"][0].tolist() == [i for part in theirs for i in part]
+    assert torch.equal(side["alignment"].student_chunk_id >= 0, labels >= 0)
+    assert bool(side["alignment"].pair_is_correct.all())
+
+
+def test_a_teacher_reads_a_conversation_by_its_own_template(
+    digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    ids, mask, labels = rows_of(digits, ("Q: Who?\nA:", " The keeper."), side="left")
+    collator = DistillationCollator(digits, byte_level, teacher_templates=["chatml"])
+    prompt = {"messages": [{"role": "user", "content": "Who?"}]}
+    [side] = collator.from_student_ids(ids, mask, labels, prompts=[prompt])["teachers"]
+    row = side["input_ids"][0].tolist()
+    text = "".join(byte_level.table.name(i) for i in row)
+    assert "Who?" in text
+    assert "Q:" not in text
+    first = side["labels"][0].tolist().index(row[-len(byte_level.segment(b" The keeper.")) - 1])
+    assert spelled(byte_level, row[first:-1]) == b" The keeper."
+    assert int((side["alignment"].student_chunk_id >= 0).sum()) == int((labels >= 0).sum())
+
+
+def test_what_stands_for_nothing_has_no_chunk(small: Path, digits: Tokenizer) -> None:
+    wide = xtok.load_tokenizer(str(small / "small-byte-level"))
+    hello = wide.segment(b"Hello")
+    ids = torch.tensor([[*hello, 1279, *hello]])
+    collator = DistillationCollator(wide, digits, bos=False)
+    [side] = collator.from_student_ids(ids, torch.ones_like(ids), ids)["teachers"]
+    has_chunk = (side["alignment"].student_chunk_id >= 0)[0].tolist()
+    assert has_chunk == [*[True] * len(hello), False, *[True] * len(hello)]
+
+
+def test_a_teacher_cut_short(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    ids, mask, labels = rows_of(digits, *PAIRS, side="left")
+    collator = DistillationCollator(digits, byte_level, max_length=8)
+    [side] = collator.from_student_ids(ids, mask, labels)["teachers"]
+    assert side["input_ids"].shape == (2, 8)
+    assert bool(side["alignment"].pair_is_correct[side["alignment"].pair_valid].all())
+
+
+def test_shapes_that_do_not_fit(digits: Tokenizer, byte_level: Tokenizer) -> None:
+    collator = DistillationCollator(digits, byte_level)
+    ids, mask, labels = rows_of(digits, *PAIRS, side="left")
+    wrong: list[tuple[Any, ...]] = [(ids[0], mask, labels), (ids, mask[:1], labels)]
+    for args in wrong:
+        with pytest.raises(ValueError, match=r"are not all \[B, T\]$"):
+            collator.from_student_ids(*args)
+    with pytest.raises(ValueError, match=r"^1 prompts for 2 rows$"):
+        collator.from_student_ids(ids, mask, labels, prompts=[None])
+    empty = torch.zeros((2, 0), dtype=torch.int64)
+    [side] = collator.from_student_ids(empty, empty, empty)["teachers"]
+    assert side["alignment"].num_chunks.tolist() == [0, 0]

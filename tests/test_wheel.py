@@ -1,0 +1,216 @@
+"""The wheel: it holds exactly the package, and works where it is installed.
+
+The tests build the wheel from the sdist, or take both from the folder that `XTOK_DIST` names, and
+install it into a virtual environment of its own. Dependencies come from the environment that runs
+the tests: this shows that the wheel is whole and the tree is not needed, not that its requirements
+suffice. `scripts/versions.sh` shows that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Callable, Sequence
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import REAL, ROOT
+from safetensors.numpy import save_file
+from test_docs import blocks, matches
+
+import xtok
+from xtok.cli import COMMANDS
+
+pytestmark = pytest.mark.xdist_group("wheel")
+
+PACKAGE = {
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "xtok").rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+}
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an sdist of the tree, and the wheel that was built from it."""
+    if "XTOK_DIST" in os.environ:
+        return ROOT / os.environ["XTOK_DIST"]
+    pytest.importorskip("build", reason="build is not installed: pip install -e '.[dev]'")
+    tree, folder = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("xtok", "tests"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return dist / f"xtok-{xtok.__version__}-py3-none-any.whl"
+
+
+def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
+    about = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"]
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        licence = archive.read(f"xtok-{xtok.__version__}.dist-info/licenses/LICENSE")
+    assert set(names) == PACKAGE | {f"xtok-{xtok.__version__}.dist-info/{name}" for name in about}
+    assert "xtok/py.typed" in names
+    assert licence == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_sdist_has_what_the_wheel_is_built_from(dist: Path) -> None:
+    with tarfile.open(dist / f"xtok-{xtok.__version__}.tar.gz") as archive:
+        files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
+    made = {name for name in files if name.startswith("xtok.egg-info/")}
+    about = {"LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
+    assert files - made == PACKAGE | about
+
+
+def test_the_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"xtok-{xtok.__version__}.dist-info/METADATA").decode()
+    metadata: Message = Parser().parsestr(text)
+    assert metadata["Version"] == xtok.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    unbounded = [r for r in metadata.get_all("Requires-Dist", []) if ">=" not in r]
+    assert unbounded == []
+
+
+def environment() -> dict[str, str]:
+    """The variables of a shell that has nothing to do with the tree."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel; a `.pth` file adds this one's dependencies.
+
+    Python does not read the `.pth` files of a folder that a `.pth` file adds, so an editable
+    install in this environment stays here.
+    """
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder)
+    python = str(folder / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    command = [*pip, "install", "-qq", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(command, env=environment(), timeout=300, check=True)
+    [packages] = (folder / "lib").glob("python3.*/site-packages")
+    paths = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (packages / "dependencies.pth").write_text("\n".join(paths), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def run(installed: Path, tmp_path: Path) -> Run:
+    """Run a program of the environment, in an empty folder that is not of the tree."""
+
+    def run(program: str, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        env = environment()
+        path = os.pathsep.join([str(installed / "bin"), env["PATH"]])
+        plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+        return subprocess.run(
+            [shutil.which(program, path=path) or program, *args],
+            cwd=tmp_path,
+            env={**env, **plain, "PATH": path, "PYTHONUTF8": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            timeout=600,
+            check=check,
+        )
+
+    return run
+
+
+def test_the_tree_is_not_imported(run: Run, installed: Path) -> None:
+    code = (
+        "import sys, json, importlib.metadata, xtok\n"
+        "for name in xtok.__all__: getattr(xtok, name)\n"
+        "files = [m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'xtok']\n"
+        "print(json.dumps([sys.path, files, importlib.metadata.version('xtok')]))"
+    )
+    path, files, version = json.loads(run("python", "-c", code).stdout.splitlines()[-1])
+    assert str(ROOT) not in path
+    assert len(files) > 40
+    assert [file for file in files if not Path(file).is_relative_to(installed)] == []
+    assert version == xtok.__version__
+    assert run("xtok", "--version").stdout.startswith(f"xtok {xtok.__version__}")
+
+
+PAIR = ["--student-model", "small.model", "--teacher-model", "bytes"]
+WORK: dict[str, Sequence[str]] = {
+    "build": [*PAIR, "-o", "map.safetensors"],
+    "build-pairs": ["pairs.txt", "--output-dir", "maps"],
+    "inspect": ["map.safetensors"],
+    "explain": ["map.safetensors", "a"],
+    "verify": ["map.safetensors", *PAIR],
+    "convert": ["map.safetensors", "-o", "map.pt"],
+    "doctor": ["small.model"],
+    "cache": ["list", "--cache-dir", "cache"],
+    "evaluate": ["map.safetensors", *PAIR, "--text", "text.txt"],
+    "compare": ["map.safetensors", "cut.safetensors"],
+    "align": [*PAIR, "in 2012"],
+    "overlap": ["small.model", "bytes"],
+    "report": ["map.safetensors", "-o", "report.html"],
+    "multitoken": [*PAIR, "-o", "first.safetensors"],
+    "reapply-exact": ["first.safetensors", "-o", "exact.safetensors"],
+    "sort-cut": ["exact.safetensors", "-k", "4", "-o", "cut.safetensors"],
+    "generate": ["model", "model", "--embedding-model", "own", "-o", "near.safetensors"],
+    "estimate": [*PAIR, "--text", "text.txt", "-o", "counted.safetensors"],
+    "merge": ["map.safetensors", "counted.safetensors", "-o", "merged.safetensors"],
+    "events": [*PAIR, "-o", "events.safetensors"],
+    "export": ["map.safetensors", "--format", "shared-vocab", "-o", "shared.json"],
+}
+"""The arguments of one use of each command."""
+
+FIRST = ["build", "multitoken", "reapply-exact", "sort-cut", "estimate"]
+"""These write what the others read."""
+
+
+def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
+    assert WORK.keys() == COMMANDS.keys(), "a line in WORK for each command"
+    shutil.copy(small / "small.model", tmp_path)
+    shutil.copytree(small / "small-digits", tmp_path / "model")
+    rows = np.random.default_rng(0).normal(size=(2000, 8)).astype(np.float32)
+    save_file({"model.embed_tokens.weight": rows}, tmp_path / "model" / "model.safetensors")
+    (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20, encoding="utf-8")
+    (tmp_path / "pairs.txt").write_text("small.model bytes\nbytes small.model\n", encoding="utf-8")
+    failed = []
+    for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
+        done = run("xtok", name, *WORK[name], check=False)
+        if done.returncode:
+            failed.append(f"xtok {name} {' '.join(WORK[name])}\n{done.stdout}")
+    assert not failed, "\n".join(failed)
+    made = {p.name for p in tmp_path.glob("*.*")} | {p.name for p in tmp_path.glob("maps/*")}
+    assert {args[-1] for args in WORK.values() if "-o" in args} <= made
+    assert len(list(tmp_path.glob("maps/*.safetensors"))) == 2
+
+
+@pytest.mark.real
+def test_the_commands_of_the_readme(run: Run, real: Callable[[str], str], tmp_path: Path) -> None:
+    for name in ("llama3.tiktoken", "qwen.tiktoken"):
+        real(name)
+    (tmp_path / "data" / "maps").mkdir(parents=True)
+    (tmp_path / "data" / "tokenizers").symlink_to(REAL, target_is_directory=True)
+    shown = [b for b in blocks(ROOT / "README.md") if b.language in ("bash", "text")]
+    commands, printed = shown[:2]
+    done = run("bash", "-euo", "pipefail", "-c", commands.text)
+    assert matches(printed.text.splitlines(), done.stdout.splitlines()), done.stdout

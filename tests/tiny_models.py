@@ -1,0 +1,56 @@
+"""Random models of a few thousand parameters beside their embeddings, as a trainer loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xtok.tokenizers import Tokenizer
+
+
+def tiny_model(width: int, *, seed: int, sharp: float = 0.02) -> Any:
+    """Return a causal language model; with a larger `sharp`, its distributions are peaked."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=width,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=sharp,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def save_model(folder: Path, tokenizer: Tokenizer, source: Path, *, seed: int, sharp: float) -> str:
+    """Write a folder with a model and a Hugging Face tokenizer."""
+    model = tiny_model(tokenizer.vocabulary.vocab_size, seed=seed, sharp=sharp)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    return str(folder)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Let PyTorch compute in one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of all parameters."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}

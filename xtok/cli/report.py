@@ -1,0 +1,156 @@
+"""`xtok report`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from xtok import report as reports
+from xtok.cli.command import command
+from xtok.cli.options import TEXT_FIELD, MapOptions, Models, text_option
+from xtok.config import OUTPUT, BuildConfig, Config, Loss, option
+from xtok.counting.texts import find_texts
+
+LIST = "Many maps"
+
+_TEXTS = text_option(
+    [],
+    "Measure the maps on this text: plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, "
+    "too. Repeatable. Needs both models.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOutput(Config):
+    """Where a page is written, and how large it may be."""
+
+    panel = OUTPUT
+    output: Path = option(Path("report.html"), "Where to write the page: .html.", short="-o")
+    json: bool = option(False, "Also write the page's data as JSON, beside it.", flag=True)
+    max_kb: int = option(
+        2000,
+        "Most kilobytes of the page: what does not fit is left out of its search, and it says so.",
+        min=200,
+    )
+
+    def check(self) -> None:
+        """Check that the files can be written, before anything costs time."""
+        from xtok.io import check_output
+
+        for suffix in (".html", ".json")[: 1 + self.json]:
+            check_output(self._path(suffix), [suffix], "page")
+
+    def write(self, page: bytes, data: Any) -> None:
+        """Write the page, and the data if it was asked for; print the paths on stdout."""
+        from xtok.io import check_output, write
+
+        files = {".html": page}
+        if self.json:
+            files[".json"] = f"{reports.to_json(data)}\n".encode()
+        for suffix, content in files.items():
+            path = self._path(suffix)
+            write(check_output(path, [suffix], "page"), [content])
+            print(path)  # noqa: T201
+
+    def _path(self, suffix: str) -> Path:
+        return self.output if suffix == ".html" else self.output.with_suffix(suffix)
+
+
+@command
+def report(
+    context: typer.Context,
+    *,
+    map_paths: list[Path] = option(
+        [], "A map file, or two of one pair to put side by side.", argument="[MAP...]"
+    ),
+    text: list[str] = _TEXTS,
+    models: Models,
+    field: str = TEXT_FIELD,
+    num_worst: int = option(10, "List this many of each map's most costly rows.", min=0),
+    pairs: Path | None = option(
+        None,
+        "Instead of MAP: an index of the maps of a list as build-pairs takes it. Those that need a "
+        "look come first.",
+        panel=LIST,
+    ),
+    maps_dir: Path | None = option(
+        None,
+        "The folder of the maps; the current one by default.",
+        metavar="FOLDER",
+        goes_with=("pairs",),
+        panel=LIST,
+    ),
+    for_loss: Loss | None = option(
+        None,
+        "The loss that the maps were built for, which is in their names.",
+        name="for",
+        goes_with=("pairs",),
+        panel=LIST,
+    ),
+    page_output: PageOutput,
+    map_options: MapOptions,
+) -> None:
+    """Write a page to look at: one HTML file that says what a map is fit for, and lets you search.
+
+    With the models it has sentences in both tokenizations; with --text, the map's quality.
+    """
+    if pairs is not None and (map_paths or text or models.sides()):
+        raise typer.BadParameter("--pairs goes with no map, text or model")
+    if pairs is None and len(map_paths) not in (1, 2):
+        raise typer.BadParameter("give a map, or two, or --pairs FILE")
+    if text or models.sides():
+        models.both()
+    page_output.check()
+    from xtok.inspection.page import examine
+    from xtok.inspection.pages import examine_listed
+    from xtok.report.page import render, render_index
+
+    words = _command(context)
+    if pairs is not None:
+        from xtok.stages.build import read_pairs
+
+        config = BuildConfig.for_loss(for_loss) if for_loss else BuildConfig()
+        folder = maps_dir or Path()
+        index = examine_listed(pairs.name, read_pairs(pairs, folder, config, for_loss), folder)
+        page_output.write(render_index(index, command=words), index)
+        return
+    find_texts(text)
+    maps = [map_options.load(path) for path in map_paths]
+    for projection in maps:
+        reports.print_reports(projection.reports)
+    maps[0], tokenizers = models.with_map(maps[0], name=map_paths[0])
+    examined = examine(
+        maps,
+        texts=text,
+        tokenizers=(tokenizers["student_model"], tokenizers["teacher_model"])
+        if tokenizers
+        else None,
+        names=[path.name for path in map_paths],
+        field=field,
+        num_worst=num_worst,
+        progress=reports.progress_bar,
+        text_progress=reports.text_progress_bar,
+    )
+    page = render(examined, command=words, max_bytes=1000 * page_output.max_kb)
+    page_output.write(page, examined.page)
+
+
+def _command(context: typer.Context) -> list[str]:
+    """Return the command as it was typed, whatever its output is called."""
+    words = ["xtok", "report"]
+    options: list[str] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in ("output", "json", "quiet"):
+            continue
+        value = context.params[name]
+        values = value if isinstance(value, list | tuple) else [value]
+        if parameter.param_type_name == "argument":
+            words += map(str, values)
+        elif isinstance(value, bool):
+            options.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            options += [w for one in values for w in (max(parameter.opts, key=len), str(one))]
+    return [*words, *options, "--output", "report.html"]

@@ -1,0 +1,159 @@
+"""What a tokenizer's chat template does to a conversation, tried out for `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xtok.conversation import find_template, render
+from xtok.conversation.formats import PromptFormat
+from xtok.errors import XtokError
+from xtok.inspection import Check, Level
+from xtok.tokenizers import Tokenizer
+
+Message = Mapping[str, Any]
+
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_USER = {"role": "user", "content": "What is 2 + 2?"}
+_FURTHER = {"role": "user", "content": "And 3 + 3?"}
+_ANSWER = {"role": "assistant", "content": "It is 4."}
+_THINKING = {"role": "assistant", "content": "<think>\nsum\n</think>\n\nIt is 4."}
+_CALL_ID = "a1B2c3D4e"  # nine letters and digits, as Mistral's templates want them
+_ADD = {"name": "add", "arguments": {"a": 2, "b": 2}}
+_TOOL_CALL = {
+    "role": "assistant",
+    "tool_calls": [{"id": _CALL_ID, "type": "function", "function": _ADD}],
+}
+_CALL = {**_TOOL_CALL, "content": "It needs a sum."}
+_RESULT = {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "4"}
+
+
+class ChatTrial:
+    """A chat template, by default the tokenizer's own, and who tokenizes what it renders.
+
+    Raises:
+        XtokError: if `template` cannot be read.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str | Path | None) -> None:
+        self._tokenizer, self._template, self._table = tokenizer, template, tokenizer.table
+        self._has_template = template is not None or bool(tokenizer.chat_templates)
+        self._chosen = find_template(tokenizer, template) if self._has_template else ""
+
+    def turn_ends(self) -> list[int] | None:
+        """Return the last control tokens among the targets of an answer; None if it is refused."""
+        try:
+            chat = render(self._tokenizer, [_USER, _ANSWER], template=self._template)
+        except XtokError:
+            return None
+        targets = chat.ids[chat.assistant_mask].tolist()
+        return [i for i in targets[-2:] if i in self._table.control_names]
+
+    def tool_suffix_ids(self) -> tuple[int, ...] | None:
+        """Return the ids that a tool message adds; None if what stands before it changes."""
+        try:
+            before, after = self._ids(_USER, _CALL), self._ids(_USER, _CALL, _RESULT, prompt=True)
+        except XtokError:
+            return None
+        return tuple(after[len(before) :]) if after[: len(before)] == before else None
+
+    def checks(self, ends: Sequence[int] | None, suffix: Sequence[int] | None) -> Iterator[Check]:
+        """Check what the template does; `ends` and `suffix` are from the two methods above."""
+        name = "chat template"
+        if not self._has_template:
+            yield Check(name, "warning", "none; name a template file or a format to check one")
+            return
+        source = "the tokenizer's own" if self._template is None else str(self._template)
+        if isinstance(self._chosen, PromptFormat):
+            source = f"the format {self._chosen.name}"
+        yield Check(name, "ok", source)
+        yield self._roles_check()
+        if ends is not None:
+            yield self._end_check(ends)
+        yield from self._tool_checks(suffix)
+        yield from self._turn_checks()
+
+    def _roles_check(self) -> Check:
+        """Tell which roles it renders."""
+        chats: dict[str, list[Message]] = {
+            "system": [_SYSTEM, _USER],
+            "user": [_USER],
+            "assistant": [_USER, _ANSWER],
+            "tool": [_USER, _CALL, _RESULT],
+        }
+        failed = {role: error for role, chat in chats.items() if (error := self._error(*chat))}
+        rendered = ", ".join(role for role in chats if role not in failed) or "no role"
+        lines = [f"renders {rendered}", *(f"{role}: {error}" for role, error in failed.items())]
+        level: Level = "note" if failed else "ok"
+        if {"user", "assistant"} & set(failed):
+            level = "failed"
+        return Check("roles", level, "\n".join(lines))
+
+    def _end_check(self, ends: Sequence[int]) -> Check:
+        """Tell whether generation stops at the end of an answer."""
+        name, shown = "end of a turn", " ".join(map(self._table.name, ends))
+        if not ends:
+            message = "no control token: the end of an answer is text, or not written at all"
+            return Check(name, "warning", message)
+        if set(ends) & set(self._table.roles.get("eos", ())):
+            return Check(name, "ok", f"{shown}, which is eos")
+        message = f"{shown}, which is not eos: generation does not stop there by itself"
+        return Check(name, "warning", message)
+
+    def _tool_checks(self, suffix: Sequence[int] | None) -> Iterator[Check]:
+        """Append a tool message, and see whether what stood before is rendered as before."""
+        name = "prefix, tool message"
+        if self._error(_USER, _CALL, _RESULT):
+            message = "the template takes no tool messages, or not in this form"
+            yield Check(name, "note", message)
+            return
+        empty = {**_TOOL_CALL, "content": ""}
+        calls = {"content present": _CALL, "empty": empty, "absent": _TOOL_CALL}
+        results = {kind: self._keeps(_USER, call, then=_RESULT) for kind, call in calls.items()}
+        if set(results.values()) == {"kept"}:
+            yield Check(name, "ok", "kept")
+        else:
+            changed = any(result.startswith("changed") for result in results.values())
+            message = "\n".join(f"{kind}: {result}" for kind, result in results.items())
+            yield Check(name, "failed" if changed else "note", message)
+        if suffix is not None:
+            text = "".join(map(self._table.name, suffix))
+            yield Check("tool suffix", "ok", f"{len(suffix)} ids, '{text}'")
+
+    def _turn_checks(self) -> Iterator[Check]:
+        """Do the same with a further user turn, after an answer with thinking in it too."""
+        if self._error(_USER, _ANSWER):  # the check of roles says so
+            return
+        result = self._keeps(_USER, _ANSWER, then=_FURTHER)
+        yield Check("prefix, user turn", "ok" if result == "kept" else "warning", result)
+        result = self._keeps(_USER, _THINKING, then=_FURTHER)
+        if result.startswith("changed"):
+            message = f"{result}: earlier thinking is written anew"
+            yield Check("prefix, thinking", "warning", message)
+
+    def _ids(self, *messages: Message, prompt: bool = False) -> list[int]:
+        chat = render(
+            self._tokenizer, messages, template=self._template, add_generation_prompt=prompt
+        )
+        ids: list[int] = chat.ids.tolist()
+        return ids
+
+    def _error(self, *messages: Message) -> str:
+        try:
+            self._ids(*messages)
+        except XtokError as error:
+            return error.message
+        return ""
+
+    def _keeps(self, *before: Message, then: Message) -> str:
+        """Tell whether the ids of some messages stay the same when another one follows."""
+        try:
+            first, full = self._ids(*before), self._ids(*before, then, prompt=True)
+        except XtokError as error:
+            return error.message
+        if full[: len(first)] == first:
+            return "kept"
+        pairs = enumerate(zip(first, full, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), len(full))
+        return f"changed from token {place} of {len(first)} on"

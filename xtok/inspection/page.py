@@ -1,0 +1,494 @@
+"""Everything that the page of `xtok report` shows of a map, or of two maps of one pair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok import __version__
+from xtok.alignment.aligner import TokenAligner
+from xtok.config import BuildConfig, EstimateConfig, Loss
+from xtok.inspection.compare import Comparison, compare
+from xtok.inspection.evaluate import Evaluation, evaluate
+from xtok.inspection.events import entropy_of
+from xtok.inspection.inspect import MapDescription, inspect
+from xtok.inspection.samples import BUILT_IN, Sample, align_sample
+from xtok.inspection.text_facts import Shared, TextCounts, TextFacts, count_text
+from xtok.inspection.verdict import (
+    EventFacts,
+    Finding,
+    Fit,
+    MapNumbers,
+    PairFacts,
+    findings,
+    fits,
+)
+from xtok.inspection.verify import Verification, verify
+from xtok.maps import file as mapfile
+from xtok.maps.event_map import EventMap
+from xtok.maps.file import MapLike, as_maps
+from xtok.maps.pair import of_one_pair, with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.events import events as make_events
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.classes import NUMERALS, TokenClass, token_classes
+from xtok.vocab.roles import match_roles
+from xtok.vocab.table import TokenTable, match_bytes
+
+_EXAMPLES = 6
+_HEAVY = 0.6
+"""The weight from which H-KL takes an entry as a pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairClass:
+    """A class of tokens on both sides, whatever the map.
+
+    Attributes:
+        token_class: the name of a `TokenClass`, in lower case.
+        label: as a person reads it.
+        shared: tokens of this class on each side, and student tokens whose bytes the teacher has.
+        text_share: of the text's student tokens; None without text.
+    """
+
+    token_class: str
+    label: str
+    shared: Shared
+    text_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a class of tokens: how many, and the first few, escaped."""
+
+    name: str
+    count: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapClass:
+    """A class of tokens in a map.
+
+    Attributes:
+        token_class: the name of a `TokenClass`, in lower case.
+        label: as a person reads it.
+        rows: student tokens of the class: exact, pieces, counted, other, empty.
+        columns: teacher tokens of the class: those in rows, and those in none.
+    """
+
+    token_class: str
+    label: str
+    rows: tuple[Part, ...]
+    columns: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapFacts:
+    """One map: what it holds, whether it is in order, and what it is fit for.
+
+    Attributes:
+        name: the last component of its path, or `map 1`.
+        sha256: of the map as `.safetensors`.
+        description: what `inspect` says.
+        verification: what `verify` says.
+        classes: rows and columns by class of token.
+        fits: for each loss, whether the map suits it.
+        build_commands: the commands that made it, as far as its history tells.
+    """
+
+    name: str
+    sha256: str
+    description: MapDescription
+    verification: Verification
+    classes: tuple[MapClass, ...]
+    fits: tuple[Fit, ...]
+    build_commands: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What the page shows.
+
+    Attributes:
+        student: model id of the rows.
+        teacher: model id of the columns.
+        table_sha256: the digests of both token tables, student first.
+        findings: three to six, the worst first.
+        maps: one or two.
+        vocabulary: byte strings of each side, and those of both.
+        classes: tokens by class.
+        text: what the text says of the pair; None without text.
+        evaluation: the maps measured on the text; None without text.
+        comparison: of two maps; None for one.
+        samples: sentences in both tokenizations; none without the tokenizers.
+        version: of xtok.
+    """
+
+    student: str
+    teacher: str
+    table_sha256: tuple[str, str]
+    findings: tuple[Finding, ...]
+    maps: tuple[MapFacts, ...]
+    vocabulary: Shared
+    classes: tuple[PairClass, ...]
+    text: TextFacts | None
+    evaluation: Evaluation | None
+    comparison: Comparison | None
+    samples: tuple[Sample, ...]
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Examined:
+    """A page, and what its search is made of: maps, how often tokens occur, tokenizers."""
+
+    page: Page
+    maps: tuple[ProjectionMap, ...]
+    counts: TextCounts | None
+    tokenizers: tuple[Tokenizer, Tokenizer] | None
+
+
+def examine(
+    maps: MapLike | Sequence[MapLike],
+    *,
+    texts: Sequence[str | Path] = (),
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    names: Sequence[str] = (),
+    field: str = EstimateConfig.field,
+    num_worst: int = 10,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> Examined:
+    """Examine a map, or two of one pair, for its page.
+
+    Args:
+        maps: a map or two, or their paths.
+        texts: paths and globs of text, as `evaluate` takes them.
+        tokenizers: of the rows and of the columns, to spell tokens, sentences and text.
+        names: what the page calls the maps.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        num_worst: how many of the most costly rows to list for each map.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
+
+    Raises:
+        XtokError: if a map carries no tokens and there are no tokenizers, two maps are of different
+            pairs, or a text cannot be read.
+        ValueError: for text without tokenizers.
+    """
+    if texts and tokenizers is None:
+        raise ValueError("text needs both tokenizers")
+    loaded, names = as_maps(maps, names)
+    if tokenizers is not None:
+        student, teacher = (side.vocabulary for side in tokenizers)
+        loaded = [
+            with_vocabularies(m, student=student, teacher=teacher, widths=True, name=name)
+            for m, name in zip(loaded, names, strict=True)
+        ]
+    loaded = of_one_pair(loaded, names)
+    repeated = {name for name, times in Counter(names).items() if times > 1}
+    names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
+    pair = _Pair(require_table(loaded[0].student), require_table(loaded[0].teacher))
+    counts = evaluation = events = None
+    if tokenizers is not None:
+        events = make_events(*tokenizers, progress=progress)
+    if tokenizers is not None and texts:
+        counts = count_text(texts, *tokenizers, pair.partner, field, text_progress)
+        evaluation = evaluate(
+            loaded, texts, *tokenizers, names=names, field=field, for_loss="p-kl",
+            num_worst=num_worst, progress=progress, text_progress=text_progress,
+        )  # fmt: skip
+    facts = pair.facts(counts, events)
+    numbers = [
+        _numbers(m, name, pair, counts, evaluation) for m, name in zip(loaded, names, strict=True)
+    ]
+    page = Page(
+        student=loaded[0].student.model_id,
+        teacher=loaded[0].teacher.model_id,
+        table_sha256=(pair.rows.sha256(), pair.columns.sha256()),
+        findings=findings(facts, [(name, n) for name, (n, _) in zip(names, numbers, strict=True)]),
+        maps=tuple(
+            MapFacts(
+                name=name,
+                sha256=mapfile.sha256(m),
+                description=inspect(m, classes=False),
+                verification=verification,
+                classes=_map_classes(m, pair),
+                fits=fits(facts, n),
+                build_commands=tuple(_commands(m)),
+            )
+            for m, name, (n, verification) in zip(loaded, names, numbers, strict=True)
+        ),
+        vocabulary=facts.vocabulary,
+        classes=tuple(pair.shared_by_class(counts)),
+        text=None if counts is None else counts.facts,
+        evaluation=evaluation,
+        comparison=compare(
+            *loaded, names=names, token_counts=None if counts is None else counts.student
+        )
+        if len(loaded) == 2
+        else None,
+        samples=() if tokenizers is None else _samples(*tokenizers, counts),
+        version=__version__,
+    )
+    return Examined(page=page, maps=tuple(loaded), counts=counts, tokenizers=tokenizers)
+
+
+def _samples(
+    student: Tokenizer, teacher: Tokenizer, counts: TextCounts | None
+) -> tuple[Sample, ...]:
+    aligner = TokenAligner(student, teacher)
+    sentences = BUILT_IN if counts is None else counts.sentences
+    aligned = (align_sample(aligner, student, teacher, one) for one in sentences)
+    return tuple(sample for sample in aligned if sample is not None)
+
+
+class _Pair:
+    """Two vocabularies, and which tokens of them are the same."""
+
+    def __init__(self, rows: TokenTable, columns: TokenTable) -> None:
+        self.rows, self.columns = rows, columns
+        same = match_bytes(rows, columns)
+        self.partner = np.full(len(rows), -1, np.int64)
+        self.partner[list(same)] = list(same.values())
+        self.classes = token_classes(rows), token_classes(columns)
+
+    def facts(self, counts: TextCounts | None, events: EventMap | None) -> PairFacts:
+        text_ids = self.rows.text_ids
+        is_numeral = np.isin(self.classes[0], NUMERALS)
+        special = sorted(self.rows.control_names)
+        paired = match_roles(self.rows, self.columns)
+        alone = {i for i in special if i not in paired}
+        vocabularies = set(self.rows.canonical_ids()), set(self.columns.canonical_ids())
+        return PairFacts(
+            vocabulary=Shared(
+                student=len(vocabularies[0]),
+                teacher=len(vocabularies[1]),
+                both=len(vocabularies[0] & vocabularies[1]),
+            ),
+            student_share=float((self.partner[text_ids] >= 0).mean()) if len(text_ids) else 0.0,
+            numerals=int(is_numeral.sum()),
+            numerals_shared=int((is_numeral & (self.partner >= 0)).sum()),
+            numerals_text=_share(counts, is_numeral & (self.partner < 0)),
+            special=len(special),
+            special_alone=len(alone),
+            roles_alone=tuple(
+                role
+                for role, ids in self.rows.roles.items()
+                if role != "reserved" and alone.intersection(ids)
+            ),
+            text=None if counts is None else counts.facts,
+            events=None if events is None else _event_facts(events, counts),
+        )
+
+    def shared_by_class(self, counts: TextCounts | None) -> list[PairClass]:
+        ours, theirs = self.classes
+        classes = []
+        for member in TokenClass:
+            of_class = ours == member
+            shared = Shared(
+                student=int(of_class.sum()),
+                teacher=int((theirs == member).sum()),
+                both=int((of_class & (self.partner >= 0)).sum()),
+            )
+            if member != TokenClass.UNUSED and (shared.student or shared.teacher):
+                share = None if counts is None else _share(counts, of_class)
+                name = member.name.lower()
+                classes.append(
+                    PairClass(token_class=name, label=member.label, shared=shared, text_share=share)
+                )
+        return classes
+
+
+def _event_facts(events: EventMap, counts: TextCounts | None) -> EventFacts:
+    if counts is None:
+        return EventFacts(num_events=events.num_events)
+    s, t, amounts = counts.pairs
+    a, b = events.student_event[s], events.teacher_event[t]
+    kept = min(entropy_of(ids, amounts) for ids in (a, b))
+    whole = min(entropy_of(ids, amounts) for ids in (s, t))
+    return EventFacts(
+        num_events=events.num_events,
+        leak=float(amounts[a != b].sum() / max(1, amounts.sum())),
+        kept=kept / whole if whole else 1.0,
+    )
+
+
+def _share(counts: TextCounts | None, tokens: NDArray[np.bool_]) -> float:
+    """Return the share of the text's student tokens that these are; 0 without text."""
+    return 0.0 if counts is None else float(counts.student[tokens].sum() / counts.student.sum())
+
+
+def _numbers(
+    m: ProjectionMap,
+    name: str,
+    pair: _Pair,
+    counts: TextCounts | None,
+    evaluation: Evaluation | None,
+) -> tuple[MapNumbers, Verification]:
+    verification = verify(m)
+    is_text = pair.rows.lengths > 0
+    empty = is_text & (m.row_kind == RowKind.EMPTY)
+    exact = is_text & (m.row_kind == RowKind.EXACT)
+    slots = m.weights[m.is_slot]
+    real = ~m.is_slot
+    heavy = np.unique(m.student_ids[real & (m.weights >= _HEAVY)])
+    reached = np.zeros(m.shape[1], np.bool_)
+    reached[m.teacher_ids[real]] = True
+    texts = max(1, int(is_text.sum()))
+    numbers = MapNumbers(
+        empty=int(empty.sum()),
+        empty_text=_share(counts, empty),
+        exact=int(exact.sum()),
+        exact_share=float(exact.sum() / texts),
+        heavy_share=float(is_text[heavy].sum() / texts),
+        slots=len(slots),
+        slot_weight=float(slots.mean()) if len(slots) else 0.0,
+        is_counted=_is_counted(m),
+        unreached=int((~reached & (pair.columns.lengths > 0)).sum()),
+        teacher_tokens=len(pair.columns.text_ids),
+        failed=verification.failed,
+        measures=None
+        if evaluation is None
+        else [one for one in evaluation.measures if one.name == name][-1],
+        lost=0.0 if evaluation is None else evaluation.lost_bytes / max(1, evaluation.num_bytes),
+    )
+    return numbers, verification
+
+
+def counts_pieces(m: ProjectionMap) -> bool:
+    """Tell whether `multitoken` counted a map's weights on synthetic text."""
+    return any(step.get("options", {}).get("weights") == "prior" for step in m.history)
+
+
+def _is_counted(m: ProjectionMap) -> bool | None:
+    """Tell whether a map's weights were counted; None if nothing tells."""
+    if counts_pieces(m) or (m.row_kind == RowKind.COUNTED).any():
+        return True
+    return False if {step["stage"] for step in m.history} & set(_STAGES) else None
+
+
+# The parts of a class's bar, and the kinds of rows that they are.
+_PARTS = {
+    "exact": (RowKind.EXACT, RowKind.ROLE, RowKind.RELAXED),
+    "pieces": (RowKind.PIECES,),
+    "counted": (RowKind.COUNTED,),
+    "other": (RowKind.EMBEDDING, RowKind.MIXED),
+    "empty": (RowKind.EMPTY,),
+}
+
+
+def _map_classes(m: ProjectionMap, pair: _Pair) -> tuple[MapClass, ...]:
+    part_of_kind = {kind: part for part, kinds in _PARTS.items() for kind in kinds}
+    if counts_pieces(m):  # `multitoken` calls rows that it counts on synthetic text pieces
+        part_of_kind[RowKind.PIECES] = "counted"
+    parts = list(_PARTS)
+    part_ids = np.array([parts.index(part_of_kind[kind]) for kind in RowKind])
+    in_rows = np.zeros(m.shape[1], np.int64)
+    in_rows[m.teacher_ids[~m.is_slot]] = 1
+    sides = (
+        (pair.rows, pair.classes[0], part_ids[m.row_kind], parts),
+        (pair.columns, pair.classes[1], 1 - in_rows, ["in rows", "in no row"]),
+    )
+    classes = []
+    for member in TokenClass:
+        found = [
+            _parts(table, np.flatnonzero(classes_of == member), part, part_names)
+            for table, classes_of, part, part_names in sides
+        ]
+        if member != TokenClass.UNUSED and any(found):
+            classes.append(
+                MapClass(
+                    token_class=member.name.lower(),
+                    label=member.label,
+                    rows=found[0],
+                    columns=found[1],
+                )
+            )
+    return tuple(classes)
+
+
+def _parts(
+    table: TokenTable, ids: NDArray[np.int64], part: NDArray[Any], names: Sequence[str]
+) -> tuple[Part, ...]:
+    found = []
+    for place, name in enumerate(names):
+        of_part = ids[part[ids] == place]
+        if len(of_part):
+            examples = tuple(table.shown(i) for i in of_part[:_EXAMPLES].tolist())
+            found.append(Part(name=name, count=len(of_part), examples=examples))
+    return tuple(found)
+
+
+# The commands that made a map
+
+
+def _commands(m: ProjectionMap) -> list[tuple[str, ...]]:
+    """Return the commands that made a map, by its history: one `build`, or one for each stage."""
+    stages = [str(step["stage"]) for step in m.history]
+    models = ("--student-model", m.student.model_id, "--teacher-model", m.teacher.model_id)
+    texts = [str(one["name"]) for step in m.history for one in step.get("texts", ())]
+    given = [word for text in texts for word in ("--text", text)]
+    built = _build_options(m.history) if stages[:1] == ["multitoken"] else None
+    if built is not None:
+        return [("xtok", "build", *models, *built, *given)]
+    commands = []
+    for step in m.history:
+        if step["stage"] not in _STAGES:  # a file that was read, a trained map, another program's
+            continue
+        words = [w for name, v in sorted(step["options"].items()) for w in _flag(name, v)]
+        own_texts = [w for one in step.get("texts", ()) for w in ("--text", str(one["name"]))]
+        commands.append(("xtok", str(step["stage"]), *words, *own_texts))
+    return commands
+
+
+_STAGES = ("multitoken", "reapply-exact", "sort-cut", "generate", "estimate", "merge")
+"""Stages that a command of their name runs."""
+
+_BUILT = (
+    ["multitoken", "reapply-exact", "sort-cut"],
+    ["multitoken", "sort-cut"],
+    ["multitoken", "estimate"],
+    ["multitoken", "estimate", "reapply-exact"],
+)
+
+
+def _build_options(history: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """Return the options of the `build` with this history, by its nearest preset; None if none."""
+    stages = [str(step["stage"]) for step in history]
+    if stages not in _BUILT:
+        return None
+    options = dict(history[0]["options"])
+    options |= {"exact_match": "reapply-exact" in stages}
+    options |= history[stages.index("estimate" if "estimate" in stages else "sort-cut")]["options"]
+    known = {f.name for f in fields(BuildConfig)}
+    losses: tuple[Loss | None, ...] = (None, "p-kl", "gold")
+    nearest: list[str] | None = None
+    for loss in losses:
+        usual = BuildConfig() if loss is None else BuildConfig.for_loss(loss)
+        words = [] if loss is None else ["--for", loss]
+        for name in sorted(known):
+            value = options.get(name, getattr(BuildConfig, name))
+            value = tuple(value) if isinstance(value, list) else value
+            if value != getattr(usual, name):
+                words += _flag(name, value)
+        if nearest is None or len(words) < len(nearest):
+            nearest = words
+    return nearest
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, list | tuple):
+        value = ",".join(map(str, value))
+    return [] if value is None else [f"--{flag}", str(value)]

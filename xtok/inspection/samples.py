@@ -1,0 +1,203 @@
+"""Sentences in both tokenizations over one another, for the page of `xtok report`."""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from xtok.alignment.aligner import TokenAligner
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import TokenTable
+
+_WIDTHS = range(32, 141)
+"""Of a sentence; characters of East Asia count twice."""
+_MOST = 12
+_LOOKED_AT = 2000
+"""Characters of a document that are looked at for a sentence."""
+
+
+class Sentence(NamedTuple):
+    """A sentence to show: what it is, its language for fonts (`""` if unknown), and the text."""
+
+    label: str
+    language: str
+    text: str
+
+
+BUILT_IN = (
+    Sentence("English", "en", "In 1872 the lighthouse keeper's daughter rowed out to the wreck."),
+    Sentence("German", "de", "Die Größe des Leuchtturms überraschte sogar die Küstenschiffer."),
+    Sentence("Chinese", "zh", "灯塔站在岩石上，共有201级台阶，晚上可以看到很远的船。"),
+    Sentence("Japanese", "ja", "灯台は海の前に立っていて、夜になると光を送ります。"),
+    Sentence("Arabic", "ar", "تضيء المنارة البحر كل ليلة، ويراها البحارة من بعيد."),
+    Sentence("Russian", "ru", "Маяк стоит на скале и светит кораблям всю ночь."),
+    Sentence("Code", "", "def keep(light):\n    return [x for x in light if x['lux'] >= 0.25]\n"),
+    Sentence("Digits and emoji", "", "12345678 + 3.14159 = 2024? 🌊⛵ 👩‍🔧 🇩🇪 201 times 👍🏽"),
+)
+"""Shown where there is no text. Written for this purpose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleToken:
+    """A token of a sentence; `token` is escaped."""
+
+    token_id: int
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleChunk:
+    """Tokens of both sides that belong together.
+
+    Attributes:
+        student: tokens.
+        teacher: tokens.
+        kind: `same` for one token on each side, `split` for other chunks of equal bytes,
+            `different` for unequal bytes, `alone` for a token without a counterpart.
+    """
+
+    student: tuple[SampleToken, ...]
+    teacher: tuple[SampleToken, ...]
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A sentence in both tokenizations.
+
+    Attributes:
+        label: its language, its script and file, or what it is.
+        language: for fonts, as BCP 47 has it; empty if unknown.
+        direction: `ltr` or `rtl`.
+        num_student: the student's tokens.
+        num_teacher: the teacher's tokens.
+        chunks: in the order of the text.
+    """
+
+    label: str
+    language: str
+    direction: str
+    num_student: int
+    num_teacher: int
+    chunks: tuple[SampleChunk, ...]
+
+
+def align_sample(
+    aligner: TokenAligner, student: Tokenizer, teacher: Tokenizer, sentence: Sentence
+) -> Sample | None:
+    """Align a sentence; None if one side cannot spell it."""
+    data = sentence.text.encode()
+    [student_ids], [teacher_ids] = student.segment_batch([data]), teacher.segment_batch([data])
+    if student_ids is None or teacher_ids is None:
+        return None
+    rows, columns = aligner.student.table, aligner.teacher.table
+    chunks: list[SampleChunk] = []
+    done = [0, 0]
+
+    def alone(up_to: tuple[int, int]) -> None:
+        chunks.extend(
+            SampleChunk(student=_tokens(rows, [i]), teacher=(), kind="alone")
+            for i in student_ids[done[0] : up_to[0]]
+        )
+        chunks.extend(
+            SampleChunk(student=(), teacher=_tokens(columns, [i]), kind="alone")
+            for i in teacher_ids[done[1] : up_to[1]]
+        )
+
+    for pair in aligner.pairs(student_ids, teacher_ids):
+        alone((pair.student_tokens[0], pair.teacher_tokens[0]))
+        one_to_one = len(pair.student_ids) == len(pair.teacher_ids) == 1
+        kind = "different" if not pair.is_correct else "same" if one_to_one else "split"
+        chunks.append(
+            SampleChunk(
+                student=_tokens(rows, pair.student_ids),
+                teacher=_tokens(columns, pair.teacher_ids),
+                kind=kind,
+            )
+        )
+        done = [pair.student_tokens[1], pair.teacher_tokens[1]]
+    alone((len(student_ids), len(teacher_ids)))
+    return Sample(
+        label=sentence.label,
+        language=sentence.language,
+        direction=_direction(sentence.text),
+        num_student=len(student_ids),
+        num_teacher=len(teacher_ids),
+        chunks=tuple(chunks),
+    )
+
+
+def _tokens(table: TokenTable, ids: list[int] | tuple[int, ...]) -> tuple[SampleToken, ...]:
+    return tuple(SampleToken(token_id=i, token=table.shown(i)) for i in ids)
+
+
+def _direction(text: str) -> str:
+    kinds = Counter(map(unicodedata.bidirectional, text))
+    return "rtl" if kinds["R"] + kinds["AL"] > kinds["L"] else "ltr"
+
+
+class SentencePicker:
+    """Picks a sentence of every script that a text has, then of every file."""
+
+    def __init__(self) -> None:
+        self._of_script: dict[str, Sentence] = {}
+        self._of_file: dict[str, Sentence] = {}
+        self._files: set[str] = set()
+
+    def look(self, document: str, file: str) -> None:
+        """Take a suitable sentence from the middle of a document, where its own words are."""
+        middle = max(0, len(document) - _LOOKED_AT) // 2
+        for text in _sentences(document[middle:][:_LOOKED_AT]):
+            script = _script(text)
+            if script and script not in self._of_script:
+                sentence = Sentence(f"{script}, {file}", _LANGUAGES.get(script, ""), text)
+                self._of_script[script] = sentence
+                self._files.add(file)
+            elif script and file not in self._of_file:
+                self._of_file[file] = Sentence(f"{script}, {file}", "", text)
+
+    @property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """The sentences, at most 12; the built-in ones if the text had none."""
+        others = [one for file, one in self._of_file.items() if file not in self._files]
+        return (*self._of_script.values(), *others)[:_MOST] or BUILT_IN
+
+
+_ENDS = (re.compile(r"(?<=[.!?؟])\s+|(?<=[。！？])|\n\s*\n"), re.compile(r"\n"))
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """Return what may be sentences, then lines; not the first of each, which may be a fragment."""
+    for part in chain.from_iterable(end.split(text)[1:] for end in _ENDS):
+        sentence = part.strip()
+        letters = sum(map(str.isalpha, sentence))
+        width = len(sentence) + sum(char >= "\u1100" for char in sentence)
+        if width in _WIDTHS and letters > 0.6 * len(sentence):
+            yield sentence
+
+
+# A letter's script is the first word of its name in Unicode; Han with kana is Japanese.
+_NAMES = {"CJK": "Han", "HIRAGANA": "Japanese", "KATAKANA": "Japanese"}
+_LANGUAGES = {"Han": "zh", "Japanese": "ja", "Hangul": "ko", "Arabic": "ar", "Hebrew": "he"}
+
+
+def _script(text: str) -> str:
+    """Return the script of most letters; that of kana wherever there is enough of it."""
+    scripts = Counter(filter(None, map(_script_of, text)))
+    if 10 * scripts["Japanese"] >= scripts.total() > 0:
+        return "Japanese"
+    return scripts.most_common(1)[0][0] if scripts else ""
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _script_of(char: str) -> str:
+    if not char.isalpha():
+        return ""
+    word = unicodedata.name(char, "").split("-")[0].split(" ")[0]
+    return _NAMES.get(word, word.title())

@@ -1,0 +1,142 @@
+"""What text says of a pair of tokenizers, whatever the map: how often tokens occur and agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.counting.encode import PairCounts, PairEncoder, batches, boundary_keys
+from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.inspection.events import entropy_of
+from xtok.inspection.samples import Sentence, SentencePicker
+from xtok.progress import TextProgress
+from xtok.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What two sides have in common: the total of each, and how much is the same."""
+
+    student: int
+    teacher: int
+    both: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFacts:
+    """What text says of a pair of tokenizers.
+
+    Attributes:
+        files: names of the text files.
+        num_bytes: of text.
+        tokens: tokens of each side, and those that both sides have at the same place.
+        boundaries: shared token boundaries.
+        leak: share of the boundaries at which one side's token is shared by both vocabularies, and
+            the other side's is another one: what a comparison of shared tokens and a rest confuses.
+        bits: entropy of these events on the student's side and on the teacher's, in bits.
+        open_bits: what one side's token leaves open of the other's at a boundary, in bits: of the
+            teacher's given the student's, and of the student's given the teacher's.
+    """
+
+    files: tuple[str, ...]
+    num_bytes: int
+    tokens: Shared
+    boundaries: int
+    leak: float
+    bits: tuple[float, float]
+    open_bits: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextCounts:
+    """How often each token occurs, int64 `[V]` of each side; sentences to show; the facts.
+
+    `pairs` are the tokens at shared boundaries: student ids, teacher ids, and how often.
+    """
+
+    student: NDArray[np.int64]
+    teacher: NDArray[np.int64]
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+    sentences: tuple[Sentence, ...]
+    facts: TextFacts
+
+
+def count_text(
+    texts: str | Path | Sequence[str | Path],
+    student: Tokenizer,
+    teacher: Tokenizer,
+    partner: NDArray[np.int64],
+    field: str,
+    progress: TextProgress,
+) -> TextCounts:
+    """Read text once, and count.
+
+    Args:
+        texts: paths and globs.
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        partner: the teacher's token of equal bytes for each student id, int64 `[V_student]`, or −1.
+        field: the field or column that holds the text.
+        progress: called for the text.
+    """
+    paths = find_texts(texts)
+    picker, pairs, num_bytes = SentencePicker(), PairCounts(), 0
+    counts = [np.zeros(len(side.table), np.int64) for side in (student, teacher)]
+    total = sum(path.stat().st_size for path in paths)
+    with PairEncoder(student, teacher) as encoder, progress("reading", total) as advance:
+        for path in paths:
+            for shard in shards(path, field):
+                consumed = 0
+                reader = ShardReader(shard)
+                for batch in batches(reader):
+                    for document in batch:
+                        picker.look(document, path.name)
+                    sides = encoder.encode(batch)
+                    for count, side in zip(counts, sides, strict=True):
+                        count += np.bincount(side.ids, minlength=len(count))
+                    starts = encoder.boundaries(*sides)
+                    pairs.add(boundary_keys(*sides, starts), np.ones(1, np.int64))
+                    num_bytes += starts.bytes_of(batch)[0]
+                    advance(reader.consumed - consumed, len(sides[0].ids))
+                    consumed = reader.consumed
+                advance(shard.size - consumed, 0)
+    keys, amounts = pairs.arrays()
+    s, t = keys >> 32, keys & 0xFFFFFFFF
+    same = partner[s] == t
+    events = _events(s, t, partner, len(counts[1]))
+    facts = TextFacts(
+        files=tuple(path.name for path in paths),
+        num_bytes=num_bytes,
+        tokens=Shared(
+            student=int(counts[0].sum()),
+            teacher=int(counts[1].sum()),
+            both=int(amounts[same].sum()),
+        ),
+        boundaries=int(amounts.sum()),
+        leak=float(amounts[events[0] != events[1]].sum() / max(1, amounts.sum())),
+        bits=(entropy_of(events[0], amounts), entropy_of(events[1], amounts)),
+        open_bits=(
+            entropy_of(keys, amounts) - entropy_of(s, amounts),
+            entropy_of(keys, amounts) - entropy_of(t, amounts),
+        ),
+    )
+    return TextCounts(
+        student=counts[0],
+        teacher=counts[1],
+        pairs=(s, t, amounts.astype(np.float64)),
+        sentences=picker.sentences,
+        facts=facts,
+    )
+
+
+def _events(
+    s: NDArray[np.int64], t: NDArray[np.int64], partner: NDArray[np.int64], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the event of each token of a pair: the teacher id of a shared token, or `width`."""
+    is_shared = np.zeros(width, np.bool_)
+    is_shared[partner[partner >= 0]] = True
+    return np.where(partner[s] >= 0, partner[s], width), np.where(is_shared[t], t, width)

@@ -1,0 +1,150 @@
+"""Distillation in `transformers.Trainer`: any teacher, map and loss of xtok."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainingArguments
+
+from xtok.errors import XtokError
+from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.losses.config import CombineConfig
+from xtok.training.objective import Loss, Objective, Projection, make_objective
+
+
+class DistillationTrainer(Trainer):
+    """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
+
+    It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
+    is exact over gradient accumulation and processes: the mean over the chunks and targets of all
+    batches of an optimizer's step. Only the model is trained and saved, not the teachers.
+
+    Args:
+        model: the student, a causal language model.
+        args: as of a `Trainer`; `remove_unused_columns` is set to False, as the collator reads the
+            dataset's own columns.
+        data_collator: for the same student and teachers; the dataset's rows are its samples, such
+            as mappings with `text` or `messages`.
+        teachers: causal language models, one for each of the collator's; they are put on the
+            model's device, and not trained.
+        loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
+        projection: a map, its file or its module, likewise; None for losses without a map.
+        teacher_weights: of the teachers' losses; each is 1 if None.
+        combine: the weights of distillation and cross-entropy; 1 and 1 if None.
+        **kwargs: as of a `Trainer`: datasets, callbacks, optimizers …
+
+    Raises:
+        XtokError: if a map is missing or of other tokenizers, or for several GPUs in one process.
+        ValueError: if numbers of teachers, losses and maps do not fit.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: Any,
+        args: TrainingArguments,
+        data_collator: DistillationCollator,
+        *,
+        teachers: Any,
+        loss: Loss | Sequence[Loss] = "p-kl",
+        projection: Projection | Sequence[Projection | None] | None = None,
+        teacher_weights: Sequence[float] | None = None,
+        combine: CombineConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args.remove_unused_columns = False
+        super().__init__(model, args, data_collator, **kwargs)
+        require_one_device(args)
+        # transformers before 5.19 knows no `loss_is_scaled_for_ga`, and takes this for it.
+        self.model_accepts_loss_kwargs = True
+        models = list(teachers) if isinstance(teachers, list | tuple) else [teachers]
+        if len(models) != len(data_collator.teachers):
+            raise ValueError(
+                f"{len(models)} teachers, and the collator has {len(data_collator.teachers)}"
+            )
+        self.teachers = [
+            self.accelerator.prepare_model(teacher.requires_grad_(False), evaluation_mode=True)
+            for teacher in models
+        ]
+        self.objective: Objective = make_objective(
+            data_collator,
+            loss,
+            projection,
+            teacher_weights=teacher_weights,
+            combine=combine,
+            device=self.accelerator.device,
+        )
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """Return the batches of an optimizer's step, and the terms of all processes' means."""
+        batches, _ = super().get_batch_samples(*args, **kwargs)
+        device = self.accelerator.device
+        prepared = [prepare(batch, device) for batch in batches]
+        return batches, all_counts(self, self.objective, prepared)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of one batch: in training its share, in evaluation its mean."""
+        batch = prepare(inputs, self.accelerator.device)
+        totals = num_items_in_batch if model.training else None
+        return loss_of(
+            self, self.objective, model, self.teachers, batch, totals, outputs=return_outputs
+        )
+
+
+def require_one_device(args: Any) -> None:
+    """Raise an `XtokError` where a `Trainer` would split batches among GPUs by itself."""
+    if args.n_gpu > 1:
+        raise XtokError(
+            f"one process with {args.n_gpu} GPUs would split batches, alignments aside",
+            hint="start a process per GPU: torchrun --nproc-per-node N script.py",
+        )
+
+
+def all_counts(trainer: Any, objective: Objective, batches: Sequence[dict[str, Any]]) -> Tensor:
+    """Return the sum of the batches' counts over all processes, int64 `[1 + teachers]`."""
+    counts = torch.zeros(1 + len(objective.losses), dtype=torch.int64)
+    for batch in batches:
+        counts += objective.count(batch).cpu()
+    summed: Tensor = trainer.accelerator.reduce(counts.to(trainer.accelerator.device), "sum")
+    return summed
+
+
+def loss_of(
+    trainer: Any,
+    objective: Objective,
+    model: Any,
+    teachers: Sequence[Any],
+    batch: dict[str, Any],
+    totals: Tensor | None,
+    *,
+    outputs: bool,
+) -> Any:
+    """Run the models on a prepared batch; return the loss, and the student's outputs if asked.
+
+    Processes average their gradients, so a share of all their terms is multiplied by their number.
+    """
+    of_student = model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+    )
+    logits = []
+    with torch.no_grad():
+        for teacher, side in zip(teachers, batch["teachers"], strict=True):
+            teacher.eval()
+            of_teacher = teacher(
+                input_ids=side["input_ids"], attention_mask=side["attention_mask"], use_cache=False
+            )
+            logits.append(of_teacher.logits)
+    loss = objective(of_student.logits, logits, batch, totals)
+    if totals is not None:
+        loss = loss * trainer.accelerator.num_processes
+    return (loss, of_student) if outputs else loss

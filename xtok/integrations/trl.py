@@ -1,0 +1,196 @@
+"""Distillation in TRL's `GOLDTrainer`, on policy and off: any tokenizers, map and loss of xtok."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from xtok.errors import XtokError
+from xtok.integrations.transformers import all_counts, loss_of, require_one_device
+from xtok.tokenizers import from_transformers
+from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.losses.config import CombineConfig
+from xtok.training.objective import Loss, Objective, Projection, make_objective
+
+OLDEST = "1.14"
+"""The first TRL whose GOLD prepares texts for tokenizers that are not byte-level."""
+
+WORKS_WITH = "1.14 to 1.16"
+"""The versions of TRL that the tests were run with."""
+
+_HOOKS = (
+    "compute_loss", "prediction_step", "_fill_buffer", "_prepare_inputs",
+    "_prepare_dataset_with_original_text",
+)  # fmt: skip
+_OPTIONS = (
+    "use_uld_loss", "use_extended_uld", "uld_crossentropy_weight", "uld_distillation_weight",
+    "uld_student_temperature", "uld_teacher_temperature",
+)  # fmt: skip
+
+
+_RANGE = ">=1.14,<1.17"
+
+
+def _gold() -> tuple[type, type]:
+    """Return TRL's `GOLDTrainer` and `GOLDConfig`, if they have what this module builds on."""
+    hint = f"install TRL {WORKS_WITH}: pip install 'trl{_RANGE}'"
+    try:
+        import trl
+    except ImportError:
+        raise XtokError("TRL is not installed", hint=hint) from None
+    if Version(trl.__version__) < Version(OLDEST):
+        raise XtokError(
+            f"TRL {trl.__version__} is too old: its GOLD takes byte-level tokenizers only",
+            hint=hint,
+        )
+    try:
+        from trl.experimental.gold import GOLDConfig, GOLDTrainer
+    except ImportError:
+        raise XtokError(f"TRL {trl.__version__} has no GOLDTrainer", hint=hint) from None
+    fields = getattr(GOLDConfig, "__dataclass_fields__", {})
+    missing = [name for name in _HOOKS if not hasattr(GOLDTrainer, name)]
+    missing += [name for name in _OPTIONS if name not in fields]
+    if missing:
+        raise XtokError(
+            f"the GOLDTrainer of TRL {trl.__version__} has no {', '.join(missing)}", hint=hint
+        )
+    return GOLDTrainer, GOLDConfig
+
+
+_GOLDTrainer, GOLDConfig = _gold()
+
+
+class XTokGOLDTrainer(_GOLDTrainer):  # type: ignore[misc, valid-type]
+    """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
+
+    On policy (`lmbda` > 0) the student generates, and the teacher reads the same bytes, spelled in
+    its own tokens; no text is decoded, so SentencePiece models and half a character are exact. Off
+    policy the same holds for the dataset's completions. The teacher reads the prompts of
+    conversations by its own chat template, and other prompts as the student's bytes.
+
+    Of `GOLDConfig`, `uld_crossentropy_weight`, `uld_distillation_weight`, and the temperatures
+    (which must be equal) hold for xtok's losses; other options of ULD, and `beta`, have no effect.
+    The loss is exact over gradient accumulation and processes.
+
+    Args:
+        model: the student.
+        teacher_model: the teacher.
+        args: a `GOLDConfig`; `use_uld_loss` is set to True, `use_extended_uld` to False.
+        loss: the name of a loss, or a `losses.BatchLoss`.
+        projection: a map, its file or its module; None for losses without a map.
+        teacher_template: the teacher's chat template, if not its tokenizer's own: a file, the name
+            of a format, or Jinja.
+        **kwargs: as of a `GOLDTrainer`: datasets, `processing_class` …
+
+    Raises:
+        XtokError: if a map is missing or of other tokenizers, for vision models, and for several
+            GPUs in one process.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: Any = None,
+        teacher_model: Any = None,
+        args: Any = None,
+        *,
+        loss: Loss = "p-kl",
+        projection: Projection | None = None,
+        teacher_template: str | Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            raise ValueError("args is None, and must be a GOLDConfig")
+        if args.uld_student_temperature != args.uld_teacher_temperature:
+            raise XtokError(
+                f"uld_student_temperature is {args.uld_student_temperature}, "
+                f"uld_teacher_temperature {args.uld_teacher_temperature}",
+                hint="give the same temperature for both: xtok's losses have one",
+            )
+        args.use_uld_loss, args.use_extended_uld = True, False
+        super().__init__(model, teacher_model, args, **kwargs)
+        require_one_device(args)
+        if self._is_vlm:
+            raise XtokError(
+                "the student reads images", hint="use TRL's own GOLDTrainer for vision models"
+            )
+        student, teacher = (
+            from_transformers(tokenizer, vocab_size=of_model.config.get_text_config().vocab_size)
+            for tokenizer, of_model in (
+                (self._tokenizer, self.accelerator.unwrap_model(self.model)),
+                (self.teacher_tokenizer, self.accelerator.unwrap_model(self.teacher_model)),
+            )
+        )
+        self.distillation_collator = DistillationCollator(
+            student, teacher, teacher_templates=[teacher_template]
+        )
+        self.objective: Objective = make_objective(
+            self.distillation_collator,
+            loss,
+            projection,
+            combine=CombineConfig(
+                distillation_weight=args.uld_distillation_weight,
+                cross_entropy_weight=args.uld_crossentropy_weight,
+            ),
+            temperature=args.uld_student_temperature,
+            device=self.accelerator.device,
+        )
+        self.data_collator: Any = _WithPrompts(self.data_collator)
+
+    def _fill_buffer(self, generation_batch: Any, buffer_steps: int) -> None:
+        """Make the batches of an optimizer's step at once: their terms are counted together."""
+        super()._fill_buffer(generation_batch, buffer_steps)
+        batches = [self._aligned(inputs) for inputs in self._buffered_inputs]
+        totals = all_counts(self, self.objective, batches)
+        for inputs, batch in zip(self._buffered_inputs, batches, strict=True):
+            inputs["_xtok"] = (batch, totals)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of one batch: in training its share, in evaluation its mean."""
+        batch, totals = inputs.get("_xtok") or (self._aligned(inputs), None)
+        teachers = [self.teacher_model]
+        return loss_of(self, self.objective, model, teachers, batch, totals, outputs=return_outputs)
+
+    def _aligned(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return GOLD's batch as a prepared batch of the collator."""
+        batch = self.distillation_collator.from_student_ids(
+            inputs["input_ids"],
+            inputs["attention_mask"],
+            inputs["labels"],
+            prompts=inputs.get(_PROMPTS),
+        )
+        return prepare(batch, self.accelerator.device)
+
+
+_PROMPTS = "xtok_prompts"
+
+
+class _WithPrompts:
+    """A data collator that also hands on the conversations that prompts are."""
+
+    def __init__(self, collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]]) -> None:
+        self.collate = collate
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.collate(examples), _PROMPTS: [_prompt(example) for example in examples]}
+
+
+def _prompt(example: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what comes before a dataset's completion; None where it is text."""
+    messages = example.get("prompt")
+    if messages is None and example.get("messages"):
+        answers = [n for n, m in enumerate(example["messages"]) if m["role"] == "assistant"]
+        messages = example["messages"][: answers[-1]] if answers else None
+    if not messages or isinstance(messages, str):
+        return None
+    return {"messages": messages, "variables": example.get("chat_template_kwargs")}

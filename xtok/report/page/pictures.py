@@ -1,0 +1,137 @@
+"""The pictures of a page, as SVG: overlaps that are true to area, bars, and ranges.
+
+Widths are in percent, so that a picture is as wide as its place; colours are classes of `page.css`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import acos, pi, sqrt
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+from xtok.inspection.text_facts import Shared
+
+
+class Segment(NamedTuple):
+    """A part of a bar: its class in `page.css`, how much it is, and what it says."""
+
+    style: str
+    amount: float
+    words: str = ""
+
+
+def overlap(shared: Shared, label: str) -> Markup:
+    """Draw two circles whose areas, and that of what they share, are in proportion.
+
+    Beside them, what each colour stands for is said in words.
+    """
+    totals = shared.student, shared.teacher
+    largest = max(*totals, 1)
+    radii = 72 * sqrt(totals[0] / largest), 72 * sqrt(totals[1] / largest)
+    both = min(shared.both, *totals)
+    distance = _distance(*radii, both / largest * pi * 72**2)
+    left, right = -radii[0], max(distance + radii[1], radii[0])
+    left = min(left, distance - radii[1])
+    width = right - left
+    x = [2 - left, 2 - left + distance]
+    circles = "".join(
+        f'<circle class="{side}" cx="{cx:.2f}" cy="74" r="{r:.2f}"/>'
+        for side, cx, r in zip(("student", "teacher"), x, radii, strict=True)
+    )
+    lens = _lens(x, radii, distance) if both else ""
+    return Markup(
+        f'<svg class="overlap" viewBox="0 0 {width + 4:.2f} 148" preserveAspectRatio="xMinYMid" '
+        f'role="img" aria-label="{escape(label)}">{circles}{lens}</svg>'
+    )
+
+
+def _distance(a: float, b: float, area: float) -> float:
+    """Return how far apart the centres of two circles are that share an area."""
+    low, high = abs(a - b), a + b
+    if area <= 0:
+        return high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _common(a, b, middle) > area else (low, middle)
+    return low
+
+
+def _common(a: float, b: float, distance: float) -> float:
+    """Return the area that two circles share."""
+    if distance <= abs(a - b):
+        return pi * min(a, b) ** 2
+    if distance >= a + b:
+        return 0.0
+    first = (distance**2 + a**2 - b**2) / (2 * distance)
+    second = distance - first
+    height = sqrt(max(0.0, a**2 - first**2))
+    angles = acos(max(-1.0, min(1.0, first / a))), acos(max(-1.0, min(1.0, second / b)))
+    return a * a * angles[0] + b * b * angles[1] - distance * height
+
+
+def _lens(x: Sequence[float], radii: Sequence[float], distance: float) -> str:
+    """Draw what two circles share."""
+    a, b = radii
+    if distance <= abs(a - b) + 1e-6:
+        inner = 0 if a < b else 1
+        return f'<circle class="both" cx="{x[inner]:.2f}" cy="74" r="{radii[inner]:.2f}"/>'
+    first = (distance**2 + a**2 - b**2) / (2 * distance)
+    height = sqrt(max(0.0, a**2 - first**2))
+    px = x[0] + first
+    # An arc is the large one where its circle's centre lies within the lens.
+    large = [int(first < 0), int(distance - first < 0)]
+    return (
+        f'<path class="both" d="M{px:.2f} {74 - height:.2f}'
+        f"A{a:.2f} {a:.2f} 0 {large[0]} 1 {px:.2f} {74 + height:.2f}"
+        f'A{b:.2f} {b:.2f} 0 {large[1]} 1 {px:.2f} {74 - height:.2f}Z"/>'
+    )
+
+
+def bar(segments: Sequence[Segment], label: str, *, tip: str = "", height: int = 14) -> Markup:
+    """Draw parts of a whole as a bar; `tip` is shown beside it on hover and on focus."""
+    total = sum(segment.amount for segment in segments) or 1.0
+    parts, x = [], 0.0
+    for segment in segments:
+        share = 100 * segment.amount / total
+        if share:
+            parts.append(
+                f'<rect class="{segment.style}" x="{x:.3f}%" width="{share:.3f}%" height="100%"/>'
+            )
+        x += share
+    about = f' tabindex="0" data-tip="{escape(tip)}"' if tip else ""
+    return Markup(
+        f'<svg class="bar" width="100%" height="{height}" role="img" '
+        f'aria-label="{escape(label)}"{about}>{"".join(parts)}</svg>'
+    )
+
+
+def measure(value: float, largest: float, style: str, label: str) -> Markup:
+    """Draw one amount as a bar; `largest` is as wide as the place."""
+    share = 100 * max(0.0, min(1.0, value / largest if largest else 0.0))
+    return Markup(
+        f'<svg class="measure" width="100%" height="6" role="img" aria-label="{escape(label)}">'
+        f'<rect class="{style}" width="{share:.3f}%" height="6" rx="2"/></svg>'
+    )
+
+
+def span(
+    floor: float, recipe: float, values: Sequence[float], largest: float, label: str
+) -> Markup:
+    """Draw where maps lie between a floor and a recipe, from 0 to the largest of all values."""
+
+    def at(value: float) -> str:
+        return f"{2 + 96 * max(0.0, min(1.0, value / largest if largest else 0.0)):.3f}%"
+
+    dots = "".join(
+        f'<circle class="map{number}" cx="{at(value)}" cy="12" r="5.5"/>'
+        for number, value in enumerate(values, start=1)
+    )
+    return Markup(
+        f'<svg class="span" width="100%" height="24" role="img" aria-label="{escape(label)}">'
+        f'<line class="axis" x1="2%" x2="98%" y1="12" y2="12"/>'
+        f'<line class="between" x1="{at(floor)}" x2="{at(recipe)}" y1="12" y2="12"/>'
+        f'<line class="floor" x1="{at(floor)}" x2="{at(floor)}" y1="4" y2="20"/>'
+        f'<line class="recipe" x1="{at(recipe)}" x2="{at(recipe)}" y1="4" y2="20"/>{dots}</svg>'
+    )

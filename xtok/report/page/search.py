@@ -1,0 +1,267 @@
+"""The rows of maps, packed for the search of a page: columns of bytes, deflated, in base64.
+
+Each column is deflated on its own, its bytes sorted by significance, which makes runs of small
+numbers short. `page.js` unpacks them. Tokens and weights are cut to what a page shows: the first
+bytes of a token, three digits of a weight.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.inspection.page import Examined
+from xtok.maps.projection_map import ProjectionMap, require_table
+from xtok.vocab.table import TokenTable, match_bytes
+
+SHOWN_BYTES = 160
+"""Bytes of a token, or of a special token's name, that a page holds."""
+
+MOST_PIECES = 16
+"""Pieces of a token that a page holds."""
+
+Columns = dict[str, tuple[int, str]]
+"""Name to bytes per number, and base64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What the page searches.
+
+    Attributes:
+        columns: packed numbers by name.
+        long: true sizes of tokens that are longer than what the page holds, by side and id.
+        left_out: sentences about what is not on the page.
+    """
+
+    columns: Columns
+    long: tuple[dict[int, int], dict[int, int]]
+    left_out: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Characters that it takes on the page."""
+        return _size(self.columns)
+
+
+def pack(examined: Examined, max_size: int) -> Search:
+    """Pack maps so that they take at most `max_size` characters, or a little more.
+
+    What does not fit is left out in this order: the lightest entries of rows, by weight times how
+    often the token occurs in the text; pieces; the last tokens, or those that are rarest in the
+    text. The heaviest entry of a row stays as long as its token.
+    """
+    first = examined.maps[0]
+    tables = require_table(first.student), require_table(first.teacher)
+    packer = _Packer(examined, *tables)
+    left_out: list[str] = []
+    columns = packer.tokens(1.0)
+    room = max_size - _size(columns)
+    least = _size(packer.entries(0))
+    if least > room:
+        most = max_size - max_size // 8  # the rest for entries
+        share = _most(lambda n: _size(packer.tokens(n / 64)) + least <= most, 64) / 64
+        columns = packer.tokens(share)
+        room = max_size - _size(columns)
+        kept = [int(share * len(table)) for table in tables]
+        which = "most frequent in the text" if examined.counts else "first"
+        left_out.append(
+            f"the names of all but the {kept[0]:,} student and {kept[1]:,} teacher tokens that are "
+            f"{which}"
+        )
+    pieces = packer.pieces()
+    if pieces and _size(pieces) + least <= room:
+        columns |= pieces
+        room -= _size(pieces)
+    elif pieces:
+        left_out.append("the pieces of tokens")
+    total = packer.num_entries
+    kept_entries = total
+    if _size(packer.entries(total)) > room:
+        kept_entries = _most(lambda n: _size(packer.entries(n * total // 64)) <= room, 64)
+        kept_entries = kept_entries * total // 64
+    columns |= packer.entries(kept_entries)
+    weight = packer.weight_without(kept_entries)
+    if weight > 0:
+        left_out.append(
+            f"the lightest entries of rows, {weight:.2%} of the weight"
+            + (", counted by the text" if examined.counts else "")
+        )
+    return Search(columns=columns, long=packer.long, left_out=tuple(left_out))
+
+
+def _most(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the largest number below `limit` that fits, 0 if none does."""
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _size(columns: Columns) -> int:
+    return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
+
+
+def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
+    """Return bytes per number, and numbers ≥ 0 deflated in base64, their lowest bytes first."""
+    array = np.frombuffer(numbers, np.uint8) if isinstance(numbers, bytes) else numbers
+    largest = int(array.max(initial=0))
+    width = next(n for n in (1, 2, 3, 4) if largest < 256**n)
+    planes = array.astype("<u4")[:, None].view(np.uint8)[:, :width].T
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)  # without zlib's header
+    data = deflater.compress(planes.tobytes()) + deflater.flush()
+    return width, base64.b64encode(data).decode()
+
+
+class _Packer:
+    def __init__(self, examined: Examined, rows: TokenTable, columns: TokenTable) -> None:
+        self.tables = rows, columns
+        self.maps, self.tokenizers = examined.maps, examined.tokenizers
+        counts = examined.counts
+        self.counts = None if counts is None else (counts.student, counts.teacher)
+        same = match_bytes(rows, columns)
+        self.partner = np.full(len(rows), -1, np.int64)
+        self.partner[list(same)] = list(same.values())
+        self.shared = np.zeros(len(columns), np.bool_)
+        self.shared[list(same.values())] = True
+        self._entries = [_Entries(m, self.counts and self.counts[0]) for m in self.maps]
+        self.num_entries = max(len(one.order) for one in self._entries)
+        long = []
+        for table in self.tables:
+            ids = np.flatnonzero(table.lengths > SHOWN_BYTES)
+            long.append(dict(zip(ids.tolist(), table.lengths[ids].tolist(), strict=True)))
+        self.long = long[0], long[1]
+
+    def tokens(self, share: float) -> Columns:
+        """Pack the tokens' bytes, or names: all, or the share that is most frequent or first."""
+        columns = {"partner": packed(_deltas(self.partner))}
+        for side, table, number in zip(("student", "teacher"), self.tables, (0, 1), strict=True):
+            kept = np.ones(len(table), np.bool_)
+            if share < 1:
+                counts = np.zeros(len(table)) if self.counts is None else self.counts[number]
+                kept[np.argsort(-counts, kind="stable")[int(share * len(table)) :]] = False
+            shown = [
+                (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES] if kept[i] else b""
+                for i, token in enumerate(table.tokens())
+            ]
+            if side == "teacher":  # those of the student's bytes are on the page already
+                shown = [b"" if s else token for token, s in zip(shown, self.shared, strict=True)]
+            columns[f"{side}_sizes"] = packed(np.fromiter(map(len, shown), np.int64, len(shown)))
+            columns[f"{side}_bytes"] = packed(b"".join(shown))
+            columns[f"{side}_types"] = packed(table.types)
+            if self.counts is not None:
+                columns[f"{side}_counts"] = packed(self.counts[number])
+        return columns
+
+    def pieces(self) -> Columns:
+        """Pack the pieces of each side's tokens that the other lacks; nothing without tokenizers.
+
+        A column has, for each of these tokens in order of id, the number of pieces, then the ids.
+        """
+        columns: Columns = {}
+        if self.tokenizers is None:
+            return columns
+        alone = (self.partner < 0, ~self.shared)
+        for side, table, others, into in zip(
+            ("student", "teacher"), self.tables, alone, self.tokenizers[::-1], strict=True
+        ):
+            ids = np.flatnonzero(others & (table.lengths > 0) & (table.lengths <= SHOWN_BYTES))
+            tokens = table.tokens()
+            spelled = into.segment_batch([tokens[i] for i in ids.tolist()])
+            pieces = [(one or [])[:MOST_PIECES] for one in spelled]
+            sizes = np.zeros(len(table), np.int64)
+            sizes[ids] = list(map(len, pieces))
+            columns[f"{side}_pieces_sizes"] = packed(sizes)
+            columns[f"{side}_pieces"] = packed(np.array(list(chain(*pieces)), np.int64))
+        return columns
+
+    def entries(self, kept: int) -> Columns:
+        """Pack the rows of all maps: of each at most `kept` entries besides the heaviest ones."""
+        columns: Columns = {}
+        for number, one in enumerate(self._entries):
+            columns |= {f"{k}_{number}": v for k, v in one.columns(kept, self.partner).items()}
+        return columns
+
+    def weight_without(self, kept: int) -> float:
+        """Return the largest share of a map's weight that packing so many entries leaves out."""
+        return max(one.weight_without(kept) for one in self._entries)
+
+
+class _Entries:
+    """A map's entries, and in which order they are worth keeping."""
+
+    def __init__(self, m: ProjectionMap, counts: NDArray[np.int64] | None) -> None:
+        self.map = m
+        often = np.ones(m.nnz) if counts is None else counts[m.student_ids] + 0.5
+        self.worth = m.weights * often
+        is_first = np.diff(m.student_ids, prepend=-1) > 0
+        self.order = np.lexsort((np.arange(m.nnz), -self.worth, ~is_first))
+        self.num_first = int(is_first.sum())
+        self.worth = m.weights if counts is None else m.weights * counts[m.student_ids]
+
+    def _kept(self, kept: int) -> NDArray[np.bool_]:
+        use = np.zeros(self.map.nnz, np.bool_)
+        use[self.order[: max(kept, self.num_first)]] = True
+        return use
+
+    def weight_without(self, kept: int) -> float:
+        total = float(self.worth.sum(dtype=np.float64))
+        rest = float(self.worth[~self._kept(kept)].sum(dtype=np.float64))
+        return rest / total if total else 0.0
+
+    def columns(self, kept: int, partner: NDArray[np.int64]) -> Columns:
+        m, use = self.map, self._kept(kept)
+        s, t, weights = m.student_ids[use], m.teacher_ids[use].astype(np.int64), m.weights[use]
+        is_own = partner[s] == t
+        sizes = np.bincount(s, minlength=m.shape[0])
+        return {
+            "kinds": packed(m.row_kind),
+            "sizes": packed(sizes),
+            "slots": packed(m.is_slot[use].astype(np.uint8)),
+            "own": packed(is_own.astype(np.uint8)),
+            "ids": packed(t[~is_own]),
+            "weights": packed(weight_codes(weights)),
+        }
+
+
+def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
+    """Return weights as integers that hold three digits: 900 * exponent + digits - 100.
+
+    A weight is digits * 10 ** -(exponent + 2); 1.0 is 0.
+    """
+    weights = np.asarray(weights, np.float64).clip(1e-45, 1.0)  # float32 has no smaller ones
+    exponent = np.ceil(-np.log10(weights) - 1e-9).astype(np.int64)
+    digits = np.round(weights * 10.0 ** (exponent + 2)).astype(np.int64)
+    over = digits == 1000
+    codes: NDArray[np.int64] = 900 * (exponent - over) + np.where(over, 100, digits) - 100
+    return codes
+
+
+def _deltas(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ids ≥ −1 as differences to the last id that was not −1: 0 for −1, else 1 or more.
+
+    Differences are folded: d ≥ 0 is 2 * d + 1, d < 0 is -2 * d.
+    """
+    known = np.flatnonzero(ids >= 0)
+    steps = np.diff(ids[known], prepend=-1) - 1
+    deltas = np.zeros(len(ids), np.int64)
+    deltas[known] = np.where(steps >= 0, 2 * steps + 1, -2 * steps)
+    return deltas
+
+
+def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
+    """Return the numbers of a column again, int64; what `page.js` does, for tests and readers."""
+    width, data = columns[name]
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(data), -15), np.uint8)
+    numbers = np.zeros(len(planes) // width, np.int64)
+    for place, plane in enumerate(planes.reshape(width, -1)):
+        numbers += plane.astype(np.int64) << 8 * place
+    return numbers

@@ -1,0 +1,337 @@
+"""`events`: both vocabularies cut into events that their tokenizers can agree on."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import log2
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok import __version__
+from xtok.config import EstimateConfig, EventsConfig
+from xtok.counting.counts import (
+    CountedText,
+    CountingPlan,
+    count_text,
+    plan_counting,
+    require_starts,
+)
+from xtok.maps.event_map import EventMap
+from xtok.maps.projection_map import StageReport
+from xtok.maps.results import tokenizer_notes
+from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.vocab.roles import match_roles
+from xtok.vocab.table import TokenTable, match_bytes
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventMeasures:
+    """How many events tell how much, on counted text.
+
+    Attributes:
+        num_events: the number of events.
+        leak: how often the two tokens at a shared boundary are in different events.
+        student_bits: the entropy of the student's events at shared boundaries, in bits.
+        teacher_bits: of the teacher's.
+    """
+
+    num_events: int
+    leak: float
+    student_bits: float
+    teacher_bits: float
+
+
+def events(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    texts: str | Path | Sequence[str | Path] = (),
+    config: EventsConfig | None = None,
+    *,
+    field: str = "text",
+    checkpoint: Path | None = None,
+    count: Callable[[CountingPlan], CountedText] | None = None,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> EventMap:
+    """Cut both vocabularies into events, by their bytes and, with texts, by what occurs together.
+
+    First each token joins the token of the other side that has its bytes or its role, else the
+    first piece of its spelling in the other vocabulary. That needs no text. Then, of all pairs of
+    events that tokens at shared boundaries of the text fall apart into, those are merged that take
+    away most leak per bit of entropy lost, until at most `max_leak` is left. Tokens that nothing
+    is linked to, such as special tokens without a partner, are together in the event `rest`.
+
+    Args:
+        student_model: the model of the student, as `build` takes it.
+        teacher_model: the teacher's.
+        texts: paths and globs of text, as `estimate` takes them; none for the bytes alone.
+        config: the options; the defaults if None.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        checkpoint: a file to save counts in, as in `estimate`.
+        count: counts a plan in another way, as in `estimate`.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
+
+    Raises:
+        XtokError: if a text cannot be read, or there is nothing to count in it.
+    """
+    config = config or EventsConfig()
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    about: dict[str, Any] = {}
+    pairs, mass = None, np.zeros(0)
+    if not isinstance(texts, Sequence) or texts:
+        plan = plan_counting(student, teacher, texts, EstimateConfig(alpha=1.0, field=field))
+        if count is not None:
+            counts = count(plan)
+        else:
+            counts = count_text(
+                plan, student, teacher, checkpoint=checkpoint, progress=text_progress
+            )
+        totals = counts.totals
+        require_starts(totals.starts, totals.documents, totals.num_bytes)
+        sources = [asdict(source) for source in plan.sources]
+        about = {"texts": sources, "counted": asdict(totals)}
+        pairs = _Pairs.of(counts, len(student.table))
+        mass = pairs.mass
+    s_link, t_link = _links(student, teacher, progress), _links(teacher, student, progress)
+    joined = _components(s_link, t_link)
+    measures: list[EventMeasures] = []
+    if pairs is not None:
+        shared = shared_vocabulary(student.table, teacher.table)
+        measures.append(pairs.measures(np.concatenate(shared)))
+        measures.append(pairs.measures(_numbered(joined, mass, len(s_link))[0]))
+        joined = pairs.merged(joined, config.max_leak)
+    labels, rest = _numbered(joined, mass, len(s_link))
+    if pairs is not None:
+        measures.append(pairs.measures(labels))
+        about["measures"] = [asdict(point) for point in measures]
+    options = {"max_leak": config.max_leak} if pairs is not None else {}
+    step = {"stage": "events", "options": options, **about, "xtok_version": __version__}
+    result = EventMap(
+        student=student.vocabulary,
+        teacher=teacher.vocabulary,
+        student_event=labels[: len(s_link)],
+        teacher_event=labels[len(s_link) :],
+        student_link=s_link.astype(np.int32),
+        teacher_link=t_link.astype(np.int32),
+        rest=rest,
+        history=(step,),
+    )
+    result.check()
+    if checkpoint is not None and count is None:
+        checkpoint.unlink(missing_ok=True)
+    return replace(result, reports=(_report(result, student, teacher, measures),))
+
+
+def _report(
+    result: EventMap, student: Tokenizer, teacher: Tokenizer, measures: Sequence[EventMeasures]
+) -> StageReport:
+    alone = [int((links < 0).sum()) for links in (result.student_link, result.teacher_link)]
+    counts = {
+        "events": result.num_events,
+        "student tokens that nothing goes with": alone[0],
+        "teacher tokens that nothing goes with": alone[1],
+    }
+    notes = tokenizer_notes(student, teacher)
+    if measures:
+        shared, by_bytes, final = measures
+        notes.append(
+            f"leak {final.leak:.2%} of the text's shared token boundaries, {by_bytes.leak:.2%} by "
+            f"the bytes alone, {shared.leak:.2%} for a shared vocabulary"
+        )
+        notes.append(
+            f"{final.student_bits:.2f} bits on the student's side, {final.teacher_bits:.2f} on the "
+            f"teacher's; a shared vocabulary keeps {shared.student_bits:.2f} and "
+            f"{shared.teacher_bits:.2f}"
+        )
+    return StageReport("events", counts, tuple(notes))
+
+
+def _links(student: Tokenizer, teacher: Tokenizer, progress: Progress) -> Ids:
+    """Return the teacher token that each student token goes with, int64 `[V_student]`, or −1."""
+    rows, columns = student.table, teacher.table
+    links = np.full(len(rows), -1, np.int64)
+    exact = match_bytes(rows, columns) | match_roles(rows, columns)
+    links[list(exact)] = list(exact.values())
+    ids = rows.text_ids[links[rows.text_ids] < 0].tolist()
+    tokens = rows.tokens()
+    with progress(f"spelling in {teacher.vocabulary.model_id}", len(ids)) as advance:
+        for token_id, pieces in zip(
+            ids, teacher.segment_batch([tokens[i] for i in ids]), strict=True
+        ):
+            if pieces:
+                links[token_id] = pieces[0]
+        advance(len(ids))
+    return links
+
+
+def _components(s_link: Ids, t_link: Ids) -> Ids:
+    """Return the component of each token: student ids, then teacher ids, joined by their links."""
+    offset = len(s_link)
+    parent = list(range(offset + len(t_link)))
+
+    def root(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    links = np.concatenate([np.where(s_link >= 0, s_link + offset, -1), t_link]).tolist()
+    for node, other in enumerate(links):
+        if other >= 0:
+            a, b = root(node), root(other)
+            parent[max(a, b)] = min(a, b)
+    return np.array([root(node) for node in range(len(parent))])
+
+
+def shared_vocabulary(student: TokenTable, teacher: TokenTable) -> tuple[Ids, Ids]:
+    """Return the events of a strict shared vocabulary: one for each common token, and a rest, −1.
+
+    int64 `[V_student]` and `[V_teacher]`. Of several ids with the same bytes, the one that the
+    tokenizer emits is the common token.
+    """
+    ours, theirs = (np.full(len(table), -1, np.int64) for table in (student, teacher))
+    id_of = teacher.canonical_ids()
+    for token, s in student.canonical_ids().items():
+        if token in id_of:
+            ours[s] = theirs[id_of[token]] = s
+    return ours, theirs
+
+
+def _sums(
+    places: NDArray[np.intp], values: NDArray[np.float64], num: int = 0
+) -> NDArray[np.float64]:
+    return np.bincount(places, values, num).astype(np.float64)
+
+
+def _entropy(mass: NDArray[np.float64]) -> float:
+    """Return the entropy of masses that sum to 1, in bits."""
+    mass = mass[mass > 0]
+    return float(-(mass * np.log2(mass)).sum())
+
+
+class _Pairs(NamedTuple):
+    """Pairs of tokens at shared boundaries, as places in one list of both vocabularies."""
+
+    student: Ids
+    teacher: Ids
+    shares: NDArray[np.float64]  # of all occurrences
+    mass: NDArray[np.float64]  # of each token, the mean of what either side gives it
+
+    @staticmethod
+    def of(counts: CountedText, offset: int) -> _Pairs:
+        keys = np.concatenate([counts.keys, counts.held_keys])
+        amounts = np.concatenate([counts.counts, counts.held_counts])
+        student, teacher = keys >> 32, (keys & 0xFFFFFFFF) + offset
+        shares = np.asarray(amounts / amounts.sum(), np.float64)
+        mass = _sums(np.concatenate([student, teacher]), np.tile(shares / 2, 2))
+        return _Pairs(student, teacher, shares, mass)
+
+    def measures(self, events: NDArray[Any]) -> EventMeasures:
+        """Measure events: the event of each token, any integers."""
+        labels, places = np.unique(events, return_inverse=True)
+        a, b = places[self.student], places[self.teacher]
+        return EventMeasures(
+            num_events=len(labels),
+            leak=float(self.shares[a != b].sum()),
+            student_bits=_entropy(_sums(a, self.shares)),
+            teacher_bits=_entropy(_sums(b, self.shares)),
+        )
+
+    def merged(self, events: Ids, max_leak: float) -> Ids:
+        """Merge events greedily until at most `max_leak` is left; return each token's event.
+
+        Of all pairs of events that leak, the next is the one with the most leak per bit of entropy
+        lost, the mean of both sides' loss. A merge makes others dearer, never cheaper, unless it
+        adds up their leaks, which gives them a new entry; so an entry that is out of date can go
+        back into the heap with what it is worth now.
+        """
+        labels, places = np.unique(events, return_inverse=True)
+        num = len(labels)
+        a, b = places[self.student], places[self.teacher]
+        masses = list(
+            zip(
+                np.bincount(a, self.shares, num).tolist(),
+                np.bincount(b, self.shares, num).tolist(),
+                strict=True,
+            )
+        )
+        apart = a != b
+        low, high = np.minimum(a, b)[apart], np.maximum(a, b)[apart]
+        keys, inverse = np.unique(low << 32 | high, return_inverse=True)
+        amounts = np.bincount(inverse, self.shares[apart])
+        leaks: dict[tuple[int, int], float] = {}
+        neighbors: dict[int, set[int]] = {}
+        for key, amount in zip(keys.tolist(), amounts.tolist(), strict=True):
+            i, j = key >> 32, key & 0xFFFFFFFF
+            leaks[i, j] = amount
+            neighbors.setdefault(i, set()).add(j)
+            neighbors.setdefault(j, set()).add(i)
+
+        def worth(pair: tuple[int, int]) -> float:
+            (p, q), (other_p, other_q) = masses[pair[0]], masses[pair[1]]
+            return leaks[pair] / max(_lost(p, other_p) + _lost(q, other_q), 1e-18)
+
+        heap = [(-worth(pair), pair) for pair in leaks]
+        heapq.heapify(heap)
+        leak = float(amounts.sum())
+        into: dict[int, int] = {}
+        while heap and leak > max_leak:
+            expected, pair = heapq.heappop(heap)
+            if pair not in leaks:
+                continue  # one of them was merged
+            if -worth(pair) > expected:
+                heapq.heappush(heap, (-worth(pair), pair))
+                continue
+            leak -= leaks.pop(pair)
+            i, j = pair if len(neighbors[pair[0]]) >= len(neighbors[pair[1]]) else pair[::-1]
+            masses[i] = masses[i][0] + masses[j][0], masses[i][1] + masses[j][1]
+            into[j] = i
+            neighbors[i].remove(j)
+            for other in sorted(neighbors.pop(j) - {i}):
+                new = min(i, other), max(i, other)
+                leaks[new] = leaks.get(new, 0.0) + leaks.pop((min(j, other), max(j, other)))
+                neighbors[other] = neighbors[other] - {j} | {i}
+                neighbors[i].add(other)
+                heapq.heappush(heap, (-worth(new), new))
+        final = list(range(num))
+        for j, i in reversed(into.items()):  # the event that took it in was itself taken in later
+            final[j] = final[i]
+        merged: Ids = labels[np.array(final)[places]]
+        return merged
+
+
+def _lost(p: float, q: float) -> float:
+    """Return the entropy that is lost where two masses become one, in bits."""
+    return sum(x * log2(x) for x in (p + q,) if x) - sum(x * log2(x) for x in (p, q) if x)
+
+
+def _numbered(
+    joined: Ids, mass: NDArray[np.float64], offset: int
+) -> tuple[NDArray[np.int32], int | None]:
+    """Put what one side alone has into one event, and number all by falling mass."""
+    labels, first, places = np.unique(joined, return_index=True, return_inverse=True)
+    num, mass = len(labels), np.pad(mass, (0, len(places) - len(mass)))
+    weight = _sums(places, mass, num)
+    order = np.lexsort((first, -weight))  # labels are the lowest token, students before teachers
+    has = np.stack([np.bincount(part, minlength=num) > 0 for part in np.split(places, [offset])])
+    alone = np.logical_not(has.all(0))
+    rest = None
+    if alone.any():
+        both = has[:, alone].any(1).all()
+        rest = int(np.flatnonzero(alone)[0] if both else order[~alone[order]][-1])
+        places = np.where(alone[places], rest, places)
+        weight = _sums(places, mass, num)
+        order = np.lexsort((first, -weight))
+    used = order[np.isin(order, places)]
+    number = np.full(num, -1, np.int32)
+    number[used] = np.arange(len(used), dtype=np.int32)
+    return number[places], None if rest is None else int(number[rest])

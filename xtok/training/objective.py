@@ -1,0 +1,167 @@
+"""What a trainer minimizes: distillation from each teacher, plus the student's cross-entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xtok.errors import XtokError
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers import Tokenizer
+from xtok.training.collator import DistillationCollator
+from xtok.training.losses.combine import combine, sum_teachers
+from xtok.training.losses.config import CombineConfig
+from xtok.training.losses.named import BatchLoss, LossName, make_loss
+from xtok.training.module import ProjectionModule
+from xtok.vocab.table import TokenTable
+
+Loss = LossName | BatchLoss
+Projection = ProjectionMap | ProjectionModule | str | PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A student's loss on a batch of `prepare`, exact over accumulated batches and processes.
+
+    Attributes:
+        losses: one per teacher.
+        teacher_weights: of the teachers' losses; each is 1 if None.
+        combine: how distillation and cross-entropy are added.
+    """
+
+    losses: Sequence[BatchLoss]
+    teacher_weights: Sequence[float] | None = None
+    combine: CombineConfig = field(default_factory=CombineConfig)
+
+    def count(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the terms of each mean: of the cross-entropy, then of each teacher's loss.
+
+        Add the counts of all batches of an optimizer's step, on all processes: `__call__` takes
+        the sum as `totals`. int64 `[1 + teachers]`, on the batch's device.
+        """
+        sides = zip(self.losses, batch["teachers"], strict=True)
+        counts = [loss.count(batch, side) for loss, side in sides]
+        targets: Tensor = batch["targets"]
+        return torch.tensor([int((targets >= 0).sum()), *counts], device=targets.device)
+
+    def __call__(
+        self,
+        student_logits: Tensor,
+        teacher_logits: Sequence[Tensor],
+        batch: Mapping[str, Any],
+        totals: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss of a batch; with `totals`, its share of the loss of all batches.
+
+        The shares of batches sum to what one batch of all rows gives, and so do their gradients.
+        Two choices are made per batch and not over all: the columns of a P-KL with `top_k`, and
+        the factor of `dynamic_scaling`.
+        """
+        targets: Tensor = batch["targets"]
+        count = self.count(batch)
+        shares = (count / (count if totals is None else totals.to(count)).clamp(min=1)).tolist()
+        own = student_logits.new_zeros((), dtype=torch.float32)
+        if self.combine.dynamic_scaling or self.combine.cross_entropy_weight > 0:
+            inside = targets >= 0
+            rows = student_logits[inside].float()
+            own = torch.nn.functional.cross_entropy(rows, targets[inside], reduction="sum")
+            own = own * (shares[0] / max(1, int(count[0])))
+        sides = zip(self.losses, teacher_logits, batch["teachers"], strict=True)
+        parts = [
+            loss(student_logits, logits, batch, side) * share
+            for (loss, logits, side), share in zip(sides, shares[1:], strict=True)
+        ]
+        if not parts:
+            return self.combine.cross_entropy_weight * own
+        return combine(sum_teachers(parts, self.teacher_weights), own, self.combine)
+
+
+def make_objective(
+    collator: DistillationCollator,
+    losses: Loss | Sequence[Loss],
+    projection: Projection | Sequence[Projection | None] | None = None,
+    *,
+    teacher_weights: Sequence[float] | None = None,
+    combine: CombineConfig | None = None,
+    temperature: float = 1.0,
+    device: torch.device | str = "cpu",
+) -> Objective:
+    """Return the objective of a collator's student and teachers.
+
+    Args:
+        collator: its tokenizers are what the maps must belong to.
+        losses: a name or a `BatchLoss`, for all teachers or one for each.
+        projection: a map, its file or its module, for all teachers or one for each; None for
+            losses without a map.
+        teacher_weights: as in `sum_teachers`.
+        combine: the defaults if None.
+        temperature: of the losses given by name.
+        device: where the maps go.
+
+    Raises:
+        XtokError: if a loss needs a map and there is none, or a map is of other tokenizers.
+        ValueError: if numbers of losses, maps and teachers do not fit.
+    """
+    teachers = collator.teachers
+    names = _one_each("losses", losses, len(teachers))
+    maps = _one_each("maps", projection, len(teachers))
+    made = []
+    for teacher, loss, of_pair in zip(teachers, names, maps, strict=True):
+        module = None if of_pair is None else _module(of_pair, collator.student, teacher)
+        if isinstance(loss, BatchLoss):
+            made.append(loss)
+            continue
+        if module is None and loss in ("p-kl", "gold", "h-kl"):
+            raise XtokError(f"{loss} needs a map", hint="give {option}", parameter="projection")
+        made.append(
+            make_loss(
+                loss,
+                module=module if module is None else module.to(device),
+                student=collator.student,
+                teacher=teacher,
+                temperature=temperature,
+            )
+        )
+    return Objective(
+        losses=made, teacher_weights=teacher_weights, combine=combine or CombineConfig()
+    )
+
+
+def _one_each(what: str, given: Any, count: int) -> list[Any]:
+    values = list(given) if isinstance(given, list | tuple) else [given] * count
+    if len(values) != count:
+        raise ValueError(f"{len(values)} {what} for {count} teachers")
+    return values
+
+
+def _module(given: Projection, student: Tokenizer, teacher: Tokenizer) -> ProjectionModule:
+    """Return a map as a module, if it is of these tokenizers."""
+    module = given if isinstance(given, ProjectionModule) else ProjectionModule(given)
+    if module.learnable:
+        raise XtokError(
+            "the map is learnable, and a trainer optimizes only its model",
+            hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
+            "map that `to_map` returns",
+        )
+    # transformers takes some unknown tokens for any other control token: bytes and names decide.
+    sides = (
+        None if _same_ids(of_map.table, tokenizer.table) else tokenizer.vocabulary
+        for of_map, tokenizer in ((module.map.student, student), (module.map.teacher, teacher))
+    )
+    with_vocabularies(module.map, student=next(sides), teacher=next(sides))
+    return module
+
+
+def _same_ids(ours: TokenTable | None, theirs: TokenTable) -> bool:
+    """Tell whether two tables have the same bytes and control tokens, whatever their widths."""
+    if ours is None or ours.control_names != theirs.control_names:
+        return False
+    width = min(len(ours), len(theirs))
+    rests = ours.lengths[width:], theirs.lengths[width:]
+    return ours.tokens()[:width] == theirs.tokens()[:width] and not any(r.any() for r in rests)

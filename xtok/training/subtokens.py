@@ -1,0 +1,155 @@
+"""Each token spelled in the other side's tokens: in memory, and as NeMo-RL's drafts read it.
+
+The drafts are its pull requests 3286 and 4177 ("v6"), which read two such tables instead of a map;
+the reading is in `loss_functions.py` of the branch `avenkateshha/xtoken-v6-loss` (a84de17).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.maps.results import examples_of
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.roles import match_roles
+from xtok.vocab.table import Vocabulary, match_bytes
+
+N_MAX = 8
+"""How many tokens of a spelling the drafts' tables hold."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subtokens:
+    """Each token of a vocabulary spelled in the tokens of another.
+
+    Attributes:
+        subtoks: int64 `[V, L]`, the other side's ids, padded with −1.
+        lengths: int64 `[V]`: 1 for a token that both have, 0 for one without a spelling.
+    """
+
+    subtoks: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+def subtokens(of: Tokenizer, into: Tokenizer) -> Subtokens:
+    """Spell each token of a vocabulary as another tokenizer does in the middle of a text.
+
+    A token whose bytes the other vocabulary has is that one token, whatever its tokenizer makes of
+    them alone. A control token is the token of the same role, or has no spelling. Of several ids
+    with the same bytes only the one that the tokenizer emits has a spelling: readers keep the
+    lowest id for each token of the other side, which in a SentencePiece vocabulary is a byte token
+    that no text has.
+    """
+    id_of = of.table.canonical_ids()
+    single = match_bytes(of.table, into.table)
+    pieces = {
+        i: [single[i]] if i in single else ids or []
+        for i, ids in zip(id_of.values(), into.segment_batch(list(id_of)), strict=True)
+    }
+    pieces |= {i: [t] for i, t in match_roles(of.table, into.table).items()}
+    lengths = np.zeros(len(of.table), np.int64)
+    for i, ids in pieces.items():
+        lengths[i] = len(ids)
+    subtoks = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
+    for i, ids in pieces.items():
+        subtoks[i, : len(ids)] = ids
+    return Subtokens(subtoks, lengths)
+
+
+class NemoTable(NamedTuple):
+    """A `.pt` file as the drafts read it, and what its user should know, as sentences."""
+
+    data: bytes
+    notes: list[str]
+
+
+def nemo_table(src: Tokenizer, dst: Tokenizer) -> NemoTable:
+    """Make the table of a tokenizer's tokens, spelled in another's, as NeMo-RL's drafts read it.
+
+    `subtoks` is int64 `[V_src, N_max]`, V_src being the tokenizer's largest id + 1 and not the
+    width of the logits. A longer spelling is cut there, and keeps its length in `lengths`: the
+    drafts skip rows that are longer than the table is wide. With the length N_max they would take
+    its beginning for the whole token.
+    """
+    import torch
+
+    spelled = subtokens(src, dst)
+    rows = _num_ids(src.vocabulary)
+    lengths = spelled.lengths[:rows]
+    subtoks = np.full((rows, N_MAX), -1, np.int64)
+    columns = min(N_MAX, spelled.subtoks.shape[1])
+    subtoks[:, :columns] = spelled.subtoks[:rows, :columns]
+    names = src.vocabulary.model_id, dst.vocabulary.model_id
+    buffer = io.BytesIO()  # torch.save writes a file's name into the file
+    contents: dict[str, Any] = {
+        "subtoks": torch.from_numpy(subtoks),
+        "lengths": torch.from_numpy(lengths.copy()),
+        "src": names[0],
+        "dst": names[1],
+        "N_max": N_MAX,
+        "V_src": rows,
+        "V_dst": _num_ids(dst.vocabulary),
+    }
+    torch.save(contents, buffer)
+    cut = np.flatnonzero(lengths > N_MAX).tolist()
+    notes = [
+        f"{names[0]}: more than {N_MAX} tokens of {names[1]}, cut to {N_MAX}, and skipped by "
+        f"NeMo-RL: {examples_of(cut, src.table)}"
+    ]
+    return NemoTable(buffer.getvalue(), notes if cut else [])
+
+
+def _num_ids(vocabulary: Vocabulary) -> int:
+    return vocabulary.tokenizer_vocab_size or vocabulary.vocab_size
+
+
+def nemo_overrides(forward: Path, reverse: Path, projection: Path) -> str:
+    """Return what NeMo-RL's training script takes behind its name, a comment before each version.
+
+    Args:
+        forward: the table with the student's tokens as rows.
+        reverse: the table with the teacher's.
+        projection: the map, which 0.8.0 reads as `.pt` only.
+    """
+    if projection.suffix != ".pt":
+        projection = projection.with_suffix(".pt")
+        released = f"# NeMo-RL 0.8.0, after: xtok convert MAP --output {_word(projection)}"
+    else:
+        released = "# NeMo-RL 0.8.0"
+    lines = [
+        released,
+        _override("teachers.0.projection_matrix_path", projection),
+        '# NeMo-RL, pull requests 3286 and 4177 ("v6")',
+        "teachers.0.is_cross_tokenizer=true",
+        "teachers.0.aligner.projection_matrix_path=null",
+        _override("teachers.0.aligner.pseudo_target_path", forward),
+        _override("teachers.0.aligner.reverse_pseudo_target_path", reverse),
+        "loss_fn.common_indices_from_subtoks=true",
+    ]
+    return "\n".join(lines)
+
+
+_PLAIN = re.compile(r"[\w/.+%@:-]+", re.ASCII)
+"""Values that Hydra's grammar of overrides takes without quotes."""
+
+
+def _override(key: str, path: Path) -> str:
+    """Return one override as a shell takes it, its value quoted for Hydra where need be."""
+    value = os.path.abspath(path)
+    if not _PLAIN.fullmatch(value):
+        escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
+        escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+        value = f"'{escaped}'"
+    return shlex.quote(f"{key}={value}")
+
+
+def _word(path: Path) -> str:
+    return shlex.quote(os.path.abspath(path))
