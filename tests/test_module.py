@@ -260,6 +260,7 @@ def test_compiled(learnable: bool, columns: Tensor | None) -> None:
 
 
 DDP = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -272,6 +273,7 @@ model = torch.nn.parallel.DistributedDataParallel(Student())
 model(PROBS[rank : rank + 1]).square().sum().backward()
 torch.save([p.grad for p in model.parameters()], f"{sys.argv[2]}.{rank}")
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads may abort an interpreter that ends beside them
 """
 
 

@@ -742,7 +742,7 @@ def test_sorting_sorts_and_keeps_the_total_last(
 def test_bars_speak_on_focus(browser: Browser, files: dict[str, Path]) -> None:
     browser.open(files["plain"])
     browser.run("document.querySelector('#classes [data-tip]').focus()")
-    assert browser.run("document.getElementById('tip').hidden") is False
+    browser.wait("!document.getElementById('tip').hidden")
     first, second, *_ = texts_of(browser, "#tip div")
     assert first == texts_of(browser, "#classes tbody th")[0]
     assert re.match(r"[\d,]+ (exact|pieces): ", second)
