@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from xtok import EventMap
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training import losses
@@ -187,10 +188,16 @@ def train(options: argparse.Namespace) -> None:
     student = load_model(options.student, tokenizer, from_scratch=options.from_scratch)
     pairs = zip(options.teacher, theirs, strict=True)
     teachers = [load_model(*pair).to(options.device).eval() for pair in pairs]
-    maps: list[Any] = [ProjectionModule(path, learnable=options.learn_map) for path in options.map]
-    projections = torch.nn.ModuleList(maps).to(options.device)
     names = options.loss or ["p-kl"]
     names *= len(teachers) if len(names) == 1 else 1
+    maps: list[Any] = [
+        losses.event_index(EventMap.load(path)).to(options.device)
+        if name == "event-kl"
+        else ProjectionModule(path, learnable=options.learn_map).to(options.device)
+        for name, path in zip(names, options.map, strict=False)
+    ]
+    of_maps = [one for one in maps if isinstance(one, ProjectionModule)]
+    projections = torch.nn.ModuleList(of_maps)
     functions = [
         losses.make_loss(
             name, module=module, student=tokenizer, teacher=teacher, top_k=options.top_k,
@@ -246,7 +253,7 @@ def train(options: argparse.Namespace) -> None:
         if to_save:
             save_checkpoint(checkpoint, step + 1, parts)
     student.save_pretrained(options.output / "student")
-    for number, projection in enumerate(maps if options.learn_map else ()):
+    for number, projection in enumerate(of_maps if options.learn_map else ()):
         projection.to_map().save(options.output / f"map-{number}.safetensors")
 
 
@@ -261,7 +268,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--teacher-tokenizer", action="append", help="one per teacher; default: its own")
     add("--teacher-weight", action="append", type=float, help="one per teacher")
     add("--teachers", choices=("sum", "averaged-logits", "selected"), default="sum")
-    add("--map", action="append", type=Path, default=[], help="one per teacher")
+    add(
+        "--map", action="append", type=Path, default=[], help="one per teacher, if its loss has any"
+    )
     add("--learn-map", action="store_true", help="also train the maps, and save them")
     add(
         "--loss", action="append", choices=get_args(losses.LossName), help="one, or one per teacher"

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from xtok.errors import XtokError
-from xtok.maps.pair import with_vocabularies
+from xtok.maps.event_map import EventMap
+from xtok.maps.pair import require_same_tokens, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.named import BatchLoss, LossName, make_loss
+from xtok.training.losses.event_kl import EventIndex, event_index
+from xtok.training.losses.named import NEED_A_MAP, BatchLoss, LossName, make_loss
 from xtok.training.module import ProjectionModule
 from xtok.vocab.table import TokenTable
 
 Loss = LossName | BatchLoss
-Projection = ProjectionMap | ProjectionModule | str | PathLike[str]
+Projection = ProjectionMap | ProjectionModule | EventMap | str | PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,8 @@ def make_objective(
     Args:
         collator: its tokenizers are what the maps must belong to.
         losses: a name or a `BatchLoss`, for all teachers or one for each.
-        projection: a map, its file or its module, for all teachers or one for each; None for
-            losses without a map.
+        projection: a map, its file or its module, for all teachers or one for each; for
+            `event-kl` an event map or its file; None for losses without a map.
         teacher_weights: as in `sum_teachers`.
         combine: the defaults if None.
         temperature: of the losses given by name.
@@ -113,12 +115,19 @@ def make_objective(
     maps = _one_each("maps", projection, len(teachers))
     made = []
     for teacher, loss, of_pair in zip(teachers, names, maps, strict=True):
-        module = None if of_pair is None else _module(of_pair, collator.student, teacher)
+        module: ProjectionModule | EventIndex | None = None
+        if loss == "event-kl" and of_pair is not None:
+            module = _event_index(of_pair, collator.student, teacher)
+        elif loss == "teacher-to-student-kl" and of_pair is not None:
+            module = _module(of_pair, teacher, collator.student)
+        elif of_pair is not None:
+            module = _module(of_pair, collator.student, teacher)
         if isinstance(loss, BatchLoss):
             made.append(loss)
             continue
-        if module is None and loss in ("p-kl", "gold", "h-kl"):
-            raise XtokError(f"{loss} needs a map", hint="give {option}", parameter="projection")
+        if module is None and loss in NEED_A_MAP:
+            kind = "an event map" if loss == "event-kl" else "a map"
+            raise XtokError(f"{loss} needs {kind}", hint="give {option}", parameter="projection")
         made.append(
             make_loss(
                 loss,
@@ -140,7 +149,7 @@ def _one_each(what: str, given: Any, count: int) -> list[Any]:
     return values
 
 
-def _module(given: Projection, student: Tokenizer, teacher: Tokenizer) -> ProjectionModule:
+def _module(given: Any, student: Tokenizer, teacher: Tokenizer) -> ProjectionModule:
     """Return a map as a module, if it is of these tokenizers."""
     module = given if isinstance(given, ProjectionModule) else ProjectionModule(given)
     if module.learnable:
@@ -156,6 +165,21 @@ def _module(given: Projection, student: Tokenizer, teacher: Tokenizer) -> Projec
     )
     with_vocabularies(module.map, student=next(sides), teacher=next(sides))
     return module
+
+
+def _event_index(given: Any, student: Tokenizer, teacher: Tokenizer) -> EventIndex:
+    """Return the index of an event map, if it is of these tokenizers."""
+    events = given if isinstance(given, EventMap) else EventMap.load(given)
+    for side, ours, theirs in (
+        ("student", events.student, student),
+        ("teacher", events.teacher, teacher),
+    ):
+        if not _same_ids(ours.table, theirs.table):
+            model_id = theirs.vocabulary.model_id
+            require_same_tokens(
+                side, ours.table, theirs.table, what="the event map", other=model_id
+            )
+    return event_index(events)
 
 
 def _same_ids(ours: TokenTable | None, theirs: TokenTable) -> bool:

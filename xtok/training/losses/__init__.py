@@ -26,6 +26,7 @@ from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.pairs import ExactPairs, exact_pairs
 from xtok.training.losses.partition import ByteEvents, partition_kl
+from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 
 __all__ = [
     "BatchLoss",
@@ -54,5 +55,6 @@ __all__ = [
     "same_tokenizer_kl",
     "select_teacher",
     "sum_teachers",
+    "teacher_to_student_kl",
     "uld",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.event_map import EventMap
-from xtok.training.losses.chunks import Chunks, log_probabilities, loss_over_chunks
+from xtok.training.losses.boundaries import Rows, boundary_loss
+from xtok.training.losses.chunks import log_probabilities
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.module import block_length, work_dtype
+from xtok.training.module import work_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,100 +115,24 @@ def event_kl(
     """
     config = config or ChunkLossConfig()
 
-    def compare(chunks: Chunks) -> Tensor:
-        ends = [_first_positions(ids, chunks.total) for ids in (chunks.student, chunks.teacher)]
-        known = torch.ones(chunks.total, dtype=torch.bool, device=student_logits.device)
-        for side, numbers in (("student", chunks.student), ("teacher", chunks.teacher)):
-            ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"), device=known.device)
-            doubtful = numbers[:, 0][ids[:, 0] == 0]
-            known[doubtful[doubtful < chunks.total]] = False
-        places = tuple(end[known] for end in ends)
-        if not len(places[0]):
-            return student_logits.sum() * 0
-        job = _Job(teacher_logits.detach(), index, places, config)
-        loss: Tensor = _EventKL.apply(student_logits, job)  # type: ignore[no-untyped-call]
-        return loss
+    def compare(log_p: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Compare, by sharing each event's teacher mass among its student tokens as they are: t.
 
-    return loss_over_chunks(
+        Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
+        """
+        picked = teacher_logits[rows][:, : index.widths[1]].to(work_dtype(log_p))
+        log_t = _shared_out(log_p, log_probabilities(picked, config.temperature), index)
+        p = log_p.exp()
+        if config.reverse_kl:
+            difference = log_p - log_t
+            lost = torch.dot(p.view(-1), difference.view(-1))
+            return lost, difference.sub_((p * difference).sum(1, keepdim=True)).mul_(p)
+        t = log_t.exp()
+        return torch.dot(t.view(-1), log_t.sub_(log_p).view(-1)), p.sub_(t)
+
+    return boundary_loss(
         compare, student_logits, teacher_logits, alignment, config, sample_mask, index.widths
     )
-
-
-def _first_positions(numbers: Tensor, total: int) -> Tensor:
-    """Return the first position of each chunk in the flattened batch, int64 `[total]`."""
-    flat = numbers.flatten()
-    first = torch.full((total + 1,), len(flat), device=flat.device)
-    places = torch.arange(len(flat), device=flat.device)
-    return first.scatter_reduce(0, flat, places, "amin")[:-1]
-
-
-class _Job(NamedTuple):
-    """What is compared with the student's logits, and where."""
-
-    teacher_logits: Tensor
-    events: EventIndex
-    places: tuple[Tensor, ...]
-    config: ChunkLossConfig
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        return self.events.widths
-
-
-class _EventKL(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, job: _Job) -> Tensor:
-        grad = (
-            torch.zeros_like(logits, memory_format=torch.contiguous_format)
-            if ctx.needs_input_grad[0]
-            else None
-        )
-        with torch.autocast(logits.device.type, enabled=False):
-            loss = _compare(logits, grad, job)
-        ctx.grad, ctx.scale = grad, job.config.temperature / len(job.places[0])
-        return loss
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, None]:
-        grad, ctx.grad = ctx.grad, None
-        if grad is None:
-            raise RuntimeError("event_kl keeps its gradient for one backward; compute it again")
-        return grad.mul_((grad_loss * ctx.scale).to(grad.dtype)), None
-
-
-def _compare(logits: Tensor, grad: Tensor | None, job: _Job) -> Tensor:
-    """Return the loss; write its gradient, times N / τ, into `grad`, zeros like the logits.
-
-    Each event's teacher mass is shared among its student tokens as the student shares it: t. Then
-    KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
-    """
-    dtype = work_dtype(logits, job.teacher_logits)
-    num, temperature = len(job.places[0]), job.config.temperature
-    total = torch.zeros((), dtype=torch.float64, device=logits.device)
-    step = block_length(logits, max(job.widths))
-    for start in range(0, num, step):
-        rows, log_probs = [], []
-        for side, places, width in zip(
-            (logits, job.teacher_logits), job.places, job.widths, strict=True
-        ):
-            part = places[start : start + step]
-            rows.append((part // side.shape[1], part % side.shape[1]))
-            picked = side[rows[-1]][:, :width].to(dtype)
-            log_probs.append(log_probabilities(picked, temperature))
-        log_p, p = log_probs[0], log_probs[0].exp()
-        log_t = _shared_out(log_p, log_probs[1], job.events)
-        if job.config.reverse_kl:
-            difference = log_p - log_t
-            total += torch.dot(p.view(-1), difference.view(-1))
-            back = difference.sub_((p * difference).sum(1, keepdim=True)).mul_(p)
-        else:
-            t = log_t.exp()
-            total += torch.dot(t.view(-1), log_t.sub_(log_p).view(-1))
-            back = p.sub_(t)
-        if grad is not None:
-            grad[rows[0][0], rows[0][1], : job.widths[0]] = back.to(grad.dtype)
-    return (total * (temperature**2 / num)).to(dtype)
 
 
 def _shared_out(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:

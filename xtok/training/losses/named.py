@@ -10,27 +10,39 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
+from xtok.training.losses.boundaries import predicted_starts
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
+    ChunkLossConfig,
     GoldConfig,
     PartitionConfig,
     PKLConfig,
     SameTokenizerConfig,
     ULDConfig,
 )
+from xtok.training.losses.event_kl import EventIndex, event_kl
 from xtok.training.losses.gold import gold, h_kl, uld
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.pairs import exact_pairs
 from xtok.training.losses.partition import ByteEvents, partition_kl
+from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.module import ProjectionModule
 
-LossName = Literal["p-kl", "gold", "h-kl", "uld", "partition-kl", "same-tokenizer"]
+LossName = Literal[
+    "p-kl", "gold", "h-kl", "event-kl", "teacher-to-student-kl", "uld", "partition-kl",
+    "same-tokenizer",
+]  # fmt: skip
+NEED_A_MAP: tuple[LossName, ...] = ("p-kl", "gold", "h-kl", "event-kl", "teacher-to-student-kl")
 Batch = Mapping[str, Any]
 
 
 def _chunks(batch: Batch, side: Batch) -> int:
     return count_chunks(side["shifted"])
+
+
+def _starts(batch: Batch, side: Batch) -> int:
+    return count_chunks(predicted_starts(side["shifted"]))
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ H_KL_THRESHOLD = 0.6
 def make_loss(
     name: LossName,
     *,
-    module: ProjectionModule | None = None,
+    module: ProjectionModule | EventIndex | None = None,
     student: Tokenizer | None = None,
     teacher: Tokenizer | None = None,
     temperature: float = 1.0,
@@ -72,15 +84,17 @@ def make_loss(
 
     Args:
         name: which one.
-        module: the map, for `p-kl`, `gold` and `h-kl`, already on its device.
+        module: the map, for `p-kl`, `gold` and `h-kl`; that from the teacher to the student, for
+            `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`. Already on
+            its device.
         student: the tokenizer, for `partition-kl`.
         teacher: likewise.
         temperature: as in the configurations.
-        reverse_kl: likewise; `uld` ignores it.
+        reverse_kl: likewise; `uld` ignores it, and `teacher-to-student-kl` has none.
         top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
 
     Raises:
-        XtokError: if the loss needs a map, and there is none.
+        XtokError: if the loss needs a map, or an event map, and there is none.
         ValueError: if there is no such loss, or `partition-kl` lacks its tokenizers.
     """
     if name not in get_args(LossName):
@@ -105,11 +119,23 @@ def make_loss(
                 s, t, events, batch["predicted_ids"], side["predicted_ids"], side["shifted"], parted
             )
         )
-    if module is None:
+    if not isinstance(module, EventIndex if name == "event-kl" else ProjectionModule):
+        kind = "an event map" if name == "event-kl" else "a map"
         raise XtokError(
-            f"{name} needs a map",
-            hint="give {option}, with a map for each teacher",
+            f"{name} needs {kind}",
+            hint=f"give {{option}}, with {kind} for each teacher",
             parameter="module",
+        )
+    if isinstance(module, EventIndex):
+        plain_kl = ChunkLossConfig(**common)
+        return BatchLoss(
+            lambda s, t, batch, side: event_kl(s, t, module, side["shifted"], plain_kl), _starts
+        )
+    if name == "teacher-to-student-kl":
+        forward = ChunkLossConfig(**common)
+        return BatchLoss(
+            lambda s, t, batch, side: teacher_to_student_kl(s, t, module, side["shifted"], forward),
+            _starts,
         )
     if name == "p-kl":
         projected = PKLConfig(**common, **cut)
