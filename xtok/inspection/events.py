@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xtok.counting.counts import require_starts
+from xtok.counting.measures import entropy_of, share_of
 from xtok.counting.texts import find_texts
 from xtok.errors import MapFileError, XtokError
 from xtok.inspection import Check
 from xtok.inspection.inspect import SideDescription, describe_side
 from xtok.inspection.seen_text import read_text
 from xtok.inspection.verify import Verification, digest_check, token_check, width_check
-from xtok.maps.edges import Edges
 from xtok.maps.event_map import EventMap
 from xtok.maps.pair import require_same_tokens
 from xtok.progress import TextProgress, silent_texts
@@ -392,9 +391,8 @@ def evaluate_events(
         ):
             model_id = tokenizer.vocabulary.model_id
             require_same_tokens(side, ours.table, tokenizer.table, what=name, other=model_id)
-    nothing = Edges(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
     seen = read_text(
-        [nothing], maps[0].shape, find_texts(texts), student, teacher, field, group_by,
+        [], maps[0].shape, find_texts(texts), student, teacher, field, group_by,
         text_progress,
     )  # fmt: skip
     require_starts(len(seen.keys), len(seen.groups), seen.num_bytes, "measured")
@@ -418,8 +416,8 @@ def evaluate_events(
                     group=group,
                     documents=int(chosen.sum()),
                     starts=int(counts.sum()),
-                    leak=_share(counts, a != b),
-                    shared_leak=_share(counts, is_shared_leak),
+                    leak=share_of(counts, a != b),
+                    shared_leak=share_of(counts, is_shared_leak),
                     student_bits=bits[0],
                     teacher_bits=bits[1],
                     student_token_bits=bits[2],
@@ -438,8 +436,8 @@ def evaluate_events(
                         name=name,
                         token_class=token_class.label,
                         starts=int(counts.sum()),
-                        leak=_share(counts, leaks),
-                        shared_leak=_share(counts, is_shared_leak),
+                        leak=share_of(counts, leaks),
+                        shared_leak=share_of(counts, is_shared_leak),
                     )
                 )
         order = np.argsort(-totals * leaks, kind="stable")[:num_worst]
@@ -463,15 +461,3 @@ def evaluate_events(
         lost_bytes=seen.lost_bytes,
         differing=seen.differing,
     )
-
-
-def _share(counts: NDArray[np.float64], chosen: NDArray[np.bool_]) -> float:
-    return float(counts[chosen].sum() / max(counts.sum(), 1.0))
-
-
-def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
-    """Return the entropy of counts summed by id, in bits."""
-    _, places = np.unique(ids, return_inverse=True)
-    sums = np.bincount(places, counts)
-    shares = sums[sums > 0] / max(counts.sum(), 1.0)
-    return float(-(shares * np.log2(shares)).sum()) + 0.0

@@ -16,12 +16,10 @@ from xtok.alignment.aligner import TokenAligner
 from xtok.config import BuildConfig, EstimateConfig, Loss
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.evaluate import Evaluation, evaluate
-from xtok.inspection.events import entropy_of
 from xtok.inspection.inspect import MapDescription, inspect
 from xtok.inspection.samples import BUILT_IN, Sample, align_sample
-from xtok.inspection.text_facts import Shared, TextCounts, TextFacts, count_text
+from xtok.inspection.text_facts import EventFacts, Shared, TextCounts, TextFacts, count_text
 from xtok.inspection.verdict import (
-    EventFacts,
     Finding,
     Fit,
     MapNumbers,
@@ -201,7 +199,7 @@ def examine(
     if tokenizers is not None:
         events = make_events(*tokenizers, progress=progress)
     if tokenizers is not None and texts:
-        counts = count_text(texts, *tokenizers, pair.partner, field, text_progress)
+        counts = count_text(texts, *tokenizers, field, text_progress)
         evaluation = evaluate(
             loaded, texts, *tokenizers, names=names, field=field, for_loss="p-kl",
             num_worst=num_worst, progress=progress, text_progress=text_progress,
@@ -286,7 +284,7 @@ class _Pair:
                 if role != "reserved" and alone.intersection(ids)
             ),
             text=None if counts is None else counts.facts,
-            events=None if events is None else _event_facts(events, counts),
+            events=None if events is None else EventFacts.of(events, counts),
         )
 
     def shared_by_class(self, counts: TextCounts | None) -> list[PairClass]:
@@ -306,20 +304,6 @@ class _Pair:
                     PairClass(token_class=name, label=member.label, shared=shared, text_share=share)
                 )
         return classes
-
-
-def _event_facts(events: EventMap, counts: TextCounts | None) -> EventFacts:
-    if counts is None:
-        return EventFacts(num_events=events.num_events)
-    s, t, amounts = counts.pairs
-    a, b = events.student_event[s], events.teacher_event[t]
-    kept = min(entropy_of(ids, amounts) for ids in (a, b))
-    whole = min(entropy_of(ids, amounts) for ids in (s, t))
-    return EventFacts(
-        num_events=events.num_events,
-        leak=float(amounts[a != b].sum() / max(1, amounts.sum())),
-        kept=kept / whole if whole else 1.0,
-    )
 
 
 def _share(counts: TextCounts | None, tokens: NDArray[np.bool_]) -> float:

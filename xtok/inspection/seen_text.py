@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from xtok.counting.encode import (
     EncodedTexts,
     PairCounts,
     PairEncoder,
+    Rows,
     SharedBoundaries,
     batches,
     boundary_keys,
@@ -28,36 +28,19 @@ from xtok.progress import TextProgress
 from xtok.tokenizers import Tokenizer
 
 
-class Rows(NamedTuple):
-    """A map's rows for a kernel: entries of row s are `bounds[s]` to `bounds[s + 1]`."""
+def losses_of_chunks(
+    rows: Rows, width: int, student: EncodedTexts, teacher: EncodedTexts, starts: SharedBoundaries
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the sum of each document's chunk losses, and the number of its chunks."""
+    from xtok.counting.kernels import chunk_losses
 
-    bounds: NDArray[np.int64]
-    teacher_ids: NDArray[np.int32]
-    weights: NDArray[np.float64]
-    width: int
-
-    @staticmethod
-    def of(edges: Edges, shape: tuple[int, int]) -> Rows:
-        """Return the rows of edges that are in a map's order."""
-        entries = np.bincount(edges.student_ids, minlength=shape[0])
-        bounds = np.concatenate([[0], np.cumsum(entries)]).astype(np.int64)
-        ids, weights = edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64)
-        return Rows(bounds, ids, weights, shape[1])
-
-    def losses(
-        self, student: EncodedTexts, teacher: EncodedTexts, starts: SharedBoundaries
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the sum of each document's chunk losses, and the number of its chunks."""
-        from xtok.counting.kernels import chunk_losses
-
-        losses = np.zeros(len(starts.num_starts))
-        chunks = np.zeros(len(starts.num_starts), np.int64)
-        chunk_losses(
-            *student, *teacher, starts.s_starts, starts.t_starts, starts.num_starts,
-            starts.complete, self.bounds, self.teacher_ids, self.weights,
-            EPSILON, EPSILON / self.width, losses, chunks,
-        )  # fmt: skip
-        return losses, chunks
+    losses = np.zeros(len(starts.num_starts))
+    chunks = np.zeros(len(starts.num_starts), np.int64)
+    chunk_losses(
+        *student, *teacher, starts.s_starts, starts.t_starts, starts.num_starts, starts.complete,
+        *rows, EPSILON, EPSILON / width, losses, chunks,
+    )  # fmt: skip
+    return losses, chunks
 
 
 @dataclass(frozen=True)
@@ -84,19 +67,24 @@ class SeenText:
     def hindsight_losses(self, chosen: NDArray[np.bool_], top_k: int) -> NDArray[np.float64]:
         """Return each chosen document's chunk losses under the map counted on these documents.
 
-        Counted within chunks, and cut to `top_k`. That is near the optimum, which has no closed
-        form: a map can come out slightly below it.
+        Counted within chunks, with one EM step, and cut to `top_k`. That is near the optimum, which
+        has no closed form: a map can come out slightly below it.
         """
-        counts, batches, first = PairCounts(), [], 0
+        batches, first = [], 0
         for student, teacher in self.batches:
             after = first + len(student.bounds) - 1
             sides = student.of(chosen[first:after]), teacher.of(chosen[first:after])
             batches.append((*sides, self.encoder.boundaries(*sides)))
             first = after
-            keys, amounts, _ = pair_keys(*batches[-1], "chunk")
-            counts.add(keys, amounts)
-        rows = Rows.of(heaviest(pair_edges(*counts.arrays()), top_k), self.shape)
-        return np.concatenate([rows.losses(*batch)[0] for batch in batches])
+
+        def counted(given: Rows | None) -> Rows:
+            counts = PairCounts()
+            for batch in batches:
+                counts.add(*pair_keys(*batch, "chunk", given)[:2])
+            return Rows.of(heaviest(pair_edges(*counts.arrays()), top_k), self.shape[0])
+
+        rows = counted(counted(None))
+        return np.concatenate([losses_of_chunks(rows, self.shape[1], *b)[0] for b in batches])
 
 
 def read_text(
@@ -110,7 +98,7 @@ def read_text(
     progress: TextProgress,
 ) -> SeenText:
     """Read text once, for all maps; documents are grouped by file, or by a field's value."""
-    rows = [Rows.of(edges, shape) for edges in maps]
+    rows = [Rows.of(edges, shape[0]) for edges in maps]
     groups: list[str] = []
     encoded: list[tuple[EncodedTexts, EncodedTexts]] = []
     no_ids = np.zeros(0, np.int64)  # so that there are arrays to concatenate
@@ -126,8 +114,11 @@ def read_text(
                 sides = encoder.encode(batch)
                 starts = encoder.boundaries(*sides)
                 pairs = _pairs_per_document(*sides, starts, len(groups))
-                losses, chunks = zip(*(r.losses(*sides, starts) for r in rows), strict=True)
-                parts.append((*pairs, np.stack(losses, axis=1), chunks[0]))
+                losses = np.zeros((len(batch), len(rows)))
+                chunks = np.zeros(len(batch), np.int64)
+                for column, of_map in enumerate(rows):
+                    losses[:, column], chunks = losses_of_chunks(of_map, shape[1], *sides, starts)
+                parts.append((*pairs, losses, chunks))
                 encoded.append(sides)
                 groups += reader.take_groups() if group_by else [name] * len(batch)
                 size, behind = starts.bytes_of(batch)

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.encode import PairCounts, PairEncoder, batches, boundary_keys
+from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.texts import ShardReader, find_texts, shards
-from xtok.inspection.events import entropy_of
 from xtok.inspection.samples import Sentence, SentencePicker
+from xtok.maps.event_map import EventMap
 from xtok.progress import TextProgress
+from xtok.stages.events import shared_vocabulary
 from xtok.tokenizers import Tokenizer
 
 
@@ -69,7 +71,6 @@ def count_text(
     texts: str | Path | Sequence[str | Path],
     student: Tokenizer,
     teacher: Tokenizer,
-    partner: NDArray[np.int64],
     field: str,
     progress: TextProgress,
 ) -> TextCounts:
@@ -79,7 +80,6 @@ def count_text(
         texts: paths and globs.
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
-        partner: the teacher's token of equal bytes for each student id, int64 `[V_student]`, or −1.
         field: the field or column that holds the text.
         progress: called for the text.
     """
@@ -106,19 +106,19 @@ def count_text(
                 advance(shard.size - consumed, 0)
     keys, amounts = pairs.arrays()
     s, t = keys >> 32, keys & 0xFFFFFFFF
-    same = partner[s] == t
-    events = _events(s, t, partner, len(counts[1]))
+    shared = shared_vocabulary(student.table, teacher.table)
+    a, b = shared[0][s], shared[1][t]
     facts = TextFacts(
         files=tuple(path.name for path in paths),
         num_bytes=num_bytes,
         tokens=Shared(
             student=int(counts[0].sum()),
             teacher=int(counts[1].sum()),
-            both=int(amounts[same].sum()),
+            both=int(amounts[(a >= 0) & (a == b)].sum()),
         ),
         boundaries=int(amounts.sum()),
-        leak=float(amounts[events[0] != events[1]].sum() / max(1, amounts.sum())),
-        bits=(entropy_of(events[0], amounts), entropy_of(events[1], amounts)),
+        leak=share_of(amounts, a != b),
+        bits=(entropy_of(a, amounts), entropy_of(b, amounts)),
         open_bits=(
             entropy_of(keys, amounts) - entropy_of(s, amounts),
             entropy_of(keys, amounts) - entropy_of(t, amounts),
@@ -133,10 +133,26 @@ def count_text(
     )
 
 
-def _events(
-    s: NDArray[np.int64], t: NDArray[np.int64], partner: NDArray[np.int64], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the event of each token of a pair: the teacher id of a shared token, or `width`."""
-    is_shared = np.zeros(width, np.bool_)
-    is_shared[partner[partner >= 0]] = True
-    return np.where(partner[s] >= 0, partner[s], width), np.where(is_shared[t], t, width)
+@dataclass(frozen=True, kw_only=True)
+class EventFacts:
+    """A pair's events by the bytes alone: how many, and leak and kept (see `evaluate_events`).
+
+    `leak` and `kept` are None without text.
+    """
+
+    num_events: int
+    leak: float | None = None
+    kept: float | None = None
+
+    @staticmethod
+    def of(events: EventMap, counts: TextCounts | None) -> EventFacts:
+        """Measure events on counted text, if there is any."""
+        if counts is None:
+            return EventFacts(num_events=events.num_events)
+        s, t, amounts = counts.pairs
+        a, b = events.student_event[s], events.teacher_event[t]
+        return EventFacts(
+            num_events=events.num_events,
+            leak=share_of(amounts, a != b),
+            kept=kept_of((a, b), (s, t), amounts),
+        )

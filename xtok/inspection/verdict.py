@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from xtok.config import Loss
 from xtok.inspection.evaluate import MapMeasures
-from xtok.inspection.text_facts import Shared, TextFacts
+from xtok.inspection.text_facts import EventFacts, Shared, TextFacts
 from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import plural
 
@@ -43,18 +43,6 @@ class Fit:
     loss: Loss | Literal["event-kl"]
     level: Level
     why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventFacts:
-    """The pair's events by the bytes alone: how many, and leak and kept (see `evaluate_events`).
-
-    `leak` and `kept` are None without text.
-    """
-
-    num_events: int
-    leak: float | None = None
-    kept: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,10 @@ from xtok.counting.counts import (
     CountingPlan,
     count_text,
     plan_counting,
+    remove_checkpoints,
     require_starts,
 )
+from xtok.counting.measures import entropy_of, share_of
 from xtok.maps.event_map import EventMap
 from xtok.maps.projection_map import StageReport
 from xtok.maps.results import tokenizer_notes
@@ -87,14 +90,13 @@ def events(
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
-    if not isinstance(texts, Sequence) or texts:
+    if texts:
         plan = plan_counting(student, teacher, texts, EstimateConfig(alpha=1.0, field=field))
-        if count is not None:
-            counts = count(plan)
-        else:
-            counts = count_text(
-                plan, student, teacher, checkpoint=checkpoint, progress=text_progress
-            )
+        count = count or partial(
+            count_text, student=student, teacher=teacher, checkpoint=checkpoint,
+            progress=text_progress,
+        )  # fmt: skip
+        counts = count(plan)
         totals = counts.totals
         require_starts(totals.starts, totals.documents, totals.num_bytes)
         sources = [asdict(source) for source in plan.sources]
@@ -126,8 +128,8 @@ def events(
         history=(step,),
     )
     result.check()
-    if checkpoint is not None and count is None:
-        checkpoint.unlink(missing_ok=True)
+    if checkpoint is not None:
+        remove_checkpoints(checkpoint)
     return replace(result, reports=(_report(result, student, teacher, measures),))
 
 
@@ -212,12 +214,6 @@ def _sums(
     return np.bincount(places, values, num).astype(np.float64)
 
 
-def _entropy(mass: NDArray[np.float64]) -> float:
-    """Return the entropy of masses that sum to 1, in bits."""
-    mass = mass[mass > 0]
-    return float(-(mass * np.log2(mass)).sum())
-
-
 class _Pairs(NamedTuple):
     """Pairs of tokens at shared boundaries, as places in one list of both vocabularies."""
 
@@ -241,9 +237,9 @@ class _Pairs(NamedTuple):
         a, b = places[self.student], places[self.teacher]
         return EventMeasures(
             num_events=len(labels),
-            leak=float(self.shares[a != b].sum()),
-            student_bits=_entropy(_sums(a, self.shares)),
-            teacher_bits=_entropy(_sums(b, self.shares)),
+            leak=share_of(self.shares, a != b),
+            student_bits=entropy_of(a, self.shares),
+            teacher_bits=entropy_of(b, self.shares),
         )
 
     def merged(self, events: Ids, max_leak: float) -> Ids:

@@ -1,0 +1,31 @@
+"""Measures of counted pairs of tokens: entropy and leak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
+    """Return the entropy of counts summed by id, in bits."""
+    _, places = np.unique(ids, return_inverse=True)
+    sums = np.bincount(places, counts)
+    shares = sums[sums > 0] / (counts.sum() or 1)
+    return float(-(shares * np.log2(shares)).sum()) + 0.0
+
+
+def share_of(counts: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
+    """Return the share that the chosen counts have of all; 0 of none."""
+    return float(counts[chosen].sum() / (counts.sum() or 1))
+
+
+def kept_of(
+    events: tuple[NDArray[Any], NDArray[Any]],
+    tokens: tuple[NDArray[Any], NDArray[Any]],
+    counts: NDArray[Any],
+) -> float:
+    """Return the smaller entropy of two sides' events, as a share of that of their tokens."""
+    whole = min(entropy_of(ids, counts) for ids in tokens)
+    return min(entropy_of(ids, counts) for ids in events) / whole if whole > 0 else 1.0
