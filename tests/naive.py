@@ -122,8 +122,12 @@ def chunk_pairs(
     complete: bool,
     unit: int,
     longest: int,
+    weights: dict[tuple[int, int], float] | None = None,
 ) -> tuple[list[tuple[int, int, int]], int]:
-    """(student id, teacher id, amount) of every pair within a chunk, and the chunks left out."""
+    """(student id, teacher id, amount) of every pair within a chunk, and the chunks left out.
+
+    With weights of pairs, each teacher token's part is shared in proportion to them.
+    """
     ends = [*starts[1:], *([(len(student), len(teacher))] if complete else [])]
     pairs, skipped = [], 0
     for (i, j), (i_end, j_end) in zip(starts, ends, strict=False):
@@ -131,7 +135,13 @@ def chunk_pairs(
         if max(n, m) > longest:
             skipped += 1
             continue
-        pairs += [(s, t, unit // (n * m)) for s in student[i:i_end] for t in teacher[j:j_end]]
+        for t in teacher[j:j_end]:
+            given = [weights.get((s, t), 0.0) if weights else 0.0 for s in student[i:i_end]]
+            if n > 1 and sum(given) > 0:
+                shares = [math.floor(unit // m * (w / sum(given)) + 0.5) for w in given]
+            else:
+                shares = [unit // (n * m)] * n
+            pairs += [(s, t, share) for s, share in zip(student[i:i_end], shares, strict=True)]
     return pairs, skipped
 
 

@@ -38,7 +38,7 @@ from xtok.counting.counts import (
     merge_counts,
     plan_counting,
 )
-from xtok.counting.encode import PairCounts, PairEncoder
+from xtok.counting.encode import PairCounts, PairEncoder, Rows
 from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import ALPHAS, choose_alpha, smooth
 from xtok.errors import XtokError
@@ -116,9 +116,16 @@ def two_spellings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return student, teacher
 
 
-@given(documents=st.lists(two_spellings(), max_size=4))
+token_ids = st.integers(0, len(TOKENS) - 1)
+eighths = st.integers(1, 24).map(lambda n: n / 8)
+
+
+@given(
+    documents=st.lists(two_spellings(), max_size=4),
+    weights=st.none() | st.dictionaries(st.tuples(token_ids, token_ids), eighths),
+)
 def test_shared_boundaries_and_chunks_are_those_of_the_plain_walk(
-    documents: list[tuple[list[int], list[int]]],
+    documents: list[tuple[list[int], list[int]]], weights: dict[tuple[int, int], float] | None
 ) -> None:
     data = np.frombuffer(b"".join(TOKENS), np.uint8)
     offsets = np.cumsum([0, *map(len, TOKENS)])
@@ -141,10 +148,12 @@ def test_shared_boundaries_and_chunks_are_those_of_the_plain_walk(
         assert list(zip(*own.tolist(), strict=True)) == starts
         assert (same_bytes[d], complete[d]) == (num_same, agrees)
         at += num_starts[d]
-        listed, left_out = naive.chunk_pairs(s, t, starts, agrees, 60, 3)
+        listed, left_out = naive.chunk_pairs(s, t, starts, agrees, 60, 3, weights)
         expected_pairs += listed
         skipped += left_out
-    amounts = (*student, *teacher, *places[:, :count], num_starts, complete, 60, 3)
+    s_ids, t_ids = np.array(list(weights or {}), np.int64).reshape(-1, 2).T
+    rows = Rows.of(Edges(s_ids, t_ids, np.array(list((weights or {}).values()))), len(TOKENS))
+    amounts = (*student, *teacher, *places[:, :count], num_starts, complete, 60, 3, *rows)
     none = np.zeros(0, np.int64)
     found_pairs, found_skipped = cooccurrence_kernels.chunk_pairs(*amounts, none, none)
     assert (found_pairs, found_skipped) == (len(expected_pairs), skipped)
@@ -269,6 +278,31 @@ def test_an_occurrence_weighs_the_same_whatever_is_counted(
     assert found.history[-1]["options"]["target"] == target
 
 
+def test_an_em_step_shares_a_chunk_as_the_map_predicts(
+    byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, tmp_path: Path
+) -> None:
+    """Of the chunk 20, `2` and `0` have a half each; after a map where 0 alone is 0, less for 0."""
+    path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
+    maps = [
+        estimate(
+            byte_level, digits, [path], EstimateConfig(target="chunk", alpha=1e-6, em_steps=n),
+            base=base,
+        )
+        for n in (0, 1, 2)
+    ]  # fmt: skip
+    zero, two = token(byte_level, b"0"), token(byte_level, b"2")
+    of_twenty = [
+        [dict(naive.rows_of(m)[row]).get(token(digits, b"20"), 0.0) for row in (two, zero)]
+        for m in maps
+    ]
+    # W[2, 20] = 1, W[0, 20] = 0.5 / 3.5; then 2 takes 1 / (1 + 1 / 7) of the chunk, 0 an eighth.
+    first, second, third = of_twenty
+    assert first == pytest.approx([1, 1 / 7], rel=1e-4)
+    assert second == pytest.approx([1, (1 / 8) / (3 + 1 / 8)], rel=1e-4)
+    assert third == pytest.approx([1, (1 / 26) / (3 + 1 / 26)], rel=1e-4)
+    assert maps[1].history[-1]["options"]["em_steps"] == 1
+
+
 def test_smoothing_is_the_posterior_mean() -> None:
     base = Edges(np.array([0, 0, 1]), np.array([5, 6, 7]), np.array([0.75, 0.25, 1.0]))
     counted = Edges(np.array([0, 0, 2]), np.array([6, 8, 9]), np.array([3, 1, 4]))
@@ -376,9 +410,7 @@ def test_merging_does_not_depend_on_order_or_grouping(
     monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
     plan = plan_counting(byte_level, digits, [corpus])
     encoder = PairEncoder(byte_level, digits)
-    parts = [
-        counting.count_shard(shard, encoder, plan.target, plan.hold_out) for shard in plan.shards
-    ]
+    parts = [counting.count_shard(shard, encoder, plan) for shard in plan.shards]
     assert len(parts) > 3
     whole = count_text(plan, byte_level, digits)
     assert same(merge_counts(parts), whole)
@@ -460,35 +492,43 @@ count = counts.count_text
 def often(*args, **options):
     return count(*args, **options, checkpoint_seconds=0)
 estimate.count_text = often
-student, teacher, text, checkpoint, base, output = sys.argv[1:]
+student, teacher, text, checkpoint, base, output, target = sys.argv[1:]
 base = file.load(Path(base))
-found = estimate.estimate(student, teacher, [text], base=base, checkpoint=Path(checkpoint))
+config = estimate.EstimateConfig(target=target)
+found = estimate.estimate(student, teacher, [text], config, base=base, checkpoint=Path(checkpoint))
 found.save(Path(output))
 """
 
 
+@pytest.mark.parametrize(("target", "killed_at"), [("start", ""), ("chunk", ".em1")])
 def test_a_killed_process_is_gone_on_from_byte_for_byte(
-    small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
+    small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path, target: Target, killed_at: str
 ) -> None:
     student, teacher = str(small / "small-byte-level"), str(small / "small-digits")
     initial = tmp_path / "initial.safetensors"
     base.save(initial)
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "out.safetensors"
-    command = [sys.executable, "-c", KILLED, student, teacher, corpus, checkpoint, initial, output]
+    command = [
+        sys.executable, "-c", KILLED, student, teacher, corpus, checkpoint, initial, output, target,
+    ]  # fmt: skip
+    awaited = Path(f"{checkpoint}{killed_at}")
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(list(map(str, command)), env=env)
     try:
         limit = time.monotonic() + 200
-        while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
+        while not awaited.exists() and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.01)
     finally:
         process.kill()
         process.wait()
     assert checkpoint.exists()
+    assert awaited.exists()
     assert not output.exists()
-    estimate(student, teacher, [corpus], base=base, checkpoint=checkpoint).save(output)
+    config = EstimateConfig(target=target)
+    estimate(student, teacher, [corpus], config, base=base, checkpoint=checkpoint).save(output)
     assert not checkpoint.exists()
-    expected = estimate(student, teacher, [corpus], base=base)
+    assert not awaited.exists()
+    expected = estimate(student, teacher, [corpus], config, base=base)
     assert output.read_bytes() == saved(expected, tmp_path)
 
 

@@ -71,6 +71,13 @@ def _types(config: Any) -> dict[str, Any]:
     return get_type_hints(config)
 
 
+CHUNK_TARGETS = ("target chunk", "target both")
+_EM_STEPS = (
+    "Count chunks again, this often: a student token's share of a chunk's teacher token is then "
+    "what the map before gives it (IBM Model 1)."
+)
+
+
 class Config:
     """What all configs have in common: their values are checked against their fields.
 
@@ -207,6 +214,7 @@ class MultitokenConfig(Config):
         metavar="TARGET",
         goes_with=("weights prior", "text"),
     )
+    em_steps: int = option(1, _EM_STEPS, min=0, max=16, goes_with=CHUNK_TARGETS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,6 +234,8 @@ class MultitokenConfig(Config):
         for name in (*rare, "ignore_student_ids", "ignore_teacher_ids"):
             if getattr(self, name) != getattr(MultitokenConfig, name):
                 used.append(name)
+        if self.target != "start":
+            used.append("em_steps")
         found = {name: getattr(self, name) for name in used}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
@@ -321,6 +331,12 @@ class GenerateConfig(Config):
     )
 
 
+def counting_options(config: MultitokenConfig | EstimateConfig) -> dict[str, Any]:
+    """Return what counts depend on beside the text, for a map's history."""
+    em_steps = {} if config.target == "start" else {"em_steps": config.em_steps}
+    return {"target": config.target, **em_steps}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EstimateConfig(Config):
     """How `estimate` makes a map of counts."""
@@ -331,6 +347,7 @@ class EstimateConfig(Config):
         "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
         "(a student token's share is 1 divided by the chunk's student tokens), or both.",
     )
+    em_steps: int = option(1, _EM_STEPS, min=0, max=16, goes_with=CHUNK_TARGETS)
     alpha: float | None = option(
         None,
         "Pseudo-count of the initial map's row; by default chosen on held-out documents.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import time
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import EstimateConfig, Target
-from xtok.counting.encode import PairCounts, PairEncoder, batches, pair_keys
+from xtok.counting.encode import PairCounts, PairEncoder, Rows, batches, pair_keys
 from xtok.counting.texts import (
     ShardReader,
     TextShard,
@@ -27,6 +28,7 @@ from xtok.counting.texts import (
 )
 from xtok.errors import XtokError
 from xtok.io import replacing
+from xtok.maps.edges import Edges
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import plural
@@ -114,11 +116,14 @@ class TextCounter(_Tally):
         encoder: the two tokenizers.
         target: what is counted, as in `EstimateConfig`.
         hold_out: count one document in sixteen, chosen by its content, apart.
+        given: a map's rows, by which chunks are counted, as in `pair_keys`.
     """
 
-    def __init__(self, encoder: PairEncoder, target: Target, hold_out: bool) -> None:
+    def __init__(
+        self, encoder: PairEncoder, target: Target, hold_out: bool, given: Rows | None = None
+    ) -> None:
         super().__init__()
-        self.encoder, self.target, self.hold_out = encoder, target, hold_out
+        self.encoder, self.target, self.hold_out, self.given = encoder, target, hold_out, given
 
     def add(self, texts: Sequence[str]) -> None:
         """Count documents."""
@@ -133,7 +138,9 @@ class TextCounter(_Tally):
         for part, start, counts in ((kept, 0, self.counted), (held, len(kept), self.held)):
             student, teacher = (side.documents(start, start + len(part)) for side in sides)
             boundaries = self.encoder.boundaries(student, teacher)
-            keys, amounts, skipped = pair_keys(student, teacher, boundaries, self.target)
+            keys, amounts, skipped = pair_keys(
+                student, teacher, boundaries, self.target, self.given
+            )
             counts.add(keys, amounts)
             num_bytes, lost_bytes = boundaries.bytes_of(part)
             self.totals.add(
@@ -160,6 +167,21 @@ class CountingPlan:
     hold_out: bool  # some documents, to choose alpha on
     digests: tuple[str, str]  # of student and teacher, from `digest_of`
     sha256: str  # of the tokenizers, the files' contents and the options
+    given: Rows | None = None  # of the map whose EM step this is
+    em_step: int = 0  # 0 without a map
+
+    def after(self, edges: Edges, num_rows: int) -> CountingPlan:
+        """Return the plan of the EM step that a map, as edges without duplicates, goes into."""
+        given, em_step = Rows.of(edges, num_rows), self.em_step + 1
+        digest = hashlib.sha256(self.sha256.encode())
+        for array in given:
+            digest.update(np.ascontiguousarray(array).data)
+        return replace(self, given=given, em_step=em_step, sha256=digest.hexdigest())
+
+    @property
+    def title(self) -> str:
+        """What a progress bar says."""
+        return f"counting, EM step {self.em_step}" if self.em_step else "counting"
 
 
 def plan_counting(
@@ -227,7 +249,8 @@ def count_text(
         plan: made for these tokenizers.
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
-        checkpoint: the file to save counts in; the result is the same with and without.
+        checkpoint: the file to save counts in, with another beside it for each EM step; the result
+            is the same with and without.
         checkpoint_seconds: how often to save, in seconds.
         num_threads: threads that encode; one per available core if None.
         progress: called with the bytes on disk.
@@ -239,18 +262,22 @@ def count_text(
         KeyboardInterrupt: if `stopping` returned true.
     """
     total = sum(shard.size for shard in plan.shards)
+    if checkpoint is not None:
+        checkpoint = checkpoint_of_step(checkpoint, plan.em_step)
+    began = time.monotonic()
     with PairEncoder(student, teacher, num_threads) as encoder:
-        counter = TextCounter(encoder, plan.target, plan.hold_out)
+        counter = TextCounter(encoder, plan.target, plan.hold_out, plan.given)
         first = _Place(0, 0, 0)
         if checkpoint is not None and checkpoint.exists():
             counts, first = _load_checkpoint(checkpoint, plan)
             counter.add_counts(counts)
             if resumed is not None:
                 resumed(first.consumed / max(1, total))
-        last_saved = time.monotonic()
-        with progress("counting", total) as advance:
+        last_saved = began
+        with progress(plan.title, total) as advance:
             consumed, tokens = first.consumed, counter.totals.student_tokens
             advance(consumed, tokens)
+            place = first
             for place in _count_from(plan, counter, first):
                 advance(place.consumed - consumed, counter.totals.student_tokens - tokens)
                 consumed, tokens = place.consumed, counter.totals.student_tokens
@@ -261,6 +288,8 @@ def count_text(
                     last_saved = time.monotonic()
                 if stops:
                     raise KeyboardInterrupt
+        if checkpoint is not None and last_saved > began:  # an EM step may follow
+            _save_checkpoint(checkpoint, plan, counter.result(), place)
     return counter.result()
 
 
@@ -287,18 +316,28 @@ def _count_from(plan: CountingPlan, counter: TextCounter, place: _Place) -> Iter
         yield _Place(number + 1, 0, before)
 
 
-def count_shard(
-    shard: TextShard, encoder: PairEncoder, target: Target, hold_out: bool
-) -> CountedText:
-    """Count one shard; the counts of all shards, merged, are those of `count_text`.
+def count_shard(shard: TextShard, encoder: PairEncoder, plan: CountingPlan) -> CountedText:
+    """Count one shard of a plan; the counts of all, merged, are those of `count_text`.
 
     Raises:
         XtokError: if the text cannot be read.
     """
-    counter = TextCounter(encoder, target, hold_out)
+    counter = TextCounter(encoder, plan.target, plan.hold_out, plan.given)
     for batch in batches(ShardReader(shard)):
         counter.add(batch)
     return counter.result()
+
+
+def checkpoint_of_step(checkpoint: Path, em_step: int) -> Path:
+    """Return the file that counts of an EM step are saved in; of step 0, the checkpoint itself."""
+    return checkpoint.with_name(f"{checkpoint.name}.em{em_step}") if em_step else checkpoint
+
+
+def remove_checkpoints(checkpoint: Path) -> None:
+    """Remove a checkpoint, and those of its EM steps."""
+    of_steps = checkpoint.parent.glob(f"{glob.escape(checkpoint.name)}.em[0-9]*")
+    for path in (checkpoint, *of_steps):
+        path.unlink(missing_ok=True)
 
 
 _ARRAYS = ("keys", "counts", "held_keys", "held_counts")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
-from xtok.maps.edges import Edges
+from xtok.maps.edges import Edges, pair_order
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -55,6 +55,28 @@ class EncodedTexts(NamedTuple):
         lengths = np.diff(self.bounds)
         bounds = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
         return EncodedTexts(self.ids[np.repeat(chosen, lengths)], bounds)
+
+
+class Rows(NamedTuple):
+    """A map's rows as kernels take them: entries of row s are `bounds[s]` to `bounds[s + 1]`.
+
+    `bounds` is int64 `[V_student + 1]`, `columns` int32 and rising in a row, `weights` float64.
+    """
+
+    bounds: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    weights: NDArray[np.float64]
+
+    @staticmethod
+    def of(edges: Edges, num_rows: int) -> Rows:
+        """Return edges, in any order and without duplicates, as rows."""
+        edges = edges.take(pair_order(edges)[0])
+        bounds = np.zeros(num_rows + 1, np.int64)
+        np.cumsum(np.bincount(edges.student_ids, minlength=num_rows), out=bounds[1:])
+        return Rows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
+
+
+_NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
 
 
 class SharedBoundaries(NamedTuple):
@@ -161,24 +183,36 @@ def available_cores() -> int:
 
 
 def pair_keys(
-    student: EncodedTexts, teacher: EncodedTexts, boundaries: SharedBoundaries, target: Target
+    student: EncodedTexts,
+    teacher: EncodedTexts,
+    boundaries: SharedBoundaries,
+    target: Target,
+    given: Rows | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return the pairs of a target, their amounts, and how many chunks were too long.
 
     One occurrence amounts to `unit_of(target)`. Amounts of length 1 hold for all pairs. Within a
     chunk, every token is paired with every token of the other side; the n * m pairs share `UNIT`
-    equally.
+    equally. Given a map's rows, the m teacher tokens share it equally, and the n student tokens
+    share a teacher token's part as their rows predict it. That is the E step of IBM Model 1 (Brown
+    et al., Computational Linguistics 19(2), 1993, section 4.2), whose likelihood is that of P-KL's
+    average over a chunk's rows; equal shares are the step from a map of equal weights.
     """
     if target == "start":
         return boundary_keys(student, teacher, boundaries), np.ones(1, np.int64), 0
     from xtok.counting.kernels import chunk_pairs
 
-    arrays = (*student, *teacher, *boundaries[:3], boundaries.complete, UNIT, LONGEST_CHUNK)
+    arrays = (
+        *student, *teacher, *boundaries[:3], boundaries.complete, UNIT, LONGEST_CHUNK,
+        *(_NO_ROWS if given is None else given),
+    )  # fmt: skip
     nothing = np.zeros(0, np.int64)
     count, skipped = chunk_pairs(*arrays, nothing, nothing)
     keys, amounts = np.empty((2, int(count)), np.int64)
     if count:
         chunk_pairs(*arrays, keys, amounts)
+    if given is not None:
+        keys, amounts = keys[amounts > 0], amounts[amounts > 0]
     if target == "both":
         starts = boundary_keys(student, teacher, boundaries)
         keys = np.concatenate([starts, keys])

@@ -111,18 +111,38 @@ def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[n
 
 
 @njit(**OPTIONS)
+def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped-def]
+    """Return a row's weight for a column, 0 if it has no such entry; columns rise in a row."""
+    low, high = bounds[row], bounds[row + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if columns[middle] < column:
+            low = middle + 1
+        else:
+            high = middle
+    if low < bounds[row + 1] and columns[low] == column:
+        return weights[low]
+    return 0.0
+
+
+@njit(**OPTIONS)
 def chunk_pairs(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete, unit, longest,
-    keys, amounts,
+    row_bounds, columns, weights, keys, amounts,
 ):  # fmt: skip
-    """List the pairs of tokens within chunks; the pairs of a chunk share `unit` equally.
+    """List the pairs of tokens within chunks; the pairs of a chunk share `unit`.
 
     A chunk lies between two neighbouring boundaries; the last one of a document counts only if the
-    two sides agree to the end. With empty `keys`, the pairs are only counted.
+    two sides agree to the end. Its teacher tokens have equal parts of `unit`. With empty
+    `row_bounds`, so have the student tokens of each part; else these share it in proportion to
+    their weights for the teacher token, where any has one, to the nearest integer. Entries of row s
+    are `row_bounds[s]` to `row_bounds[s + 1]`, with rising `columns`. With empty `keys`, the pairs
+    are only counted.
 
     Returns:
         The number of pairs, and how many chunks were skipped for having over `longest` tokens.
     """
+    shares = np.zeros(longest)
     count = first = skipped = 0
     for d in range(len(num_starts)):
         for x in range(first, first + num_starts[d]):
@@ -138,10 +158,20 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
                 skipped += 1
                 continue
             if len(keys):
-                for a in range(i, i_end):
-                    for b in range(j, j_end):
+                for b in range(j, j_end):
+                    total = 0.0
+                    if len(row_bounds) and n > 1:
+                        for a in range(i, i_end):
+                            shares[a - i] = weight_of(
+                                row_bounds, columns, weights, s_ids[a], t_ids[b]
+                            )
+                            total += shares[a - i]
+                    for a in range(i, i_end):
                         keys[count] = np.int64(s_ids[a]) << 32 | t_ids[b]
-                        amounts[count] = unit // (n * m)
+                        if total > 0.0:
+                            amounts[count] = np.int64(unit // m * (shares[a - i] / total) + 0.5)
+                        else:
+                            amounts[count] = unit // (n * m)
                         count += 1
             else:
                 count += n * m
@@ -173,11 +203,7 @@ def chunk_losses(  # type: ignore[no-untyped-def]
             for b in range(j, j_end):
                 total = 0.0
                 for a in range(i, i_end):
-                    s = s_ids[a]
-                    for entry in range(row_bounds[s], row_bounds[s + 1]):
-                        if columns[entry] == t_ids[b]:
-                            total += weights[entry]
-                            break
+                    total += weight_of(row_bounds, columns, weights, s_ids[a], t_ids[b])
                 loss -= np.log((1 - epsilon) * total / (i_end - i) + uniform)
             losses[d] += loss / (j_end - j)
             num_chunks[d] += 1

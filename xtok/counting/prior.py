@@ -21,8 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
-from xtok.counting.encode import PairCounts, PairEncoder, batches, pair_edges, pair_keys, unit_of
-from xtok.maps.edges import Edges, ranks
+from xtok.counting.encode import (
+    PairCounts,
+    PairEncoder,
+    Rows,
+    batches,
+    pair_edges,
+    pair_keys,
+    unit_of,
+)
+from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
 
@@ -96,6 +104,7 @@ def prior_edges(
     teacher: Tokenizer,
     target: Target = "start",
     *,
+    em_steps: int = 0,
     num_texts: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
@@ -110,6 +119,7 @@ def prior_edges(
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
         target: what is counted, as in `EstimateConfig`.
+        em_steps: likewise.
         num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 150,000.
         seed: the same seed gives the same edges.
         progress: called with the number of texts.
@@ -122,26 +132,37 @@ def prior_edges(
         num_texts = min(MAX_TEXTS, 2 * (len(student.table) + len(teacher.table)))
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
-    counts = PairCounts()
+    encoded = []
     with PairEncoder(student, teacher) as encoder, progress("synthetic text", num_texts) as advance:
         for start in range(0, num_texts, 25_000):
             size = min(25_000, num_texts - start)
             for batch in batches(source.texts(size, rng)):
                 sides = encoder.encode(batch)
-                keys, amounts, _ = pair_keys(*sides, encoder.boundaries(*sides), target)
-                counts.add(keys, amounts)
+                encoded.append((*sides, encoder.boundaries(*sides)))
             advance(size)
-    keys, amounts = counts.arrays()
-    parts = [pair_edges(keys, amounts / unit_of(target))]
+
+    def counted(given: Rows | None = None) -> Edges:
+        counts = PairCounts()
+        for batch in encoded:
+            counts.add(*pair_keys(*batch, target, given)[:2])
+        keys, amounts = counts.arrays()
+        return pair_edges(keys, amounts / unit_of(target))
+
     pieces = _pieces(student.table, teacher)
     unspelled: list[int] = np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
+    parts: list[Edges] = []
     if target in ("start", "both"):
         first = pieces.take(ranks(pieces.student_ids) == 0)
         parts.append(first._replace(weights=np.full(len(first.weights), FIRST_PIECE)))
     if target in ("chunk", "both"):
         t, s, weights = _pieces(teacher.table, student)
         parts += [pieces, Edges(s, t, weights)]
-    return Edges.concatenate([*parts, _prefixes(student, teacher)]), unspelled
+    parts.append(_prefixes(student, teacher))
+    edges = Edges.concatenate([counted(), *parts])
+    for _ in range(em_steps if target != "start" else 0):
+        given = Rows.of(sum_duplicates(edges).normalized(), len(student.table))
+        edges = Edges.concatenate([counted(given), *parts])
+    return edges, unspelled
 
 
 def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:

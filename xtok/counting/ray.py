@@ -125,7 +125,7 @@ def _count(ray: Any, plan: CountingPlan, sources: Sources, progress: TextProgres
     rest = iter(plan.shards)
     waiting: dict[Any, tuple[TextShard, Any]] = {}
     levels: list[list[Any]] = [[]]
-    with progress("counting", sum(shard.size for shard in plan.shards)) as advance:
+    with progress(plan.title, sum(shard.size for shard in plan.shards)) as advance:
         while True:
             for shard in islice(rest, most - len(waiting)):
                 counts, tokens = count.remote(job, replace(shard, path=shard.path.absolute()))
@@ -182,7 +182,7 @@ def _count_task(
                 f"the node {socket.gethostname()} has no file {shard.path}",
                 hint="put the text on a file system that all nodes share",
             )
-        counts = count_shard(shard, encoder, plan.target, plan.hold_out)
+        counts = count_shard(shard, encoder, plan)
     except XtokError as error:
         hint = error.hint_with("{option}")
         return None, {"message": error.message, "hint": hint, "parameter": error.parameter}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from xtok.config import EstimateConfig, MultitokenConfig
+from xtok.config import EstimateConfig, MultitokenConfig, counting_options
 from xtok.counting.counts import (
     CountedText,
     CountingPlan,
     TextTotals,
     count_text,
     plan_counting,
+    remove_checkpoints,
     require_starts,
 )
 from xtok.counting.encode import LONGEST_CHUNK, pair_edges, unit_of
@@ -47,8 +49,9 @@ def estimate(
     """Count a map on text: how likely teacher token t is where student token s begins.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What is
-    counted depends on `config.target`. Counts stay integers until all are added up, so the result
-    depends on the texts alone, not on how they were read or interrupted.
+    counted depends on `config.target`; for each of `config.em_steps` the text is read once more.
+    Counts stay integers until all are added up, so the result depends on the texts alone, not on
+    how they were read or interrupted.
 
     Args:
         student_model: the model of the rows, as `build` takes it.
@@ -71,7 +74,9 @@ def estimate(
     """
     config = config or EstimateConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    base = base or MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
+    base = base or MultitokenConfig(
+        weights="prior", target=config.target, em_steps=config.em_steps, scale_trick=False
+    )
     if isinstance(base, ProjectionMap):
         base = with_vocabularies(
             base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
@@ -80,16 +85,18 @@ def estimate(
     plan = plan_counting(student, teacher, texts, config)
     if isinstance(base, MultitokenConfig):
         base = multitoken(student, teacher, base, progress=progress)
-    if count is not None:
-        counts = count(plan)
-    else:
-        counts = count_text(plan, student, teacher, checkpoint=checkpoint, progress=text_progress)
-    projection = map_of_counts(counts, base, plan, config)
+    count = count or partial(
+        count_text, student=student, teacher=teacher, checkpoint=checkpoint, progress=text_progress
+    )
+    projection = map_of_counts(count(plan), base, plan, config)
+    for _ in range(config.em_steps if config.target != "start" else 0):
+        plan = plan.after(projection.edges, len(student.table))
+        projection = map_of_counts(count(plan), base, plan, config)
     if config.exact_match:
         matches = exact_matches(*compared_tables(student, teacher, options), options)
         projection = with_exact(projection, matches, options)
-    if checkpoint is not None and count is None:
-        checkpoint.unlink(missing_ok=True)
+    if checkpoint is not None:
+        remove_checkpoints(checkpoint)
     return projection
 
 
@@ -119,7 +126,7 @@ def map_of_counts(
         top_k=config.top_k,
     ).after(
         "estimate",
-        {"top_k": config.top_k, "target": config.target, "alpha": alpha},
+        {"top_k": config.top_k, **counting_options(config), "alpha": alpha},
         initial_sha256=mapfile.sha256(base),
         texts=[asdict(source) for source in plan.sources],
         counted=asdict(totals),
