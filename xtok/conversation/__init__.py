@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,22 @@ class Conversation:
     assistant_mask: NDArray[np.bool_]
     message_spans: tuple[MessageSpan, ...]
     runs: tuple[Run, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return the conversation as a row of training data, all of it plain Python.
+
+        Returns:
+            `text`; `input_ids`; `assistant_masks`, 1 where a token is a target; `labels`, the ids
+            of targets, else -100; and `message_spans`.
+        """
+        ids, mask = self.ids.tolist(), self.assistant_mask
+        return {
+            "text": self.text,
+            "input_ids": ids,
+            "assistant_masks": mask.astype(np.int8).tolist(),
+            "labels": np.where(mask, self.ids, -100).tolist(),
+            "message_spans": [asdict(span) for span in self.message_spans],
+        }
 
 
 def render(
