@@ -96,8 +96,7 @@ def render(
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    # What cannot be UTF-8, in a role say, is escaped as JSON escapes it.
-    return json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 def _checked(output: Path, file: Path) -> Path:
