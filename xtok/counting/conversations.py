@@ -36,8 +36,8 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
 
     A conversation is a list of messages, or an object with `messages`, and `tools` and
     `chat_template_kwargs` if there are any. A file is Parquet with columns of these names; JSON
-    lines with one on each line; or JSON, one conversation or a list of them. What JSON it is
-    decides the content, but for .jsonl and .ndjson, which are lines.
+    lines with one on each line; or JSON, one conversation or a list of them. The content tells JSON
+    from JSON lines, except that .jsonl and .ndjson are always lines.
 
     Raises:
         XtokError: if the file cannot be read or has no conversation, and for what is none, with the
