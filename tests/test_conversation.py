@@ -379,10 +379,10 @@ def test_a_tool_suffix_begins_behind_the_end_of_turn(byte_level: Tokenizer, whol
 
 
 def test_the_next_prompt_is_prompt_and_answer_and_suffix(byte_level: Tokenizer) -> None:
-    chat = [*CHAT[:3], {"role": "tool", "content": "four"}]
-    prompt = render(byte_level, chat[:2], template="chatml", add_generation_prompt=True).ids
+    chat = [*CHAT, {"role": "tool", "content": "four"}]
+    prompt = render(byte_level, chat[:4], template="chatml", add_generation_prompt=True).ids
     full = render(byte_level, chat, template="chatml", add_generation_prompt=True)
-    written = full.ids[full.assistant_mask]
+    written = full.ids[len(prompt) :][full.assistant_mask[len(prompt) :]]
     suffix = tool_suffix(byte_level, chat, template="chatml")
     assert [*prompt, *written, *suffix] == full.ids.tolist()
 
@@ -392,9 +392,9 @@ def test_a_tool_suffix_that_cannot_be_told_is_refused(byte_level: Tokenizer) -> 
     text = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
     with pytest.raises(XtokError, match="message 1, the assistant's, does not end with a control"):
         tool_suffix(byte_level, tool, template=text)
-    within = text.replace("m.role", "m.role + '<|im_end|>'")
+    within = [CHAT[3], {"role": "assistant", "content": "<|im_end|> four"}]
     with pytest.raises(XtokError, match="message 1, the assistant's, does not end with a control"):
-        tool_suffix(byte_level, [*CHAT[3:], *tool], template=within)
+        tool_suffix(byte_level, [*within, *tool], template=text)
     drops = "{% for m in messages if m.role != 'tool' %}{{ m.role + '<|im_end|>' }}{% endfor %}"
     with pytest.raises(XtokError, match="message 2, the tool's, is not in the text"):
         tool_suffix(byte_level, tool, template=drops)

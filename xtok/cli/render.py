@@ -104,8 +104,6 @@ def _checked(output: Path, file: Path) -> Path:
     target = check_output(output, (".jsonl", ".parquet"))
     if target.exists() and file.exists() and target.samefile(file):
         raise OutputError(f"the output {target} is the input", hint="give another path")
-    if target.suffix == ".parquet":
-        need("pyarrow.parquet", target)
     return target
 
 
