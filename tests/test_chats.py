@@ -203,9 +203,10 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "Expecting property name"),
-        ("{}", "it lacks 'messages'"),
-        ('{"messages": 3}', "no list"),
+        ("{", "chat.json, line 1: no JSON: Expecting property name"),
+        ("{}", "chat.json: no messages, but: nothing"),
+        ('{"messages": 3}', "chat.json: its messages are no list"),
+        ('[[{"role": "user"}], [{"role": "user"}]]', "chat.json has 2 conversations"),
     ],
 )
 def test_files_that_are_no_conversation(
@@ -215,8 +216,7 @@ def test_files_that_are_no_conversation(
     model = str(small / "small.model")
     done = cli("align", "--student-model", model, "--teacher-model", model, "--chat", "chat.json")
     assert done.returncode == 1
-    assert "error: the conversation chat.json is not one: " in done.stderr
-    assert message in done.stderr
+    assert f"error: {message}" in done.stderr
 
 
 def test_chunk_ids_are_of_the_tokens_themselves(

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from conftest import REAL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xtok.conversation import Conversation, MessageSpan, collate, render
+from xtok.conversation import Conversation, MessageSpan, collate, render, tool_suffix, unpad
 from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
@@ -272,7 +273,10 @@ def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str)
 def test_mistral_merges_the_system_text_into_a_turn(sentencepiece: Tokenizer) -> None:
     found = render(sentencepiece, CHAT, template="mistral")
     check(found, CHAT, sentencepiece)
-    assert found.text.startswith("<s>[INST]  Be brief. \n\nWie hoch, 3 < 4?\n[/INST]   201")
+    assert found.text == (
+        "<s>[INST] Wie hoch, 3 < 4?\n[/INST]   201 Stufen 🌊.\n</s>"
+        "[INST]  Be brief. \n\nagain[/INST] 201</s>"
+    )
     assert contents(found) == [m["content"] for m in CHAT]
     assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
     names = [sentencepiece.table.control_names.get(i) for i in found.ids.tolist()]
@@ -281,18 +285,123 @@ def test_mistral_merges_the_system_text_into_a_turn(sentencepiece: Tokenizer) ->
 
 
 def test_every_format_owns_what_it_needs(byte_level: Tokenizer) -> None:
-    assert list(FORMATS) == ["chatml", "llama3", "mistral", "gemma", "nemotron"]
+    assert list(FORMATS) == [
+        *("chatml", "llama3", "mistral", "mistral-v1", "mistral-v7", "gemma", "nemotron"),
+        *("nemotron-h-aligned", "deepseek", "identity", "plain"),
+    ]
     assert FORMATS["nemotron"].roles["assistant"] == "Assistant"
     assert FORMATS["gemma"].roles == {"user": "user", "assistant": "model"}
     pad = FORMATS["chatml"].pad_id(byte_level.table)
     assert byte_level.table.control_names[pad] == "<|pad|>"
     plain = [m for m in CHAT if m["role"] != "system"]
     for one in FORMATS.values():
+        variables = one.variables(byte_level.table)
         text = render_template(
-            one.template, plain, variables={"roles": one.roles, "bos_token": "<s>"}
+            one.template, plain, variables={**variables, "bos_token": "<s>"}
         ).text
         assert text.count("again") == 1
         assert text.count("<s>") <= 1
+
+
+def test_mistral_v1_is_text(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
+    found = render(sentencepiece, CHAT, template="mistral-v1")
+    assert found.text == (
+        "<s> [INST]  Be brief. \n\nWie hoch, 3 < 4?\n [/INST]   201 Stufen 🌊.\n</s>"
+        " [INST] again [/INST] 201</s>"
+    )
+    assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
+    assert contents(found) == [m["content"] for m in CHAT]
+    with pytest.raises(XtokError, match="has no </s>, which the format mistral-v1 needs"):
+        render(byte_level, CHAT, template="mistral-v1")
+
+
+def test_a_system_text_without_a_user_is_not_dropped(sentencepiece: Tokenizer) -> None:
+    for name in ("mistral", "mistral-v1"):
+        with pytest.raises(XtokError, match="no user message that the system text could stand in"):
+            render(sentencepiece, CHAT[:1], template=name)
+
+
+def test_formats_that_every_vocabulary_has(byte_level: Tokenizer) -> None:
+    of_bytes = load_tokenizer("bytes")
+    found = render(of_bytes, CHAT[2:], template="plain")
+    assert found.text == ("Assistant\n  201 Stufen 🌊.\n\n\nUser\nagain\n\nAssistant\n201\n\n")
+    assert targets(found) == ["  201 Stufen 🌊.\n\n\n", "201\n\n"]
+    found = render(byte_level, CHAT[3:4], template="plain", add_generation_prompt=True)
+    assert found.text == "<|begin_of_text|>User\nagain\n\nAssistant\n"
+    found = render(byte_level, CHAT[3:], template="plain")
+    assert found.text == ("<|begin_of_text|>User\nagain\n\nAssistant\n201<|end_of_text|>\n\n")
+    assert targets(found) == ["201<|end_of_text|>"]
+    found = render(of_bytes, CHAT, template="identity")
+    assert found.text == "".join(m["content"] for m in CHAT)
+    assert targets(found) == ["  201 Stufen 🌊.\n", "201"]
+
+
+def test_nemotron_h_aligned_has_the_targets_of_megatron() -> None:
+    one = FORMATS["nemotron-h-aligned"]
+    found = render_template(one.template, CHAT, variables={"roles": one.roles})
+    assert found.text == (
+        "<SPECIAL_10>System\nBe brief.\n<SPECIAL_11>User\nWie hoch, 3 < 4?\n"
+        "<SPECIAL_11>Assistant\n201 Stufen 🌊.\n<SPECIAL_11>User\nagain\n"
+        "<SPECIAL_11>Assistant\n201\n"
+    )
+    assert [found.text[slice(*place)] for place in found.generated] == ["201 Stufen 🌊.\n", "201\n"]
+
+
+def test_default_is_the_tokenizers_own_template(small: Path, tmp_path: Path) -> None:
+    shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer = load_tokenizer(tmp_path)
+    assert render(tokenizer, CHAT, template="default").text == "<s>" + CHAT[0]["content"]
+
+
+# What tools' messages add
+
+
+def of_ids(tokenizer: Tokenizer, ids: list[int]) -> str:
+    names = tokenizer.table.control_names
+    return b"".join(tokenizer.table[i] or names[i].encode() for i in ids).decode()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_tool_suffix_begins_behind_the_end_of_turn(byte_level: Tokenizer, whole: bool) -> None:
+    messages = [*TOOLS[2:3], {"role": "tool", "name": "add", "content": "five"}]
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    given = [*TOOLS[:2], *messages] if whole else messages
+    ids = tool_suffix(byte_level, given, template=template)
+    assert ids.dtype == np.int32
+    assert of_ids(byte_level, ids.tolist()) == (
+        "\n<|im_start|>tool\nfour<|im_end|>\n<|im_start|>tool\nfive<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_the_next_prompt_is_prompt_and_answer_and_suffix(byte_level: Tokenizer) -> None:
+    chat = [*CHAT, {"role": "tool", "content": "four"}]
+    prompt = render(byte_level, chat[:4], template="chatml", add_generation_prompt=True).ids
+    full = render(byte_level, chat, template="chatml", add_generation_prompt=True)
+    written = full.ids[len(prompt) :][full.assistant_mask[len(prompt) :]]
+    suffix = tool_suffix(byte_level, chat, template="chatml")
+    assert [*prompt, *written, *suffix] == full.ids.tolist()
+
+
+def test_a_tool_suffix_that_cannot_be_told_is_refused(byte_level: Tokenizer) -> None:
+    tool = [{"role": "tool", "name": "add", "content": "four"}]
+    text = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    with pytest.raises(XtokError, match="message 1, the assistant's, does not end with a control"):
+        tool_suffix(byte_level, tool, template=text)
+    within = [CHAT[3], {"role": "assistant", "content": "<|im_end|> four"}]
+    with pytest.raises(XtokError, match="message 1, the assistant's, does not end with a control"):
+        tool_suffix(byte_level, [*within, *tool], template=text)
+    drops = "{% for m in messages if m.role != 'tool' %}{{ m.role + '<|im_end|>' }}{% endfor %}"
+    with pytest.raises(XtokError, match="message 2, the tool's, is not in the text"):
+        tool_suffix(byte_level, tool, template=drops)
+    with pytest.raises(XtokError, match="message 0 has no role"):
+        tool_suffix(byte_level, [{"content": "four"}], template=text)
+    with pytest.raises(ValueError, match="messages is empty"):
+        tool_suffix(byte_level, [], template=text)
 
 
 # Bad input
@@ -432,9 +541,10 @@ def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
     assert "is not a Jinja template: maximum recursion depth exceeded" in message
     unsafe = "{{ messages.__class__.__mro__ }}"
     assert "is unsafe" in error_of(lambda: render(byte_level, CHAT, template=unsafe))
-    assert "message 0 has no role" in error_of(
-        lambda: render(byte_level, [{"content": "x"}], template="chatml")
-    )
+    no_messages: list[Any] = [{"content": "x"}, {"role": "us\ud83d", "content": "x"}, "x"]
+    for one in no_messages:
+        with pytest.raises(XtokError, match="message 0 has no role"):
+            render(byte_level, [one], template="chatml")
 
 
 def test_a_tokenizers_files_are_read_once_for_many_conversations(
@@ -510,6 +620,55 @@ def test_batches_are_padded_on_the_right_on_request() -> None:
     assert batch["ids"].tolist() == [[1, 7], [2, 3]]
     assert batch["labels"].tolist() == [[1, -100], [2, 3]]
     assert batch["attention_mask"].tolist() == [[True, False], [True, True]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_unpad_is_the_inverse_of_collate(byte_level: Tokenizer, side: Any) -> None:
+    chats = [render(byte_level, chat, template="chatml") for chat in (CHAT[3:], CHAT, CHAT[:1])]
+    batch = collate(chats, pad_id=7, padding_side=side)
+    samples = unpad(batch)
+    for sample, chat in zip(samples, chats, strict=True):
+        assert list(sample) == ["ids", "assistant_mask", "message_spans", "text"]
+        assert sample["ids"].tolist() == chat.ids.tolist()
+        assert sample["assistant_mask"].tolist() == chat.assistant_mask.tolist()
+        assert (sample["text"], sample["message_spans"]) == (chat.text, chat.message_spans)
+    again = collate(samples, pad_id=7, padding_side=side)
+    assert all(np.array_equal(again[name], batch[name]) for name in ("ids", "attention_mask"))
+
+
+def test_unpad_takes_tensors_and_other_fields() -> None:
+    import torch
+
+    batch = {
+        "input_ids": torch.tensor([[9, 1], [2, 3], [9, 9]]),
+        "logits": np.arange(12).reshape(3, 2, 2),
+        "attention_mask": torch.tensor([[0, 1], [1, 1], [0, 0]]),
+        "reward": np.array([0.5, 1.0, 2.0]),
+        "image": np.zeros((3, 4, 4)),
+        "tags": ["a", "b", "c"],
+    }
+    first, second, third = unpad(batch)
+    assert isinstance(first["input_ids"], torch.Tensor)
+    assert [row["input_ids"].tolist() for row in (first, second, third)] == [[1], [2, 3], []]
+    assert first["logits"].tolist() == [[2, 3]]
+    assert (second["reward"], second["tags"], second["image"].shape) == (1.0, "b", (4, 4))
+    assert unpad({"pad": [[1, 0]], "ids": np.array([[5, 6]])}, mask="pad")[0]["ids"].tolist() == [5]
+    assert unpad({"attention_mask": np.zeros((0, 3))}) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [
+        ({"attention_mask": [[1, 0], [1, 1]], "ids": [[1, 2]]}, "ids has 1 rows, attention_mask 2"),
+        ({"attention_mask": [[1, 1, 1], [1, 0, 1]]}, "a hole in row 1: padding is at one end"),
+        ({"attention_mask": [[0, 2]]}, r"no mask \[B, T\] of 0 and 1"),
+        ({"attention_mask": [0, 1]}, r"no mask \[B, T\] of 0 and 1"),
+        ({"ids": [[1]]}, r"attention_mask is no mask \[B, T\]"),
+    ],
+)
+def test_unpad_refuses_what_is_no_padding(batch: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        unpad({name: np.array(rows) for name, rows in batch.items()})
 
 
 # Real templates
@@ -603,3 +762,108 @@ def test_tool_calls_are_targets(load_real: Callable[[str], Tokenizer]) -> None:
     )
     assert json.dumps(TOOLS[1]["content"]) == '""'
     assert found.message_spans[1].content is None
+
+
+def suffix_of_trl(tokenizer: Any, messages: list[dict[str, Any]], template: str) -> list[int]:
+    """What TRL's own trainer appends."""
+    trl = pytest.importorskip("trl")
+    trainer = SimpleNamespace(
+        processing_class=tokenizer, _tokenizer=tokenizer, _is_vlm=False,
+        chat_template=template, chat_template_kwargs={},
+    )  # fmt: skip
+    ids: list[int] = trl.GRPOTrainer._get_tool_suffix_ids(trainer, messages)
+    return ids
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")  # of TRL's import
+@pytest.mark.parametrize("name", ["qwen3_training", "qwen2_5", "qwen3_vl", "qwen3_5_think"])
+def test_a_tool_suffix_is_that_of_trl(small: Path, tmp_path: Path, name: str) -> None:
+    from transformers import AutoTokenizer
+
+    path = TEMPLATES / f"{name}.jinja"
+    if not path.exists():
+        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+    library = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
+    library.eos_token = "<|im_end|>"
+    library.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    expected = suffix_of_trl(library, TOOLS[2:3], path.read_text())
+    found = tool_suffix(tokenizer, TOOLS[2:3], template=path)
+    assert found.tolist() == expected
+    assert of_ids(tokenizer, expected).startswith("\n<|im_start|>user\n<tool_response>\nfour")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "model", "expected"),
+    [
+        ("qwen3", "qwen.tiktoken",
+         "\n<|im_start|>user\n<tool_response>\nfour\n</tool_response><|im_end|>\n"
+         "<|im_start|>assistant\n"),
+        # Its generation block has the line break behind the end of turn, too.
+        ("qwen3_training", "qwen.tiktoken",
+         "\n<|im_start|>user\n<tool_response>\nfour\n</tool_response><|im_end|>\n"
+         "<|im_start|>assistant\n"),
+        ("llama3_1", "llama3.tiktoken",
+         '<|start_header_id|>ipython<|end_header_id|>\n\n"four"<|eot_id|>'
+         "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+        ("deepseekv3_training", "deepseek-v3",
+         "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>four<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"),
+    ],
+)  # fmt: skip
+def test_tool_suffixes_of_real_templates(
+    load_real: Callable[[str], Tokenizer], name: str, model: str, expected: str
+) -> None:
+    path = TEMPLATES / f"{name}.jinja"
+    if not path.exists():
+        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+    tokenizer = load_real(model)
+    for messages in (TOOLS[2:3], TOOLS[:3]):
+        ids = tool_suffix(tokenizer, messages, template=path)
+        assert of_ids(tokenizer, ids.tolist()) == expected
+
+
+@pytest.mark.real
+def test_mistrals_ids_are_those_of_its_sentencepiece_models(
+    load_real: Callable[[str], Tokenizer], real: Callable[[str], str]
+) -> None:
+    """As mistral-common does it: each part encoded by itself, with the space that this adds."""
+    import sentencepiece as sp
+
+    chat = [dict(m, content=m["content"].strip()) for m in CHAT]
+    _, first, answer, again, last = (m["content"] for m in chat)
+
+    encode = sp.SentencePieceProcessor(model_file=real("mistral-v1.model")).encode
+    system = f"[INST] Be brief.\n\n{first} [/INST]"
+    expected = [1, *encode(system), *encode(answer), 2]
+    expected += [*encode(f"[INST] {again} [/INST]"), *encode(last), 2]
+    found = render(load_real("mistral-v1.model"), chat, template="mistral-v1")
+    assert found.ids.tolist() == expected
+
+    encode = sp.SentencePieceProcessor(model_file=real("mistral-v3.model")).encode
+    expected = [1, 3, *encode(first), 4, *encode(answer), 2]
+    expected += [3, *encode(f"Be brief.\n\n{again}"), 4, *encode(last), 2]
+    found = render(load_real("mistral-v3.model"), chat, template="mistral")
+    assert found.ids.tolist() == expected
+
+
+@pytest.mark.real
+def test_tekken_has_no_spaces(load_real: Callable[[str], Tokenizer]) -> None:
+    tekken = load_real("tekken.json")
+    found = render(tekken, CHAT[:1] + CHAT[3:], template="mistral")
+    assert found.text == "<s>[INST] Be brief. \n\nagain[/INST]201</s>"
+    assert targets(found) == ["201</s>"]
+    found = render(tekken, CHAT[:1] + CHAT[3:], template="mistral-v7")
+    assert found.text == "<s>[SYSTEM_PROMPT] Be brief. [/SYSTEM_PROMPT][INST]again[/INST]201</s>"
+
+
+@pytest.mark.real
+def test_deepseek_is_its_template(load_real: Callable[[str], Tokenizer]) -> None:
+    path = TEMPLATES / "deepseekv3_training.jinja"
+    if not path.exists():
+        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
+    tokenizer = load_real("deepseek-v3")
+    found = render(tokenizer, CHAT, template="deepseek")
+    assert found.text == render(tokenizer, CHAT, template=path).text
+    assert targets(found) == ["  201 Stufen 🌊.\n<｜end▁of▁sentence｜>", "201<｜end▁of▁sentence｜>"]

@@ -177,6 +177,7 @@ WORK: dict[str, Sequence[str]] = {
     "estimate": [*PAIR, "--text", "text.txt", "-o", "counted.safetensors"],
     "merge": ["map.safetensors", "counted.safetensors", "-o", "merged.safetensors"],
     "events": [*PAIR, "-o", "events.safetensors"],
+    "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
     "export": ["map.safetensors", "--format", "shared-vocab", "-o", "shared.json"],
 }
 """The arguments of one use of each command."""
@@ -192,6 +193,8 @@ def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(2000, 8)).astype(np.float32)
     save_file({"model.embed_tokens.weight": rows}, tmp_path / "model" / "model.safetensors")
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20, encoding="utf-8")
+    chat = '[{"role": "user", "content": "How many?"}]'
+    (tmp_path / "chat.json").write_text(chat, encoding="utf-8")
     (tmp_path / "pairs.txt").write_text("small.model bytes\nbytes small.model\n", encoding="utf-8")
     failed = []
     for name in [*FIRST, *(WORK.keys() - set(FIRST))]:

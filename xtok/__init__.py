@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import SortCutConfig as SortCutConfig
+    from xtok.conversation import render as render
     from xtok.embeddings.generate import generate as generate
     from xtok.errors import XtokError as XtokError
     from xtok.inspection.compare import compare as compare
@@ -69,6 +70,7 @@ _MODULES = {
         "MultitokenConfig",
         "SortCutConfig",
     ],
+    "conversation": ["render"],
     "embeddings.generate": ["generate"],
     "errors": ["XtokError"],
     "inspection.compare": ["compare"],

@@ -15,7 +15,7 @@ _PARTS = {
     "Everyday": "build build-pairs inspect explain verify convert doctor cache",
     "Measure": "evaluate compare align overlap report",
     "Stages": "multitoken reapply-exact sort-cut generate estimate merge",
-    "Train": "events export",
+    "Train": "events export render",
 }
 COMMANDS = {name: part for part, names in _PARTS.items() for name in names.split()}
 """Each command, in the order of the help, and the part of the help that it stands in.

@@ -1,9 +1,7 @@
 """`xtok align`."""
 
-import json as json_format
 import sys
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -11,6 +9,7 @@ import xtok
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, Models
 from xtok.config import MODELS, option
+from xtok.counting.conversations import read_conversations
 from xtok.errors import XtokError
 from xtok.report.alignment import print_alignment
 
@@ -25,8 +24,8 @@ def align(
     file: Path | None = option(None, "Read the text from this file."),
     chat: Path | None = option(
         None,
-        "Align a conversation instead: a JSON file with a list of messages, rendered by each "
-        "side's chat template.",
+        "Align a conversation instead: a file as xtok render takes it, of one conversation, "
+        "rendered by each side's chat template.",
     ),
     student_chat_template: str | None = option(
         None,
@@ -56,14 +55,19 @@ def align(
         student, teacher = models.pair()
         alignment = xtok.align(student, teacher, data, max_comb_len=max_comb_len)
     else:
-        conversation = _conversation(chat)
+        record, *others = read_conversations(chat)
+        if others:
+            raise XtokError(
+                f"{chat} has {1 + len(others)} conversations", hint="give a file of one"
+            )
         student, teacher = models.pair()
         aligner = xtok.TokenAligner(student, teacher, max_comb_len=max_comb_len)
         aligned = xtok.chats.align_chat(
             aligner,
             student,
             teacher,
-            **conversation,
+            record.messages,
+            tools=record.tools,
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
         )
@@ -80,20 +84,3 @@ def _text(text: str | None, file: Path | None) -> bytes:
     if sys.stdin is None:
         raise XtokError("stdin is closed", hint="pipe the text in, or give a file with --file")
     return sys.stdin.buffer.read()
-
-
-def _conversation(file: Path) -> dict[str, Any]:
-    """Return `messages` and `tools` of a JSON file: a list of messages, or an object of both."""
-    try:
-        content = json_format.loads(file.read_bytes())
-        chat = content if isinstance(content, dict) else {"messages": content}
-        if isinstance(chat["messages"], list):
-            return {"messages": chat["messages"], "tools": chat.get("tools")}
-        problem = "its messages are no list"
-    except (ValueError, KeyError, RecursionError) as error:
-        problem = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-    raise XtokError(
-        f"the conversation {file} is not one: {problem}",
-        hint='write it as [{"role": "user", "content": "…"}, …], '
-        'or {"messages": […], "tools": […]}',
-    )

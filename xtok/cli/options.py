@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 _FILES = "plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. Repeatable."
-_KINDS = (
+KINDS = (
     "a Hugging Face repo id, folder or tokenizer.json; a SentencePiece .model, tiktoken, "
     "tekken.json or .gguf file; or the word bytes. If ambiguous, add a prefix: hf:, spm:, "
     "tiktoken:, tekken:, gguf:."
@@ -121,7 +121,7 @@ def _of_model(side: str, help: str, **about: Any) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class _Sides(Config):
     panel = MODELS
-    student_model: str | None = _model(f"Model of the rows: {_KINDS}", short="-s")
+    student_model: str | None = _model(f"Model of the rows: {KINDS}", short="-s")
     teacher_model: str | None = _model("Model of the columns, likewise.", short="-t")
     student_revision: str | None = _of_model("student", "Branch, tag or commit of the {}'s repo.")
     teacher_revision: str | None = _of_model("teacher", "Branch, tag or commit of the {}'s repo.")
@@ -215,7 +215,7 @@ class Models(Safety, _Sides):
 class ModelArguments(Models):
     """The models, as two arguments or two options."""
 
-    student: str | None = option(None, f"Model of the rows: {_KINDS}", argument="STUDENT")
+    student: str | None = option(None, f"Model of the rows: {KINDS}", argument="STUDENT")
     teacher: str | None = option(None, "Model of the columns, likewise.", argument="TEACHER")
     student_model: str | None = _model("Model of the rows, instead of STUDENT.", short="-s")
     teacher_model: str | None = _model("Model of the columns, instead of TEACHER.", short="-t")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from xtok.conversation._tracking import Run
 from xtok.conversation.batching import collate as collate
+from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.formats import FORMATS, PromptFormat
 from xtok.conversation.templates import Message, Rendering, check_messages, render_template
 from xtok.errors import XtokError
@@ -79,6 +80,22 @@ class Conversation:
     message_spans: tuple[MessageSpan, ...]
     runs: tuple[Run, ...] = ()
 
+    def record(self) -> dict[str, Any]:
+        """Return the conversation as a row of training data, all of it plain Python.
+
+        Returns:
+            `text`; `input_ids`; `assistant_masks`, 1 where a token is a target; `labels`, the ids
+            of targets, else -100; and `message_spans`.
+        """
+        ids, mask = self.ids.tolist(), self.assistant_mask
+        return {
+            "text": self.text,
+            "input_ids": ids,
+            "assistant_masks": mask.astype(np.int8).tolist(),
+            "labels": np.where(mask, self.ids, -100).tolist(),
+            "message_spans": [asdict(span) for span in self.message_spans],
+        }
+
 
 def render(
     tokenizer: Tokenizer,
@@ -100,8 +117,8 @@ def render(
         messages: dicts with `role` and `content`.
         tools: JSON schemas of the tools; an empty list is the same as None.
         add_generation_prompt: end with what asks for an answer; no message's and no target.
-        template: a file, the name of a format (`FORMATS`), or Jinja itself; by default the
-            tokenizer's own template.
+        template: a file, the name of a format (`FORMATS`), or Jinja itself; by default, and as
+            `"default"`, the tokenizer's own template.
         variables: what else the template reads, as `{"enable_thinking": False}`.
 
     Raises:
@@ -141,6 +158,73 @@ def render(
     )
 
 
+def tool_suffix(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> NDArray[np.int32]:
+    """Return the ids that messages of tools add behind what a model wrote.
+
+    They begin right behind the token that ends the model's turn, so with the line break that many
+    templates write there, and end with what asks for the next answer. `[*prompt, *written,
+    *tool_suffix(tokenizer, messages)]` is then the next prompt: nothing is tokenized twice.
+
+    Args:
+        tokenizer: any one.
+        messages: the tools' messages, or a conversation that ends with them. Alone, they follow a
+            call of the first one's tool, by its `name`.
+        tools: as in `render`; so are `template` and `variables`.
+        template: see there.
+        variables: see there.
+
+    Returns:
+        int32 `[T]`.
+
+    Raises:
+        XtokError: as `render` does; also if the template drops one of the messages, or does not end
+            the assistant's turn with a control token.
+        ValueError: if there are no messages.
+    """
+    check_messages(messages)
+    if not messages:
+        raise ValueError("messages is empty")
+    if all(message["role"] != "assistant" for message in messages):
+        messages = [*_calling(messages[0]), *messages]
+    options: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
+    found = render(tokenizer, messages, add_generation_prompt=True, **options)
+    last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+    turns = [span.whole for span in found.message_spans[last:]]
+    problem = "does not end with a control token"
+    if None in turns:
+        last += turns.index(None)
+        problem = "is not in the text"
+    elif turns[0] is not None:
+        start, stop = turns[0].tokens
+        control = np.isin(found.ids, list(tokenizer.table.control_names))
+        written = start + np.flatnonzero(found.assistant_mask[start:stop])
+        for i in written[control[written]][-1:]:
+            # Some training templates count the line break behind the end of a turn to the turn.
+            places = found.bounds[[i + 1, written[-1] + 1]].tolist()
+            if not found.text.encode()[slice(*places)].strip():
+                return found.ids[i + 1 :]
+    raise XtokError(
+        f"message {last}, the {messages[last]['role']}'s, {problem}",
+        hint="give a template that knows tools and ends turns with control tokens, with {option}",
+        parameter="template",
+    )
+
+
+def _calling(message: Message) -> list[dict[str, Any]]:
+    """Return a conversation that calls the tool of a message."""
+    function = {"name": message.get("name", "tool"), "arguments": {}}
+    call_id = message.get("tool_call_id", "000000000")  # Mistral's templates want nine characters
+    call = {"type": "function", "id": call_id, "function": function}
+    return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
 def _render(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -157,7 +241,7 @@ def _render(
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
         chosen.check(messages, tokenizer)
-        names["roles"] = chosen.roles
+        names |= chosen.variables(tokenizer.table)
         source = f"the format {chosen.name}"
         chosen = chosen.template
     return render_template(
@@ -179,7 +263,7 @@ def find_template(
         XtokError: if the tokenizer has none, or the file cannot be read.
     """
     model = tokenizer.vocabulary.model_id
-    if template is None:
+    if template in (None, "default"):
         own = tokenizer.chat_templates
         if tools and "tool_use" in own:
             return own["tool_use"]

@@ -76,3 +76,38 @@ def _is_per_token(value: Any, num_tokens: int) -> bool:
             isinstance(item, (int, np.integer)) for item in value
         )
     return getattr(value, "ndim", 0) > 0
+
+
+def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dict[str, Any]]:
+    """Cut a batch of B into samples without padding; the inverse of `collate`.
+
+    Args:
+        batch: `mask`, True or 1 where a row has tokens, `[B, T]`, padded on either side; and other
+            fields: arrays or tensors `[B, T, …]` are cut as the mask says, any other array or list
+            of B is taken apart.
+        mask: the name of the mask.
+
+    Returns:
+        B samples with all fields but the mask, the rows of arrays as views.
+
+    Raises:
+        ValueError: if the mask is missing or not of two dimensions, has a hole or other values than
+            0 and 1, or a field does not have B rows.
+    """
+    kept = np.asarray(batch.get(mask))
+    if kept.ndim != 2 or not np.isin(kept, (0, 1)).all():
+        raise ValueError(f"{mask} is no mask [B, T] of 0 and 1")
+    edges = np.diff(kept.astype(np.int8), axis=1, prepend=0, append=0)
+    for row in np.flatnonzero((edges == 1).sum(axis=1) > 1):
+        raise ValueError(f"{mask} has a hole in row {row}: padding is at one end")
+    starts, lengths = (edges == 1).argmax(axis=1), kept.astype(bool).sum(axis=1)
+    samples: list[dict[str, Any]] = [{} for _ in kept]
+    for name, rows in batch.items():
+        if name == mask:
+            continue
+        if len(rows) != len(kept):
+            raise ValueError(f"{name} has {len(rows)} rows, {mask} {len(kept)}")
+        is_padded = tuple(getattr(rows, "shape", ())[:2]) == kept.shape
+        for sample, row, start, length in zip(samples, rows, starts, lengths, strict=True):
+            sample[name] = row[start : start + length] if is_padded else row
+    return samples

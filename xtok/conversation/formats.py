@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from xtok.conversation.templates import Message
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import TokenTable
+from xtok.vocab.table import TokenTable, TokenType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +20,12 @@ class PromptFormat:
 
     Attributes:
         name: its name as a template.
-        template: Jinja; it has the variable `roles` beside those of every chat template.
+        template: Jinja; it has the variables of `variables` beside those of every chat template.
         roles: the role of a message to what the format calls it; other roles are refused.
         pad_tokens: names of the padding token, the first that the vocabulary has counts; after
             them, the token of role `pad`, then of role `unk`.
         image_placeholders: what marks an image; the assistant may not write it.
-        needs: control tokens that the vocabulary must have.
+        needs: control or added tokens that the vocabulary must have.
     """
 
     name: str
@@ -31,6 +34,13 @@ class PromptFormat:
     pad_tokens: tuple[str, ...] = ()
     image_placeholders: tuple[str, ...] = ("<image>",)
     needs: tuple[str, ...] = ()
+
+    def variables(self, table: TokenTable) -> dict[str, Any]:
+        """Return what the template reads: `roles`, and the `space` that the library adds to text.
+
+        SentencePiece, known by its tokens for bytes, adds one wherever text begins.
+        """
+        return {"roles": self.roles, "space": " " * bool(np.any(table.types == TokenType.BYTE))}
 
     def pad_id(self, table: TokenTable) -> int:
         """Return the id that pads a batch.
@@ -54,7 +64,10 @@ class PromptFormat:
         Raises:
             XtokError: if not; names the message, and what is wrong with it.
         """
-        missing = set(self.needs) - set(tokenizer.table.control_names.values())
+        table = tokenizer.table
+        ids, names = table.canonical_ids(), set(table.control_names.values())
+        added = set(table.ids_of_type(TokenType.USER_DEFINED).tolist())
+        missing = [n for n in self.needs if n not in names and ids.get(n.encode()) not in added]
         if missing:
             name = tokenizer.vocabulary.model_id
             raise XtokError(
@@ -84,12 +97,24 @@ def _roles(**changed: str) -> dict[str, str]:
 
 
 _CAPITALIZED = {role: role.capitalize() for role in ("system", "user", "assistant")}
+_PLAIN_CHAT = {role: role for role in ("system", "user", "assistant")}
+
+_SYSTEM = """\
+{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- set system = messages | selectattr('role', 'equalto', 'system') | map(attribute='content')
+  | join('\\n\\n') %}
+{%- if system and not users %}
+{{- raise_exception('there is no user message that the system text could stand in') }}
+{%- endif %}
+"""
 
 # Sources. chatml: the markup of OpenAI's ChatML as in the chat template of Qwen/Qwen2.5. llama3:
-# the model card of Llama 3, "Prompt Template". mistral: mistral-common's instruct tokenizer for
-# SentencePiece v3 vocabularies; the system text stands before that of the first user turn, as in
-# v1. gemma: ai.google.dev/gemma/docs/core/prompt-structure. nemotron: the chat template of
-# nvidia/NVIDIA-Nemotron-Nano-9B-v2, roles capitalized; its padding by Megatron-LM.
+# the model card of Llama 3, "Prompt Template". mistral: mistral-common's instruct tokenizers; the
+# system text stands in the first user message in v1, in the last one in v2 and v3, and by itself
+# from v7 on. gemma: ai.google.dev/gemma/docs/core/prompt-structure. nemotron: the chat template of
+# nvidia/NVIDIA-Nemotron-Nano-9B-v2, roles capitalized; its padding by Megatron-LM. deepseek: the
+# chat template of deepseek-ai/DeepSeek-V3. nemotron-h-aligned and identity: Megatron-LM's SFT
+# tokenizer, whose targets are what stands in `generation` here. plain: our own.
 _FORMATS = (
     PromptFormat(
         name="chatml",
@@ -121,23 +146,58 @@ _FORMATS = (
     ),
     PromptFormat(
         name="mistral",
-        template="""\
+        template=_SYSTEM
+        + """\
 {{- '<s>' }}
-{%- set ns = namespace(system='') %}
 {%- for message in messages %}
-{%- if message.role == 'system' %}
-{%- set ns.system = message.content + '\\n\\n' %}
-{%- elif message.role == 'user' %}
-{{- '[INST] ' + ns.system + message.content + '[/INST]' }}
-{%- set ns.system = '' %}
-{%- else %}
-{{- ' ' + message.content + '</s>' }}
+{%- if message.role == 'user' %}
+{{- '[INST]' + space }}
+{%- if system and message is sameas users[-1] %}{{- system + '\\n\\n' }}{% endif %}
+{{- message.content + '[/INST]' }}
+{%- elif message.role == 'assistant' %}
+{{- space + message.content + '</s>' }}
 {%- endif %}
 {%- endfor %}""",
-        roles={role: role for role in ("system", "user", "assistant")},
+        roles=_PLAIN_CHAT,
         pad_tokens=("<pad>",),
         image_placeholders=("<image>", "[IMG]"),
         needs=("[INST]", "[/INST]"),
+    ),
+    PromptFormat(
+        name="mistral-v1",
+        template=_SYSTEM
+        + """\
+{{- '<s>' }}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{{- ' [INST] ' }}
+{%- if system and message is sameas users[0] %}{{- system + '\\n\\n' }}{% endif %}
+{{- message.content + ' [/INST]' }}
+{%- elif message.role == 'assistant' %}
+{{- ' ' + message.content + '</s>' }}
+{%- endif %}
+{%- endfor %}""",
+        roles=_PLAIN_CHAT,
+        pad_tokens=("<pad>",),
+        needs=("<s>", "</s>"),
+    ),
+    PromptFormat(
+        name="mistral-v7",
+        template="""\
+{{- '<s>' }}
+{%- for message in messages %}
+{%- if message.role == 'system' %}
+{{- '[SYSTEM_PROMPT]' + space + message.content + '[/SYSTEM_PROMPT]' }}
+{%- elif message.role == 'user' %}
+{{- '[INST]' + space + message.content + '[/INST]' }}
+{%- else %}
+{{- space + message.content + '</s>' }}
+{%- endif %}
+{%- endfor %}""",
+        roles=_PLAIN_CHAT,
+        pad_tokens=("<pad>",),
+        image_placeholders=("<image>", "[IMG]"),
+        needs=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"),
     ),
     PromptFormat(
         name="gemma",
@@ -167,6 +227,70 @@ _FORMATS = (
         pad_tokens=("<SPECIAL_233>",),
         image_placeholders=("<image>", "<img>"),
         needs=("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"),
+    ),
+    PromptFormat(
+        name="nemotron-h-aligned",
+        template="""\
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{%- generation %}{{- message.content | trim + '\\n' }}{% endgeneration %}
+{%- else %}
+{{- '<SPECIAL_10>' if message.role == 'system' else '<SPECIAL_11>' }}
+{{- roles[message.role] + '\\n' + message.content | trim + '\\n' }}
+{%- if message.role == 'user' %}{{- '<SPECIAL_11>' + roles.assistant + '\\n' }}{% endif %}
+{%- endif %}
+{%- endfor %}""",
+        roles=_CAPITALIZED,
+        pad_tokens=("<SPECIAL_233>",),
+        image_placeholders=("<image>", "<img>"),
+        needs=("<SPECIAL_10>", "<SPECIAL_11>"),
+    ),
+    PromptFormat(
+        name="deepseek",
+        template="""\
+{{- '<｜begin▁of▁sentence｜>' }}
+{%- for message in messages %}
+{%- if message.role == 'system' %}
+{{- message.content }}
+{%- elif message.role == 'user' %}
+{{- '<｜User｜>' + message.content }}
+{%- else %}
+{{- '<｜Assistant｜>' + message.content + '<｜end▁of▁sentence｜>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{% endif %}""",
+        roles=_PLAIN_CHAT,
+        pad_tokens=("<｜▁pad▁｜>",),
+        needs=("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    ),
+    PromptFormat(
+        name="identity",
+        template="""\
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{%- generation %}{{- message.content }}{% endgeneration %}
+{%- else %}
+{{- message.content }}
+{%- endif %}
+{%- endfor %}""",
+        roles=_roles(),
+        pad_tokens=("<unk>",),
+    ),
+    PromptFormat(
+        name="plain",
+        template="""\
+{{- bos_token }}
+{%- for message in messages %}
+{{- roles[message.role] + '\\n' }}
+{%- if message.role == 'assistant' %}
+{%- generation %}{{- message.content ~ (eos_token or '\\n\\n') }}{% endgeneration %}
+{{- '\\n\\n' if eos_token else '' }}
+{%- else %}
+{{- message.content + '\\n\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- roles.assistant + '\\n' }}{% endif %}""",
+        roles={**_CAPITALIZED, "tool": "Tool"},
     ),
 )
 FORMATS: Mapping[str, PromptFormat] = {one.name: one for one in _FORMATS}

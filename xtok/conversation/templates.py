@@ -136,7 +136,8 @@ def check_messages(messages: Sequence[Message]) -> None:
         XtokError: naming the one that is not.
     """
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str) or not role.isprintable():
             raise XtokError(
                 f"message {i} has no role",
                 hint='a message is an object such as {"role": "user", "content": "Hello"}',

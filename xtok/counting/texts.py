@@ -204,7 +204,12 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _need(module: str, path: Path) -> Any:
+def need(module: str, path: Path) -> Any:
+    """Import a module that a file needs.
+
+    Raises:
+        XtokError: if it is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -232,7 +237,7 @@ def _decompressed(raw: BinaryIO, path: Path) -> Any:
 
         return gzip.GzipFile(fileobj=raw)
     if compression == "zstd":  # unlike the package zstandard, pyarrow reports a truncated frame
-        return io.BufferedReader(_need("pyarrow", path).CompressedInputStream(raw, "zstd"))
+        return io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
     return raw
 
 
@@ -345,7 +350,7 @@ def _problem_of(value: Any, shard: TextShard) -> str:
 
 
 def _parquet(path: Path) -> Any:
-    return _need("pyarrow.parquet", path).ParquetFile(path)
+    return need("pyarrow.parquet", path).ParquetFile(path)
 
 
 def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:

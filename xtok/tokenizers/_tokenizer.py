@@ -217,6 +217,8 @@ class Tokenizer:
                     if ids is not None and self._spells(ids, pieces[row]):
                         result[row] = ids
                 rest = [row for row in rest if result[row] is None]
+                if not rest:
+                    break
         return result
 
     def encode(self, text: str) -> Encoding:

@@ -1,0 +1,284 @@
+"""`xtok render`: files of conversations in, rows of training data out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from conftest import Cli
+
+from xtok import render
+from xtok.counting.conversations import ChatRecord, read_conversations
+from xtok.errors import XtokError
+from xtok.tokenizers import load_tokenizer
+
+CHAT = [
+    {"role": "user", "content": "Wie hoch? 🌊"},
+    {"role": "assistant", "content": "201"},
+]
+PLAIN = ["--model", "bytes", "--chat-template", "plain"]
+ROW = {
+    "text": "User\nHi\n\nAssistant\nYo\n\n",
+    "input_ids": list(b"User\nHi\n\nAssistant\nYo\n\n"),
+    "assistant_masks": [0] * 19 + [1] * 4,
+    "labels": [-100] * 19 + [ord("Y"), ord("o"), 10, 10],
+    "message_spans": [
+        {
+            "role": "user",
+            "whole": {"chars": [0, 9], "bytes": [0, 9], "tokens": [0, 9]},
+            "content": {"chars": [5, 7], "bytes": [5, 7], "tokens": [5, 7]},
+            "source": [0, 2],
+            "verbatim": True,
+        },
+        {
+            "role": "assistant",
+            "whole": {"chars": [9, 23], "bytes": [9, 23], "tokens": [9, 23]},
+            "content": {"chars": [19, 21], "bytes": [19, 21], "tokens": [19, 21]},
+            "source": [0, 2],
+            "verbatim": True,
+        },
+    ],
+}
+SHORT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+
+
+def read(path: Path, content: object) -> list[ChatRecord]:
+    data = content if isinstance(content, bytes) else str(content).encode()
+    path.write_bytes(data)
+    return list(read_conversations(path))
+
+
+def lines(*values: object) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+# Reading
+
+
+def test_json_is_one_conversation_or_a_list_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    [one] = read(path, json.dumps(CHAT, indent=2))
+    assert (one.place, one.messages, one.tools, one.variables) == (str(path), CHAT, [], {})
+    fields = {"messages": CHAT, "tools": [{"name": "add"}], "chat_template_kwargs": {"a": 1}}
+    [one] = read(path, json.dumps(fields))
+    assert (one.messages, one.tools, one.variables) == (CHAT, [{"name": "add"}], {"a": 1})
+    several = read(path, json.dumps([CHAT, fields]))
+    assert [r.messages for r in several] == [CHAT, CHAT]
+    assert [r.place for r in several] == [f"{path}, conversation 0", f"{path}, conversation 1"]
+    [one] = read(path, json.dumps({"messages": CHAT, "tools": '[{"name": "add"}]'}))
+    assert one.tools == [{"name": "add"}]
+
+
+@pytest.mark.parametrize("name", ["chats.json", "chats.jsonl", "chats.jsonl.gz", "chats.NDJSON"])
+def test_lines_of_json(tmp_path: Path, name: str) -> None:
+    data = b"\xef\xbb\xbf" + (lines(CHAT) + "\n" + lines({"messages": CHAT[:1]})).encode()
+    found = read(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    assert [r.messages for r in found] == [CHAT, CHAT[:1]]
+    assert [r.place for r in found] == [f"{tmp_path / name}, line {n}" for n in (1, 3)]
+
+
+def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 2}}}
+    other = {"function": {"name": "neg", "arguments": {"b": 3}}}
+    chats = [
+        [CHAT[0], {"role": "assistant", "tool_calls": [call, other]}],
+        [CHAT[0], {"role": "tool", "name": "add", "content": "4"}],
+    ]
+    table = {"messages": chats, "tools": [None, '[{"name": "add"}]'], "reward": [1.0, 2.0]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "chats.parquet")
+    first, second = read_conversations(tmp_path / "chats.parquet")
+    assert [first.messages, second.messages] == chats
+    assert (first.tools, second.tools) == ([], [{"name": "add"}])
+    assert second.place == f"{tmp_path / 'chats.parquet'}, row 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl", lines(CHAT) + '{"mess\n', "a.jsonl, line 2: no JSON: "),
+        ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: no JSON: "),
+        ("a.jsonl", lines(CHAT)[:-1] * 2, "a.jsonl, line 1: more than one JSON value"),
+        ("a.jsonl", lines(CHAT, CHAT[0]), "a.jsonl, line 2: no messages, but: role, content"),
+        ("a.jsonl", lines(CHAT, []), "a.jsonl, line 2: it has no messages"),
+        ("a.jsonl", lines(CHAT, 3), "a.jsonl, line 2: its messages are no list"),
+        ("a.json", "[\n{},\n{x}]", "a.json, line 3: no JSON: "),
+        ("a.json", "[[], []]", "a.json, conversation 0: it has no messages"),
+        ("a.json", lines(CHAT) + "x", "a.json, line 2: no JSON: "),
+        ("a.json", "[" * 100_000, "a.json, line 1: no JSON: maximum recursion depth exceeded"),
+        ("a.json", b'[\n{"role": "\xff"}]', "a.json, line 2: not UTF-8: invalid start byte"),
+        ("a.json", "", "a.json: it has no conversations"),
+        ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are no list"),
+        ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "kwargs are no object"),
+        ("a.json", gzip.compress(b"[]" * 999)[:-9], "a.json cannot be read: "),
+        ("a.parquet", "PAR1", "a.parquet cannot be read: "),
+        ("b.json", None, "b.json cannot be read: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_conversations(
+    tmp_path: Path, name: str, content: Any, problem: str
+) -> None:
+    with pytest.raises(XtokError) as caught:
+        list(read_conversations(tmp_path / name)) if content is None else read(
+            tmp_path / name, content
+        )
+    assert problem in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_parquet_without_the_column(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["x"], "id": [1]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(XtokError, match="there is no column 'messages', but: text, id"):
+        list(read_conversations(tmp_path / "a.parquet"))
+    pyarrow.parquet.write_table(pyarrow.table({"messages": [CHAT, None]}), tmp_path / "a.parquet")
+    with pytest.raises(XtokError, match=r"a\.parquet, row 1: no messages, but: nothing"):
+        list(read_conversations(tmp_path / "a.parquet"))
+
+
+# Writing
+
+
+def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(lines(SHORT, CHAT[:1]))
+    done = cli("render", "chats.jsonl", *PLAIN)
+    assert done.returncode == 0
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first == ROW
+    assert second["text"] == "User\nWie hoch? 🌊\n\n"
+    assert second["message_spans"][0]["content"] == {
+        "chars": [5, 16], "bytes": [5, 19], "tokens": [5, 19],
+    }  # fmt: skip
+    assert done.stderr.splitlines() == [
+        "note: conversations: 2; tokens: 44, the assistant's: 4",
+        "note: conversations without a token of the assistant's: 1",
+    ]
+    written = cli("render", "chats.jsonl", *PLAIN, "--output", "rows.jsonl", "--quiet")
+    assert (written.stdout, written.stderr) == ("rows.jsonl\n", "")
+    assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == done.stdout
+
+
+def test_parquet_has_the_same_rows(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "chats.json").write_text(json.dumps([SHORT, CHAT]))
+    done = cli("render", "chats.json", *PLAIN, "-o", "rows.parquet")
+    assert done.stdout == "rows.parquet\n"
+    table = pyarrow.parquet.read_table(tmp_path / "rows.parquet")
+    rows = map(json.loads, cli("render", "chats.json", *PLAIN).stdout.splitlines())
+    assert table.to_pylist() == list(rows)
+    assert table.to_pylist()[0] == ROW
+    assert table.schema.field("input_ids").type == pyarrow.list_(pyarrow.int32())
+    before = (tmp_path / "rows.parquet").read_bytes()
+    cli("render", "chats.json", *PLAIN, "-o", "rows.parquet")
+    assert (tmp_path / "rows.parquet").read_bytes() == before
+
+
+def test_the_template_gets_tools_variables_and_the_prompt(cli: Cli, tmp_path: Path) -> None:
+    chat = {
+        "messages": CHAT[:1],
+        "tools": [{"name": "add"}],
+        "chat_template_kwargs": {"style": "kurz"},
+    }
+    (tmp_path / "chat.json").write_text(json.dumps(chat))
+    template = (
+        "{{ tools[0].name + ' ' + style }}{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}A:{% endif %}"
+    )
+    (tmp_path / "own.jinja").write_text(template)
+    args = ["render", "chat.json", "-m", "bytes", "--chat-template", "own.jinja"]
+    done = cli(*args, "--add-generation-prompt")
+    assert json.loads(done.stdout)["text"] == "add kurzWie hoch? 🌊A:"
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["-o", "rows.txt"], "the output rows.txt does not end in .jsonl or .parquet"),
+        (["-o", "chats.jsonl"], "the output chats.jsonl is the input"),
+        (["-o", "made/rows.jsonl"], "chats.jsonl, line 2: message 0 has the role 'judge'"),
+        (["-o", "made/rows.parquet"], "chats.jsonl, line 2: message 0 has the role 'judge'"),
+        (["--chat-template", "none.jinja"], "the chat template none.jinja cannot be read: No such"),
+        (["--chat-template", "default"], "bytes has no chat template"),
+        (
+            ["--chat-template", "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}"],
+            "chats.jsonl, line 1: the chat template of bytes raises: it makes more than 500 MB",
+        ),
+    ],
+)
+def test_errors_leave_nothing_behind(cli: Cli, tmp_path: Path, args: list[str], error: str) -> None:
+    (tmp_path / "chats.jsonl").write_text(lines(SHORT, [{"role": "judge", "content": "x"}]))
+    done = cli("render", "chats.jsonl", *PLAIN, *args)
+    assert done.returncode == 1
+    first, hint = done.stderr.splitlines()
+    assert first.startswith(f"error: {error}")
+    assert hint.startswith("hint: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
+
+
+def test_the_hint_names_the_option(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps(SHORT))
+    done = cli("render", "chat.json", "-m", "bytes")
+    assert "hint: give one with --chat-template: a Jinja file" in done.stderr
+    done = cli("render", "chat.json", "-m", "bytes", "--chat-template", "{{ nothing.at_all }}")
+    assert "error: chat.json: the chat template of bytes raises" in done.stderr
+    assert "or give another with --chat-template" in done.stderr
+
+
+def test_parquet_without_pyarrow(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps(SHORT))
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "pyarrow.py").write_text("raise ImportError('none')")
+    env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[1]}"}
+    done = cli("render", "chat.json", *PLAIN, "-o", "rows.parquet", env=env)
+    assert done.returncode == 1
+    assert "error: rows.parquet needs the package pyarrow" in done.stderr
+    assert "hint: pip install pyarrow" in done.stderr
+
+
+# Those who read the rows
+
+
+def test_rows_load_as_a_dataset(cli: Cli, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "chats.json").write_text(json.dumps([SHORT, CHAT]))
+    for name, kind in (("rows.jsonl", "json"), ("rows.parquet", "parquet")):
+        cli("render", "chats.json", *PLAIN, "-o", name)
+        rows = datasets.load_dataset(
+            kind, data_files=str(tmp_path / name), split="train", cache_dir=str(tmp_path / "cache")
+        )
+        assert rows[0] == ROW
+
+
+@pytest.mark.filterwarnings("ignore")  # of TRL's import
+def test_labels_are_those_that_trl_makes_of_the_masks(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    (tmp_path / "chats.json").write_text(json.dumps([SHORT, CHAT]))
+    rows = [json.loads(line) for line in cli("render", "chats.json", *PLAIN).stdout.splitlines()]
+    batch = DataCollatorForLanguageModeling(pad_token_id=0)(rows)
+    length = len(rows[0]["labels"])
+    assert batch["labels"][0, :length].tolist() == ROW["labels"]
+    masks = np.array(rows[1]["assistant_masks"], bool)
+    assert (batch["labels"][1] != -100).tolist() == masks.tolist()
+    assert batch["input_ids"][1].tolist() == rows[1]["input_ids"]
+
+
+@pytest.mark.real
+def test_rows_are_the_conversations_of_python(
+    cli: Cli, tmp_path: Path, real: Callable[[str], str]
+) -> None:
+    template = Path(real("chat-templates")) / "qwen3.jinja"
+    model = real("qwen.tiktoken")
+    (tmp_path / "chat.json").write_text(json.dumps(CHAT))
+    done = cli("render", "chat.json", "-m", model, "--chat-template", template)
+    expected = render(load_tokenizer(model), CHAT, template=template)
+    row = json.loads(done.stdout)
+    assert row["input_ids"] == expected.ids.tolist()
+    assert row["labels"][-3:] == [16, 151645, -100]
+    assert row == json.loads(json.dumps(expected.record()))

@@ -1,0 +1,143 @@
+"""`xtok render`."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import xtok
+from xtok import report
+from xtok.cli.command import command
+from xtok.cli.doctor import Loading
+from xtok.cli.options import KINDS
+from xtok.config import MODELS, OUTPUT, option
+from xtok.counting.conversations import read_conversations
+from xtok.counting.texts import need
+from xtok.errors import OutputError, XtokError
+from xtok.io import check_output, replacing, write
+
+
+@command
+def render(
+    *,
+    file: Path = option(
+        ...,
+        "Conversations: .json, .jsonl or .parquet, also as .gz or .zst. Each is a list of "
+        "messages, or an object with messages, tools and chat_template_kwargs.",
+        argument="FILE",
+    ),
+    model: str = option(
+        ..., f"Model of the ids: {KINDS}", metavar="MODEL", short="-m", panel=MODELS
+    ),
+    chat_template: str | None = option(
+        None,
+        "A Jinja file, or the name of a prompt format, instead of the model's own template.",
+        metavar="FILE|NAME",
+        panel=MODELS,
+    ),
+    add_generation_prompt: bool = option(
+        False, "End each conversation with what asks the model for an answer.", flag=True
+    ),
+    output: Path | None = option(
+        None,
+        "Where to write: .jsonl or .parquet. By default JSON lines on stdout.",
+        short="-o",
+        panel=OUTPUT,
+    ),
+    loading: Loading,
+) -> None:
+    """Write conversations as ids, with masks of what the assistant wrote and where each message is.
+
+    Fields: text, input_ids, assistant_masks, labels (-100 but for the assistant's) and
+    message_spans.
+    """
+    if output is not None:
+        output = _checked(output, file)
+    chats = read_conversations(file)
+    first = next(chats)
+    [tokenizer] = loading.load([model])
+    xtok.conversation.find_template(tokenizer, chat_template)
+    counts: Counter[str] = Counter()
+
+    def rows(advance: Callable[[int], object]) -> Iterator[dict[str, Any]]:
+        for chat in chain([first], chats):
+            with _naming(chat.place):
+                rendered = xtok.render(
+                    tokenizer,
+                    chat.messages,
+                    tools=chat.tools,
+                    add_generation_prompt=add_generation_prompt,
+                    template=chat_template,
+                    variables=chat.variables,
+                )
+            num_targets = int(rendered.assistant_mask.sum())
+            counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
+            counts["without"] += num_targets == 0
+            advance(len(rendered.ids))
+            yield rendered.record()
+
+    silent = nullcontext(lambda size: None)  # lines on a terminal are progress enough
+    with silent if output is None else report.progress_bar("render", 0) as advance:
+        if output is not None and output.suffix == ".parquet":
+            _write_parquet(output, rows(advance))
+        else:
+            lines = (_line(row) for row in rows(advance))
+            write(output, lines) if output is not None else sys.stdout.buffer.writelines(lines)
+    notes = ["conversations: {conversations:,}; tokens: {tokens:,}, the assistant's: {targets:,}"]
+    if counts["without"]:
+        notes.append("conversations without a token of the assistant's: {without:,}")
+    report.print_notes(note.format(**counts) for note in notes)
+    if output is not None:
+        print(output)  # noqa: T201
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def _checked(output: Path, file: Path) -> Path:
+    """Return the path to write to, before any work."""
+    target = check_output(output, (".jsonl", ".parquet"))
+    if target.exists() and file.exists() and target.samefile(file):
+        raise OutputError(f"the output {target} is the input", hint="give another path")
+    return target
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Put a conversation's place before the errors that it raises."""
+    try:
+        yield
+    except XtokError as error:
+        raise XtokError(
+            f"{place}: {error.message}",
+            hint=error.hint_with("{option}"),
+            parameter=error.parameter,
+        ) from error
+
+
+def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    """Write rows in groups of a thousand."""
+    arrow, parquet = need("pyarrow", path), need("pyarrow.parquet", path)
+    ids = arrow.list_(arrow.int32())
+    span = arrow.struct([(unit, ids) for unit in ("chars", "bytes", "tokens")])
+    of_message = arrow.struct(
+        [
+            *(("role", arrow.string()), ("whole", span), ("content", span)),
+            *(("source", ids), ("verbatim", arrow.bool_())),
+        ]
+    )
+    schema = arrow.schema(
+        [
+            *(("text", arrow.string()), ("input_ids", ids)),
+            *(("assistant_masks", arrow.list_(arrow.int8())), ("labels", ids)),
+            ("message_spans", arrow.list_(of_message)),
+        ]
+    )
+    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
+        while group := list(islice(rows, 1000)):
+            writer.write_table(arrow.Table.from_pylist(group, schema))

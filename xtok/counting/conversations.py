@@ -1,0 +1,154 @@
+"""Files of conversations: JSON, JSON lines and Parquet, plain or compressed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from xtok.counting.texts import _decompressed, _parquet, _reading, text_format
+from xtok.errors import XtokError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRecord:
+    """A conversation of a file, as `conversation.render` takes it.
+
+    Attributes:
+        place: the file, and the line or row of it, as errors name them.
+        messages: at least one; not checked.
+        tools: JSON schemas of the tools.
+        variables: what else the template reads.
+    """
+
+    place: str
+    messages: list[Any]
+    tools: list[Any]
+    variables: dict[str, Any]
+
+
+def read_conversations(path: Path) -> Iterator[ChatRecord]:
+    """Read the conversations of a file one after another, at least one.
+
+    A conversation is a list of messages, or an object with `messages`, and `tools` and
+    `chat_template_kwargs` if there are any. A file is Parquet with columns of these names; JSON
+    lines with one on each line; or JSON, one conversation or a list of them. The content tells JSON
+    from JSON lines, except that .jsonl and .ndjson are always lines.
+
+    Raises:
+        XtokError: if the file cannot be read or has no conversation, and for what is none, with the
+            line or the row.
+    """
+    record = None
+    with _reading(path):
+        for record in _records(path):
+            yield record
+    if record is None:
+        raise _error(str(path), "it has no conversations")
+
+
+def _records(path: Path) -> Iterator[ChatRecord]:
+    if text_format(path) == "parquet":
+        yield from _parquet_rows(path)
+        return
+    with path.open("rb") as raw:
+        lines: Iterable[bytes] = _decompressed(raw, path)
+        if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
+            data = b"".join(lines)
+            if data.strip():
+                document, is_all = _parsed(data, path)
+                if is_all:
+                    yield from _of_document(document, path)
+                    return
+            lines = BytesIO(data)
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                value, is_all = _parsed(line.rstrip(), path, number)
+                if not is_all:
+                    raise _error(f"{path}, line {number}", "more than one JSON value")
+                yield _record(value, f"{path}, line {number}")
+
+
+def _parsed(data: bytes, path: Path, line: int = 1) -> tuple[Any, bool]:
+    """Return the first JSON value of what begins in a line, and whether nothing follows."""
+    try:
+        text = data.removeprefix(b"\xef\xbb\xbf").decode()
+        value, end = json.JSONDecoder().raw_decode(text, len(text) - len(text.lstrip()))
+        return value, not text[end:].strip()
+    except json.JSONDecodeError as error:
+        line += error.lineno - 1
+        problem = f"no JSON: {error.msg} at column {error.colno}"
+    except UnicodeDecodeError as error:
+        line += data.count(b"\n", 0, error.start)
+        problem = f"not UTF-8: {error.reason}"
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; endless brackets
+        problem = f"no JSON: {error}"
+    raise _error(f"{path}, line {line}", problem)
+
+
+def _of_document(value: Any, path: Path) -> Iterator[ChatRecord]:
+    """Return the conversations of a JSON document: itself, or a list of them."""
+    is_several = isinstance(value, list) and any(
+        isinstance(one, list) or (isinstance(one, dict) and "messages" in one) for one in value
+    )
+    if not is_several:
+        yield _record(value, str(path))
+        return
+    for i, one in enumerate(value):
+        yield _record(one, f"{path}, conversation {i}")
+
+
+def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
+    file = _parquet(path)
+    names = [n for n in _FIELDS if n in file.schema_arrow.names]
+    if "messages" not in names:
+        columns = ", ".join(file.schema_arrow.names[:8])
+        raise _error(str(path), f"there is no column 'messages', but: {columns}")
+    batches = file.iter_batches(columns=names, batch_size=256, use_threads=False)
+    rows = (row for batch in batches for row in batch.to_pylist())
+    for i, row in enumerate(rows):
+        yield _record(_without_none(row), f"{path}, row {i}")
+
+
+def _without_none(value: Any) -> Any:
+    """Drop the fields that Parquet gives a message only because others have them."""
+    if isinstance(value, dict):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+_FIELDS = {"messages": list, "tools": list, "chat_template_kwargs": dict}
+
+
+def _record(value: Any, place: str) -> ChatRecord:
+    fields = value if isinstance(value, dict) else {"messages": value}
+    if "messages" not in fields:
+        raise _error(place, f"no messages, but: {', '.join(list(fields)[:8]) or 'nothing'}")
+    given: dict[str, Any] = {}
+    for name, kind in _FIELDS.items():
+        given[name] = kind() if fields.get(name) is None else fields[name]
+        if isinstance(given[name], str):  # as data sets have tools, whose schemas differ
+            with suppress(ValueError, RecursionError):
+                given[name] = json.loads(given[name])
+        if not isinstance(given[name], kind):
+            raise _error(place, f"its {name} are no {'list' if kind is list else 'object'}")
+    if not given["messages"]:
+        raise _error(place, "it has no messages")
+    return ChatRecord(
+        place=place,
+        messages=given["messages"],
+        tools=given["tools"],
+        variables=given["chat_template_kwargs"],
+    )
+
+
+def _error(place: str, problem: str) -> XtokError:
+    return XtokError(
+        f"{place}: {problem}",
+        hint='write a conversation as [{"role": "user", "content": "…"}, …], '
+        'or {"messages": […], "tools": […]}',
+    )
