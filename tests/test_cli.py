@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import types
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -543,7 +545,12 @@ def test_debug_shows_the_traceback(cli: Cli) -> None:
 
 
 def test_version_and_help(cli: Cli) -> None:
-    assert cli("--version").stdout == f"xtok {__version__}\n"
+    assert cli("--version").stdout.splitlines() == [
+        f"xtok {__version__}",
+        f"Python {platform.python_version()}",
+        f"tokenizers {version('tokenizers')}",
+        f"torch {version('torch')}",
+    ]
     done = cli("--help")
     for command in ("build", "multitoken", "reapply-exact", "sort-cut", "inspect", "convert"):
         assert f" {command} " in done.stdout
@@ -568,6 +575,7 @@ HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokeniz
     ("code", "allowed"),
     [
         ("from xtok.cli import program; sys.argv = ['xtok', '--help']", []),
+        ("from xtok.cli import program; sys.argv = ['xtok', '--version']", []),
         ("from xtok.cli import program; sys.argv = ['xtok', 'inspect', 'map.safetensors']", []),
         (
             "from xtok.cli import program; sys.argv = "

@@ -533,14 +533,15 @@ def test_a_killed_process_is_gone_on_from_byte_for_byte(
 
 
 INTERRUPTED = """
-import os, signal
+import os, signal, sys
 from xtok.counting import counts, encode
 encode.batches.__defaults__ = (1000,)
+stop = getattr(signal, sys.argv.pop())
 add, calls = counts.TextCounter.add, []
 def interrupted(self, texts):
     calls.append(texts)
     if len(calls) == 3:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), stop)
     add(self, texts)
 counts.TextCounter.add = interrupted
 from xtok.__main__ import program
@@ -548,22 +549,35 @@ program()
 """
 
 
-@pytest.mark.parametrize("command", ["build", "estimate"])
-def test_counting_goes_on_after_ctrl_c(
-    cli: Cli, small: Path, corpus: Path, tmp_path: Path, command: str
+@pytest.mark.parametrize(
+    ("command", "stop", "code", "word"),
+    [
+        ("build", "SIGINT", 130, "interrupted"),
+        ("estimate", "SIGINT", 130, "interrupted"),
+        ("build", "SIGTERM", 143, "terminated"),
+    ],
+)
+def test_counting_goes_on_after_a_signal(
+    cli: Cli,
+    small: Path,
+    corpus: Path,
+    tmp_path: Path,
+    command: str,
+    stop: str,
+    code: int,
+    word: str,
 ) -> None:
     args = [
         command, "--student-model", str(small / "small-byte-level"), "--teacher-model",
         str(small / "small-digits"), "--text", str(corpus), "--output", "map.safetensors",
     ]  # fmt: skip
     stopped = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *args],
+        [sys.executable, "-c", INTERRUPTED, *args, stop],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert (stopped.returncode, stopped.stdout) == (code, "")
     assert stopped.stderr.splitlines()[-1] == (
-        "interrupted: counts saved in map.safetensors.checkpoint; "
-        "run the same command again to go on"
+        f"{word}: counts saved in map.safetensors.checkpoint; run the same command again to go on"
     )
     assert "Traceback" not in stopped.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors.checkpoint"]

@@ -165,6 +165,7 @@ WORK: dict[str, Sequence[str]] = {
     "convert": ["map.safetensors", "-o", "map.pt"],
     "doctor": ["small.model"],
     "cache": ["list", "--cache-dir", "cache"],
+    "env": [],
     "evaluate": ["map.safetensors", *PAIR, "--text", "text.txt"],
     "compare": ["map.safetensors", "cut.safetensors"],
     "align": [*PAIR, "in 2012"],

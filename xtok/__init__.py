@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xtok.errors import XtokError as XtokError
     from xtok.inspection.compare import compare as compare
     from xtok.inspection.doctor import doctor as doctor
+    from xtok.inspection.env import env as env
     from xtok.inspection.evaluate import evaluate as evaluate
     from xtok.inspection.explain import explain as explain
     from xtok.inspection.inspect import inspect as inspect
@@ -75,6 +76,7 @@ _MODULES = {
     "errors": ["XtokError"],
     "inspection.compare": ["compare"],
     "inspection.doctor": ["doctor"],
+    "inspection.env": ["env"],
     "inspection.evaluate": ["evaluate"],
     "inspection.explain": ["explain"],
     "inspection.inspect": ["inspect", "worst_rows"],

@@ -1,6 +1,7 @@
 """`xtok` and `python -m xtok`: the command line."""
 
 import os
+import signal
 import sys
 
 
@@ -13,6 +14,9 @@ def program() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(130)
+    finally:  # the work is done; while Python ends, a handler would show a traceback
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def option(default: Any, help: str, **about: Any) -> Any:
             `useless_with`: options, or `"option value"`, one of which it needs to have an effect,
             and which leave it none; `panel`: the part of the help that it stands in; `metavar`;
             `name`, if the option has another; `short`: a short one such as `-k`; `flag`: it has no
-            `--no-`; `argument`: given by place, with this name in the help; `parser`.
+            `--no-`; `argument`: given by place, with this name in the help; `parser`;
+            `autocompletion`: what a shell completes it to, if neither choices nor any file.
     """
     return field(default=default, metadata={"help": help, **about})
 

@@ -1,18 +1,21 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
+import os
+import platform
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from xtok import __version__
 from xtok.cli.command import run
 from xtok.cli.spellings import Command
 
 _PARTS = {
-    "Everyday": "build build-pairs inspect explain verify convert doctor cache",
+    "Everyday": "build build-pairs inspect explain verify convert doctor cache env",
     "Measure": "evaluate compare align overlap report",
     "Stages": "multitoken reapply-exact sort-cut generate estimate merge",
     "Train": "events export render",
@@ -30,8 +33,9 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         name="xtok",
         help="Build cross-tokenizer projection maps: for each token of a student model, the tokens "
         "of a teacher model that it corresponds to, byte-exact.",
+        epilog="xtok help COMMAND shows the options of a command.",
+        cls=_Group,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
         callback=_root,
@@ -43,21 +47,34 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     return app
 
 
+class _Group(TyperGroup):
+    """The commands; `xtok help COMMAND` is `xtok COMMAND --help`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+
+
 def program() -> None:
     """Run the command line."""
+    if "_XTOK_COMPLETE" in os.environ:  # of a help that Typer wraps, fish would offer each line
+        os.environ["COLUMNS"] = "10000"
     # A command's own options take Typer a millisecond, those of all commands together thirty.
     run(make_app([name for name in sys.argv[1:2] if name in COMMANDS] or COMMANDS))
 
 
 def _version(show: bool) -> None:
     if show:
-        print(f"xtok {__version__}")  # noqa: T201
+        from xtok.inspection.env import versions
+
+        found = {"xtok": __version__, "Python": platform.python_version()}
+        for name, version in {**found, **versions(["tokenizers", "torch"])}.items():
+            print(name, version or "is not installed")  # noqa: T201
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
     ] = False,
 ) -> None:
     pass

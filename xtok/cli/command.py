@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
+from types import FrameType, NoneType, UnionType
 from typing import Annotated, Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 import typer
@@ -30,10 +30,11 @@ from xtok.errors import XtokError
 from xtok.vocab.display import printable
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+"""The exit code after Ctrl-C, as shells have it: 128 + SIGINT. After SIGTERM it is 143."""
 
 _QUIET = option(False, "Nothing on stderr but errors.", flag=True, short="-q", panel=OUTPUT)
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_FOR_TYPER = "metavar", "parser", "autocompletion"
 _TYPED = "COMMANDLINE"  # Typer's name for where a value comes from
 
 
@@ -114,7 +115,7 @@ class Option:
         plain, item = _plain(kind)
         if plain is tuple:  # written as 1,2,3
             kind, default = str | None, None
-        words = {key: about[key] for key in ("metavar", "parser") if key in about}
+        words = {key: about[key] for key in _FOR_TYPER if key in about}
         if item is Path:
             words = {"metavar": "FILE", "parser": read_path, **words}
         elif plain is int:
@@ -254,10 +255,22 @@ def run(app: typer.Typer) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character
             stream.reconfigure(errors="backslashreplace")
+    stopped = signal.SIGINT
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        """End as Ctrl-C does: clean up, and save counts."""
+        nonlocal stopped
+        stopped = signal.SIGTERM
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # ignored, as a shell's background jobs have it
+            raise KeyboardInterrupt
+        interrupt(number, frame)
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         with _one_line_errors():
             try:
-                app()
+                app(prog_name="xtok")
             finally:
                 sys.stdout.flush()
     except XtokError as error:
@@ -267,9 +280,10 @@ def run(app: typer.Typer) -> None:
         sys.exit(1)
     except SystemExit as done:
         if done.code == INTERRUPTED:  # Typer makes this of an interrupt outside of a command
-            what_is_left = str(done.__cause__ or "")
-            about = f"interrupted: {what_is_left}" if what_is_left else "interrupted"
-            print(printable(about), file=sys.stderr)  # noqa: T201
+            word = "interrupted" if stopped == signal.SIGINT else "terminated"
+            what_is_left = f": {done.__cause__}" if str(done.__cause__ or "") else ""
+            print(printable(word + what_is_left), file=sys.stderr)  # noqa: T201
+            sys.exit(128 + stopped)
         raise
 
 

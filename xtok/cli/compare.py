@@ -7,7 +7,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, text_option
+from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import option
 from xtok.counting.texts import find_texts
 from xtok.report.quality import print_comparison
@@ -22,8 +22,10 @@ _TEXTS = text_option(
 @command
 def compare(
     *,
-    first: Path = option(..., "A map file.", argument="MAP"),
-    second: Path = option(..., "Another map of the same pair.", argument="MAP"),
+    first: Path = option(..., "A map file.", argument="MAP", autocompletion=map_files),
+    second: Path = option(
+        ..., "Another map of the same pair.", argument="MAP", autocompletion=map_files
+    ),
     text: list[str] = _TEXTS,
     models: Models,
     field: str = TEXT_FIELD,

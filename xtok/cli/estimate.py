@@ -11,7 +11,7 @@ import xtok
 from xtok import report
 from xtok.cli.command import command
 from xtok.cli.counting import checkpoint_of, counting_here
-from xtok.cli.options import TEXTS, MapOptions, MapOutput, ModelArguments
+from xtok.cli.options import TEXTS, MapOptions, MapOutput, ModelArguments, map_files
 from xtok.config import MODELS, EstimateConfig, option
 from xtok.counting.texts import find_texts
 from xtok.errors import XtokError
@@ -31,6 +31,7 @@ def estimate(
         "Smooth towards this map of the pair; by default towards one counted on synthetic text.",
         metavar="MAP",
         panel=MODELS,
+        autocompletion=map_files,
     ),
     config: EstimateConfig,
     checkpoint: Path | None = option(

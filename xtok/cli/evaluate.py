@@ -8,7 +8,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, TEXT_FIELD, TEXTS, MapOptions, Models
+from xtok.cli.options import JSON, TEXT_FIELD, TEXTS, MapOptions, Models, map_files
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import find_texts
 from xtok.inspection.events import evaluate_events
@@ -22,7 +22,10 @@ def evaluate(
     stderr: TextIO,
     *,
     map_paths: list[Path] = option(
-        ..., "Map files of one pair, measured side by side.", argument="MAP..."
+        ...,
+        "Map files of one pair, measured side by side.",
+        argument="MAP...",
+        autocompletion=map_files,
     ),
     text: list[str] = TEXTS,
     models: Models,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import xtok
 from xtok.cli.command import command
-from xtok.cli.options import MapOptions, MapOutput
+from xtok.cli.options import MapOptions, MapOutput, map_files
 from xtok.config import MergeConfig, option
 from xtok.maps.names import map_name
 
@@ -12,7 +12,9 @@ from xtok.maps.names import map_name
 @command
 def merge(
     *,
-    map_paths: list[Path] = option(..., "Two or more maps of one pair.", argument="MAP MAP..."),
+    map_paths: list[Path] = option(
+        ..., "Two or more maps of one pair.", argument="MAP MAP...", autocompletion=map_files
+    ),
     output: MapOutput,
     config: MergeConfig,
     map_options: MapOptions,

@@ -7,7 +7,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapOptions, ModelArguments, StrictOutput
+from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_files
 from xtok.cli.spellings import nemo_name
 from xtok.config import MAKING, MODELS, MultitokenConfig, option
 from xtok.maps.names import map_name
@@ -20,7 +20,11 @@ def multitoken(
     models: ModelArguments,
     output: StrictOutput,
     initial_projection_path: Path | None = option(
-        None, "A map of the same pair to extend.", metavar="MAP", panel=MODELS
+        None,
+        "A map of the same pair to extend.",
+        metavar="MAP",
+        panel=MODELS,
+        autocompletion=map_files,
     ),
     config: MultitokenConfig,
     exact_match: bool = option(

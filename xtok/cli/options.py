@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,24 @@ KINDS = (
     "tiktoken:, tekken:, gguf:."
 )
 
-MAP = option(..., "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP")
+
+def map_files(incomplete: str) -> list[str]:
+    """Return the maps and folders that a shell may complete a word to.
+
+    None without a map, or if a name needs quotes: then the shell completes files itself, which
+    quotes names, and sets no space behind a folder.
+    """
+    paths = sorted(glob(f"{escape(incomplete)}*"))
+    names = [f"{path}/" if os.path.isdir(path) else path for path in paths]
+    names = [name for name in names if name.endswith((".safetensors", ".pt", "/"))]
+    has_map = not all(name.endswith("/") for name in names)
+    is_plain = all(re.fullmatch(r"[\w@%+,./-]+", name) for name in names)
+    return names if has_map and is_plain else []
+
+
+MAP = option(
+    ..., "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP", autocompletion=map_files
+)
 JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 FOR_LOSS = option(
     None,

@@ -8,7 +8,7 @@ import typer
 
 from xtok import report as reports
 from xtok.cli.command import command
-from xtok.cli.options import TEXT_FIELD, MapOptions, Models, text_option
+from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import OUTPUT, BuildConfig, Config, Loss, option
 from xtok.counting.texts import find_texts
 
@@ -62,7 +62,10 @@ def report(
     context: typer.Context,
     *,
     map_paths: list[Path] = option(
-        [], "A map file, or two of one pair to put side by side.", argument="[MAP...]"
+        [],
+        "A map file, or two of one pair to put side by side.",
+        argument="[MAP...]",
+        autocompletion=map_files,
     ),
     text: list[str] = _TEXTS,
     models: Models,

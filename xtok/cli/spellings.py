@@ -187,6 +187,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite the arguments, then parse them as usual."""
+        if ctx.resilient_parsing:  # a shell completes a line that is not finished
+            return super().parse_args(ctx, args)
         own = {
             name: not getattr(parameter, "is_flag", False)
             for parameter in self.params

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.vocab.display import printable, quoted
 
@@ -23,31 +24,39 @@ if TYPE_CHECKING:
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
     """Show a bar on stderr, on a terminal only."""
-    from tqdm import tqdm
-
-    with tqdm(
-        total=total, desc=label, unit="tok", unit_scale=True, disable=None, leave=False
-    ) as bar:
+    with _new_bar(label, total, "tok") as bar:
         yield bar.update
 
 
 @contextmanager
 def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
     """Show a bar of the bytes of text with tokens per second on stderr, on a terminal only."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    with _new_bar(label, total, "B") as bar:
         done = 0
 
         def advance(size: int, tokens: int) -> None:
             nonlocal done
             done += tokens
-            elapsed = bar.format_dict["elapsed"]
-            if not bar.disable and elapsed:
+            if not bar.disable and (elapsed := bar.format_dict["elapsed"]):
                 bar.set_postfix_str(f"{done / elapsed:,.0f} student tok/s", refresh=False)
             bar.update(size)
 
         yield advance
+
+
+def _new_bar(label: str, total: int, unit: str) -> Any:
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            """As wide as the terminal is now, less the ^C that it may show behind the bar."""
+            columns = 0
+            with suppress(OSError):
+                columns = os.get_terminal_size(self.fp.fileno()).columns
+            return {**super().format_dict, "ncols": max(columns - 3, 0) or self.ncols}
+
+    return Bar(total=total, desc=label, unit=unit, unit_scale=True, disable=None, leave=False)
 
 
 def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:

@@ -1,0 +1,341 @@
+"""The command line in a shell: completion, `xtok env`, signals, progress bars."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Cli
+from test_cli import HEAVY, two_files
+
+import xtok
+from xtok import __version__
+from xtok.cli import make_app
+
+APP = make_app()
+SHELLS = ["bash", "zsh", "fish"]
+
+
+def completing(shell: str, line: str) -> dict[str, str]:
+    """Return the variables with which a shell asks for completions of a line's last word."""
+    asked = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}}
+    typed = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    return {"_XTOK_COMPLETE": f"complete_{shell}", **asked.get(shell, typed)}
+
+
+def words(shell: str, printed: str) -> list[str]:
+    """Return the completions themselves, without their help."""
+    if shell == "zsh":
+        return re.findall(r'^(?:_arguments .*\(\()?"([^"]+)"', printed, re.MULTILINE)
+    return [line.partition("\t")[0] for line in printed.splitlines() if line]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """The folder of `cli`, with maps and others."""
+    for name in ("a.safetensors", "b.pt", "notes.txt", ".hidden.pt", "sub/c.pt", "odd/x y.pt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("xtok bu", ["build", "build-pairs"]),
+        ("xtok help conv", ["convert"]),
+        ("xtok build --no-scale", ["--no-scale-trick"]),
+        ("xtok build --for ", ["p-kl", "gold", "h-kl"]),
+        ("xtok build --target c", ["chunk"]),
+        ("xtok build s t --weights ", ["decay", "prior"]),
+        ("xtok build --tokens_to_cut ", []),
+        ("xtok build --top_k 3 --fo", ["--for"]),
+        ("xtok cache ", ["list", "clear"]),
+        ("xtok inspect ", ["a.safetensors", "b.pt", "odd/", "sub/"]),
+        ("xtok merge a.safetensors b", ["b.pt"]),
+        ("xtok merge a.safetensors sub/", ["sub/c.pt"]),
+        ("xtok estimate s t --initial-projection-path a", ["a.safetensors"]),
+        ("xtok compare a.safetensors ./b", ["./b.pt"]),
+        # Nothing: the shell completes files itself.
+        ("xtok inspect su", []),
+        ("xtok inspect odd/", []),
+        ("xtok inspect n", []),
+        ("xtok build ", []),
+        ("xtok build --text n", []),
+    ],
+)
+def test_completion(
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    shell: str,
+    line: str,
+    expected: list[str],
+) -> None:
+    monkeypatch.chdir(files)
+    monkeypatch.setenv("COLUMNS", "10000")  # as `program` has it
+    for name, value in completing(shell, line).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as done:
+        APP(prog_name="xtok")
+    assert done.value.code == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert words(shell, printed.out) == expected
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_long_help_is_no_completion(cli: Cli, shell: str) -> None:
+    done = cli(env=completing(shell, "xtok build --weig"))
+    assert words(shell, done.stdout) == ["--weights"]
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_completion_is_quick(files: Path) -> None:
+    code = (
+        "import sys, atexit\n"
+        f"atexit.register(lambda: print([m for m in {HEAVY} if m in sys.modules]))\n"
+        "from xtok.__main__ import program\n"
+        "program()"
+    )
+    for line in ("xtok bu", "xtok build --for ", "xtok inspect "):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=files, capture_output=True, text=True, check=True,
+            env={**os.environ, **completing("bash", line)},
+        )  # fmt: skip
+        assert len(done.stdout.splitlines()) > 2
+        assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """The environment of a new user who has nothing but `xtok` in the path."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "xtok"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m xtok "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:/usr/local/bin:/usr/bin:/bin"
+    return {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
+
+
+def test_bash_completes_after_installation(home: dict[str, str], files: Path) -> None:
+    def bash(*command: str) -> str:
+        return subprocess.run(
+            ["bash", "--norc", *command],
+            cwd=files, env=home, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    installed = bash("-c", "xtok --install-completion; true")
+    path = files / ".bash_completions" / "xtok.sh"
+    assert installed.splitlines()[0] == f"bash completion installed in {path}"
+    ask = (
+        'source ~/.bashrc; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+        "$(complete -p xtok | sed 's/.*-F //; s/ .*//') xtok; echo \"${COMPREPLY[*]}\""
+    )
+    assert bash("-c", ask, "-", "xtok", "build", "--for", "") == "p-kl gold h-kl\n"
+    assert bash("-c", ask, "-", "xtok", "verify", "") == "a.safetensors b.pt bin/ odd/ sub/\n"
+    assert "-o default" in path.read_text()  # files, where there are no completions
+
+
+@pytest.mark.parametrize(
+    ("shell", "path"), [("zsh", ".zfunc/_xtok"), ("fish", ".config/fish/completions/xtok.fish")]
+)
+def test_completion_is_installed_for(home: dict[str, str], shell: str, path: str) -> None:
+    chosen = {**home, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = ["xtok", "--install-completion", shell]
+    program = shutil.which("xtok", path=home["PATH"])
+    assert program is not None
+    subprocess.run(command, executable=program, env=chosen, check=True, stdout=subprocess.DEVNULL)
+    assert f"_XTOK_COMPLETE=complete_{shell}" in (Path(home["HOME"]) / path).read_text()
+    if found := shutil.which(shell):
+        script = str(Path(home["HOME"]) / path)
+        subprocess.run([found, "-n", script], env=home, check=True)
+
+
+def test_help_of_a_command(cli: Cli) -> None:
+    assert cli("help").stdout == cli("--help").stdout
+    assert cli("help", "sort-cut").stdout == cli("sort-cut", "--help").stdout
+    assert "Usage: xtok sort-cut [OPTIONS] " in cli("help", "sort-cut").stdout
+    done = cli("help", "nosuch")
+    assert done.returncode == 2
+    assert "No such command 'nosuch'" in done.stderr
+
+
+# xtok env
+
+
+def test_env_is_what_a_bug_report_needs(cli: Cli, tmp_path: Path) -> None:
+    secret = {
+        "HF_TOKEN": "hf_secret",
+        "XTOK_PASSWORD": "hf_secret",
+        "HF_ENDPOINT": "https://me:hf_secret@hub.example/",
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "XTOK_CACHE_DIR": "/caches/xtok",
+    }
+    done, shown = cli("env", "--json", env=secret), cli("env", env=secret)
+    assert (done.returncode, done.stderr, shown.returncode) == (0, "", 0)
+    assert "hf_secret" not in done.stdout + shown.stdout
+    found = json.loads(done.stdout)
+    assert found["xtok"] == __version__
+    assert found["location"] == str(ROOT / "xtok")
+    assert found["python"] == sys.version.split()[0]
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["threads"] == 1
+    assert found["cache_folder"] == "/caches/xtok"
+    assert found["hub_cache"] == str(tmp_path / "hf" / "hub")
+    assert found["hub_offline"] is True
+    assert found["notes"] == []
+    assert (
+        found["variables"].items()
+        >= {
+            "HF_TOKEN": "(set)",
+            "XTOK_PASSWORD": "(set)",
+            "HF_ENDPOINT": "https://(set)@hub.example/",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }.items()
+    )
+    lines = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
+    assert lines["xtok"] == f"{__version__}, {ROOT / 'xtok'}"
+    assert lines["hub"] == f"{tmp_path / 'hf' / 'hub'}, offline"
+    assert lines["numpy"] == found["packages"]["numpy"]
+    assert lines["XTOK_CACHE_DIR"] == "/caches/xtok"
+
+
+def test_env_has_every_dependency() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lists = re.findall(r"^([a-z-]+) = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)
+    names = ("dependencies", "parquet", "ray", "plot", "sentence-transformers", "trainer", "trl")
+    wanted = {name: re.findall(r'"([a-z0-9-]+)>=', text) for name, text in lists if name in names}
+    assert wanted.keys() == set(names)
+    assert {one for named in wanted.values() for one in named} <= xtok.env().packages.keys()
+
+
+def test_env_says_why_torch_cannot_be_imported(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text('raise OSError("libcudnn.so.9: cannot open")')
+    done = cli("env", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].split(maxsplit=1) == [
+        "broken",
+        "torch cannot be imported: libcudnn.so.9: cannot open",
+    ]
+
+
+# Signals
+
+KILLED = """
+import os, signal, sys
+stop = getattr(signal, sys.argv.pop(1))
+{code}
+from xtok.__main__ import program
+program()
+"""
+IN_A_THREAD = """
+from xtok.inspection import overlap
+count = overlap._token_counts
+def counting(*given):
+    os.kill(os.getpid(), stop)
+    return count(*given)
+overlap._token_counts = counting
+"""
+WHILE_WRITING = """
+from pathlib import Path
+replace = Path.replace
+def replacing(self, target):
+    assert self.exists()
+    os.kill(os.getpid(), stop)
+    return replace(self, target)
+Path.replace = replacing
+"""
+AT_THE_END = """
+import atexit
+atexit.register(lambda: os.kill(os.getpid(), stop))
+"""
+STOPS = [("SIGINT", 130, "interrupted\n"), ("SIGTERM", 143, "terminated\n")]
+
+
+def killed(
+    code: str, stop: str, args: list[str], folder: Path, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Run `xtok`, with code that sends it a signal."""
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [sys.executable, "-c", KILLED.format(code=code), stop, *args],
+        cwd=folder, capture_output=True, text=True, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("stop", "code", "line"), STOPS)
+def test_a_signal_while_threads_compute(
+    small: Path, tmp_path: Path, stop: str, code: int, line: str
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
+    args = ["overlap", str(small / "small.model"), "bytes", "--text", "text.txt"]
+    done = killed(IN_A_THREAD, stop, args, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
+
+
+@pytest.mark.parametrize(("stop", "code", "line"), STOPS)
+def test_a_signal_while_a_map_is_written(
+    small: Path, tmp_path: Path, stop: str, code: int, line: str
+) -> None:
+    args = ["build", *two_files(small), "--output", "new/map.safetensors", "--quiet"]
+    done = killed(WHILE_WRITING, stop, args, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sigterm_ends_a_background_job_that_ignores_ctrl_c(small: Path, tmp_path: Path) -> None:
+    args = ["build", *two_files(small), "--output", "map.safetensors", "--quiet"]
+    ignoring = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    done = killed(ignoring + WHILE_WRITING, "SIGTERM", args, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "terminated\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stop", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str) -> None:
+    done = killed(AT_THE_END, stop, ["--version"], tmp_path)
+    assert (done.returncode, done.stderr) == (-getattr(signal, stop), "")
+    assert done.stdout.startswith(f"xtok {__version__}\n")
+
+
+# Progress bars
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_bar_fits_the_terminal_and_leaves_nothing(
+    small: Path, tmp_path: Path, columns: int
+) -> None:
+    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
+    args = ["build", *two_files(small), "--text", "text.txt", "--output", "map.safetensors"]
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(terminal, "rb", buffering=0) as shown, os.fdopen(end, "wb") as stderr:
+        done = subprocess.run(
+            [sys.executable, "-m", "xtok", *args],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, check=True,
+        )  # fmt: skip
+        printed = shown.read(65536).decode()
+    assert done.stdout == b"map.safetensors\n"
+    bars = [part for part in re.split(r"[\r\n]", printed) if "%|" in part]
+    assert {bar.split(":")[0] for bar in bars} == {"counting", "synthetic text"}
+    assert max(map(len, bars)) == columns - 3  # behind them is room for the terminal's ^C
+    drawn: dict[str, str] = {}
+    for line in printed.replace("\r\n", "\n").split("\n"):
+        drawn[line] = ""
+        for part in line.split("\r"):
+            drawn[line] = part + drawn[line][len(part) :]
+    assert not [line for line in drawn.values() if "%|" in line]
