@@ -38,7 +38,7 @@ class Arguments:
     dataset: str = field(metadata={"help": ".jsonl or .parquet file, or repo id"})
     map: list[str] = field(default_factory=list, metadata={"help": "one per teacher"})
     eval_dataset: str | None = field(default=None, metadata={"help": "for --eval_strategy steps"})
-    loss: str = field(default="p-kl", metadata={"help": "p-kl, gold, h-kl, uld or partition-kl"})
+    loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
     max_length: int = field(default=1024, metadata={"help": "tokens of a sample, on each side"})
     cross_entropy_weight: float = field(default=1.0, metadata={"help": "0: distillation only"})
 

@@ -1,11 +1,12 @@
-"""Does a better map make a better student? Train small students with every map and loss.
+"""Which loss, which artefact, which direction? Train small students with each, from scratch.
 
     python scripts/examples/map_study.py --corpus FOLDER --work FOLDER [--steps 160] [--seeds 5]
 
 The corpus holds `LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz`. Trains two byte-level BPE
-tokenizers of different sizes, one of which splits digits, then one teacher, then through
-`distill.py` a student for each map, loss and seed, all with the same budget. Prints a table and
-draws two plots. The work folder keeps every result: run it again to resume.
+tokenizers: one with long tokens, and one with short ones that splits digits. Then a teacher with
+each, and through `distill.py`, for each teacher, students with the other tokenizer: one for each
+loss, artefact and seed, all with the same budget. Prints a table and draws a plot. The work folder
+keeps every result: run it again to resume.
 """
 
 from __future__ import annotations
@@ -18,36 +19,44 @@ import multiprocessing
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import xtok
-from xtok.config import SLOT_WEIGHT, Target
-from xtok.maps.edges import Edges
-from xtok.maps.projection_map import RowKind
-from xtok.maps.results import finished
+from xtok.inspection.events import evaluate_events
+from xtok.stages.events import shared_vocabulary
 
-LANGUAGES = ("en", "de", "zh")
-STUDENT_VOCAB, TEACHER_VOCAB = 4000, 1600
+LANGUAGES = ("en", "de", "zh")  # of the models' text
+VOCAB = {"long": 4000, "short": 1600}
+TRAINED_ON = {"long": ("en", "de", "zh"), "short": ("en", "fr", "ja")}  # the tokenizers
+SIZES = {"student": (96, 2), "teacher": (192, 4)}  # width, layers
 SAMPLE_CHARS = 320  # of a training sample; a Chinese one has a third of it
-COMPARED = ("p-kl", "p-kl + ce")
-MEASURES = ("cross_entropy", "chunk_cross_entropy")
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+
+# What is compared: a loss and its artefact; all but the last alone and beside cross-entropy.
+KINDS = (
+    ("p-kl", "recipe"), ("p-kl", "for-p-kl"), ("p-kl", "chunk"), ("p-kl", "chunk-em"),
+    ("p-kl", "both-em"), ("event-kl", "bytes"), ("event-kl", "text"), ("event-kl", "coarse"),
+    ("event-kl", "shared"), ("teacher-to-student-kl", "back-prior"),
+    ("teacher-to-student-kl", "back-text"), ("partition-kl", "none"), ("gold", "recipe"),
+)  # fmt: skip
+BESIDE_ONLY = ("gold",)
 
 
 class Run(NamedTuple):
-    """One training: a map (or none), a loss, and a seed."""
+    """One training of a student: which tokenizer it has, its loss, an artefact, and a seed."""
 
-    map: str
+    student: str
     loss: str
+    artefact: str
     seed: int
 
     @property
     def name(self) -> str:
         """The name of its folder."""
-        return f"{self.map}.{self.loss}.{self.seed}".replace(" ", "")
+        return f"{self.student}.{self.artefact}.{self.loss}.{self.seed}".replace(" ", "")
 
 
 def main() -> None:
@@ -62,38 +71,42 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     prepare(args.corpus, args.work)
     runs = all_runs(args.seeds)
+    measures = {student: make_artefacts(args.work, student) for student in VOCAB}
     with multiprocessing.get_context("spawn").Pool(args.processes, initializer=_one_thread) as pool:
-        pool.apply(_train, (teacher_arguments(args),))
-        measures = make_maps(args.work)
+        pool.map(_train, [teacher_arguments(name, args) for name in VOCAB], 1)
         jobs = [student_arguments(run, args) for run in runs]
         for number, _ in enumerate(pool.imap_unordered(_train, jobs), start=1):
             print(f"\r{number} of {len(jobs)} runs", end="", flush=True)
     print()
-    report(args.work, measures, runs, args.steps)
+    report(args, measures, runs)
 
 
 def all_runs(seeds: int) -> list[Run]:
-    """Return all trainings, the most important first."""
-    maps = ["recipe", "slot", "prior-start", "prior-both", "start", "chunk", "both"]
-    kinds = [("none", "ce"), *((m, "p-kl") for m in maps), *((m, "p-kl + ce") for m in maps)]
-    kinds += [("learned", "p-kl + ce"), ("recipe", "gold + ce"), ("recipe", "h-kl + ce")]
-    kinds += [("pinned", "h-kl + ce"), ("none", "uld + ce")]
-    return [Run(*kind, seed) for seed in range(seeds) for kind in kinds]
+    """Return all trainings, seed by seed."""
+    alone = [kind for kind in KINDS if kind[0] not in BESIDE_ONLY]
+    kinds = [("ce", "none"), *alone, *((f"{loss} + ce", artefact) for loss, artefact in KINDS)]
+    return [Run(student, *kind, s) for s in range(seeds) for student in VOCAB for kind in kinds]
 
 
 def prepare(corpus: Path, work: Path) -> None:
     """Write samples of all languages, alternating; train both tokenizers; write the models."""
-    if (work / "teacher").exists():
+    if (work / "short-teacher").exists():
         return
     for split, per_language in (("train", 4000), ("valid", 150)):
-        columns = [samples(corpus / f"{x}.{split}.jsonl.gz")[:per_language] for x in LANGUAGES]
-        rows = zip(*columns, strict=False)
-        lines = [json.dumps({"text": text}, ensure_ascii=False) for row in rows for text in row]
-        (work / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    texts = [json.loads(line)["text"] for line in (work / "train.jsonl").open(encoding="utf-8")]
-    sizes = {"student": (STUDENT_VOCAB, 96, 2), "teacher": (TEACHER_VOCAB, 192, 4)}
-    for side, (vocab, width, layers) in sizes.items():
-        write_model(work / side, texts, vocab, width, layers, split_digits=side == "teacher")
+        texts = mixed(corpus, split, LANGUAGES, per_language)
+        lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
+        (work / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    for name, vocab in VOCAB.items():
+        texts = mixed(corpus, "train", TRAINED_ON[name], 4000)
+        tokenizer = train_tokenizer(texts, vocab, split_digits=name == "short")
+        for model, (width, layers) in SIZES.items():
+            write_model(work / f"{name}-{model}", tokenizer, vocab, width, layers)
+
+
+def mixed(corpus: Path, split: str, languages: Sequence[str], per_language: int) -> list[str]:
+    """Return samples of languages in turn."""
+    columns = [samples(corpus / f"{x}.{split}.jsonl.gz")[:per_language] for x in languages]
+    return [text for row in zip(*columns, strict=False) for text in row]
 
 
 def samples(path: Path) -> list[str]:
@@ -111,13 +124,11 @@ def samples(path: Path) -> list[str]:
     return parts
 
 
-def write_model(
-    folder: Path, texts: Sequence[str], vocab: int, width: int, layers: int, *, split_digits: bool
-) -> None:
-    """Write a byte-level BPE tokenizer trained on texts, and the configuration of a small Llama."""
+def train_tokenizer(texts: Sequence[str], vocab: int, *, split_digits: bool) -> Any:
+    """Train a byte-level BPE tokenizer."""
     from tokenizers import Tokenizer as Rust
     from tokenizers import decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     rust = Rust(models.BPE())
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
@@ -130,8 +141,14 @@ def write_model(
     )  # fmt: skip
     rust.train_from_iterator(texts, trainer)
     make: Any = PreTrainedTokenizerFast
-    fast = make(tokenizer_object=rust, bos_token="<s>", eos_token="</s>")
-    fast.save_pretrained(folder)
+    return make(tokenizer_object=rust, bos_token="<s>", eos_token="</s>")
+
+
+def write_model(folder: Path, tokenizer: Any, vocab: int, width: int, layers: int) -> None:
+    """Write a tokenizer and the configuration of a small Llama."""
+    from transformers import LlamaConfig
+
+    tokenizer.save_pretrained(folder)
     LlamaConfig(
         vocab_size=vocab, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
         num_attention_heads=width // 32, num_key_value_heads=width // 32,
@@ -139,76 +156,102 @@ def write_model(
     ).save_pretrained(folder)  # fmt: skip
 
 
-def make_maps(work: Path) -> dict[str, dict[str, float]]:
-    """Write the maps; return what `evaluate` measures of each on the held-out text."""
-    folder = work / "maps"
-    folder.mkdir(exist_ok=True)
-    student, teacher = (xtok.load_tokenizer(str(work / side)) for side in ("student", "teacher"))
-    texts = [work / "train.jsonl"]
-    configs = {
-        "recipe": xtok.BuildConfig(top_k=4, scale_trick=False),
-        "prior-start": xtok.BuildConfig.for_loss("p-kl", target="start"),
-        "prior-both": xtok.BuildConfig.for_loss("p-kl"),
-        "pinned": xtok.BuildConfig.for_loss("h-kl"),
+def make_artefacts(work: Path, name: str) -> dict[str, str]:
+    """Write the maps and event maps of a student; return what `evaluate` measures of each."""
+    folder = work / "artefacts" / name
+    folder.mkdir(exist_ok=True, parents=True)
+    student, teacher = (xtok.load_tokenizer(str(work / f"{n}-{m}")) for n, m in of_pair(name))
+    texts, held_out = [work / "train.jsonl"], [work / "valid.jsonl"]
+
+    def counted(*pair: xtok.Tokenizer, **options: Any) -> xtok.ProjectionMap:
+        return xtok.estimate(pair[0], pair[1], texts, xtok.EstimateConfig(**options))
+
+    start = xtok.BuildConfig.for_loss("p-kl", target="start")
+    maps = {
+        "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=4, scale_trick=False)),
+        "for-p-kl": xtok.build(student, teacher, xtok.BuildConfig.for_loss("p-kl")),
+        "chunk": counted(student, teacher, target="chunk", em_steps=0),
+        "chunk-em": counted(student, teacher, target="chunk"),
+        "both-em": counted(student, teacher, target="both"),
     }
-    maps = {name: xtok.build(student, teacher, config) for name, config in configs.items()}
-    maps["slot"] = with_arbitrary_slots(student, teacher)
-    for target in get_args(Target):
-        maps[target] = xtok.estimate(student, teacher, texts, xtok.EstimateConfig(target=target))
-    maps["learned"] = maps["prior-both"]  # where learning starts
-    for name, projection in maps.items():
-        projection.save(folder / f"{name}.safetensors")
-    held_out, all_maps = [work / "valid.jsonl"], list(maps.values())
-    evaluation = xtok.evaluate(all_maps, held_out, student, teacher, names=list(maps))
-    return {m.name: {key: getattr(m, key).value for key in MEASURES} for m in evaluation.measures}
+    back = {
+        "back-prior": xtok.build(teacher, student, start),
+        "back-text": counted(teacher, student),
+    }
+    by_bytes = xtok.events(student, teacher)
+    leak = xtok.events(student, teacher, texts).history[0]["measures"][1]["leak"]
+    events = {
+        "bytes": by_bytes,
+        "text": xtok.events(student, teacher, texts, xtok.EventsConfig(max_leak=leak / 4)),
+        "coarse": xtok.events(student, teacher, texts, xtok.EventsConfig(max_leak=0)),
+        "shared": shared_events(by_bytes, student, teacher),
+    }
+    for artefact, made in (maps | back | events).items():
+        made.save(folder / f"{artefact}.safetensors")
+    measured = xtok.evaluate(
+        list(maps.values()), held_out, student, teacher, names=list(maps)
+    ).measures
+    words = {m.name: f"{m.chunk_cross_entropy.value:.3f} nats over chunks" for m in measured}
+    measured = xtok.evaluate(
+        list(back.values()), held_out, teacher, student, names=list(back)
+    ).measures
+    words |= {m.name: f"{m.cross_entropy.value:.3f} nats at starts" for m in measured}
+    leaks = evaluate_events(list(events.values()), held_out, student, teacher, names=list(events))
+    return words | {
+        m.name: f"leak {m.leak:.4f}, {m.kept:.3f} kept"
+        for m in leaks.measures
+    }  # fmt: skip
 
 
-def with_arbitrary_slots(student: xtok.Tokenizer, teacher: xtok.Tokenizer) -> xtok.ProjectionMap:
-    """Return the recipe with the slot as NeMo-RL places it: on an arbitrary id.
-
-    Rows that are not exact keep 3 entries and get a fourth of weight 0.2 on an unrelated id.
-    """
-    recipe = xtok.build(student, teacher, xtok.BuildConfig(top_k=3, scale_trick=False))
-    rows = np.flatnonzero(~np.isin(recipe.row_kind, [RowKind.EXACT, RowKind.ROLE, RowKind.EMPTY]))
-    columns = np.random.default_rng(0).integers(0, recipe.shape[1], len(rows))
-    taken = set(zip(recipe.student_ids.tolist(), recipe.teacher_ids.tolist(), strict=True))
-    free = np.array([(s, t) not in taken for s, t in zip(rows.tolist(), columns, strict=True)])
-    slots = Edges(rows[free], columns[free], np.full(int(free.sum()), SLOT_WEIGHT))
-    flags = np.zeros(recipe.shape[0], np.uint8)
-    flags[rows[free]] = 1
-    made = finished(
-        Edges.concatenate([recipe.edges, slots]).normalized(),
-        student=recipe.student, teacher=recipe.teacher, row_kind=recipe.row_kind,
-        scale_slot=flags, method="multitoken", top_k=4, history=recipe.history,
+def shared_events(
+    events: xtok.EventMap, student: xtok.Tokenizer, teacher: xtok.Tokenizer
+) -> xtok.EventMap:
+    """Return the events of a shared vocabulary: one for each token of both sides, and a rest."""
+    ours, theirs = shared_vocabulary(student.table, teacher.table)
+    _, labels = np.unique(np.concatenate([ours, theirs]), return_inverse=True)
+    partners = np.full(ours.max() + 1, -1)
+    partners[theirs[theirs >= 0]] = np.flatnonzero(theirs >= 0)
+    return replace(
+        events, student_event=labels[: len(ours)].astype(np.int32),
+        teacher_event=labels[len(ours) :].astype(np.int32),
+        student_link=np.where(ours >= 0, partners[ours], -1).astype(np.int32),
+        teacher_link=theirs.astype(np.int32), rest=0, history=(), reports=(),
     )  # fmt: skip
-    return replace(made, reports=())
 
 
-def teacher_arguments(args: argparse.Namespace) -> list[str]:
-    """Return the arguments of the teacher's training, on its own tokens."""
+def of_pair(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return the tokenizer and the size of a student, and of its teacher."""
+    return (name, "student"), ("short" if name == "long" else "long", "teacher")
+
+
+def teacher_arguments(name: str, args: argparse.Namespace) -> list[str]:
+    """Return the arguments of a teacher's training, on its own tokens."""
     return [
-        *arguments_of("teacher", "trained-teacher", args.teacher_steps, args),
+        *arguments_of(f"{name}-teacher", f"trained-{name}", args.teacher_steps, args),
         "--batch-size", "12", "--max-length", "128", "--learning-rate", "2e-3",
-        "--save-every", "250",
+        "--save-every", "400",
     ]  # fmt: skip
 
 
 def student_arguments(run: Run, args: argparse.Namespace) -> list[str]:
     """Return the arguments of one student's training."""
+    _, (teacher, _) = of_pair(run.student)
     arguments = [
-        *arguments_of("student", f"runs/{run.name}", args.steps, args), "--seed", str(run.seed),
-        "--batch-size", "8", "--max-length", "64", "--learning-rate", "3e-3",
-        "--save-every", str(args.steps),
+        *arguments_of(f"{run.student}-student", f"runs/{run.name}", args.steps, args),
+        "--seed", str(run.seed), "--batch-size", "8", "--max-length", "96",
+        "--learning-rate", "3e-3", "--save-every", str(args.steps),
     ]  # fmt: skip
     if run.loss != "ce":
         arguments += [
-            "--teacher", f"{args.work}/trained-teacher/student",
-            "--teacher-tokenizer", f"{args.work}/teacher", "--loss", run.loss.partition(" ")[0],
+            "--teacher", f"{args.work}/trained-{teacher}/student",
+            "--teacher-tokenizer", f"{args.work}/{teacher}-teacher",
+            "--loss", run.loss.partition(" ")[0],
             "--cross-entropy-weight", "1" if run.loss.endswith("+ ce") else "0",
         ]  # fmt: skip
-    if run.map != "none":
-        arguments += ["--map", f"{args.work}/maps/{run.map}.safetensors"]
-    return [*arguments, "--learn-map"] if run.map == "learned" else arguments
+    if run.artefact != "none":
+        file = args.work / "artefacts" / run.student / f"{run.artefact}.safetensors"
+        arguments += ["--map", str(file)]
+    return arguments
 
 
 def arguments_of(model: str, output: str, steps: int, args: argparse.Namespace) -> list[str]:
@@ -235,44 +278,32 @@ def _train(arguments: list[str]) -> None:
 
 
 def report(
-    work: Path, measures: dict[str, dict[str, float]], runs: Sequence[Run], steps: int
+    args: argparse.Namespace, measures: dict[str, dict[str, str]], runs: Sequence[Run]
 ) -> None:
-    """Print the table and the comparisons, and draw the plots."""
-    bits: dict[tuple[str, str], list[float]] = {}  # held-out bits per byte, by seed
+    """Print a table for each student, and draw the plot."""
+    bits: dict[tuple[str, str, str], list[float]] = {}  # held-out bits per byte, by seed
     for run in runs:
-        bits.setdefault((run.map, run.loss), []).append(last_bits(work / "runs" / run.name))
-
-    def gain(better: tuple[str, str], worse: tuple[str, str]) -> tuple[float, float]:
-        return summary(np.subtract(bits[worse], bits[better]))
-
-    rows: list[dict[str, Any]] = [
-        {"map": name, "loss": loss, "bits": summary(bits[name, loss]),
-         "gain": gain((name, loss), ("none", "ce")), **measures.get(name, {})}
-        for name, loss in bits
-    ]  # fmt: skip
-    teacher = last_bits(work / "trained-teacher")
-    print(f"teacher: {teacher:.3f} bits per byte; students: {steps} steps")
-    print(f"{'loss':10} {'map':11} {'bits/byte':>15} {'gain over ce':>17} {'over recipe':>16}"
-          "  start  chunk")  # fmt: skip
-    for row in sorted(rows, key=lambda row: (row["loss"], row["bits"])):
-        name, loss = row["map"], row["loss"]
-        over = gain((name, loss), ("recipe", loss)) if loss in COMPARED else None
-        best = "{:.3f} ± {:.3f}".format(*over) if over else "–"
-        measured = " ".join(f"{row[k]:6.3f}" if k in row else "     –" for k in MEASURES)
-        bits_shown, gain_shown = ("{:.3f} ± {:.3f}".format(*row[key]) for key in ("bits", "gain"))
-        print(f"{loss:10} {name:11} {bits_shown:>15} {gain_shown:>17} {best:>16} {measured}")
-    for loss in COMPARED:
-        for name, other in (("prior-both", "prior-start"), ("both", "start")):
-            mean, interval = gain((name, loss), (other, loss))
-            print(f"{loss}: {name} over {other} {mean:.3f} ± {interval:.3f}")
-    for loss in COMPARED:
-        own = [row for row in rows if row["loss"] == loss and row["map"] != "learned"]
-        for key in MEASURES:  # Spearman's, ties in order
-            columns = [row[key] for row in own], [row["bits"][0] for row in own]
-            ranks = [np.argsort(np.argsort(column)) for column in columns]
-            correlation = np.asarray(np.corrcoef(ranks))[0, 1]
-            print(f"rank correlation of bits per byte with {loss}, {key}: {correlation:.2f}")
-    draw(work, rows)
+        at = bits.setdefault((run.student, run.loss, run.artefact), [])
+        at.append(last_bits(args.work / "runs" / run.name))
+    for student in VOCAB:
+        _, (teacher, _) = of_pair(student)
+        best = last_bits(args.work / f"trained-{teacher}")
+        print(f"\nstudent with {student} tokens, {args.steps} steps; "
+              f"teacher with {teacher} ones: {best:.3f} bits per byte")  # fmt: skip
+        print(f"{'loss':26} {'artefact':10} {'bits/byte':>13} {'over ce':>14} {'over P-KL':>14}")
+        rows = [(summary(values), key) for key, values in bits.items() if key[0] == student]
+        for (mean, interval), (_, loss, artefact) in sorted(rows):
+            base = "p-kl + ce" if loss.endswith("+ ce") else "p-kl"
+            shown = [
+                "{:.3f} ± {:.3f}".format(*summary(np.subtract(bits[other], bits[key])))
+                if other != (key := (student, loss, artefact))
+                else "–"
+                for other in ((student, "ce", "none"), (student, base, "for-p-kl"))
+            ]
+            says = measures[student].get(artefact, "")
+            print(f"{loss:26} {artefact:10} {mean:.3f} ± {interval:.3f} {shown[0]:>14} "
+                  f"{shown[1]:>14}  {says}")  # fmt: skip
+    draw(args.work, bits)
 
 
 def last_bits(folder: Path) -> float:
@@ -289,29 +320,25 @@ def summary(values: Sequence[float] | NDArray[Any]) -> tuple[float, float]:
     return float(np.mean(values)), T_95[min(len(values), 10)] * error
 
 
-def draw(work: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw bits per byte by map and loss, and gains against the maps' cross-entropies."""
+def draw(work: Path, bits: dict[tuple[str, str, str], list[float]]) -> None:
+    """Draw bits per byte: a panel for each student, losses alone and beside cross-entropy."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for row in sorted(rows, key=lambda row: row["bits"], reverse=True):
-        mean, interval = row["bits"]
-        axes.errorbar([mean], [f"{row['loss']}: {row['map']}"], xerr=[interval], fmt="oC0")
-    axes.set_xlabel("held-out bits per byte (lower is better), 95 % interval over seeds")
-    figure.savefig(work / "bits-per-byte.png", metadata={"Software": None}, dpi=110)
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    figure.suptitle(f"{COMPARED[0]} in blue, {COMPARED[1]} in orange")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, key in zip(panels, MEASURES, strict=True):
-        for row in rows:
-            if row["loss"] in COMPARED and row["map"] != "learned":
-                color, (mean, interval) = f"C{COMPARED.index(row['loss'])}", row["gain"]
-                axes.errorbar([row[key]], [mean], yerr=[interval], fmt=f"o{color}")
-                axes.annotate(row["map"], (row[key], mean), color=color)
-        axes.set_xlabel(f"map's {key.replace('_', ' ')} on held-out text, nats")
-    panels[0].set_ylabel("gain over cross-entropy alone, bits/byte")
-    figure.savefig(work / "gain-by-measure.png", metadata={"Software": None}, dpi=110)
+    for axes, student in zip(panels, VOCAB, strict=True):
+        axes.set_title(f"student with {student} tokens")
+        axes.axvline(float(np.mean(bits[student, "ce", "none"])), color="C7", label="ce alone")
+        for color, end in (("C0", ""), ("C1", " + ce")):
+            found = [(f"{a}: {b}", summary(bits.get((student, a + end, b), []))) for a, b in KINDS]
+            names, ends = zip(*[one for one in found if not math.isnan(one[1][0])], strict=True)
+            means, intervals = zip(*ends, strict=True)
+            label = "beside ce" if end else "loss alone"
+            axes.errorbar(means, names, xerr=intervals, fmt="o", color=color, label=label)
+        axes.set_xlabel("held-out bits per byte (lower is better), 95 % over seeds")
+    panels[0].invert_yaxis()
+    panels[0].legend()
+    figure.savefig(work / "bits-per-byte.png", metadata={"Software": None}, dpi=110)
 
 
 if __name__ == "__main__":

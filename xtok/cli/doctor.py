@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import xtok
+from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, Safety, load_tokenizer
+from xtok.cli.options import DOCTOR_TEXTS, JSON, TEXT_FIELD, Safety, load_tokenizer
 from xtok.config import MODELS, option
+from xtok.counting.texts import find_texts
 from xtok.report.tokenizers import print_diagnosis
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Loading(Safety):
 def doctor(
     *,
     models: list[str] = MODEL_LIST,
+    text: list[str] = DOCTOR_TEXTS,
+    field: str = TEXT_FIELD,
     chat_template: str | None = option(
         None,
         "A Jinja file, or the name of a prompt format, instead of the model's own template.",
@@ -58,7 +62,16 @@ def doctor(
 
     Of exactly two, the first is taken for the student of a map, the second for its teacher.
     """
-    diagnosis = xtok.doctor(loading.load(models, vocab_size=vocab_size), template=chat_template)
+    if text and len(models) != 2:
+        raise typer.BadParameter("--text goes with two models, a student and a teacher")
+    find_texts(text)
+    diagnosis = xtok.doctor(
+        loading.load(models, vocab_size=vocab_size),
+        text,
+        template=chat_template,
+        field=field,
+        text_progress=report.text_progress_bar,
+    )
     show(diagnosis, print_diagnosis, json=json)
     if diagnosis.failed:
         raise typer.Exit(3)

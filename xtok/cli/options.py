@@ -81,6 +81,9 @@ OPTIONAL_TEXTS = text_option([], f"Count the map on this text: {_FILES}")
 OVERLAP_TEXTS = text_option(
     [], f"Also weigh by this text, as acceptance in speculative decoding does: {_FILES}"
 )
+DOCTOR_TEXTS = text_option(
+    [], f"Of a student and a teacher: measure both directions and events on this text: {_FILES}"
+)
 EVENT_TEXTS = text_option([], f"Also merge events that leak on this text: {_FILES}")
 
 

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from xtok.counting.texts import _decompressed, _parquet, _reading, text_format
+from xtok.counting.texts import decompressed, parquet_file, reading, text_format
 from xtok.errors import XtokError
 
 
@@ -44,7 +44,7 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
             line or the row.
     """
     record = None
-    with _reading(path):
+    with reading(path):
         for record in _records(path):
             yield record
     if record is None:
@@ -56,7 +56,7 @@ def _records(path: Path) -> Iterator[ChatRecord]:
         yield from _parquet_rows(path)
         return
     with path.open("rb") as raw:
-        lines: Iterable[bytes] = _decompressed(raw, path)
+        lines: Iterable[bytes] = decompressed(raw, path)
         if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
             data = b"".join(lines)
             if data.strip():
@@ -103,7 +103,7 @@ def _of_document(value: Any, path: Path) -> Iterator[ChatRecord]:
 
 
 def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
-    file = _parquet(path)
+    file = parquet_file(path)
     names = [n for n in _FIELDS if n in file.schema_arrow.names]
     if "messages" not in names:
         columns = ", ".join(file.schema_arrow.names[:8])

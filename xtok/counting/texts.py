@@ -95,7 +95,7 @@ def describe_text(path: Path) -> TextSource:
     Raises:
         XtokError: if it cannot be read.
     """
-    with _reading(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(_BLOCK):
             digest.update(block)
@@ -111,10 +111,10 @@ def shards(path: Path, field: str = "text") -> list[TextShard]:
         XtokError: if the file cannot be read.
     """
     kind = text_format(path)
-    with _reading(path), path.open("rb") as raw:
+    with reading(path), path.open("rb") as raw:
         size = path.stat().st_size
         if kind == "parquet":
-            total, step = _parquet(path).metadata.num_row_groups, 1
+            total, step = parquet_file(path).metadata.num_row_groups, 1
         else:
             total, step = (1, 1) if _compression(raw) else (size, SHARD_BYTES)
     bounds = [*(range(0, total, step) or [0]), total]
@@ -165,7 +165,7 @@ class ShardReader:
                 "group by",
                 hint="group by files: give each group a file of its own, and no field",
             )
-        with _reading(self.shard.path):
+        with reading(self.shard.path):
             for text, group in self._documents():
                 if self.shard.group_by:
                     self._groups.append(group)
@@ -177,7 +177,7 @@ class ShardReader:
             yield from _parquet_documents(self.shard)
             return
         with self.shard.path.open("rb") as raw:
-            file = _decompressed(raw, self.shard.path)
+            file = decompressed(raw, self.shard.path)
             if self.shard.format == "jsonl":
                 for offset, line in _lines(self.shard, file, None):
                     self.consumed = raw.tell() - self.shard.start
@@ -190,7 +190,8 @@ class ShardReader:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
+    """Turn what a damaged or missing file raises into an `XtokError` that names it."""
     try:
         yield
     except Exception as error:
@@ -229,7 +230,7 @@ def _compression(raw: BinaryIO) -> Literal["gzip", "zstd"] | None:
     return "zstd" if head == _ZSTD or is_skipped else None
 
 
-def _decompressed(raw: BinaryIO, path: Path) -> Any:
+def decompressed(raw: BinaryIO, path: Path) -> Any:
     """Return a buffered reader (with `peek`) of a file's contents."""
     compression = _compression(raw)
     if compression == "gzip":
@@ -301,7 +302,7 @@ def _decode(shard: TextShard, offset: int, data: bytes) -> str:
 def _line_number(shard: TextShard, offset: int) -> int:
     """Return the line, from 1, that holds a byte of the (decompressed) file."""
     with shard.path.open("rb") as raw:
-        file, number = _decompressed(raw, shard.path), 1
+        file, number = decompressed(raw, shard.path), 1
         while offset > 0 and (block := file.read(min(offset, _BLOCK))):
             number += block.count(b"\n")
             offset -= len(block)
@@ -349,13 +350,14 @@ def _problem_of(value: Any, shard: TextShard) -> str:
     return ""
 
 
-def _parquet(path: Path) -> Any:
+def parquet_file(path: Path) -> Any:
+    """Return an opened Parquet file."""
     return need("pyarrow.parquet", path).ParquetFile(path)
 
 
 def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:
     """Return texts and their groups, a few rows at a time; nulls are left out."""
-    file = _parquet(shard.path)
+    file = parquet_file(shard.path)
     names = file.schema_arrow.names
     parameters = {shard.field: "field"} | ({shard.group_by: "group_by"} if shard.group_by else {})
     for column, parameter in parameters.items():

@@ -8,8 +8,19 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from xtok.config import EstimateConfig
+from xtok.counting.counts import require_starts
 from xtok.inspection import Check, Level
 from xtok.inspection.chat_checks import ChatTrial
+from xtok.inspection.text_facts import (
+    EventFacts,
+    TextCounts,
+    TextFacts,
+    count_text,
+    loss_on_text,
+)
+from xtok.progress import TextProgress, silent_texts
+from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizers
 from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import escape, plural, quoted
@@ -92,6 +103,8 @@ class PairDiagnosis:
         roles_without_counterpart: the student's roles whose tokens pair with none.
         loss: which loss suits.
         why: in a sentence.
+        text: what text says of the pair; None without text.
+        events: the pair's events by the bytes alone, on the text; None without text.
     """
 
     student: str
@@ -105,6 +118,8 @@ class PairDiagnosis:
     roles_without_counterpart: tuple[str, ...]
     loss: str
     why: str
+    text: TextFacts | None
+    events: EventFacts | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,23 +154,42 @@ class Diagnosis:
 
 
 def doctor(
-    models: ModelLike | Sequence[ModelLike], *, template: str | Path | None = None
+    models: ModelLike | Sequence[ModelLike],
+    texts: str | Path | Sequence[str | Path] = (),
+    *,
+    template: str | Path | None = None,
+    field: str = EstimateConfig.field,
+    text_progress: TextProgress = silent_texts,
 ) -> Diagnosis:
     """Look at tokenizers for what makes cross-tokenizer training go wrong.
 
     Args:
         models: a model as `load_tokenizer` takes it, a loaded tokenizer, or several of either; of
             exactly two, the first is the student of a map.
+        texts: of two models: a path or glob of text to measure both directions and the pair's
+            events on, or several, as `estimate` takes them.
         template: a chat template instead of the tokenizers' own, as `render` takes it.
+        field: the field or column that holds the text.
+        text_progress: called for the text.
 
     Raises:
-        XtokError: if `template` cannot be read.
+        XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
+        ValueError: for texts with other than two models.
     """
     tokenizers = as_tokenizers(models)
-    return Diagnosis(
-        tokenizers=tuple(_diagnose(one, template) for one in tokenizers),
-        pair=_pair(*tokenizers) if len(tokenizers) == 2 else None,
-    )
+    pair, counts = None, None
+    if texts:
+        if len(tokenizers) != 2:
+            raise ValueError(
+                f"texts go with two models, a student and a teacher: {len(tokenizers)}"
+            )
+        counts = count_text(texts, tokenizers[0], tokenizers[1], field, text_progress)
+        require_starts(
+            counts.facts.boundaries, counts.documents, counts.facts.num_bytes, "measured"
+        )
+    if len(tokenizers) == 2:
+        pair = _pair(tokenizers[0], tokenizers[1], counts)
+    return Diagnosis(tokenizers=tuple(_diagnose(one, template) for one in tokenizers), pair=pair)
 
 
 def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDiagnosis:
@@ -321,13 +355,16 @@ def _difference(text: bytes, decoded: bytes) -> str:
     return " becomes ".join(shown)
 
 
-def _pair(student: Tokenizer, teacher: Tokenizer) -> PairDiagnosis:
+def _pair(student: Tokenizer, teacher: Tokenizer, counts: TextCounts | None) -> PairDiagnosis:
     rows, columns = student.table, teacher.table
     shared, paired = match_bytes(rows, columns), match_roles(rows, columns)
     share = len(shared) / max(1, len(rows.text_ids))
     numerals = [i for i, token in enumerate(rows.tokens()) if _digits(token) > 1]
     numerals_shared = sum(i in shared for i in numerals)
     loss, why = suited_loss(share, len(numerals), numerals_shared)
+    on_text = None if counts is None else EventFacts.of(events(student, teacher), counts)
+    if counts is not None and on_text is not None:
+        loss, why = loss_on_text(counts.facts, on_text)
     if rows.sha256() == columns.sha256():
         loss, why = "plain KL", "both have the same vocabulary: no map is needed"
     return PairDiagnosis(
@@ -346,6 +383,8 @@ def _pair(student: Tokenizer, teacher: Tokenizer) -> PairDiagnosis:
         ),
         loss=loss,
         why=why,
+        text=None if counts is None else counts.facts,
+        events=on_text,
     )
 
 

@@ -64,6 +64,7 @@ class TextCounts:
     teacher: NDArray[np.int64]
     pairs: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
     sentences: tuple[Sentence, ...]
+    documents: int
     facts: TextFacts
 
 
@@ -84,7 +85,7 @@ def count_text(
         progress: called for the text.
     """
     paths = find_texts(texts)
-    picker, pairs, num_bytes = SentencePicker(), PairCounts(), 0
+    picker, pairs, num_bytes, documents = SentencePicker(), PairCounts(), 0, 0
     counts = [np.zeros(len(side.table), np.int64) for side in (student, teacher)]
     total = sum(path.stat().st_size for path in paths)
     with PairEncoder(student, teacher) as encoder, progress("reading", total) as advance:
@@ -101,6 +102,7 @@ def count_text(
                     starts = encoder.boundaries(*sides)
                     pairs.add(boundary_keys(*sides, starts), np.ones(1, np.int64))
                     num_bytes += starts.bytes_of(batch)[0]
+                    documents += len(batch)
                     advance(reader.consumed - consumed, len(sides[0].ids))
                     consumed = reader.consumed
                 advance(shard.size - consumed, 0)
@@ -129,6 +131,7 @@ def count_text(
         teacher=counts[1],
         pairs=(s, t, amounts.astype(np.float64)),
         sentences=picker.sentences,
+        documents=documents,
         facts=facts,
     )
 
@@ -156,3 +159,8 @@ class EventFacts:
             leak=share_of(amounts, a != b),
             kept=kept_of((a, b), (s, t), amounts),
         )
+
+
+def loss_on_text(text: TextFacts, events: EventFacts) -> tuple[str, str]:
+    """Return which loss suits a pair, and why, by what its text says."""
+    raise NotImplementedError

@@ -12,6 +12,7 @@ from xtok.report._tables import STYLES, cell, header, new_table, printing
 if TYPE_CHECKING:
     from xtok.inspection.doctor import Diagnosis, PairDiagnosis, TokenizerDiagnosis
     from xtok.inspection.overlap import Overlap
+    from xtok.inspection.text_facts import EventFacts, TextFacts
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -22,6 +23,8 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
             console.print(_page(one))
         if diagnosis.pair is not None:
             console.print(_pair(diagnosis.pair))
+            if diagnosis.pair.text is not None and diagnosis.pair.events is not None:
+                console.print(_on_text(diagnosis.pair.text, diagnosis.pair.events))
         if diagnosis.failed:
             console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
 
@@ -49,6 +52,21 @@ def _pair(pair: PairDiagnosis) -> Table:
     lonely = ", ".join(pair.roles_without_counterpart) or "none"
     table.add_row("roles alone", lonely, "")
     table.add_row("loss that suits", pair.loss, cell(pair.why))
+    return table
+
+
+def _on_text(text: TextFacts, events: EventFacts) -> Table:
+    """Show what text says of a pair: what either direction of a map leaves open, and the events."""
+    table = new_table("on the text", "student → teacher", "teacher → student")
+    table.caption = (
+        "Left open: what a token of one side leaves open of the other's where both begin, in bits: "
+        "no map in that direction can tell. Leak: how often the two tokens are in different events."
+    )
+    table.add_row("shared boundaries", f"{text.boundaries:,}", "")
+    table.add_row("left open, bits", *(f"{bits:.2f}" for bits in text.open_bits))
+    shared = f"{min(text.bits):.2f} bits"
+    table.add_row("shared tokens and a rest", f"leak {text.leak:.1%}", shared)
+    table.add_row("events", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits kept")
     return table
 
 
