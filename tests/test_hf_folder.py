@@ -26,6 +26,7 @@ TEXTS = (
     "", " ",
 )  # fmt: skip
 Edit = Callable[[Path], None]
+checked = pytest.mark.skipif(not hf_folder.is_checked(), reason="Transformers decides every folder")
 QWEN = {
     "tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|pad|>",
     "bos_token": None, "unk_token": None, "add_prefix_space": False, "errors": "replace",
@@ -142,19 +143,21 @@ SHORT: dict[str, tuple[str, list[Edit]]] = {
 }  # fmt: skip
 
 
+@checked
 @pytest.mark.parametrize("name", SHORT)
 def test_folders_that_tokenizer_json_decides(small: Path, tmp_path: Path, name: str) -> None:
     source, edits = SHORT[name]
     folder = copied(small / source, tmp_path / "folder", *edits)
-    assert is_short(folder) == hf_folder.is_checked()
+    assert is_short(folder)
     assert_as_transformers(folder)
 
 
+@checked
 def test_a_folder_that_qwens_class_would_build(qwen_like: Path, tmp_path: Path) -> None:
-    assert is_short(qwen_like) == hf_folder.is_checked()
+    assert is_short(qwen_like)
     assert_as_transformers(qwen_like)
     plain = copied(qwen_like, tmp_path / "plain", tokens(tokenizer_class="PreTrainedTokenizerFast"))
-    assert is_short(plain) == hf_folder.is_checked()
+    assert is_short(plain)
     assert_as_transformers(plain)
 
 
@@ -243,17 +246,18 @@ def test_a_version_of_transformers_that_was_not_checked(
         assert is_short(small / "small-digits") == bool(checked), number
 
 
+@checked
 def test_mistral_with_its_own_library(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(small / "small-hf", tmp_path / "folder", model(model_type="mistral"))
     monkeypatch.setattr(hf_folder, "find_spec", lambda _: None)
-    assert is_short(folder) == hf_folder.is_checked()
+    assert is_short(folder)
     monkeypatch.setattr(hf_folder, "find_spec", lambda _: "there")
     assert not is_short(folder)
 
 
-@pytest.mark.skipif(not hf_folder.is_checked(), reason="Transformers decides every folder")
+@checked
 def test_transformers_is_not_imported(small: Path, qwen_like: Path, tmp_path: Path) -> None:
     shutil.copy(small / "small-digits" / "tokenizer.json", tmp_path / "mine.json")
     paths = [small / "small-digits", small / "small-hf", qwen_like, tmp_path / "mine.json"]
@@ -328,6 +332,7 @@ def test_folders_of_vocabulary_files(small: Path, tmp_path: Path) -> None:
         assert_as_transformers(folder)
 
 
+@checked
 @pytest.mark.real
 @pytest.mark.parametrize("name", hub_folders.NAMES)
 def test_folders_as_on_the_hub(tmp_path: Path, name: str) -> None:
@@ -335,5 +340,5 @@ def test_folders_as_on_the_hub(tmp_path: Path, name: str) -> None:
         folder = hub_folders.write(name, tmp_path / name, REAL)
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    assert is_short(folder) == hf_folder.is_checked()
+    assert is_short(folder)
     assert_as_transformers(folder)
