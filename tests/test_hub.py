@@ -45,7 +45,7 @@ class Hub:
 
 
 def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protocol's cases
-    """The part of the hub's HTTP API that downloads need: `resolve`, and an empty `api`."""
+    """The part of the hub's HTTP API that downloads need: `resolve`, and `tree` of `api`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -53,7 +53,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protoco
         def do_GET(self) -> None:
             parts = self.path.split("?")[0].strip("/").split("/")
             if parts[0] == "api":
-                return self.answer(200, b"[]")
+                return self.answer(200, json.dumps(self.listed(parts)).encode())
             repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
             if repo not in hub.repos:
                 return self.answer(404, b"", **{"X-Error-Code": "RepoNotFound"})
@@ -77,6 +77,14 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protoco
             return self.answer(200, data, **{"ETag": etag, "X-Repo-Commit": commit})
 
         do_HEAD = do_GET
+
+        def listed(self, parts: list[str]) -> list[dict[str, object]]:
+            """The files of a folder, for api/models/ORG/NAME/tree/REVISION/FOLDER."""
+            if parts[4:5] != ["tree"]:
+                return []
+            folder = hub.repos["/".join(parts[2:4])][parts[5]] / "/".join(parts[6:])
+            names = [path.relative_to(folder.parent) for path in sorted(folder.glob("*"))]
+            return [{"type": "file", "path": str(name), "size": 1, "oid": "1"} for name in names]
 
         def answer(self, code: int, data: bytes, **headers: str) -> None:
             self.send_response(code)
@@ -119,7 +127,8 @@ import sys
 from xtok.tokenizers import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[1], revision=sys.argv[2] or None)
 print(tokenizer.table.sha256(), tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.backend)
-print(len(tokenizer.chat_templates), tokenizer.segment(b" the text"))
+print(sorted(tokenizer.chat_templates), tokenizer.segment(b" the text"))
+print(tokenizer.vocabulary.revision)
 """
 
 
@@ -193,6 +202,19 @@ def test_a_pinned_revision(hub: Hub, small: Path, tmp_path: Path) -> None:
         found[revision] = out
     assert found[""] == found["main"] == found[NEW]
     assert found["v1"] == found[OLD] != found[NEW]
+    assert [found[name].splitlines()[-1] for name in ("", "v1")] == [NEW, OLD]
+
+
+def test_chat_templates_in_a_folder_of_a_repo(hub: Hub, small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(small / "small-digits", folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    hub.add("org/model", small / "small-digits", folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ documents }}")
+    for revision, names in (("", "['default', 'rag']"), ("v1", "[]")):
+        out, err = start(hub, tmp_path / "hf", "org/model", revision).communicate(timeout=120)
+        assert out.splitlines()[1].startswith(names), err
 
 
 def test_a_branch_that_moves_does_not_mix_two_commits(

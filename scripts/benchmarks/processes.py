@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import hub_folders
 import numpy as np
 
 from benchmarks import harness
@@ -19,6 +20,7 @@ BARE = Path(__file__).with_name("bare.py")
 PAIRS = (
     ("llama3", "qwen"), ("o200k", "qwen"), ("claude-2", "mistral-v3"), ("deepseek-v3", "qwen"),
 )  # fmt: skip
+FOLDERS = (("llama3", "qwen"), ("qwen", "deepseek-v3"), ("mistral-v3", "llama3"))
 PATTERNS = {
     "llama3": _tiktoken.LLAMA_3_PATTERN,
     "qwen": _tiktoken.QWEN_PATTERN,
@@ -43,6 +45,18 @@ def build(options: Namespace) -> Iterator[Row]:
         command = ["build", *sides, "--output", "built.safetensors", "--quiet"]
         bare: Words = ["build", student, teacher, *(PATTERNS.get(name, "") for name in pair)]
         yield compare(f"build {label}", command, bare, 1.5, options)
+
+
+def folders(options: Namespace) -> Iterator[Row]:
+    """`build` on folders as on the hub beside AutoTokenizer and encoding each vocabulary."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for label, pair in chosen(FOLDERS, options):
+            student, teacher = (hub_folders.write(name, Path(scratch, name)) for name in pair)
+            sides: Words = ["--student-model", student, "--teacher-model", teacher]
+            command = ["build", *sides, "--output", "built.safetensors", "--quiet"]
+            yield compare(
+                f"build {label}", command, ["build", student, teacher, "", ""], 0.8, options
+            )
 
 
 def maps(options: Namespace) -> Iterator[Row]:

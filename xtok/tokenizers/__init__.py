@@ -13,7 +13,8 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._gguf import GgufBackend, is_gguf
-from xtok.tokenizers._hf import HuggingFaceBackend, load_folder, load_json
+from xtok.tokenizers._hf import HuggingFaceBackend
+from xtok.tokenizers._hf_folder import load_folder, load_json
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file

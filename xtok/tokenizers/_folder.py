@@ -98,7 +98,7 @@ class FolderBackend(ConfiguredBackend):
                 for i, t in listed.items()
             }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._bad_config("added_tokens_decoder") from error
+            raise _bad_config(files, "added_tokens_decoder") from error
         own = {entry.id: entry.type for entry in inner.entries()}
         self._text = {
             added.content.decode(): i
@@ -153,27 +153,37 @@ class FolderBackend(ConfiguredBackend):
 
     def chat_templates(self) -> Mapping[str, str]:
         """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
-        path = self._files.find("chat_template.jinja")
-        if path is not None:
-            try:
-                return {"default": path.read_text(encoding="utf-8")}
-            except UnicodeDecodeError as error:
-                raise TokenizerError(
-                    f"{path} is not text in UTF-8: {error}", hint="fix it, or fetch it again"
-                ) from error
-        templates: Any = self._config.get("chat_template")
-        if isinstance(templates, list):
-            try:
-                return {str(one["name"]): str(one["template"]) for one in templates}
-            except (LookupError, TypeError) as error:
-                raise self._bad_config("chat_template") from error
-        return {"default": templates} if isinstance(templates, str) else {}
+        return chat_templates(self._files)
 
     def text_changes(self) -> Sequence[TextChange]:
         return self._inner.text_changes()
 
-    def _bad_config(self, field: str) -> TokenizerError:
-        return TokenizerError(
-            f"the {field} in {self._files.find('tokenizer_config.json')} is malformed",
-            hint="fix it, or fetch it again",
-        )
+
+def chat_templates(files: ModelFiles) -> dict[str, str]:
+    """Return what `chat_template.jinja` or `tokenizer_config.json` of a model say.
+
+    Raises:
+        TokenizerError: if the one is not text, or the other malformed.
+    """
+    path = files.find("chat_template.jinja")
+    if path is not None:
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except UnicodeDecodeError as error:
+            raise TokenizerError(
+                f"{path} is not text in UTF-8: {error}", hint="fix it, or fetch it again"
+            ) from error
+    templates: Any = files.json("tokenizer_config.json").get("chat_template")
+    if isinstance(templates, list):
+        try:
+            return {str(one["name"]): str(one["template"]) for one in templates}
+        except (LookupError, TypeError) as error:
+            raise _bad_config(files, "chat_template") from error
+    return {"default": templates} if isinstance(templates, str) else {}
+
+
+def _bad_config(files: ModelFiles, field: str) -> TokenizerError:
+    return TokenizerError(
+        f"the {field} in {files.find('tokenizer_config.json')} is malformed",
+        hint="fix it, or fetch it again",
+    )

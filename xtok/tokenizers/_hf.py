@@ -1,4 +1,4 @@
-"""Hugging Face tokenizers: a folder or a hub repo with a `tokenizer.json`."""
+"""Hugging Face tokenizers, once they are loaded."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._folder import SPECIAL_NAMES, ConfiguredBackend
-from xtok.tokenizers._tokenizer import TextChange, damaged, refuse_pattern
-from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
+from xtok.tokenizers._tokenizer import TextChange, damaged
+from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 if TYPE_CHECKING:
@@ -23,11 +22,12 @@ Spec = dict[str, Any]
 
 
 class HuggingFaceBackend(ConfiguredBackend):
-    """A fast Hugging Face tokenizer, which is copied and not changed.
+    """A fast Hugging Face tokenizer.
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
         files: where it comes from; its model config and generation config are read.
+        copy: leave its `backend_tokenizer` as it is, for others that use it.
 
     Raises:
         TokenizerError: if its tokens are not byte strings, or it is damaged.
@@ -35,13 +35,13 @@ class HuggingFaceBackend(ConfiguredBackend):
 
     name = "hf"
 
-    def __init__(self, tokenizer: Any, files: ModelFiles) -> None:
+    def __init__(self, tokenizer: Any, files: ModelFiles, *, copy: bool = True) -> None:
         super().__init__(files)
         self._hf, model = tokenizer, str(files)
         _check_growth(tokenizer.backend_tokenizer, model)
-        self._rust = _copied(tokenizer.backend_tokenizer, model)
+        self._rust = _within_text(tokenizer.backend_tokenizer, model, copy=copy)
         self._added = dict(tokenizer.added_tokens_decoder)
-        decoder = list(_components(self._rust.decoder))
+        decoder = list(components(self._rust.decoder))
         self._decode = _decoder(decoder, model)
         self._byte_level = any(c["type"] == "ByteLevel" for c in decoder)
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder)
@@ -117,66 +117,6 @@ class HuggingFaceBackend(ConfiguredBackend):
         return self._text_changes
 
 
-def load_folder(
-    files: ModelFiles, *, pattern: str | None = None, trust_remote_code: bool = False
-) -> HuggingFaceBackend:
-    """Load what `AutoTokenizer` loads from a folder or repo.
-
-    Raises:
-        TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
-    """
-    refuse_pattern(pattern, f"{files} is a Hugging Face tokenizer")
-    from transformers import AutoTokenizer
-
-    local = files.offline or (isinstance(files.model, str) and not hub_answers())
-    try:
-        with quiet_hub():
-            tokenizer = AutoTokenizer.from_pretrained(
-                files.model,
-                revision=files.commit or files.revision,
-                local_files_only=local,
-                use_fast=True,
-                trust_remote_code=trust_remote_code,
-            )
-    except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise TokenizerError(
-                f"{files} needs code of its own",
-                hint="read that code, then allow it with {option}",
-                parameter="trust_remote_code",
-            ) from error
-        raise TokenizerError(
-            f"{files} is not a tokenizer that AutoTokenizer loads: {error}",
-            hint="check its tokenizer.json and tokenizer_config.json, or fetch them again",
-        ) from error
-    if not tokenizer.is_fast:
-        raise TokenizerError(
-            f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
-            hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-        )
-    return HuggingFaceBackend(tokenizer, files)
-
-
-def load_json(path: Path, *, pattern: str | None = None) -> HuggingFaceBackend:
-    """Load a `tokenizer.json` by another name, without the files beside it.
-
-    Raises:
-        TokenizerError: if it is not one.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    refuse_pattern(pattern, f"{path} is a Hugging Face tokenizer")
-    load: Callable[..., Any] = PreTrainedTokenizerFast
-    try:
-        tokenizer = load(tokenizer_file=str(path))
-    except Exception as error:
-        raise TokenizerError(
-            f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
-            hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
-        ) from error
-    return HuggingFaceBackend(tokenizer, ModelFiles(path))
-
-
 def merge_bytes(rust: RustTokenizer, data: bytes) -> list[int]:
     """Merge any bytes by a byte-level model, past its normalizer."""
     try:
@@ -196,7 +136,7 @@ _DAMAGED = "its tokenizer.json is damaged"
 _PARTS = ("normalizers", "pretokenizers", "decoders")
 
 
-def _components(component: Any) -> Iterator[Spec]:
+def components(component: Any) -> Iterator[Spec]:
     """Walk the JSON of a component and what its sequences hold."""
     left = [_spec(component)]
     while left:
@@ -207,24 +147,37 @@ def _components(component: Any) -> Iterator[Spec]:
             yield spec
 
 
-def _copied(rust: RustTokenizer, model: str) -> RustTokenizer:
-    """Return a copy that encodes as in the middle of a text: no prefix, padding or dropout.
+def _within_text(rust: RustTokenizer, model: str, *, copy: bool) -> RustTokenizer:
+    """Return what encodes as in the middle of a text: no prefix, padding or dropout.
 
     Raises:
-        TokenizerError: if the copy loses tokens, or an id is so large that writing the JSON, id by
+        TokenizerError: if a copy loses tokens, or an id is so large that writing the JSON, id by
             id, takes minutes.
     """
-    from tokenizers import Tokenizer as RustTokenizer
-
-    largest = max(rust.get_vocab().values(), default=0)
+    ids = rust.get_vocab().values()
+    largest = max(ids, default=0)
     if largest >= MAX_WIDTH:
         problem = f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}"
         raise damaged(problem, _DAMAGED)
-    text = rust.to_str()
     parts = {"normalizer": _spec(rust.normalizer), "pre_tokenizer": _spec(rust.pre_tokenizer)}
     changed = {k: kept for k, spec in parts.items() if (kept := _without_prefix(spec)) != spec}
+    if copy or changed or len(set(ids)) < len(ids):
+        rust = _copied(rust, model, changed)
+    rust.encode_special_tokens = True
+    rust.no_truncation()
+    rust.no_padding()
+    if getattr(rust.model, "dropout", None):
+        rust.model.dropout = None
+    return rust
+
+
+def _copied(rust: RustTokenizer, model: str, changed: Mapping[str, Spec | None]) -> RustTokenizer:
+    """Return a copy with some of its components changed."""
+    from tokenizers import Tokenizer as RustTokenizer
+
+    text = rust.to_str()
     if changed:
-        text = json.dumps(json.loads(text) | changed)
+        text = json.dumps({**json.loads(text), **changed})
     try:
         copy = RustTokenizer.from_str(text)
         if copy.get_vocab_size() != rust.get_vocab_size():
@@ -232,11 +185,6 @@ def _copied(rust: RustTokenizer, model: str) -> RustTokenizer:
     except Exception as error:
         problem = f"{model} loses tokens when it is copied, as where two have the same id: {error}"
         raise damaged(problem, _DAMAGED) from error
-    copy.encode_special_tokens = True
-    copy.no_truncation()
-    copy.no_padding()
-    if getattr(copy.model, "dropout", None):
-        copy.model.dropout = None
     return copy
 
 
@@ -264,7 +212,7 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
     """
     for component in (rust.normalizer, rust.decoder):
         growth = 1.0
-        for spec in _components(component):
+        for spec in components(component):
             if spec["type"] == "Replace":
                 old, new = spec["pattern"].get("String"), len(spec["content"])
                 # A regular expression may match nothing, and so between any two characters.
@@ -339,7 +287,7 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
     undone = {
         (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
     } | {(" ", c["replacement"]) for c in decoder if c["type"] == "Metaspace"}
-    for component in _components(rust.normalizer):
+    for component in components(rust.normalizer):
         kind = component["type"]
         if kind in _CHANGES:
             yield TextChange(kind, _CHANGES[kind])

@@ -83,6 +83,26 @@ class ModelFiles:
                 return None if cached is None else False  # else the cache knows: no such file
             return file_exists(self.model, name, revision=revision)
 
+    def has_folder(self, name: str) -> bool:
+        """Tell whether there are files in a folder of the model, without fetching them.
+
+        Raises:
+            XtokError: if the repo is not available.
+        """
+        if isinstance(self.model, Path):
+            return (self.model / name).is_dir()
+        from huggingface_hub import errors, list_repo_tree, try_to_load_from_cache
+
+        revision = self.commit or self.revision
+        if not (self._asks() and hub_answers()):
+            cached = try_to_load_from_cache(self.model, "tokenizer.json", revision=revision)
+            return isinstance(cached, str) and (Path(cached).parent / name).is_dir()
+        with self._hub():
+            try:
+                return any(list_repo_tree(self.model, name, revision=revision))
+            except errors.EntryNotFoundError:
+                return False
+
     def folder(self) -> Path:
         """Return the local folder, fetched if need be, without other frameworks' weights.
 

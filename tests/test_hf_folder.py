@@ -1,0 +1,344 @@
+"""Model folders: all load as AutoTokenizer loads them, also those that go without it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hub_folders
+import pytest
+import small_tokenizers
+from conftest import REAL
+
+from xtok.tokenizers import _hf_folder as hf_folder
+from xtok.tokenizers import from_transformers, load_tokenizer
+from xtok.tokenizers.hub import ModelFiles
+
+TEXTS = (
+    "The  words\n\n of 2024, and don't DON'T\t<think>x</think> ",
+    "e\u0301 \u212b ﬁ① 中文字 नमस्ते ก็ 👨\u200d👩 \u00a0▁y <0x0A>",
+    "<|im_start|>user\nq<|im_end|> <s>[INST] b[/INST]</s> <｜User｜>q<|eot_id|>",
+    "", " ",
+)  # fmt: skip
+Edit = Callable[[Path], None]
+checked = pytest.mark.skipif(not hf_folder.is_checked(), reason="Transformers decides every folder")
+QWEN = {
+    "tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|pad|>",
+    "bos_token": None, "unk_token": None, "add_prefix_space": False, "errors": "replace",
+    "split_special_tokens": False,
+}  # fmt: skip
+LLAMA = {
+    "tokenizer_class": "LlamaTokenizerFast", "legacy": True, "sp_model_kwargs": {},
+    "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
+}  # fmt: skip
+
+
+def edit(path: Path, **changes: Any) -> None:
+    document = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**document, **changes}))
+
+
+def tokens(**changes: Any) -> Edit:
+    return lambda folder: edit(folder / "tokenizer_config.json", **changes)
+
+
+def model(**changes: Any) -> Edit:
+    return lambda folder: edit(folder / "config.json", **changes)
+
+
+def listed(folder: Path) -> dict[str, Any]:
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    return {str(token.pop("id")): token for token in added}
+
+
+def lists(**flags: Any) -> Edit:
+    """List the added tokens in tokenizer_config.json, with other flags for the last one."""
+
+    def change(folder: Path) -> None:
+        added = listed(folder)
+        added[max(added, key=int)] |= flags
+        edit(folder / "tokenizer_config.json", added_tokens_decoder=added)
+
+    return change
+
+
+def adds(name: str, text: str) -> Edit:
+    def change(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+    return change
+
+
+def is_short(folder: Path) -> bool:
+    """Tell whether Transformers is left out."""
+    return hf_folder._read_alone(ModelFiles(folder)) is not None
+
+
+def assert_as_transformers(folder: Path) -> None:
+    """Compare tables, roles, templates and ids with those of AutoTokenizer."""
+    from transformers import AutoTokenizer
+
+    ours = load_tokenizer(folder)
+    theirs = from_transformers(
+        AutoTokenizer.from_pretrained(str(folder)), vocab_size=len(ours.table)
+    )
+    assert ours.table.sha256() == theirs.table.sha256()
+    assert ours.table.types.tolist() == theirs.table.types.tolist()
+    assert ours.table.roles == theirs.table.roles
+    assert ours.table.preferred_ids == theirs.table.preferred_ids
+    assert ours.text_changes == theirs.text_changes
+    assert ours.chat_templates == theirs.chat_templates
+    assert ours.special_token_names == theirs.special_token_names
+    assert ours.library_ids(TEXTS) == theirs.library_ids(TEXTS)
+    prompts, expected = (
+        [each._backend.encode_prompt(text) for text in TEXTS] for each in (ours, theirs)
+    )
+    assert prompts == expected
+    pieces = [token for token in theirs.table.tokens() if token]
+    pieces = pieces[:: 1 + len(pieces) // 2000]
+    assert ours.segment_batch(pieces) == theirs.segment_batch(pieces)
+
+
+@pytest.fixture(scope="session")
+def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folders") / "qwen"
+    small_tokenizers.byte_level_bpe(folder, vocab_size=800, digits=1, normalizer="NFC")
+    (folder / "tokenizer_config.json").write_text(json.dumps(QWEN))
+    edit(folder / "config.json", model_type="qwen3")
+    return folder
+
+
+def copied(source: Path, folder: Path, *edits: Edit) -> Path:
+    shutil.copytree(source, folder)
+    for change in edits:
+        change(folder)
+    return folder
+
+
+SHORT: dict[str, tuple[str, list[Edit]]] = {
+    "llama": ("small-digits", [lists(), tokens(model_max_length=10**30)]),
+    "no config.json": ("small-digits", [lambda folder: (folder / "config.json").unlink()]),
+    "saved by Transformers 5": ("small-digits", [tokens(
+        tokenizer_class="TokenizersBackend", backend="tokenizers", is_local=True,
+        extra_special_tokens=["<|im_end|>"])]),
+    "a chat template": ("small-digits", [tokens(chat_template="{{ messages }}")]),
+    "chat templates": ("small-digits", [tokens(chat_template=[
+        {"name": "default", "template": "{{ a }}"}, {"name": "rag", "template": "{{ b }}"}])]),
+    "chat_template.jinja": ("small-digits", [
+        tokens(chat_template="{{ old }}"), adds("chat_template.jinja", "{{ new }}\n")]),
+    "listed twice": ("small-digits", [lists(), adds("special_tokens_map.json", "{}")]),
+    "deepseek": ("small-byte-level", [
+        tokens(**LLAMA, unk_token=None, pad_token={
+            "__type": "AddedToken", "content": "<|end_of_text|>", "lstrip": False,
+            "normalized": True, "rstrip": False, "single_word": False}),
+        model(model_type="deepseek_v3", auto_map={"AutoConfig": "configuration.Config"})]),
+    "mistral": ("small-hf", [
+        tokens(**LLAMA, add_prefix_space=True), lists(), model(model_type="mistral")]),
+}  # fmt: skip
+
+
+@checked
+@pytest.mark.parametrize("name", SHORT)
+def test_folders_that_tokenizer_json_decides(small: Path, tmp_path: Path, name: str) -> None:
+    source, edits = SHORT[name]
+    folder = copied(small / source, tmp_path / "folder", *edits)
+    assert is_short(folder)
+    assert_as_transformers(folder)
+
+
+@checked
+def test_a_folder_that_qwens_class_would_build(qwen_like: Path, tmp_path: Path) -> None:
+    assert is_short(qwen_like)
+    assert_as_transformers(qwen_like)
+    plain = copied(qwen_like, tmp_path / "plain", tokens(tokenizer_class="PreTrainedTokenizerFast"))
+    assert is_short(plain)
+    assert_as_transformers(plain)
+
+
+def pattern(folder: Path) -> None:
+    """Split digits by three, as Qwen2Tokenizer does not."""
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = (
+        small_tokenizers.split_pattern(3)
+    )
+    path.write_text(json.dumps(document))
+
+
+def overlaps(folder: Path) -> None:
+    """Make a token of the vocabulary an added one."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    names = {i: name for name, i in document["model"]["vocab"].items()}
+    token = {**document["added_tokens"][-1], "id": 300, "content": names[300]}
+    edit(folder / "tokenizer.json", added_tokens=[token, *document["added_tokens"]])
+
+
+LONG_QWEN: dict[str, list[Edit]] = {
+    "another pattern": [pattern],
+    "an added token in the vocabulary": [overlaps],
+    "no NFC": [lambda folder: edit(folder / "tokenizer.json", normalizer=None)],
+    "a prefix space": [tokens(add_prefix_space=True)],
+    "a special token by default": [
+        adds("tokenizer_config.json", json.dumps({k: QWEN[k] for k in QWEN if k != "pad_token"}))
+    ],
+    "another class": [tokens(tokenizer_class="GPT2Tokenizer")],
+}
+
+
+@pytest.mark.parametrize("name", LONG_QWEN)
+def test_folders_that_qwens_class_changes(qwen_like: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(qwen_like, tmp_path / "folder", *LONG_QWEN[name])
+    assert not is_short(folder)
+    assert_as_transformers(folder)
+
+
+LONG: dict[str, list[Edit]] = {
+    "a model type that is not known": [model(model_type="gpt_neox")],
+    "a config.json without a model type": [adds("config.json", '{"vocab_size": 896}')],
+    "no class": [lambda folder: (folder / "tokenizer_config.json").unlink()],
+    "another class": [tokens(tokenizer_class="LlamaTokenizerFast")],
+    "an unknown key": [tokens(fix_mistral_regex=True)],
+    "special tokens split": [tokens(split_special_tokens=True)],
+    "a token that tokenizer.json lacks": [tokens(pad_token="<|new|>")],
+    "a text token made special": [tokens(pad_token="<think>")],
+    "an extra token made special": [tokens(additional_special_tokens=["<think>"])],
+    "named extra tokens": [tokens(extra_special_tokens={"image_token": "<|im_end|>"})],
+    "another flag": [lists(special=True)],
+    "old lists": [adds("special_tokens_map.json", '{"unk_token": "<|pad|>"}')],
+    "old added tokens": [adds("added_tokens.json", '{"<|new|>": 800}')],
+    "more chat templates": [adds("additional_chat_templates/rag.jinja", "{{ messages }}")],
+    "padding": [
+        lambda folder: edit(
+            folder / "tokenizer.json",
+            padding={
+                "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None,
+                "pad_id": 795, "pad_type_id": 0, "pad_token": "<|im_end|>",
+            },
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_folders_that_transformers_decides(small: Path, tmp_path: Path, name: str) -> None:
+    folder = copied(small / "small-digits", tmp_path / "folder", *LONG[name])
+    assert not is_short(folder)
+    assert_as_transformers(folder)
+
+
+def test_a_version_of_transformers_that_was_not_checked(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, checked in (
+        ("4.57.6", 0),
+        ("5.7.0", 0),
+        ("5.8.0", 1),
+        ("5.99.0.dev0", 1),
+        ("6.0", 0),
+    ):
+        monkeypatch.setattr(hf_folder, "version", lambda _, number=number: number)
+        assert is_short(small / "small-digits") == bool(checked), number
+
+
+@checked
+def test_mistral_with_its_own_library(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(small / "small-hf", tmp_path / "folder", model(model_type="mistral"))
+    monkeypatch.setattr(hf_folder, "find_spec", lambda _: None)
+    assert is_short(folder)
+    monkeypatch.setattr(hf_folder, "find_spec", lambda _: "there")
+    assert not is_short(folder)
+
+
+@checked
+def test_transformers_is_not_imported(small: Path, qwen_like: Path, tmp_path: Path) -> None:
+    shutil.copy(small / "small-digits" / "tokenizer.json", tmp_path / "mine.json")
+    paths = [small / "small-digits", small / "small-hf", qwen_like, tmp_path / "mine.json"]
+    code = (
+        "import sys\n"
+        "from xtok.tokenizers import load_tokenizer\n"
+        "for path in sys.argv[1:]:\n"
+        "    load_tokenizer(path).encode('a prompt')\n"
+        "print('tokenizers' in sys.modules, 'transformers' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True False\n", done.stderr
+
+
+def unigram(folder: Path, tokenizer_class: str, model_type: str) -> Path:
+    """Write a Unigram folder as T5's: Metaspace, and an unknown token instead of bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pieces = ["<pad>", "</s>", "<unk>", "▁", "▁the", "▁words", "s", "o", "f", "▁of", "2", "0", "4"]
+    vocab = [(piece, 0.0 if i < 3 else -float(i)) for i, piece in enumerate(pieces)]
+    rust = Tokenizer(models.Unigram(vocab, unk_id=2, byte_fallback=False))
+    rust.normalizer = normalizers.Sequence([normalizers.NFKC()])
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.decoder = decoders.Metaspace()
+    rust.add_special_tokens(pieces[:3])
+    folder.mkdir()
+    rust.save(str(folder / "tokenizer.json"))
+    special = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    edit(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class, **special)
+    edit(folder / "config.json", model_type=model_type, vocab_size=128)
+    return folder
+
+
+def test_unigram_folders(tmp_path: Path) -> None:
+    plain = unigram(tmp_path / "plain", "PreTrainedTokenizerFast", "llama")
+    assert is_short(plain) == hf_folder.is_checked()
+    t5 = unigram(tmp_path / "t5", "T5TokenizerFast", "t5")
+    assert not is_short(t5)
+    for folder in (plain, t5):
+        assert_as_transformers(folder)
+        assert load_tokenizer(folder).table[4] == b" the"
+
+
+def test_a_folder_like_gemmas(small: Path, tmp_path: Path) -> None:
+    folder = copied(
+        small / "small-hf", tmp_path / "gemma",
+        tokens(tokenizer_class="GemmaTokenizerFast", pad_token="<s>", mask_token="<think>"),
+        model(model_type="gemma2"),
+    )  # fmt: skip
+    edit(folder / "tokenizer.json", normalizer={
+        "type": "Replace", "pattern": {"String": " "}, "content": "▁"}, pre_tokenizer={
+        "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+        "invert": False})  # fmt: skip
+    assert not is_short(folder)
+    assert_as_transformers(folder)
+
+
+def test_folders_of_vocabulary_files(small: Path, tmp_path: Path) -> None:
+    bpe = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())["model"]
+    gpt2, bert = tmp_path / "gpt2", tmp_path / "bert"
+    gpt2.mkdir()
+    merges = "".join(f"{' '.join(merge)}\n" for merge in bpe["merges"])
+    (gpt2 / "vocab.json").write_text(json.dumps({**bpe["vocab"], "<|endoftext|>": 1194}))
+    (gpt2 / "merges.txt").write_text(f"#version: 0.2\n{merges}")
+    edit(gpt2 / "config.json", model_type="gpt2", vocab_size=1195)
+    bert.mkdir()
+    (bert / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##m\nof\n,\n")
+    edit(bert / "config.json", model_type="bert", vocab_size=9)
+    for folder in (gpt2, bert):
+        assert_as_transformers(folder)
+
+
+@checked
+@pytest.mark.real
+@pytest.mark.parametrize("name", hub_folders.NAMES)
+def test_folders_as_on_the_hub(tmp_path: Path, name: str) -> None:
+    try:
+        folder = hub_folders.write(name, tmp_path / name, REAL)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert is_short(folder)
+    assert_as_transformers(folder)
