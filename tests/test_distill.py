@@ -74,8 +74,20 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "gold", "h-kl", "uld", "partition-kl"])
-def test_every_loss_trains(setting: list[str], tmp_path: Path, loss: str) -> None:
+@pytest.mark.parametrize(
+    "loss", ["p-kl", "gold", "h-kl", "uld", "event-kl", "teacher-to-student-kl"]
+)
+def test_every_loss_trains(
+    setting: list[str], tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer, loss: str
+) -> None:
+    own: dict[str, Any] = {
+        "event-kl": lambda: xtok.events(digits, byte_level),
+        "teacher-to-student-kl": lambda: xtok.build(byte_level, digits),
+    }
+    if loss in own:
+        path = tmp_path / "own.safetensors"
+        own[loss]().save(path)
+        setting = [f"--map={path}" if one.startswith("--map=") else one for one in setting]
     log = run(setting, tmp_path / "run", f"--loss={loss}", "--temperature=2")
     assert [line["step"] for line in log] == list(range(STEPS))
     for line in log:
@@ -231,8 +243,6 @@ def test_it_is_short() -> None:
 def test_losses_by_name(byte_level: Tokenizer) -> None:
     with pytest.raises(ValueError, match="the loss is 'kl', and must be one of"):
         make_loss("kl")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="partition-kl needs both tokenizers"):
-        make_loss("partition-kl", student=byte_level)
     for name in get_args(LossName):
         if name in NEED_A_MAP:
             with pytest.raises(XtokError, match=f"{name} needs an? (event )?map"):

@@ -115,7 +115,19 @@ def test_the_loss_is_the_library_s(
     assert float(found) == pytest.approx(float(own + kd), rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "gold", "h-kl", "uld", "partition-kl"])
+def artefact(loss: LossName, collator: DistillationCollator, projection: Any) -> Any:
+    """The map of the student and the teacher, or what another loss takes."""
+    [teacher] = collator.teachers
+    if loss == "event-kl":
+        return xtok.events(collator.student, teacher)
+    if loss == "teacher-to-student-kl":
+        return xtok.build(teacher, collator.student)
+    return projection
+
+
+@pytest.mark.parametrize(
+    "loss", ["p-kl", "gold", "h-kl", "uld", "event-kl", "teacher-to-student-kl"]
+)
 def test_every_loss_trains(
     collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path, loss: LossName
 ) -> None:
@@ -123,7 +135,7 @@ def test_every_loss_trains(
         collator,
         arguments(tmp_path, max_steps=12, per_device_train_batch_size=4),
         loss=loss,
-        projection=projection,
+        projection=artefact(loss, collator, projection),
         combine=CombineConfig(cross_entropy_weight=0),
     )
     before = weights_of(one.teachers[0])
@@ -135,8 +147,9 @@ def test_every_loss_trains(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("loss", ["p-kl", "event-kl"])
 def test_accumulated_gradients_are_those_of_one_batch(
-    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path
+    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path, loss: LossName
 ) -> None:
     found = []
     for batch_size, steps in ((4, 1), (2, 2), (1, 4)):
@@ -149,16 +162,16 @@ def test_accumulated_gradients_are_those_of_one_batch(
                 per_device_train_batch_size=batch_size,
                 gradient_accumulation_steps=steps,
             ),
-            loss="p-kl",
-            projection=projection,
+            loss=loss,
+            projection=artefact(loss, collator, projection),
             callbacks=[gradients],
         )
         one.train()
         found.append((logged(one)[0], gradients.found))
-    (loss, whole), *others = found
+    (first, whole), *others = found
     assert len(whole) == 12
     for other_loss, other in others:
-        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert other_loss == pytest.approx(first, rel=1e-6)
         for name, gradient in whole.items():
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
 

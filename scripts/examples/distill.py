@@ -200,10 +200,10 @@ def train(options: argparse.Namespace) -> None:
     projections = torch.nn.ModuleList(of_maps)
     functions = [
         losses.make_loss(
-            name, module=module, student=tokenizer, teacher=teacher, top_k=options.top_k,
-            temperature=options.temperature, reverse_kl=options.reverse_kl,
+            name, module=module, top_k=options.top_k, temperature=options.temperature,
+            reverse_kl=options.reverse_kl,
         )
-        for name, module, teacher in zip(names, maps or [None] * len(names), theirs, strict=True)
+        for name, module in zip(names, maps or [None] * len(names), strict=True)
     ]  # fmt: skip
     trained = [*student.to(options.device).parameters(), *projections.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))

@@ -40,7 +40,7 @@ KINDS = (
     ("p-kl", "recipe"), ("p-kl", "for-p-kl"), ("p-kl", "chunk"), ("p-kl", "chunk-em"),
     ("p-kl", "both-em"), ("event-kl", "bytes"), ("event-kl", "text"), ("event-kl", "coarse"),
     ("event-kl", "shared"), ("teacher-to-student-kl", "back-prior"),
-    ("teacher-to-student-kl", "back-text"), ("partition-kl", "none"), ("gold", "recipe"),
+    ("teacher-to-student-kl", "back-text"), ("gold", "recipe"),
 )  # fmt: skip
 BESIDE_ONLY = ("gold",)
 

@@ -33,7 +33,7 @@ class Arguments:
     teacher: str = field(metadata={"help": "folder or repo id"})
     dataset: str = field(metadata={"help": ".jsonl or .parquet file, or repo id"})
     map: str | None = field(default=None, metadata={"help": "for p-kl, gold and h-kl"})
-    loss: str = field(default="p-kl", metadata={"help": "p-kl, gold, h-kl, uld or partition-kl"})
+    loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
     teacher_template: str | None = field(default=None, metadata={"help": "default: its own"})
 
 

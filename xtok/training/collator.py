@@ -322,13 +322,12 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
 def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
     """Move a batch to a device, and add what losses take, shifted to the predicting positions.
 
-    Each side has `targets`, its labels, and `predicted_ids`, its ids, of the next position; each
-    teacher also `shifted`, its alignment as `shift_to_predictions` gives it.
+    Each side has `targets`, its labels of the next position; each teacher also `shifted`, its
+    alignment as `shift_to_predictions` gives it.
     """
     moved: dict[str, Any] = to_device(batch, device)
     for side in (moved, *moved["teachers"]):
         side["targets"] = predicted(side["labels"])
-        side["predicted_ids"] = predicted(side["input_ids"])
     for side in moved["teachers"]:
         side["shifted"] = shift_to_predictions(side["alignment"])
     return moved

@@ -132,8 +132,6 @@ def make_objective(
             make_loss(
                 loss,
                 module=module if module is None else module.to(device),
-                student=collator.student,
-                teacher=teacher,
                 temperature=temperature,
             )
         )

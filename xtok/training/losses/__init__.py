@@ -15,7 +15,6 @@ from xtok.training.losses.config import (
     ChunkLossConfig,
     CombineConfig,
     GoldConfig,
-    PartitionConfig,
     PKLConfig,
     SameTokenizerConfig,
     ULDConfig,
@@ -25,12 +24,10 @@ from xtok.training.losses.gold import gold, h_kl, uld
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.pairs import ExactPairs, exact_pairs
-from xtok.training.losses.partition import ByteEvents, partition_kl
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 
 __all__ = [
     "BatchLoss",
-    "ByteEvents",
     "ChunkLossConfig",
     "CombineConfig",
     "EventIndex",
@@ -38,7 +35,6 @@ __all__ = [
     "GoldConfig",
     "LossName",
     "PKLConfig",
-    "PartitionConfig",
     "SameTokenizerConfig",
     "ULDConfig",
     "averaged_logits",
@@ -51,7 +47,6 @@ __all__ = [
     "h_kl",
     "make_loss",
     "p_kl",
-    "partition_kl",
     "same_tokenizer_kl",
     "select_teacher",
     "sum_teachers",

@@ -94,22 +94,6 @@ class SameTokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionConfig(ChunkLossConfig):
-    """How `partition_kl` compares.
-
-    Attributes:
-        max_events: alternatives of a chunk that are told apart at most, the teacher's likeliest;
-            the others are part of the rest.
-    """
-
-    max_events: int = 8192
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _positive(max_events=self.max_events)
-
-
-@dataclass(frozen=True, kw_only=True)
 class CombineConfig:
     """How `combine` adds distillation and cross-entropy.
 

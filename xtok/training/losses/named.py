@@ -9,14 +9,12 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from xtok.errors import XtokError
-from xtok.tokenizers import Tokenizer
 from xtok.training.losses.boundaries import predicted_starts
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
     ChunkLossConfig,
     GoldConfig,
-    PartitionConfig,
     PKLConfig,
     SameTokenizerConfig,
     ULDConfig,
@@ -25,13 +23,11 @@ from xtok.training.losses.event_kl import EventIndex, event_kl
 from xtok.training.losses.gold import gold, h_kl, uld
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.pairs import exact_pairs
-from xtok.training.losses.partition import ByteEvents, partition_kl
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
-    "p-kl", "gold", "h-kl", "event-kl", "teacher-to-student-kl", "uld", "partition-kl",
-    "same-tokenizer",
+    "p-kl", "event-kl", "teacher-to-student-kl", "gold", "h-kl", "uld", "same-tokenizer"
 ]  # fmt: skip
 NEED_A_MAP: tuple[LossName, ...] = ("p-kl", "gold", "h-kl", "event-kl", "teacher-to-student-kl")
 Batch = Mapping[str, Any]
@@ -74,8 +70,6 @@ def make_loss(
     name: LossName,
     *,
     module: ProjectionModule | EventIndex | None = None,
-    student: Tokenizer | None = None,
-    teacher: Tokenizer | None = None,
     temperature: float = 1.0,
     reverse_kl: bool = False,
     top_k: int | None = None,
@@ -87,15 +81,13 @@ def make_loss(
         module: the map, for `p-kl`, `gold` and `h-kl`; that from the teacher to the student, for
             `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`. Already on
             its device.
-        student: the tokenizer, for `partition-kl`.
-        teacher: likewise.
         temperature: as in the configurations.
         reverse_kl: likewise; `uld` ignores it, and `teacher-to-student-kl` has none.
         top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
 
     Raises:
         XtokError: if the loss needs a map, or an event map, and there is none.
-        ValueError: if there is no such loss, or `partition-kl` lacks its tokenizers.
+        ValueError: if there is no such loss.
     """
     if name not in get_args(LossName):
         raise ValueError(f"the loss is {name!r}, and must be one of {get_args(LossName)}")
@@ -109,15 +101,6 @@ def make_loss(
         return BatchLoss(
             lambda s, t, batch, side: same_tokenizer_kl(s, t, batch["targets"] >= 0, same),
             lambda batch, side: int((batch["targets"] >= 0).sum()),
-        )
-    if name == "partition-kl":
-        if student is None or teacher is None:
-            raise ValueError("partition-kl needs both tokenizers")
-        events, parted = ByteEvents(student, teacher), PartitionConfig(**common)
-        return BatchLoss(
-            lambda s, t, batch, side: partition_kl(
-                s, t, events, batch["predicted_ids"], side["predicted_ids"], side["shifted"], parted
-            )
         )
     if not isinstance(module, EventIndex if name == "event-kl" else ProjectionModule):
         kind = "an event map" if name == "event-kl" else "a map"
