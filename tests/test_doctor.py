@@ -23,6 +23,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.inspection import Check
 from xtok.inspection.doctor import PROBE, TokenizerDiagnosis, doctor
 from xtok.inspection.overlap import overlap, overlap_csv, plot_overlap
+from xtok.inspection.text_facts import EventFacts, Shared, TextFacts, loss_on_text
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
 
@@ -424,6 +425,61 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings; "
         f"{found.pair.loss} suits: {found.pair.why}"
     )
+
+
+def test_text_measures_both_directions_and_the_events(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    """Digits have a token for numbers of two digits and more; bytes read them one by one."""
+    text = tmp_path / "text.txt"
+    text.write_text("1 20 30 12 " * 40, encoding="utf-8")
+    there, back = (doctor(pair, text).pair for pair in ([byte_level, digits], [digits, byte_level]))
+    assert there is not None
+    assert back is not None
+    assert there.text is not None
+    assert back.text is not None
+    assert there.text.open_bits == back.text.open_bits[::-1]
+    assert there.text.open_bits[0] > there.text.open_bits[1] == 0
+    assert there.events == back.events
+    assert there.loss == "event KL"
+    assert "of maps, that for teacher-to-student KL: student → teacher leaves" in there.why
+    assert "of maps, that for P-KL: student → teacher leaves 0.00 bits open" in back.why
+
+
+def test_events_that_leak_too_much_are_not_recommended() -> None:
+    text = TextFacts(
+        files=("a",),
+        num_bytes=9,
+        tokens=Shared(student=3, teacher=3, both=1),
+        boundaries=3,
+        leak=0.3,
+        bits=(1.0, 1.0),
+        open_bits=(0.5, 0.25),
+    )
+    loss, why = loss_on_text(text, EventFacts(num_events=2, leak=0.06, kept=1.0))
+    assert loss == "teacher-to-student KL"
+    assert why == (
+        "student → teacher leaves 0.50 bits open, teacher → student 0.25; events leak at 6.0% of "
+        "the text's shared boundaries, shared tokens and a rest at 30.0%, unless xtok events "
+        "--text merges them"
+    )
+
+
+def test_text_goes_with_a_student_and_a_teacher(
+    cli: Cli, small: Path, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("1", encoding="utf-8")
+    with pytest.raises(ValueError, match="texts go with two models, not 1"):
+        doctor(byte_level, text)
+    model = str(small / "small-digits")
+    done = cli("doctor", model, "--text", str(text))
+    assert done.returncode == 2
+    assert "--text goes with two models, a student and a teacher" in done.stderr
+    text.write_text("", encoding="utf-8")
+    done = cli("doctor", model, str(small / "small-byte-level"), "--text", str(text))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: nothing can be measured: 0 documents, 0 bytes of text\n")
 
 
 @pytest.mark.real

@@ -180,9 +180,7 @@ def doctor(
     pair, counts = None, None
     if texts:
         if len(tokenizers) != 2:
-            raise ValueError(
-                f"texts go with two models, a student and a teacher: {len(tokenizers)}"
-            )
+            raise ValueError(f"texts go with two models, not {len(tokenizers)}")
         counts = count_text(texts, tokenizers[0], tokenizers[1], field, text_progress)
         require_starts(
             counts.facts.boundaries, counts.documents, counts.facts.num_bytes, "measured"

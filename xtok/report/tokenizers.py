@@ -51,22 +51,23 @@ def _pair(pair: PairDiagnosis) -> Table:
     table.add_row("spaces in a token", f"at most {pair.spaces[0]}", f"at most {pair.spaces[1]}")
     lonely = ", ".join(pair.roles_without_counterpart) or "none"
     table.add_row("roles alone", lonely, "")
-    table.add_row("loss that suits", pair.loss, cell(pair.why))
+    why = f"{pair.why}; by the vocabularies alone: --text FILE measures"
+    table.add_row("loss that suits", pair.loss, cell("" if pair.text is not None else why))
     return table
 
 
 def _on_text(text: TextFacts, events: EventFacts) -> Table:
     """Show what text says of a pair: what either direction of a map leaves open, and the events."""
-    table = new_table("on the text", "student → teacher", "teacher → student")
+    table = new_table("on the text", "", "")
     table.caption = (
         "Left open: what a token of one side leaves open of the other's where both begin, in bits: "
         "no map in that direction can tell. Leak: how often the two tokens are in different events."
     )
     table.add_row("shared boundaries", f"{text.boundaries:,}", "")
-    table.add_row("left open, bits", *(f"{bits:.2f}" for bits in text.open_bits))
-    shared = f"{min(text.bits):.2f} bits"
-    table.add_row("shared tokens and a rest", f"leak {text.leak:.1%}", shared)
-    table.add_row("events", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits kept")
+    for way, bits in zip(("student → teacher", "teacher → student"), text.open_bits, strict=True):
+        table.add_row(way, f"{bits:.2f} bits left open", "")
+    table.add_row("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits")
+    table.add_row("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits")
     return table
 
 
