@@ -224,19 +224,25 @@ def chunks(options: Namespace) -> Iterator[Row]:
         maps = {
             "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=8, scale_trick=False))
         }
+        taken = {}
         for steps in (0, 1):
             config = xtok.BuildConfig.for_loss("p-kl", em_steps=steps)
-            maps[f"for p-kl, {steps}"] = xtok.build(student, teacher, config)
-            maps[f"with text, {steps}"] = xtok.build(student, teacher, config, texts=texts)
-            chunk = xtok.EstimateConfig(target="chunk", em_steps=steps)
-            maps[f"chunks alone, {steps}"] = xtok.estimate(student, teacher, texts, chunk)
+            alone = replace(config, target="chunk")
+            for name, given, on in (
+                ("for p-kl", config, []),
+                ("with text", config, texts),
+                ("chunks alone", alone, texts),
+            ):
+                start = time.perf_counter()
+                maps[f"{name}, {steps}"] = xtok.build(student, teacher, given, texts=on)
+                taken[f"{name}, {steps}"] = time.perf_counter() - start
         found = xtok.evaluate(
             list(maps.values()), held_out, student, teacher, names=list(maps), num_worst=0
         )
         values = {(m.name, m.group.partition(".")[0]): m for m in found.measures}
         languages = [path.name.partition(".")[0] for path in held_out]
         for name in maps:
-            row: Row = {"pair": label, "map, EM steps": name}
+            row: Row = {"pair": label, "map, EM steps": name, "s": taken.get(name)}
             for language in languages:
                 m = values[name, language]
                 row[language] = f"{m.chunk_cross_entropy.value:.3f} ({m.cross_entropy.value:.3f})"
