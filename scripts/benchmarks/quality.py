@@ -251,9 +251,10 @@ def chunks(options: Namespace) -> Iterator[Row]:
                 / values[name, x].chunk_cross_entropy.value
                 for x in languages
             ]
-            counted = [gain for gain, x in zip(gains, languages, strict=True) if x in COUNTED]
-            row["least gain, counted"], row["mean"] = min(counted), fmean(counted)
-            row["least gain, others"] = min(set(gains) - set(counted))
+            gain_on = dict(zip(languages, gains, strict=True))
+            row["least gain, counted"] = min(gain_on[x] for x in COUNTED)
+            row["mean, counted"] = fmean(gain_on[x] for x in COUNTED)
+            row["least gain, others"] = min(gain_on[x] for x in languages if x not in COUNTED)
             yield row
         floors = {x: f"{values['recipe', x].chunk_floor:.3f}" for x in languages}
         yield {"pair": label, "map, EM steps": "floor", **floors}

@@ -293,10 +293,10 @@ def report(
         print(f"{'loss':26} {'artefact':10} {'bits/byte':>13} {'over ce':>14} {'over P-KL':>14}")
         rows = [(summary(values), key) for key, values in bits.items() if key[0] == student]
         for (mean, interval), (_, loss, artefact) in sorted(rows):
-            base = "p-kl + ce" if loss.endswith("+ ce") else "p-kl"
+            key, base = (student, loss, artefact), "p-kl + ce" if loss.endswith("ce") else "p-kl"
             shown = [
                 "{:.3f} ± {:.3f}".format(*summary(np.subtract(bits[other], bits[key])))
-                if other != (key := (student, loss, artefact))
+                if other != key
                 else "–"
                 for other in ((student, "ce", "none"), (student, base, "for-p-kl"))
             ]
@@ -330,14 +330,14 @@ def draw(work: Path, bits: dict[tuple[str, str, str], list[float]]) -> None:
         axes.set_title(f"student with {student} tokens")
         axes.axvline(float(np.mean(bits[student, "ce", "none"])), color="C7", label="ce alone")
         for color, end in (("C0", ""), ("C1", " + ce")):
-            found = [(f"{a}: {b}", summary(bits.get((student, a + end, b), []))) for a, b in KINDS]
-            names, ends = zip(*[one for one in found if not math.isnan(one[1][0])], strict=True)
-            means, intervals = zip(*ends, strict=True)
+            kinds = [(a, b) for a, b in KINDS if (student, a + end, b) in bits]
+            found = [summary(bits[student, a + end, b]) for a, b in kinds]
+            names, (means, intervals) = [f"{a}: {b}" for a, b in kinds], zip(*found, strict=True)
             label = "beside ce" if end else "loss alone"
             axes.errorbar(means, names, xerr=intervals, fmt="o", color=color, label=label)
         axes.set_xlabel("held-out bits per byte (lower is better), 95 % over seeds")
     panels[0].invert_yaxis()
-    panels[0].legend()
+    panels[0].legend(loc="lower right")
     figure.savefig(work / "bits-per-byte.png", metadata={"Software": None}, dpi=110)
 
 
