@@ -24,13 +24,14 @@ def test_every_student_is_trained_once(
     work = tmp_path / "study"
     arguments = ["map_study.py", f"--corpus={tmp_path}", f"--work={work}", "--steps=2"]
     monkeypatch.setattr("sys.argv", [*arguments, "--teacher-steps=2", "--seeds=2"])
-    kinds = (("event-kl", "shared"), ("teacher-to-student-kl", "back-text"), ("gold", "recipe"))
+    kinds = (("p-kl", "for-p-kl"), ("teacher-to-student-kl", "back-text"), ("gold", "recipe"))
     monkeypatch.setattr(map_study, "KINDS", kinds)
     map_study.main()
     report = capsys.readouterr().out
     assert report.count("\ngold + ce") == 2
     assert report.count("\nteacher-to-student-kl ") == 4  # alone and beside, of two students
-    assert "leak 0." in report
+    assert report.count(" nats over chunks\n") == 6
+    assert report.count(" nats at starts\n") == 4
     assert (work / "bits-per-byte.png").stat().st_size > 10_000
     logs = {path: path.stat().st_mtime_ns for path in work.rglob("log.jsonl")}
     assert len(logs) == 2 + 2 * 2 * 6

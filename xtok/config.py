@@ -72,13 +72,6 @@ def _types(config: Any) -> dict[str, Any]:
     return get_type_hints(config)
 
 
-CHUNK_TARGETS = ("target chunk", "target both")
-_EM_STEPS = (
-    "Count chunks again, this often: a student token's share of a chunk's teacher token is then "
-    "what the map before gives it (IBM Model 1)."
-)
-
-
 class Config:
     """What all configs have in common: their values are checked against their fields.
 
@@ -215,7 +208,13 @@ class MultitokenConfig(Config):
         metavar="TARGET",
         goes_with=("weights prior", "text"),
     )
-    em_steps: int = option(1, _EM_STEPS, min=0, max=16, goes_with=CHUNK_TARGETS)
+    em_steps: int = option(
+        1,
+        "Steps of EM (IBM Model 1) within chunks: each counts again, by the map so far.",
+        min=0,
+        max=16,
+        goes_with=("target chunk", "target both"),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -348,7 +347,13 @@ class EstimateConfig(Config):
         "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
         "(a student token's share is 1 divided by the chunk's student tokens), or both.",
     )
-    em_steps: int = option(1, _EM_STEPS, min=0, max=16, goes_with=CHUNK_TARGETS)
+    em_steps: int = option(
+        1,
+        "Steps of EM (IBM Model 1) within chunks: each counts again, by the map so far.",
+        min=0,
+        max=16,
+        goes_with=("target chunk", "target both"),
+    )
     alpha: float | None = option(
         None,
         "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
