@@ -116,7 +116,7 @@ def test_parquet_gives_messages_only_their_own_fields(tmp_path: Path) -> None:
         ("a.json", "", "a.json: it has no conversations"),
         ("a.json", '{"messages": [{}], "tools": "x"}', "a.json: its tools are no list"),
         ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "kwargs are no object"),
-        ("a.json", gzip.compress(b"[]" * 999)[:-9], "a.json cannot be read: "),
+        ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], "a.json cannot be read: "),
         ("a.parquet", "PAR1", "a.parquet cannot be read: "),
         ("b.json", None, "b.json cannot be read: No such file or directory"),
     ],
