@@ -360,8 +360,9 @@ def _pair(student: Tokenizer, teacher: Tokenizer, counts: TextCounts | None) -> 
     numerals = [i for i, token in enumerate(rows.tokens()) if _digits(token) > 1]
     numerals_shared = sum(i in shared for i in numerals)
     loss, why = suited_loss(share, len(numerals), numerals_shared)
-    on_text = None if counts is None else EventFacts.of(events(student, teacher), counts)
-    if counts is not None and on_text is not None:
+    on_text = None
+    if counts is not None:
+        on_text = EventFacts.of(events(student, teacher), counts)
         loss, why = loss_on_text(counts.facts, on_text)
     if rows.sha256() == columns.sha256():
         loss, why = "plain KL", "both have the same vocabulary: no map is needed"

@@ -19,14 +19,7 @@ from xtok.inspection.evaluate import Evaluation, evaluate
 from xtok.inspection.inspect import MapDescription, inspect
 from xtok.inspection.samples import BUILT_IN, Sample, align_sample
 from xtok.inspection.text_facts import EventFacts, Shared, TextCounts, TextFacts, count_text
-from xtok.inspection.verdict import (
-    Finding,
-    Fit,
-    MapNumbers,
-    PairFacts,
-    findings,
-    fits,
-)
+from xtok.inspection.verdict import Finding, Fit, MapNumbers, PairFacts, findings, fits
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
 from xtok.maps.event_map import EventMap

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,23 +78,23 @@ def teacher_to_student_kl(
     if module.learnable:
         raise ValueError("teacher_to_student_kl has no gradient for a learnable map")
     teacher_width, student_width = module.shape
+    given: Tensor
+    probabilities: Callable[[Rows], Tensor]
     if teacher_logits is not None:
         check_width("teacher", teacher_logits.shape[-1], teacher_width)
+        given = teacher_logits
+        dtype = work_dtype(student_logits, given)
+        probabilities = partial(_softmax, given, teacher_width, config.temperature, dtype)
     elif top_ids is None or top_logprobs is None or top_ids.shape != top_logprobs.shape:
         raise ValueError("give teacher_logits, or top_ids and top_logprobs of the same shape")
     elif config.temperature != 1:
         raise ValueError("top_logprobs have temperature 1, and need temperature 1")
-    dtype = work_dtype(student_logits, *(() if teacher_logits is None else (teacher_logits,)))
+    else:
+        given = top_logprobs
+        dtype = work_dtype(student_logits)
+        probabilities = partial(_of_candidates, top_ids, given, teacher_width, dtype)
     everything = restrict(module.student_ids, module.offsets, None)
     matrix, _ = sparse_pair(everything, module.weights[everything.picked].to(dtype))
-
-    def probabilities(rows: Rows) -> Tensor:
-        if teacher_logits is not None:
-            picked = teacher_logits[rows][:, :teacher_width].to(dtype)
-            return log_probabilities(picked, config.temperature).exp_()
-        if top_ids is None or top_logprobs is None or top_ids.shape != top_logprobs.shape:
-            raise ValueError("give teacher_logits, or top_ids and top_logprobs of the same shape")
-        return _probabilities(top_ids[rows], top_logprobs[rows].to(dtype), teacher_width)
 
     def compare(log_p: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         r = probabilities(rows)
@@ -101,14 +103,23 @@ def teacher_to_student_kl(
         per_token = torch.xlogy(q, q / m.clamp(min=torch.finfo(dtype).tiny)) - q * log_p
         return per_token.sum(), log_p.exp().mul_(m).sub_(q)
 
-    theirs: Any = teacher_logits if top_logprobs is None else top_logprobs
     return boundary_loss(
-        compare, student_logits, theirs, alignment, config, sample_mask, (student_width, 0)
+        compare, student_logits, given, alignment, config, sample_mask, (student_width, 0)
     )
 
 
-def _probabilities(ids: Tensor, logprobs: Tensor, width: int) -> Tensor:
-    """Return candidates `[n, K]` as probabilities of all tokens, `[n, width]`."""
+def _softmax(
+    logits: Tensor, width: int, temperature: float, dtype: torch.dtype, rows: Rows
+) -> Tensor:
+    """Return the probabilities of logits at some positions, `[n, width]`."""
+    return log_probabilities(logits[rows][:, :width].to(dtype), temperature).exp_()
+
+
+def _of_candidates(
+    top_ids: Tensor, top_logprobs: Tensor, width: int, dtype: torch.dtype, rows: Rows
+) -> Tensor:
+    """Return candidates at some positions as probabilities of all tokens, `[n, width]`."""
+    ids, logprobs = top_ids[rows], top_logprobs[rows].to(dtype)
     if bool(((ids < -1) | (ids >= width)).any()):
         wrong = int(ids[(ids < -1) | (ids >= width)][0])
         raise ValueError(f"top_ids have {wrong}, which is not in 0..{width - 1}, nor -1 for none")
