@@ -38,7 +38,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "events": ("events:events", "event maps' leak and bits on held-out text (minutes)"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "quality": ("quality:quality", "maps on held-out text, with and without a corpus (hours)"),
-    "chunks": ("quality:chunks", "maps for P-KL over chunks, by EM steps (ten minutes)"),
+    "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
     "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),
 }  # fmt: skip
 

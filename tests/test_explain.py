@@ -91,8 +91,8 @@ def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
     counted = xtok.build(*pair, BuildConfig.for_loss("p-kl"))
     [row] = explain(counted, [258], student_model=pair[0], teacher_model=pair[1])
     assert (row.kind, row.why) == (
-        "pieces",
-        "counted on synthetic text of the two vocabularies, and not exact",
+        "counted",
+        "counted on text, given or synthetic, and not exact",
     )
     assert row.forward is not None
     assert [(p.token, p.weight) for p in row.forward] == [("ab", 0)]

@@ -136,7 +136,7 @@ def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
         xtok.build(student, student, BuildConfig.for_loss("p-kl")).reports[0],
         multitoken(student, student, MultitokenConfig(weights="prior")).reports[0],
     ):
-        assert report.counts["rows counted on synthetic text"] == 256
+        assert report.counts["rows counted"] == 256
         assert sum(n for what, n in report.counts.items() if what.startswith("rows ")) == 256
 
 

@@ -208,13 +208,6 @@ class MultitokenConfig(Config):
         metavar="TARGET",
         goes_with=("weights prior", "text"),
     )
-    em_steps: int = option(
-        1,
-        "Steps of EM (IBM Model 1) within chunks: each counts again, by the map so far.",
-        min=0,
-        max=16,
-        goes_with=("target chunk", "target both"),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,8 +227,6 @@ class MultitokenConfig(Config):
         for name in (*rare, "ignore_student_ids", "ignore_teacher_ids"):
             if getattr(self, name) != getattr(MultitokenConfig, name):
                 used.append(name)
-        if self.target != "start":
-            used.append("em_steps")
         found = {name: getattr(self, name) for name in used}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
@@ -331,12 +322,6 @@ class GenerateConfig(Config):
     )
 
 
-def counting_options(config: MultitokenConfig | EstimateConfig) -> dict[str, Any]:
-    """Return what counts depend on beside the text, for a map's history."""
-    em_steps = {} if config.target == "start" else {"em_steps": config.em_steps}
-    return {"target": config.target, **em_steps}
-
-
 @dataclass(frozen=True, kw_only=True)
 class EstimateConfig(Config):
     """How `estimate` makes a map of counts."""
@@ -346,13 +331,6 @@ class EstimateConfig(Config):
         "start",
         "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
         "(a student token's share is 1 divided by the chunk's student tokens), or both.",
-    )
-    em_steps: int = option(
-        1,
-        "Steps of EM (IBM Model 1) within chunks: each counts again, by the map so far.",
-        min=0,
-        max=16,
-        goes_with=("target chunk", "target both"),
     )
     alpha: float | None = option(
         None,

@@ -210,7 +210,7 @@ COUNTED = ("de", "en", "python", "zh")  # the other languages are not counted on
 
 
 def chunks(options: Namespace) -> Iterator[Row]:
-    """Measure maps for P-KL over chunks, by EM steps, with and without text, per language.
+    """Measure maps for P-KL over chunks, with and without text, per language.
 
     `floor` is the map counted on the measured text itself; `gain` is the recipe's cross-entropy
     over the map's. In brackets: at shared token boundaries.
@@ -225,24 +225,23 @@ def chunks(options: Namespace) -> Iterator[Row]:
             "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=8, scale_trick=False))
         }
         taken = {}
-        for steps in (0, 1):
-            config = xtok.BuildConfig.for_loss("p-kl", em_steps=steps)
-            alone = replace(config, target="chunk")
-            for name, given, on in (
-                ("for p-kl", config, []),
-                ("with text", config, texts),
-                ("chunks alone", alone, texts),
-            ):
-                start = time.perf_counter()
-                maps[f"{name}, {steps}"] = xtok.build(student, teacher, given, texts=on)
-                taken[f"{name}, {steps}"] = time.perf_counter() - start
+        config = xtok.BuildConfig.for_loss("p-kl")
+        alone = replace(config, target="chunk")
+        for name, given, on in (
+            ("for p-kl", config, []),
+            ("with text", config, texts),
+            ("chunks alone", alone, texts),
+        ):
+            start = time.perf_counter()
+            maps[name] = xtok.build(student, teacher, given, texts=on)
+            taken[name] = time.perf_counter() - start
         found = xtok.evaluate(
             list(maps.values()), held_out, student, teacher, names=list(maps), num_worst=0
         )
         values = {(m.name, m.group.partition(".")[0]): m for m in found.measures}
         languages = [path.name.partition(".")[0] for path in held_out]
         for name in maps:
-            row: Row = {"pair": label, "map, EM steps": name, "s": taken.get(name)}
+            row: Row = {"pair": label, "map": name, "s": taken.get(name)}
             for language in languages:
                 m = values[name, language]
                 row[language] = f"{m.chunk_cross_entropy.value:.3f} ({m.cross_entropy.value:.3f})"
@@ -257,4 +256,4 @@ def chunks(options: Namespace) -> Iterator[Row]:
             row["least gain, others"] = min(gain_on[x] for x in languages if x not in COUNTED)
             yield row
         floors = {x: f"{values['recipe', x].chunk_floor:.3f}" for x in languages}
-        yield {"pair": label, "map, EM steps": "floor", **floors}
+        yield {"pair": label, "map": "floor", **floors}

@@ -37,7 +37,7 @@ T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31,
 
 # What is compared: a loss and its artefact; all but the last alone and beside cross-entropy.
 KINDS = (
-    ("p-kl", "recipe"), ("p-kl", "for-p-kl"), ("p-kl", "chunk"), ("p-kl", "chunk-em"),
+    ("p-kl", "recipe"), ("p-kl", "for-p-kl"), ("p-kl", "chunk-em"),
     ("p-kl", "both-em"), ("event-kl", "bytes"), ("event-kl", "text"), ("event-kl", "coarse"),
     ("event-kl", "shared"), ("teacher-to-student-kl", "back-prior"),
     ("teacher-to-student-kl", "back-text"), ("gold", "recipe"),
@@ -170,7 +170,6 @@ def make_artefacts(work: Path, name: str) -> dict[str, str]:
     maps = {
         "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=4, scale_trick=False)),
         "for-p-kl": xtok.build(student, teacher, xtok.BuildConfig.for_loss("p-kl")),
-        "chunk": counted(student, teacher, target="chunk", em_steps=0),
         "chunk-em": counted(student, teacher, target="chunk"),
         "both-em": counted(student, teacher, target="both"),
     }

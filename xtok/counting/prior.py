@@ -104,7 +104,6 @@ def prior_edges(
     teacher: Tokenizer,
     target: Target = "start",
     *,
-    em_steps: int = 0,
     num_texts: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
@@ -119,7 +118,6 @@ def prior_edges(
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
         target: what is counted, as in `EstimateConfig`.
-        em_steps: likewise.
         num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 150,000.
         seed: the same seed gives the same edges.
         progress: called with the number of texts.
@@ -159,7 +157,7 @@ def prior_edges(
         parts += [pieces, Edges(s, t, weights)]
     parts.append(_prefixes(student, teacher))
     edges = Edges.concatenate([counted(), *parts])
-    for _ in range(em_steps if target != "start" else 0):
+    if target != "start":
         given = Rows.of(sum_duplicates(edges).normalized(), len(student.table))
         edges = Edges.concatenate([counted(given), *parts])
     return edges, unspelled

@@ -146,7 +146,7 @@ def _explain(
         token_class=_class_of(rows, student_id).label,
         roles=_roles(rows, student_id),
         kind=row.kind,
-        why=_why(kind, rows, student_id, same, by_pieces=bool(decay)),
+        why=_why(kind, rows, student_id, same),
         entries=tuple(
             ExplainedEntry(
                 teacher_id=e.teacher_id,
@@ -177,9 +177,7 @@ def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:
     return tuple(role for role, ids in table.roles.items() if token_id in ids)
 
 
-def _why(
-    kind: RowKind, rows: TokenTable, student_id: int, same: int | None, *, by_pieces: bool
-) -> str:
+def _why(kind: RowKind, rows: TokenTable, student_id: int, same: int | None) -> str:
     if kind == RowKind.EMPTY and student_id in rows.control_names:
         if roles := _roles(rows, student_id):
             return f"a special token: the teacher has none for it ({', '.join(roles)})"
@@ -188,8 +186,6 @@ def _why(
         is_used = bool(rows[student_id])
         unspelled = "its id was ignored, or the teacher cannot spell it"
         return unspelled if is_used else "the tokenizer does not use this id"
-    if kind == RowKind.PIECES and not by_pieces:
-        return "counted on synthetic text of the two vocabularies, and not exact"
     exact = f"exact: teacher id {same} has the same bytes"
     pieces = f"teacher id {same} has the same bytes, but the row is not exact"
     if same is None:
@@ -202,7 +198,7 @@ def _why(
         RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
         RowKind.PIECES: pieces,
         RowKind.EMBEDDING: "by the similarity of embeddings",
-        RowKind.COUNTED: "counted on aligned text",
+        RowKind.COUNTED: "counted on text, given or synthetic, and not exact",
         RowKind.MIXED: "from several sources, or an unknown one",
     }[kind]
 

@@ -341,14 +341,9 @@ def _numbers(
     return numbers, verification
 
 
-def counts_pieces(m: ProjectionMap) -> bool:
-    """Tell whether `multitoken` counted a map's weights on synthetic text."""
-    return any(step.get("options", {}).get("weights") == "prior" for step in m.history)
-
-
 def _is_counted(m: ProjectionMap) -> bool | None:
     """Tell whether a map's weights were counted; None if nothing tells."""
-    if counts_pieces(m) or (m.row_kind == RowKind.COUNTED).any():
+    if (m.row_kind == RowKind.COUNTED).any():
         return True
     return False if {step["stage"] for step in m.history} & set(_STAGES) else None
 
@@ -365,8 +360,6 @@ _PARTS = {
 
 def _map_classes(m: ProjectionMap, pair: _Pair) -> tuple[MapClass, ...]:
     part_of_kind = {kind: part for part, kinds in _PARTS.items() for kind in kinds}
-    if counts_pieces(m):  # `multitoken` calls rows that it counts on synthetic text pieces
-        part_of_kind[RowKind.PIECES] = "counted"
     parts = list(_PARTS)
     part_ids = np.array([parts.index(part_of_kind[kind]) for kind in RowKind])
     in_rows = np.zeros(m.shape[1], np.int64)

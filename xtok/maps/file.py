@@ -29,7 +29,7 @@ from xtok.maps import nemo
 from xtok.maps.edges import in_map_order
 from xtok.maps.nemo import require
 from xtok.maps.pair import at_width
-from xtok.maps.projection_map import InvariantError, ProjectionMap
+from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
 from xtok.vocab.table import MAX_WIDTH, TokenTable, TokenType, Vocabulary
 
 FORMAT_VERSION = 1
@@ -386,7 +386,7 @@ def assemble(
         student_ids=tensors["student_ids"],
         teacher_ids=tensors["teacher_ids"],
         weights=tensors["weights"],
-        row_kind=tensors["row_kind"],
+        row_kind=_row_kind(tensors["row_kind"], fields["history"]),
         scale_slot=tensors.get("scale_slot"),
         method=str(fields["method"]),
         top_k=fields["top_k"],
@@ -397,6 +397,14 @@ def assemble(
         fields["student"].get("table_sha256"),
         fields["teacher"].get("table_sha256"),
     )
+
+
+def _row_kind(kind: NDArray[np.uint8], history: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
+    """Return the kinds of rows; older files call those that `multitoken` counted pieces."""
+    weights = {s["options"].get("weights") for s in history if s["stage"] == "multitoken"}
+    if weights != {"prior"}:
+        return kind
+    return np.where(kind == RowKind.PIECES, np.uint8(RowKind.COUNTED), kind)
 
 
 def unpack_fields(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:

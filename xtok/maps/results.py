@@ -61,7 +61,7 @@ _IN_WORDS = {
     RowKind.PIECES: "from pieces",
     RowKind.ROLE: "by role",
     RowKind.EMBEDDING: "by embedding",
-    RowKind.COUNTED: "counted on the text",
+    RowKind.COUNTED: "counted",
     RowKind.MIXED: "mixed",
     RowKind.RELAXED: "relaxed",
 }
@@ -76,10 +76,7 @@ def stage_report(
 ) -> StageReport:
     """Return the report of a stage: the rows of its result by kind, and more counts."""
     per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
-    words = dict(_IN_WORDS)
-    if any(step["options"].get("weights") == "prior" for step in projection.history):
-        words[RowKind.PIECES] = "counted on synthetic text"
-    rows = {f"rows {words[k]}": per_kind[k] for k in RowKind if per_kind[k]}
+    rows = {f"rows {_IN_WORDS[k]}": per_kind[k] for k in RowKind if per_kind[k]}
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
 
 

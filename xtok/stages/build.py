@@ -66,7 +66,7 @@ def build(
     if texts:
         from xtok.stages.estimate import estimate
 
-        names = ("top_k", "target", "em_steps", "exact_match")
+        names = ("top_k", "target", "exact_match")
         shared = {name: getattr(config, name) for name in names}
         projection = estimate(
             student,

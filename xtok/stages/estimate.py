@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xtok.config import EstimateConfig, MultitokenConfig, counting_options
+from xtok.config import EstimateConfig, MultitokenConfig
 from xtok.counting.counts import (
     CountedText,
     CountingPlan,
@@ -49,7 +49,7 @@ def estimate(
     """Count a map on text: how likely teacher token t is where student token s begins.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What is
-    counted depends on `config.target`; for each of `config.em_steps` the text is read once more.
+    counted depends on `config.target`; within chunks, the text is read a second time.
     Counts stay integers until all are added up, so the result depends on the texts alone, not on
     how they were read or interrupted.
 
@@ -74,9 +74,7 @@ def estimate(
     """
     config = config or EstimateConfig()
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    base = base or MultitokenConfig(
-        weights="prior", target=config.target, em_steps=config.em_steps, scale_trick=False
-    )
+    base = base or MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
     if isinstance(base, ProjectionMap):
         base = with_vocabularies(
             base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
@@ -89,7 +87,7 @@ def estimate(
         count_text, student=student, teacher=teacher, checkpoint=checkpoint, progress=text_progress
     )
     projection = map_of_counts(count(plan), base, plan, config)
-    for _ in range(config.em_steps if config.target != "start" else 0):
+    if config.target != "start":
         plan = plan.after(projection.edges, len(student.table))
         projection = map_of_counts(count(plan), base, plan, config)
     if config.exact_match:
@@ -126,7 +124,7 @@ def map_of_counts(
         top_k=config.top_k,
     ).after(
         "estimate",
-        {"top_k": config.top_k, **counting_options(config), "alpha": alpha},
+        {"top_k": config.top_k, "target": config.target, "alpha": alpha},
         initial_sha256=mapfile.sha256(base),
         texts=[asdict(source) for source in plan.sources],
         counted=asdict(totals),

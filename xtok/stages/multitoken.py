@@ -84,7 +84,8 @@ def multitoken(
     special = special_edges(rows, columns, config)
     special = special.take(only[special.student_ids])
     kind = np.zeros(len(rows), np.uint8)
-    kind[spelled.student_ids] = RowKind.PIECES
+    is_counted = config.weights == "prior"
+    kind[spelled.student_ids] = RowKind.COUNTED if is_counted else RowKind.PIECES
     kind[special.student_ids] = RowKind.ROLE
     parts = [spelled, special]
     details: dict[str, Any] = {}
@@ -131,9 +132,7 @@ def _spelled_edges(
     if config.weights == "prior":
         from xtok.counting.prior import prior_edges
 
-        edges, unspelled = prior_edges(
-            student, teacher, config.target, em_steps=config.em_steps, progress=progress
-        )
+        edges, unspelled = prior_edges(student, teacher, config.target, progress=progress)
         wanted = set(unspelled) - set(config.ignore_student_ids)
         parts, failures = [edges], _unspelled(teacher, wanted, rows)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok.config import BuildConfig, counting_options
+from xtok.config import BuildConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest, single_edges
@@ -127,7 +127,7 @@ def _steps(config: BuildConfig, counted: bool) -> list[tuple[str, Mapping[str, A
     first, exact = config.multitoken, ("reapply-exact", matching_options(config))
     if counted:
         first = replace(first, weights="prior", scale_trick=False)
-        last = "estimate", {"top_k": config.top_k, **counting_options(config)}
+        last = "estimate", {"top_k": config.top_k, "target": config.target}
         steps = [("multitoken", first.options), last, exact]
     else:
         steps = [("multitoken", first.options), exact, ("sort-cut", asdict(config.sort_cut))]

@@ -21,12 +21,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from xtok.inspection.evaluate import MapMeasures
-from xtok.inspection.page import Examined, MapClass, PairClass, Part, counts_pieces
+from xtok.inspection.page import Examined, MapClass, PairClass, Part
 from xtok.inspection.pages import Index
 from xtok.inspection.ranking import Interval
 from xtok.inspection.samples import SampleToken
 from xtok.inspection.text_facts import Shared
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import RowKind
 from xtok.report.page import pictures
 from xtok.report.page.pictures import Segment
 from xtok.report.page.search import pack
@@ -73,16 +73,10 @@ def render(examined: Examined, *, command: Sequence[str] = (), max_bytes: int = 
     data = {
         "columns": search.columns,
         "long": search.long,
-        "kinds": [_kinds(m) for m in examined.maps],
+        "kinds": [[kind.name.lower() for kind in RowKind] for _ in examined.maps],
         "sides": [shortened(printable(name)) for name in (page.student, page.teacher)],
     }
     return _rendered("page.html.jinja", **{**context, "search": search, "data": _data(data)})
-
-
-def _kinds(projection: ProjectionMap) -> list[str]:
-    """Return what the kinds of rows are called; `multitoken` counts its pieces if asked to."""
-    counted = {RowKind.PIECES: "counted on synthetic text"} if counts_pieces(projection) else {}
-    return [counted.get(kind, kind.name.lower()) for kind in RowKind]
 
 
 def render_index(index: Index, *, command: Sequence[str] = ()) -> bytes:
