@@ -23,6 +23,7 @@ from xtok.cli.options import (
 from xtok.cli.spellings import nemo_name
 from xtok.config import BuildConfig, Loss
 from xtok.counting.texts import find_texts
+from xtok.report.stdout import print_path
 
 
 @command
@@ -82,7 +83,7 @@ def build(
     if exists:
         report.print_notes([report.kept_or_replaced(path, replaced)])
         if replaced is None:
-            print(path)  # noqa: T201
+            print_path(path)
             return
     with counting_here(student, teacher, checkpoint_of(path)) if text else nullcontext() as count:
         projection = xtok.build(

@@ -10,6 +10,7 @@ from xtok.cli.command import command, hint
 from xtok.cli.options import DRY_RUN, FOR_LOSS, SKIP_EXISTING, Safety, load_tokenizer
 from xtok.config import OUTPUT, BuildConfig, Loss, option
 from xtok.errors import XtokError
+from xtok.report.stdout import print_path
 
 
 @command
@@ -59,7 +60,7 @@ def build_pairs(
                 report.print_notes([f"{line}: {note}"])
             if result.projection is not None:
                 report.print_reports(result.projection.reports)
-            print(path, flush=True)  # noqa: T201
+            print_path(path)
     if failed:
         lines = ", ".join(failed[:20]) + ", …" * (len(failed) > 20)
         raise XtokError(

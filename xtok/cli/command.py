@@ -27,6 +27,7 @@ import typer
 from xtok import report
 from xtok.config import OUTPUT, check_value, option
 from xtok.errors import XtokError
+from xtok.report.stdout import print_result, reserved_stdout, result_stream
 from xtok.vocab.display import printable
 
 INTERRUPTED = 130
@@ -229,16 +230,16 @@ def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
     """Print a result on stdout, as a table or as JSON; a reader that has seen enough may leave."""
     try:
         if json:
-            print(report.to_json(result))  # noqa: T201
+            print_result(report.to_json(result))
         else:
             table(result)
-        sys.stdout.flush()
+        result_stream().flush()
     except BrokenPipeError:
         _drop_stdout()
 
 
 def _drop_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), result_stream().fileno())
 
 
 def hint(error: XtokError, context: Any) -> str:
@@ -315,7 +316,10 @@ def _silence(quiet: bool) -> Iterator[TextIO]:
     """Run a command, silent where asked for; yield the stderr of errors, which never is."""
     with _one_line_errors():
         try:
-            with _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr:
+            with (
+                _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr,
+                reserved_stdout(),
+            ):
                 yield stderr
         except KeyboardInterrupt as interrupt:
             raise SystemExit(INTERRUPTED) from interrupt

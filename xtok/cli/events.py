@@ -10,6 +10,7 @@ from xtok.cli.options import EVENT_TEXTS, TEXT_FIELD, EventsOutput, ModelArgumen
 from xtok.config import EventsConfig
 from xtok.counting.texts import find_texts
 from xtok.maps import names
+from xtok.report.stdout import print_path
 
 
 @command
@@ -39,4 +40,4 @@ def events(
         )
         result.save(path)
     report.print_reports(result.reports)
-    print(path)  # noqa: T201
+    print_path(path)

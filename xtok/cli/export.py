@@ -7,6 +7,7 @@ from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import MAP, MapOptions, Models
 from xtok.config import OUTPUT, ExportFormat, option
+from xtok.report.stdout import print_path, print_result
 
 
 @command
@@ -52,7 +53,7 @@ def export(
     )
     if print_config:
         forward, reverse = paths
-        print(nemo_overrides(forward, reverse, map_path))  # noqa: T201
+        print_result(nemo_overrides(forward, reverse, map_path))
         return
     for path in paths:
-        print(path)  # noqa: T201
+        print_path(path)

@@ -16,6 +16,7 @@ import xtok
 from xtok import report
 from xtok.cli.command import expanded
 from xtok.config import MAKING, MODELS, OUTPUT, TEXT, Config, EstimateConfig, option
+from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
@@ -317,7 +318,7 @@ class MapOutput(FileOutput):
         with suppress(OSError):  # the map is written, whether or not anybody reads the report
             report.print_reports(projection.reports)
             report.print_examples(projection[i] for i in examples)
-        print(path)  # noqa: T201
+        print_path(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from xtok.cli.doctor import MODEL_LIST, Loading
 from xtok.cli.options import JSON, OVERLAP_TEXTS, TEXT_FIELD
 from xtok.config import option
 from xtok.counting.texts import find_texts
+from xtok.report.stdout import print_result
 from xtok.report.tokenizers import print_overlap
 
 
@@ -41,6 +42,6 @@ def overlap(
         report.print_notes([f"the plot is {plot}"])
 
     def print_csv(result: Any) -> None:
-        print(overlap_csv(result), end="")  # noqa: T201
+        print_result(overlap_csv(result), end="")
 
     show(shared, print_csv if csv else print_overlap, json=json)

@@ -1,7 +1,6 @@
 """`xtok render`."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ from xtok.counting.conversations import read_conversations
 from xtok.counting.texts import need
 from xtok.errors import OutputError, XtokError
 from xtok.io import check_output, replacing, write
+from xtok.report.stdout import print_path, result_stream, safe_json
 
 
 @command
@@ -86,17 +86,17 @@ def render(
             _write_parquet(output, rows(advance))
         else:
             lines = (_line(row) for row in rows(advance))
-            write(output, lines) if output is not None else sys.stdout.buffer.writelines(lines)
+            write(output, lines) if output is not None else result_stream().buffer.writelines(lines)
     notes = ["conversations: {conversations:,}; tokens: {tokens:,}, the assistant's: {targets:,}"]
     if counts["without"]:
         notes.append("conversations without a token of the assistant's: {without:,}")
     report.print_notes(note.format(**counts) for note in notes)
     if output is not None:
-        print(output)  # noqa: T201
+        print_path(output)
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    return safe_json(json.dumps(row, ensure_ascii=False)).encode() + b"\n"
 
 
 def _checked(output: Path, file: Path) -> Path:

@@ -11,6 +11,7 @@ from xtok.cli.command import command
 from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import OUTPUT, BuildConfig, Config, Loss, option
 from xtok.counting.texts import find_texts
+from xtok.report.stdout import print_path
 
 LIST = "Many maps"
 
@@ -51,7 +52,7 @@ class PageOutput(Config):
         for suffix, content in files.items():
             path = self._path(suffix)
             write(check_output(path, [suffix], "page"), [content])
-            print(path)  # noqa: T201
+            print_path(path)
 
     def _path(self, suffix: str) -> Path:
         return self.output if suffix == ".html" else self.output.with_suffix(suffix)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from xtok.report.stdout import safe_json
 from xtok.vocab.display import printable, quoted
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
 def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
     """Return a dataclass as one JSON object, or several as a list; tokens are escaped."""
     shown = [asdict(r) for r in result] if isinstance(result, Sequence) else asdict(result)
-    return json.dumps(shown, ensure_ascii=False, indent=2)
+    return safe_json(json.dumps(shown, ensure_ascii=False, indent=2))
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:

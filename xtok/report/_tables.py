@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xtok.vocab.display import printable
+from xtok.report.stdout import print_result, printable_lines, result_stream
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold red"}
 
 
 def new_console() -> Console:
-    return Console(highlight=False)
+    return Console(file=result_stream(), highlight=False)
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def printing() -> Iterator[Console]:
     console = new_console()
     with console.capture() as captured:
         yield console
-    print(captured.get(), end="")  # noqa: T201
+    print_result(captured.get(), end="")
 
 
 def new_table(*headers: str, right: Collection[int] = ()) -> Table:
@@ -40,8 +40,7 @@ def new_table(*headers: str, right: Collection[int] = ()) -> Table:
 
 def cell(value: str) -> Text:
     """Return a cell's text: markup and control characters are shown, not obeyed."""
-    lines = value.split("\n")
-    return Text("\n".join(map(printable, lines)))
+    return Text(printable_lines(value))
 
 
 def header(value: str) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from xtok.report._tables import new_console
+from xtok.report.stdout import print_result
 
 if TYPE_CHECKING:
     from xtok.alignment.aligner import TextAlignment
@@ -50,7 +51,7 @@ class _Block:
 
 def print_alignment(alignment: TextAlignment) -> None:
     """Print both rows of tokens, wrapped to the console, and the statistics."""
-    print(draw(alignment, new_console()), end="")  # noqa: T201
+    print_result(draw(alignment, new_console()), end="")
 
 
 def draw(alignment: TextAlignment, console: Console) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from xtok.inspection.env import Environment
+from xtok.report.stdout import print_result
 from xtok.vocab.display import printable
 
 
@@ -25,4 +26,4 @@ def print_env(found: Environment) -> None:
         lines["broken"] = "; ".join(found.notes)
     width = max(map(len, lines))
     for name, value in lines.items():
-        print(f"{name:{width}}  {printable(value)}")  # noqa: T201
+        print_result(f"{name:{width}}  {printable(value)}")

@@ -1,0 +1,118 @@
+"""Stdout is the result's: nothing that libraries say reaches it, and no control byte a terminal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Cli
+from safetensors.numpy import save_file
+from test_wheel import FIRST, WORK
+
+# The commands run in forks of a process that has imported their libraries.
+RUN_ALL = """
+import json, os, sys
+import numba, torch, transformers
+from xtok.__main__ import program
+for name, args in json.loads(sys.argv[1]):
+    if not os.fork():
+        for number, kind in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{name}.{kind}", os.O_CREAT | os.O_WRONLY), number)
+        sys.argv = ["xtok", name, *args]
+        program()
+    print(name, os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def talking(folder: Path, small: Path) -> Path:
+    """A model folder that makes Rust print, and Transformers warn, with escape sequences in it."""
+    shutil.copytree(small / "small-byte-level", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"][0]["evil\x1b[31m\u009b"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    config = {"model_type": "evil\x1b[2J", "vocab_size": 1300}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = np.random.default_rng(0).normal(size=(1300, 8)).astype(np.float32)
+    save_file({"model.embed_tokens.weight": rows}, folder / "model.safetensors")
+    return folder
+
+
+def is_safe(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def test_no_library_writes_on_the_stdout_of_any_command(small: Path, tmp_path: Path) -> None:
+    for name in ("small.model", "model"):
+        talking(tmp_path / name, small)
+    (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20)
+    chat = [{"role": "user", "content": "How many?\x1b[31m\u202e"}]
+    (tmp_path / "chat.json").write_text(json.dumps(chat))
+    (tmp_path / "pairs.txt").write_text("small.model bytes\n")
+    work = dict(WORK)
+    work["doctor"] = [*WORK["doctor"], "--json"]
+    work["inspect"] = [*WORK["inspect"], "--json"]
+    work["verify"] = [*WORK["verify"], "--json"]
+    work["evaluate"] = [*WORK["evaluate"], "--json"]
+    work["align"] = [*WORK["align"], "--json"]
+    work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
+    order = [*FIRST, *(work.keys() - set(FIRST))]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, json.dumps([[name, work[name]] for name in order])],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600,
+    )  # fmt: skip
+    printed = {name: (tmp_path / f"{name}.out").read_text(encoding="utf-8") for name in work}
+    said = {name: (tmp_path / f"{name}.err").read_text(encoding="utf-8") for name in work}
+    codes = dict(line.split() for line in done.stdout.splitlines())
+    assert codes == dict.fromkeys(order, "0") | {"doctor": codes["doctor"]}
+    for name in order:
+        assert "evil" not in printed[name], name
+        assert is_safe(printed[name]), name
+        assert is_safe(said[name]), name
+        if "--json" in work[name] or name == "render":
+            json.loads(printed[name])
+        if "-o" in work[name]:
+            assert printed[name].splitlines()[-1] == work[name][-1]
+    assert "a library printed: Ignored unknown kwarg option evil\\x1b[31m" in said["build"]
+    assert not [name for name in order if "model of type" in said[name]]
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_code_of_a_folder_may_print(
+    cli: Cli, small: Path, tmp_path: Path, quiet: tuple[str]
+) -> None:
+    shutil.copytree(small / "small-byte-level", tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (tmp_path / "own" / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "own" / "own.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n"
+        "print('Welcome!\\x1b[31m\\n' * 50)\n"
+        "class Own(PreTrainedTokenizerFast): pass\n"
+    )
+    args = ["build", "own", "bytes", "--trust-remote-code", "-o", "map.safetensors", *quiet]
+    done = cli(*args, env={"HF_HOME": str(tmp_path / "hf")})
+    assert (done.returncode, done.stdout) == (0, "map.safetensors\n")
+    assert done.stderr.count("Welcome!\\x1b[31m\n") == (0 if quiet else 20)
+    assert is_safe(done.stderr)
+
+
+def test_a_path_is_its_own_bytes(small: Path, tmp_path: Path) -> None:
+    model = bytes(small / "small.model")
+    command: list[str | bytes] = [sys.executable, "-m", "xtok", "build", model, "bytes", "-q", "-o"]
+    for name in (b"\xff.safetensors", b"a\x1b[31m\n.safetensors"):
+        done = subprocess.run([*command, name], cwd=tmp_path, stdout=subprocess.PIPE, check=True)
+        assert done.stdout == name + b"\n"
+
+
+def test_json_is_safe_on_a_terminal(cli: Cli, small: Path, tmp_path: Path) -> None:
+    model = tmp_path / "a\u009b\x7f\u202e\u2028.model"
+    shutil.copy(small / "small.model", model)
+    assert cli("build", model, "bytes", "-o", "map.safetensors", "-q").returncode == 0
+    shown = cli("inspect", "map.safetensors", "--json").stdout
+    assert is_safe(shown)
+    assert model.name in json.loads(shown)["student"]["model_id"]
