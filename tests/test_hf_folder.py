@@ -96,9 +96,7 @@ def assert_as_transformers(folder: Path) -> None:
     assert ours.chat_templates == theirs.chat_templates
     assert ours.special_token_names == theirs.special_token_names
     assert ours.library_ids(TEXTS) == theirs.library_ids(TEXTS)
-    prompts, expected = (
-        [each._backend.encode_prompt(text) for text in TEXTS] for each in (ours, theirs)
-    )
+    prompts, expected = (each.encode_batch(TEXTS) for each in (ours, theirs))
     assert prompts == expected
     pieces = [token for token in theirs.table.tokens() if token]
     pieces = pieces[:: 1 + len(pieces) // 2000]

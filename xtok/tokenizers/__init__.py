@@ -18,7 +18,14 @@ from xtok.tokenizers._hf_folder import load_folder, load_json
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
-from xtok.tokenizers._tokenizer import Backend, Encoding, TextChange, Tokenizer, no_panic
+from xtok.tokenizers._tokenizer import (
+    Backend,
+    Encoding,
+    TextChange,
+    Tokenizer,
+    byte_offsets,
+    no_panic,
+)
 from xtok.tokenizers.hub import ModelFiles
 
 __all__ = [
@@ -26,6 +33,7 @@ __all__ = [
     "Encoding",
     "TextChange",
     "Tokenizer",
+    "byte_offsets",
     "from_transformers",
     "load_tokenizer",
     "model_id",

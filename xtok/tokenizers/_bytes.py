@@ -60,19 +60,20 @@ class NullBackend(Backend):
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         return [[] for _ in texts]
 
-    def encode_prompt(self, text: str) -> list[int] | None:
-        """Return the numbers in a text.
+    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """Return the numbers in each text.
 
         Raises:
-            TokenizerError: if there is anything else in it.
+            TokenizerError: if there is anything else in one.
         """
-        ids = list(map(_number, text.split()))
-        if not all(0 <= i < self._size for i in ids):
-            raise TokenizerError(
-                f"null takes ids below {self._size}, not the text {text[:40]!r}",
-                hint="give numbers, as in '5 17 3'",
-            )
-        return ids
+        rows = [list(map(_number, text.split())) for text in texts]
+        for text, ids in zip(texts, rows, strict=True):
+            if not all(0 <= i < self._size for i in ids):
+                raise TokenizerError(
+                    f"null takes ids below {self._size}, not the text {text[:40]!r}",
+                    hint="give numbers, as in '5 17 3'",
+                )
+        return rows
 
 
 def _number(word: str) -> int:

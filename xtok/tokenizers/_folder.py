@@ -144,12 +144,24 @@ class FolderBackend(ConfiguredBackend):
                 result[-1] += [self._text[part]] if place % 2 else next(encoded)
         return result
 
+    def encode_start(self, text: str) -> list[int]:
+        start = self._pattern.split(text, maxsplit=1)[0]
+        ids = self._inner.encode_start(start) if start else []
+        return ids + self.encode_texts([text[len(start) :]])[0]
+
+    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        spans: list[tuple[int, int]] = []
+        begin = 0
+        for place, part in enumerate(self._pattern.split(text)):
+            size = len(part.encode())
+            inner = self._inner.spans(part, at_start=at_start and not place) if part else ()
+            inner = [(0, size)] if place % 2 else inner
+            spans += [(begin + start, begin + end) for start, end in inner]
+            begin += size
+        return spans
+
     def encode_bytes(self, data: bytes) -> list[int] | None:
         return self._inner.encode_bytes(data)
-
-    def encode_prompt(self, text: str) -> list[int] | None:
-        """Leave it to `Tokenizer` if the config adds tokens: the file's library knows them not."""
-        return None if self._added else self._inner.encode_prompt(text)
 
     def chat_templates(self) -> Mapping[str, str]:
         """Return what `chat_template.jinja` or `tokenizer_config.json` say."""

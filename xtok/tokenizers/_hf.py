@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._folder import SPECIAL_NAMES, ConfiguredBackend
-from xtok.tokenizers._tokenizer import TextChange, damaged
+from xtok.tokenizers._tokenizer import TextChange, byte_offsets, damaged
 from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
@@ -100,10 +100,30 @@ class HuggingFaceBackend(ConfiguredBackend):
         """Merge bytes with a byte-level model, past its normalizer; others merge characters."""
         return merge_bytes(self._rust, data) if self._byte_level else None
 
-    def encode_prompt(self, text: str) -> list[int] | None:
+    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
-        ids: list[int] = self._hf(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        return [list(ids) for ids in self._called(list(texts))["input_ids"]] if texts else []
+
+    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        spans = self._called([text], return_offsets_mapping=True)["offset_mapping"][0]
+        byte_of = byte_offsets(text).tolist()
+        return [(byte_of[start], byte_of[end]) for start, end in spans]
+
+    def _called(self, texts: list[str], **options: bool) -> Any:
+        """Call the tokenizer as users do.
+
+        Raises:
+            TokenizerError: for a text that the model has no token for, nor an unknown one.
+        """
+        try:
+            return self._hf(texts, add_special_tokens=False, verbose=False, **options)
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            raise TokenizerError(
+                f"the library of {self._files} refuses the text {texts[0][:40]!r}: {error}",
+                hint="use a tokenizer with byte tokens or a byte-level vocabulary",
+            ) from error
 
     def chat_templates(self) -> Mapping[str, str]:
         """Return what `chat_template.jinja` or `tokenizer_config.json` say."""

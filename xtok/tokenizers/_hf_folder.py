@@ -123,9 +123,13 @@ class PlainTokenizer:
         """The tokenizer for whole prompts, which few commands encode; the backend has the other."""
         return self._read()
 
-    def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
-        """Encode a prompt as it is, without further special tokens."""
-        return {"input_ids": self._prompts.encode(text, add_special_tokens=False).ids}
+    def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
+        """Encode whole texts as they are, without further special tokens."""
+        encodings = self._prompts.encode_batch(texts, add_special_tokens=False)
+        return {
+            "input_ids": [encoding.ids for encoding in encodings],
+            "offset_mapping": [encoding.offsets for encoding in encodings],
+        }
 
 
 # By a model's type, "" without a config.json: the classes for which AutoTokenizer takes

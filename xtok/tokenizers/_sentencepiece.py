@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
 from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 _SPACE = "▁"
@@ -32,7 +34,7 @@ class SentencePieceBackend(Backend):
         for place, piece in enumerate(proto.pieces):
             if not isinstance(piece.piece, str):  # protobuf gives bytes
                 raise ValueError(f"piece {place} is not UTF-8: {piece.piece!r}")
-        self._proto = proto
+        self._proto, self._data = proto, proto.SerializeToString()
         self._processor = SentencePieceProcessor()
         # In the middle of a text there is no dummy prefix, and every space counts.
         proto.normalizer_spec.add_dummy_prefix = False
@@ -71,7 +73,7 @@ class SentencePieceBackend(Backend):
         return backend
 
     def __reduce__(self) -> tuple[object, ...]:  # pickle does not find the proto's class by name
-        return SentencePieceBackend.from_bytes, (self._proto.SerializeToString(),)
+        return SentencePieceBackend.from_bytes, (self._data,)
 
     def entries(self) -> Iterable[Entry]:
         """Types are the file's own; a piece's bytes are its text with `▁` as a space."""
@@ -94,6 +96,21 @@ class SentencePieceBackend(Backend):
         """Encode on all cores."""
         ids: list[list[int]] = self._processor.encode(list(texts), out_type=int)
         return ids
+
+    def encode_start(self, text: str) -> list[int]:
+        """Encode with the dummy prefix and the stripping of the file."""
+        ids: list[int] = self._of_starts.encode(text, out_type=int)
+        return ids
+
+    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        processor = self._of_starts if at_start else self._processor
+        return [(piece.begin, piece.end) for piece in processor.EncodeAsProto(text).pieces]
+
+    @functools.cached_property
+    def _of_starts(self) -> SentencePieceProcessor:
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(model_proto=self._data)
 
     def text_changes(self) -> Sequence[TextChange]:
         """Return what the model's own normalizer changes."""

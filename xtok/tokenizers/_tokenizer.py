@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class Backend(ABC):
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode a batch: no special tokens, no dummy prefix; control tokens are plain text."""
+        """Encode stretches from the middle of a text: no dummy prefix, control tokens are text."""
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Apply the model's own merges to any bytes; None if it merges characters."""
@@ -51,9 +52,21 @@ class Backend(ABC):
         """Encode as `encode_texts` does, into arrays."""
         return [np.array(array("i", ids), np.int32) for ids in self.encode_texts(texts)]
 
-    def encode_prompt(self, text: str) -> list[int] | None:
-        """Encode a whole text with control tokens recognised; None if the library cannot."""
+    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """Encode whole texts, control tokens recognised; None if the library recognises none."""
         return None
+
+    def encode_start(self, text: str) -> list[int]:
+        """Encode the beginning of a text, up to its first control token."""
+        return self.encode_texts([text])[0]
+
+    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        """Return where each token of a text is, `(start, end)` in bytes.
+
+        Of what `encode_whole` gives, else `encode_start` or, in the middle of a text,
+        `encode_texts`; nothing from a library that changes no text.
+        """
+        return ()
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
         """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
@@ -118,11 +131,22 @@ class Encoding(NamedTuple):
     """A text as ids, and where each one is in it.
 
     `ids` is int32 `[T]`; token i is bytes `bounds[i]` to `bounds[i + 1]` of the text in UTF-8,
-    int64 `[T + 1]`. A token has none where its library put a space before the text.
+    int64 `[T + 1]`. A token has none where its library put a space before the text. `num_changed`
+    bytes are of stretches that the library changed before it encoded them.
     """
 
     ids: NDArray[np.int32]
     bounds: NDArray[np.int64]
+    num_changed: int
+
+
+def byte_offsets(text: str) -> NDArray[np.int64]:
+    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
+    if text.isascii():
+        return np.arange(len(text) + 1)
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 class Tokenizer:
@@ -183,16 +207,18 @@ class Tokenizer:
         )
         return table.like(self.table)
 
-    def segment(self, data: bytes) -> list[int]:
-        """Return the ids that the tokenizer gives for these bytes in the middle of a text.
+    def segment(self, token: bytes | str) -> list[int]:
+        """Spell a token's bytes, or any others, byte for byte, as in the middle of a text.
 
-        The tokens' bytes concatenate to exactly `data`. Valid UTF-8 goes through the library's own
+        The tokens' bytes concatenate to exactly these. Valid UTF-8 goes through the library's own
         encoder. What does not round-trip there, and partial UTF-8, goes through the model's own
-        merges on bytes, then the byte tokens, then greedy longest match.
+        merges on bytes, then the byte tokens, then greedy longest match. For a text that a model
+        reads, use `encode`: a normalizer changes what this does not.
 
         Raises:
             TokenizerError: if the vocabulary cannot spell these bytes.
         """
+        data = token.encode() if isinstance(token, str) else token
         [ids] = self.segment_batch([data])
         if ids is None:
             raise TokenizerError(
@@ -222,29 +248,57 @@ class Tokenizer:
         return result
 
     def encode(self, text: str) -> Encoding:
-        """Encode a rendered prompt: control tokens by their names, the rest byte for byte.
+        """Encode a text that a model reads, exactly as the model's own library does.
 
-        The ids are those of the library's own encoder. If that changes the text (a normalizer), or
-        knows no control tokens, the stretches between control tokens are segmented instead.
+        Its normalizer, its prefix and its control tokens are included; nothing is added around the
+        text. Where a library recognises no control tokens (SentencePiece, tiktoken and tekken
+        files), they are found by their names, and what is between them is encoded.
 
         Raises:
-            TokenizerError: if the vocabulary cannot spell the text.
+            TokenizerError: if the library refuses the text.
         """
-        data = text.encode()
+        [ids] = self.encode_batch([text])
+        bounds, num_changed = _Bounds(self, text, ids).find()
+        return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64), num_changed)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids that `encode` gives, of many texts at once.
+
+        Raises:
+            TokenizerError: if the library refuses a text.
+        """
         with no_panic(self.vocabulary.model_id):
-            ids = self._backend.encode_prompt(text)
-        bounds = None if ids is None else self._bounds(ids, data)
-        if ids is None or bounds is None:
-            ids = []
+            rows = self._backend.encode_whole(texts)
+            return [self._by_stretches(text) for text in texts] if rows is None else rows
+
+    def _by_stretches(self, text: str) -> list[int]:
+        start, *parts = self._control_pattern.split(text)
+        ids = self._backend.encode_start(start) if start else []
+        between = iter(self._backend.encode_texts(parts[1::2]))
+        for name in parts[::2]:
+            ids += [self._control_ids[name], *next(between)]
+        return ids
+
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        """Return where the library says that each token of a whole text is, in bytes."""
+        with no_panic(self.vocabulary.model_id):
+            if self._backend.encode_whole([""]) is not None:
+                return list(self._backend.spans(text))
+            spans: list[tuple[int, int]] = []
+            begin = 0
             for place, part in enumerate(self._control_pattern.split(text)):
-                ids += [self._control_ids[part]] if place % 2 else self.segment(part.encode())
-            bounds = self._bounds(ids, data)
-        if bounds is None:
-            raise ValueError("the parts of a text do not spell it")
-        return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64))
+                size = len(part.encode())
+                inner = self._backend.spans(part, at_start=not place) if part else ()
+                inner = [(0, size)] if place % 2 else inner
+                spans += [(begin + start, begin + end) for start, end in inner]
+                begin += size
+            return spans
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return what the library's own encoder gives in the middle of a text, exact or not."""
+        """Return what the library gives for stretches from the middle of a text, changed or not.
+
+        Control tokens in them are plain text; `encode` is for texts that a model reads.
+        """
         with no_panic(self.vocabulary.model_id):
             return self._backend.encode_texts(texts)
 
@@ -261,7 +315,7 @@ class Tokenizer:
         names = {}
         for role, ids in self._backend.declared_roles().items():
             for i in ids[:1]:
-                name = self._control_names.get(i) or self._bytes_of(i)
+                name = self._control_names.get(i) or self.table[i]
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
         return names
 
@@ -287,40 +341,6 @@ class Tokenizer:
     @functools.cached_property
     def _control_pattern(self) -> re.Pattern[str]:
         return splitting_at(self._control_ids)
-
-    def _bounds(self, ids: Sequence[int], data: bytes) -> list[int] | None:
-        """Return where each token begins, and the end; None if the ids do not spell the bytes.
-
-        A library may put a space before a stretch of text, and may have a control token take the
-        whitespace beside it; nothing else may differ.
-        """
-        bounds = [0]
-        after_control = True
-        for token_id in ids:
-            name = self._control_names.get(token_id)
-            token = self._bytes_of(token_id) if name is None else name
-            if not token:
-                return None
-            place = bounds[-1]
-            if not data.startswith(token, place):
-                stripped = _skip_whitespace(data, place)
-                if (name or after_control) and data.startswith(token, stripped):
-                    place = stripped
-                    if after_control and len(bounds) > 1:  # the token before has taken it
-                        bounds[-1] = place
-                elif after_control and token[:1] == b" " and data.startswith(token[1:], place):
-                    place -= 1
-                else:
-                    return None
-            bounds.append(place + len(token))
-            after_control = name is not None
-        if after_control and len(bounds) > 1:
-            bounds[-1] = _skip_whitespace(data, bounds[-1])
-        return bounds if bounds[-1] == len(data) else None
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes of an id; none for one that has none or does not exist."""
-        return self.table[token_id] if 0 <= token_id < len(self.table) else b""
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
         """Tell whether all ids are text and their bytes concatenate to `data`."""
@@ -397,6 +417,86 @@ def _skip_whitespace(data: bytes, place: int) -> int:
     while data[place : place + 1].isspace():
         place += 1
     return place
+
+
+class _Bounds:
+    """Where each token of a text begins.
+
+    A library may put a space before a stretch of text, and may have a control token take the
+    whitespace beside it. Anything else that differs from the text was changed by the library: it
+    reaches to the next token that is at its place by the library's own offsets.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> None:
+        names, tokens = tokenizer._control_names, tokenizer._tokens
+        self._data = text.encode()
+        self._is_control = [i in names for i in ids]
+        self._tokens = [names.get(i) or (tokens[i] if i < len(tokens) else b"") for i in ids]
+        self._ask = functools.partial(tokenizer._spans, text)
+
+    def find(self) -> tuple[list[int], int]:
+        """Return the bounds, and how many bytes are in stretches that were changed."""
+        if b"".join(self._tokens) == self._data:
+            return [0, *accumulate(map(len, self._tokens))], 0
+        starts: list[int] = []
+        place = num_changed = 0
+        while len(starts) < len(self._tokens):
+            if (exact := self._exact(len(starts), place)) is not None:
+                starts.append(exact[0])
+                place = exact[1]
+                continue
+            behind, end = self._next_exact(len(starts), place)
+            num_changed += end - place
+            starts += self._within(len(starts), behind, place, end)
+            place = end
+        if self._is_control[-1:] == [True]:
+            place = _skip_whitespace(self._data, place)
+        starts[:1] = [0] * len(starts[:1])
+        return [*starts, len(self._data)], num_changed + len(self._data) - place
+
+    def _exact(self, i: int, place: int) -> tuple[int, int] | None:
+        """Return where token i begins and ends, behind the others; None if it is not there."""
+        token, data = self._tokens[i], self._data
+        after_control = i == 0 or self._is_control[i - 1]
+        if not token:
+            return None
+        if data.startswith(token, place):
+            return place, place + len(token)
+        stripped = _skip_whitespace(data, place)
+        if (self._is_control[i] or after_control) and data.startswith(token, stripped):
+            # Whitespace is the control token's, the one before or this one.
+            return stripped if after_control else place, stripped + len(token)
+        if after_control and token[:1] == b" " and data.startswith(token[1:], place):
+            return place, place - 1 + len(token)
+        return None
+
+    def _next_exact(self, first: int, place: int) -> tuple[int, int]:
+        """Return the next token that is in the text as it is, and its place; or the text's end."""
+        for i in range(first, len(self._tokens)):
+            token, start = self._tokens[i], self._spans[i][0]
+            spaces = len(token) - len(token.lstrip())  # some libraries leave them out of a span
+            for begin in (start, start - spaces):
+                is_behind = begin > place if i == first else begin >= place
+                if token and is_behind and self._data.startswith(token, begin):
+                    return i, begin
+        return len(self._tokens), len(self._data)
+
+    def _within(self, first: int, behind: int, place: int, end: int) -> Iterator[int]:
+        """Return where the tokens of a changed stretch begin, by the library's spans."""
+        begins = Counter(min(max(self._spans[i][0], place), end) for i in range(first, behind))
+        bounds = [place, *sorted(begins)[1:], end]
+        for count, (begin, stop) in zip(
+            (begins[begin] for begin in sorted(begins)), pairwise(bounds), strict=False
+        ):
+            # Tokens of one character share its bytes, so that the first and the last have some.
+            places = begin + np.arange(count) * (stop - begin) // count
+            places[1:] = places[1:].clip(begin + 1, max(stop - 1, begin))
+            yield from places.tolist()
+
+    @functools.cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        spans, missing = self._ask(), (len(self._data), len(self._data))
+        return spans + [missing] * (len(self._tokens) - len(spans))
 
 
 def _width(

@@ -1,0 +1,201 @@
+"""Text that a model reads has the ids of the model's own library, and bounds in its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hub_folders
+import numpy as np
+import pytest
+import tiktoken
+from conftest import REAL
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers import Encoding, Tokenizer, from_transformers, load_tokenizer
+from xtok.tokenizers._tiktoken import FAMILIES
+from xtok.vocab.table import TokenType
+
+Library = Callable[[str], list[int]]
+PIECES = [
+    "the", " words", " don't", "2024", "  ", "\n\n", "\t", " ", "<", "|", "think", "中文",
+    " 日本語", "café", "cafe\u0301", "\u212b", "ﬁ", "①", "ｶﾞ", "\u0344", "o\u0323\u0302", "नमस्ते",
+    "가\u1100\u1161", "👨\u200d👩", "\u00a0", "▁", "\u200b", "\x00", "Ω\u2126", "\u1e9b\u0323",
+]  # fmt: skip
+
+
+def texts_for(tokenizer: Tokenizer, names: bool = True) -> st.SearchStrategy[str]:
+    """Texts of ordinary pieces, and of names of control and user-defined tokens."""
+    table = tokenizer.table
+    added = [table[i].decode() for i in table.ids_of_type(TokenType.USER_DEFINED).tolist()][:40]
+    control = [table.control_names[i] for i in table.ids_of_type(TokenType.CONTROL).tolist()][:40]
+    pieces = [*PIECES, *filter(None, added), *(control if names else [])]
+    return st.lists(st.sampled_from(pieces), max_size=12).map("".join)
+
+
+def check(tokenizer: Tokenizer, library: Library, text: str) -> Encoding:
+    """Compare ids; every token that is in the text as it is must be at its bounds."""
+    encoding, data = tokenizer.encode(text), text.encode()
+    assert encoding.ids.tolist() == library(text)
+    assert tokenizer.encode_batch([text, text]) == [library(text)] * 2
+    bounds = encoding.bounds
+    assert len(bounds) == len(encoding.ids) + 1
+    assert np.all(np.diff(bounds) >= 0)
+    assert bounds[-1] == len(data)
+    if len(encoding.ids):
+        assert bounds[0] == 0
+    table, names = tokenizer.table, tokenizer.table.control_names
+    added = set(table.ids_of_type(TokenType.CONTROL, TokenType.USER_DEFINED).tolist())
+    parts = [names[i].encode() if i in names else table[i] for i in encoding.ids.tolist()]
+    for i, part, start, end in zip(encoding.ids, parts, bounds[:-1], bounds[1:], strict=True):
+        if int(i) in added or not encoding.num_changed:
+            assert data[start:end].strip() == part.strip()
+    return encoding
+
+
+def by_transformers(folder: Path) -> Library:
+    auto: Any = AutoTokenizer
+    tokenizer = auto.from_pretrained(str(folder))
+    return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def qwen_like(small: Path, folder: Path, normalizer: str) -> Path:
+    """The small byte-level folder with a normalizer, which `<think>` is matched before."""
+    shutil.copytree(small / "small-byte-level", folder)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["normalizer"] = {"type": normalizer}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize("normalizer", ["NFC", "NFKC", "Lowercase"])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_folder_encodes_as_transformers(
+    small: Path, tmp_path_factory: pytest.TempPathFactory, normalizer: str, data: st.DataObject
+) -> None:
+    tokenizer, library = _loaded(small, tmp_path_factory, normalizer)
+    check(tokenizer, library, data.draw(texts_for(tokenizer)))
+
+
+_LOADED: dict[str, tuple[Tokenizer, Library]] = {}
+
+
+def _loaded(
+    small: Path, factory: pytest.TempPathFactory, normalizer: str
+) -> tuple[Tokenizer, Library]:
+    if normalizer not in _LOADED:
+        folder = qwen_like(small, factory.mktemp("encode") / normalizer, normalizer)
+        _LOADED[normalizer] = load_tokenizer(folder), by_transformers(folder)
+    return _LOADED[normalizer]
+
+
+def test_one_decomposed_character_leaves_the_rest_as_it_is(small: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(qwen_like(small, tmp_path / "nfc", "NFC"))
+    think = tokenizer.table.canonical_ids()[b"<think>"]
+    text = "<think>cafe\u0301<think> hi"
+    encoding = check(tokenizer, by_transformers(tmp_path / "nfc"), text)
+    places = np.flatnonzero(encoding.ids == think)
+    assert [tuple(encoding.bounds[[i, i + 1]]) for i in places.tolist()] == [(0, 7), (13, 20)]
+    assert encoding.num_changed == 3  # "e" and the accent
+    assert tokenizer.encode("<think>caf\u00e9<think> hi").num_changed == 0
+
+
+def test_bounds_of_what_a_normalizer_drops_or_grows(small: Path, tmp_path: Path) -> None:
+    folder = qwen_like(small, tmp_path / "kc", "NFKC")
+    encoding = check(load_tokenizer(folder), by_transformers(folder), "\ufb01x \u3388 a")
+    assert encoding.bounds[-1] == len("\ufb01x \u3388 a".encode())
+    assert encoding.num_changed == 7  # " ㎈" became " c", "al"
+    assert encoding.bounds.tolist() == [0, 1, 3, 4, 5, 8, 10]
+
+
+def test_a_sentencepiece_file_encodes_as_its_library(small: Path, tmp_path: Path) -> None:
+    for strips in (False, True):
+        proto = sentencepiece_model_pb2.ModelProto.FromString((small / "small.model").read_bytes())
+        proto.normalizer_spec.remove_extra_whitespaces = strips
+        path = tmp_path / f"{strips}.model"
+        path.write_bytes(proto.SerializeToString())
+        tokenizer, library = load_tokenizer(path), SentencePieceProcessor(model_file=str(path))
+        for text in texts(tokenizer, names=False):
+            check(tokenizer, library.encode, text)
+        [inst] = tokenizer.table.ids_of("[INST]")
+        start, end = library.encode("the text"), tokenizer.library_ids([" the text"])[0]
+        ids = tokenizer.encode("the text[INST] the text").ids.tolist()
+        assert ids == [*start, inst, *end]
+
+
+def texts(tokenizer: Tokenizer, names: bool = True, number: int = 60) -> Iterator[str]:
+    """As `texts_for`, for tokenizers that take long to load: the same ones each time."""
+    rng, table = random.Random(0), tokenizer.table
+    added = [table[i].decode() for i in table.ids_of_type(TokenType.USER_DEFINED).tolist()][:40]
+    control = [table.control_names[i] for i in table.ids_of_type(TokenType.CONTROL).tolist()][:40]
+    pieces = [*PIECES * 2, *filter(None, added), *(control if names else [])]
+    for _ in range(number):
+        yield "".join(rng.choices(pieces, k=rng.randint(0, 12)))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", [*hub_folders.NAMES, "claude-2"])
+def test_real_folders_encode_as_transformers(
+    real: Callable[[str], str], tmp_path: Path, name: str
+) -> None:
+    real("qwen.tiktoken")
+    folder = REAL / name if name == "claude-2" else hub_folders.write(name, tmp_path / name)
+    tokenizer, library = load_tokenizer(folder), by_transformers(folder)
+    for text in texts(tokenizer, number=150):
+        check(tokenizer, library, text)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "name", ["llama3", "llama4", "qwen", "cl100k", "o200k", "mistral-v1", "mistral-v3"]
+)
+def test_real_files_encode_as_their_libraries(
+    real: Callable[[str], str], load_real: Callable[[str], Tokenizer], name: str
+) -> None:
+    file = f"{name}.{'model' if name.startswith('mistral') else 'tiktoken'}"
+    path, tokenizer = Path(real(file)), load_real(file)
+    library: Library
+    if path.suffix == ".model":
+        library = SentencePieceProcessor(model_file=str(path)).encode
+    else:
+        family = FAMILIES[hashlib.sha256(path.read_bytes()).hexdigest()]
+        table = tokenizer.table
+        ranks = {table[i]: i for i in table.ids_of_type(TokenType.NORMAL).tolist()}
+        special = {**family.control, **family.text}
+        encoding = tiktoken.Encoding(
+            name, pat_str=family.pattern, mergeable_ranks=ranks, special_tokens=special
+        )
+        library = lambda text: encoding.encode(text, allowed_special="all")  # noqa: E731
+    for text in texts(tokenizer, names=path.suffix == ".tiktoken", number=150):
+        check(tokenizer, library, text)
+
+
+def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
+    fast: Any = PreTrainedTokenizerFast
+    own = fast(tokenizer_file=str(small / "small-byte-level" / "tokenizer.json"))
+    own.backend_tokenizer.enable_truncation(max_length=3)
+    text = "the tokens of <think> a longer text"
+    check(from_transformers(own), lambda t: list(own(t, add_special_tokens=False).input_ids), text)
+
+
+def test_a_text_that_the_library_refuses(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as RustTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    rust = RustTokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    rust.pre_tokenizer, rust.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    rust.save(str(tmp_path / "tokenizer.json"))
+    config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(TokenizerError, match="refuses the text"):
+        load_tokenizer(tmp_path).encode("b")
