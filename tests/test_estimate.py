@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import naive
 import numpy as np
@@ -25,8 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xtok.config import BuildConfig, EstimateConfig, MultitokenConfig, Target
-from xtok.counting import counts as counting
+from xtok.config import BuildConfig, MultitokenConfig, Target
+from xtok.counting import counts as count_module
 from xtok.counting import encode as cooccurrence
 from xtok.counting import kernels as cooccurrence_kernels
 from xtok.counting import texts
@@ -46,9 +47,9 @@ from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.build import build
-from xtok.stages.estimate import estimate, map_of_counts
+from xtok.stages.counted import map_of_counts
 from xtok.stages.multitoken import multitoken
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,26 @@ def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NUM_DOCUMENTS = 120
 DEFAULTS = prior_edges.__kwdefaults__ or {}
+
+
+def counting(**options: Any) -> BuildConfig:
+    """The options of a map counted on text, without exact rows."""
+    return BuildConfig(**{"top_k": 8, "exact_match": False, **options})
+
+
+def estimate(
+    student: ModelLike,
+    teacher: ModelLike,
+    documents: Sequence[Path],
+    config: BuildConfig | None = None,
+    *,
+    base: ProjectionMap | None = None,
+    checkpoint: Path | None = None,
+) -> ProjectionMap:
+    """Count a map on text; by default, without exact rows."""
+    return build(
+        student, teacher, config or counting(), texts=documents, initial=base, checkpoint=checkpoint
+    )
 
 
 def write_documents(path: Path, documents: list[str]) -> Path:
@@ -225,7 +246,7 @@ def test_a_tiny_text_is_counted_pair_by_pair(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20"])
-    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1))
+    plan = plan_counting(byte_level, digits, [path], counting(alpha=1))
     counts = count_text(plan, byte_level, digits)
     # byte-level cuts digits one by one: 2 0 1 and 2 0; the other one takes them in threes.
     assert [byte_level.table.tokens()[i] for i in byte_level.segment(b"201")] == [b"2", b"0", b"1"]
@@ -241,7 +262,7 @@ def test_a_tiny_text_is_counted_pair_by_pair(
 
 def test_chunks_share_a_unit(byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["20"])
-    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1, target="chunk"))
+    plan = plan_counting(byte_level, digits, [path], counting(alpha=1, target="chunk"))
     counts = count_text(plan, byte_level, digits)
     twenty = token(digits, b"20")
     expected = {token(byte_level, d) << 32 | twenty: cooccurrence.UNIT // 2 for d in (b"2", b"0")}
@@ -252,7 +273,7 @@ def test_both_adds_starts_and_chunks_up(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["20"])
-    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1, target="both"))
+    plan = plan_counting(byte_level, digits, [path], counting(alpha=1, target="both"))
     counts = count_text(plan, byte_level, digits)
     two, zero, twenty = token(byte_level, b"2"), token(byte_level, b"0"), token(digits, b"20")
     unit = cooccurrence.UNIT
@@ -267,7 +288,7 @@ def test_an_occurrence_weighs_the_same_whatever_is_counted(
 ) -> None:
     """Of a token that both sides have: once at its start, once as its chunk, or both."""
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
-    config = EstimateConfig(alpha=2, target=target)
+    config = counting(alpha=2, target=target)
     e_s, e_t = token(byte_level, b"e"), token(digits, b"e")
     before = dict(naive.rows_of(base)[e_s]).get(e_t, 0.0)
     found = estimate(byte_level, digits, [path], config, base=base)
@@ -283,7 +304,7 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
 ) -> None:
     """Of the chunk 20, `2` and `0` first have a half each; 0 alone is 0, which leaves it less."""
     path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
-    config = EstimateConfig(target="chunk", alpha=1e-6)
+    config = counting(target="chunk", alpha=1e-6)
     m = estimate(byte_level, digits, [path], config, base=base)
     zero, two = token(byte_level, b"0"), token(byte_level, b"2")
     of_twenty = [dict(naive.rows_of(m)[row])[token(digits, b"20")] for row in (two, zero)]
@@ -320,7 +341,7 @@ def test_the_whole_formula_in_a_file(
     byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, tmp_path: Path
 ) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
-    config = EstimateConfig(alpha=2, top_k=3)
+    config = counting(alpha=2, top_k=3)
     found = estimate(byte_level, digits, [path], config, base=base)
     two = token(byte_level, b"2")
     row = dict(naive.rows_of(base)[two])
@@ -346,7 +367,7 @@ def test_pins_give_exact_tokens_one_entry(
     byte_level: Tokenizer, digits: Tokenizer, base: ProjectionMap, corpus: Path
 ) -> None:
     loose = estimate(byte_level, digits, [corpus], base=base)
-    pinned = estimate(byte_level, digits, [corpus], EstimateConfig(exact_match=True), base=base)
+    pinned = estimate(byte_level, digits, [corpus], counting(exact_match=True), base=base)
     two = token(byte_level, b"2")
     assert len(naive.rows_of(loose)[two]) > 1
     assert naive.rows_of(pinned)[two] == [(token(digits, b"2"), 1.0)]
@@ -358,9 +379,9 @@ def test_a_slot_of_the_initial_map_is_left_out(
 ) -> None:
     with_slot = multitoken(byte_level, digits, MultitokenConfig(scale_trick=True))
     assert with_slot.enable_scale_trick
-    found = estimate(byte_level, digits, [corpus], EstimateConfig(alpha=1), base=with_slot)
+    found = estimate(byte_level, digits, [corpus], counting(alpha=1), base=with_slot)
     assert not found.enable_scale_trick
-    plain = estimate(byte_level, digits, [corpus], EstimateConfig(alpha=1), base=base)
+    plain = estimate(byte_level, digits, [corpus], counting(alpha=1), base=base)
     assert found.edges.student_ids.tolist() == plain.edges.student_ids.tolist()
 
 
@@ -398,7 +419,7 @@ def test_merging_does_not_depend_on_order_or_grouping(
     monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
     plan = plan_counting(byte_level, digits, [corpus])
     encoder = PairEncoder(byte_level, digits)
-    parts = [counting.count_shard(shard, encoder, plan) for shard in plan.shards]
+    parts = [count_module.count_shard(shard, encoder, plan) for shard in plan.shards]
     assert len(parts) > 3
     whole = count_text(plan, byte_level, digits)
     assert same(merge_counts(parts), whole)
@@ -468,7 +489,8 @@ import sys, time
 from pathlib import Path
 from xtok.counting import counts, encode, texts
 from xtok.maps import file
-from xtok.stages import estimate
+from xtok.config import BuildConfig
+from xtok.stages.build import build
 encode.batches.__defaults__ = (2000,)
 texts.SHARD_BYTES = 5000
 save = counts._save_checkpoint
@@ -479,11 +501,11 @@ counts._save_checkpoint = slow
 count = counts.count_text
 def often(*args, **options):
     return count(*args, **options, checkpoint_seconds=0)
-estimate.count_text = often
+counts.count_text = often
 student, teacher, text, checkpoint, base, output, target = sys.argv[1:]
 base = file.load(Path(base))
-config = estimate.EstimateConfig(target=target)
-found = estimate.estimate(student, teacher, [text], config, base=base, checkpoint=Path(checkpoint))
+config = BuildConfig(target=target, top_k=8, exact_match=False)
+found = build(student, teacher, config, texts=[text], initial=base, checkpoint=Path(checkpoint))
 found.save(Path(output))
 """
 
@@ -512,7 +534,7 @@ def test_a_killed_process_is_gone_on_from_byte_for_byte(
     assert checkpoint.exists()
     assert awaited.exists()
     assert not output.exists()
-    config = EstimateConfig(target=target)
+    config = counting(target=target)
     estimate(student, teacher, [corpus], config, base=base, checkpoint=checkpoint).save(output)
     assert not checkpoint.exists()
     assert not awaited.exists()
@@ -538,11 +560,10 @@ program()
 
 
 @pytest.mark.parametrize(
-    ("command", "stop", "code", "word"),
+    ("stop", "code", "word"),
     [
-        ("build", "SIGINT", 130, "interrupted"),
-        ("estimate", "SIGINT", 130, "interrupted"),
-        ("build", "SIGTERM", 143, "terminated"),
+        ("SIGINT", 130, "interrupted"),
+        ("SIGTERM", 143, "terminated"),
     ],
 )
 def test_counting_goes_on_after_a_signal(
@@ -550,13 +571,12 @@ def test_counting_goes_on_after_a_signal(
     small: Path,
     corpus: Path,
     tmp_path: Path,
-    command: str,
     stop: str,
     code: int,
     word: str,
 ) -> None:
     args = [
-        command, "--student-model", str(small / "small-byte-level"), "--teacher-model",
+        "build", "--student-model", str(small / "small-byte-level"), "--teacher-model",
         str(small / "small-digits"), "--text", str(corpus), "--output", "map.safetensors",
     ]  # fmt: skip
     stopped = subprocess.run(
@@ -596,7 +616,7 @@ def checkpoint(
     return plan, path
 
 
-@pytest.mark.parametrize("what", ["text", "teacher", "target", "alpha", "field", "pattern"])
+@pytest.mark.parametrize("what", ["text", "teacher", "target", "alpha", "pattern"])
 def test_a_checkpoint_of_another_run_is_refused(
     byte_level: Tokenizer,
     digits: Tokenizer,
@@ -607,7 +627,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     tmp_path: Path,
     what: str,
 ) -> None:
-    text, teacher, config = corpus, digits, EstimateConfig()
+    text, teacher, config = corpus, digits, counting()
     if what == "text":
         text = write_documents(tmp_path / "a.jsonl", ["another one"])
     elif what == "teacher":
@@ -616,8 +636,7 @@ def test_a_checkpoint_of_another_run_is_refused(
         teacher = split_otherwise(small / "small-digits", tmp_path / "small-digits")
         assert teacher.table.sha256() == digits.table.sha256()
     else:
-        other = {"target": "chunk", "alpha": 1.0, "field": "body"}
-        config = EstimateConfig(**{what: other[what]})  # type: ignore[arg-type]
+        config = counting(**{what: {"target": "chunk", "alpha": 1.0}[what]})
     path = checkpoint[1]
     with pytest.raises(XtokError) as error:
         estimate(byte_level, teacher, [text], config, checkpoint=path)
@@ -692,7 +711,7 @@ def test_documents_count_up_to_a_difference(
     byte_level: Tokenizer, composing: Tokenizer, tmp_path: Path
 ) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["1２34", "1,2", "４5"])
-    plan = plan_counting(composing, byte_level, [path], EstimateConfig(alpha=1))
+    plan = plan_counting(composing, byte_level, [path], counting(alpha=1))
     counts = count_text(plan, composing, byte_level)
     # "1２34" is 1 + 3 + 2 bytes, of which the NFKC side spells "1234": the first byte agrees.
     assert counts.totals == TextTotals(
@@ -706,7 +725,7 @@ def test_documents_count_up_to_a_difference(
     )
     names = [composing.table.tokens()[s] for s in (counts.keys >> 32).tolist()]
     assert sorted(names) == [b",", b"1", b"2"]
-    found = map_of_counts(counts, multitoken(composing, byte_level), plan, EstimateConfig(alpha=1))
+    found = map_of_counts(counts, multitoken(composing, byte_level), plan, counting(alpha=1))
     assert found.reports[-1].notes[1] == (
         "the tokenizers disagree on 2 documents (normalization); "
         "each was counted up to that point, skipping 69.2% of the text"
@@ -726,7 +745,7 @@ def test_an_unknown_token_ends_a_document(tmp_path: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]")  # type: ignore[no-untyped-call]
     words = from_transformers(fast)
     path = write_documents(tmp_path / "a.jsonl", [" one two three one", " six"])
-    plan = plan_counting(words, words, [path], EstimateConfig(alpha=1))
+    plan = plan_counting(words, words, [path], counting(alpha=1))
     counts = count_text(plan, words, words)
     assert counts.keys.tolist() == [1 << 32 | 1, 2 << 32 | 2]
     assert counts.counts.tolist() == [1, 1]
@@ -750,7 +769,7 @@ def test_empty_documents_count_as_documents(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["", "2", ""])
-    plan = plan_counting(byte_level, digits, [path], EstimateConfig(alpha=1))
+    plan = plan_counting(byte_level, digits, [path], counting(alpha=1))
     totals = count_text(plan, byte_level, digits).totals
     assert totals == TextTotals(
         documents=3, num_bytes=1, student_tokens=1, teacher_tokens=1, starts=1
@@ -789,7 +808,7 @@ def test_build_counts_on_text(
     config = BuildConfig.for_loss("p-kl")
     found = build(byte_level, digits, config, texts=[corpus])
     assert [step["stage"] for step in found.history] == ["multitoken", "estimate"]
-    alone = estimate(byte_level, digits, [corpus], EstimateConfig(target="both"))
+    alone = estimate(byte_level, digits, [corpus], counting(target="both"))
     assert saved(found, tmp_path) == saved(alone, tmp_path)
 
 
@@ -804,8 +823,8 @@ def test_the_command_writes_what_it_read(
     base.save(tmp_path / "base.safetensors")
     student, teacher = small / "small-byte-level", small / "small-digits"
     done = cli(
-        "estimate", "--student-model", student, "--teacher-model", teacher,
-        "--text", corpus, "--top-k", "4", "--output", "map.safetensors",
+        "build", student, teacher,
+        "--text", corpus, "--no-exact-match", "--output", "map.safetensors",
         "--initial-projection-path", "base.safetensors",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
@@ -837,7 +856,7 @@ def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
     plan = plan_counting(student, teacher, [corpus])
     count_text(plan, student, teacher, checkpoint=saved, checkpoint_seconds=-1)
     command = [
-        sys.executable, "-m", "xtok", "estimate", "--student-model", models[0],
+        sys.executable, "-m", "xtok", "build", "--student-model", models[0],
         "--teacher-model", models[1], "--text", str(corpus), "--output", "map.safetensors",
         "--initial-projection-path", "base.safetensors",
     ]  # fmt: skip
@@ -855,15 +874,11 @@ def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
 
 def test_the_command_names_what_is_wrong(cli: Cli, small: Path, tmp_path: Path) -> None:
     pair = ("--student-model", small / "small-byte-level", "--teacher-model", small / "small.model")
-    done = cli("estimate", *pair, "--text", "none-*.txt")
+    done = cli("build", *pair, "--text", "none-*.txt")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: there is no file none-*.txt\nhint: ")
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    done = cli("estimate", *pair, "--text", "a.txt")
+    done = cli("build", *pair, "--text", "a.txt")
     assert done.returncode == 1
     assert "error: the text a.txt is not UTF-8: byte 0xe9 at offset 3, in line 1\n" in done.stderr
-    assert cli("estimate", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2
-    done = cli("estimate", *pair, "--text", "a.txt", "--checkpoint", "none/saved")
-    assert (done.returncode, done.stderr) == (
-        1, "error: --checkpoint: there is no folder none\nhint: mkdir -p none\n"
-    )  # fmt: skip
+    assert cli("build", *pair, "--text", "a.txt", "--alpha", "0").returncode == 2

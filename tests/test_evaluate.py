@@ -15,8 +15,9 @@ import pytest
 from conftest import Cli
 from naive import rows_of
 from pyarrow import parquet
+from test_estimate import counting, estimate
 
-from xtok.config import BuildConfig, EstimateConfig, Loss, MultitokenConfig, SortCutConfig
+from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import compare, count_tokens
 from xtok.inspection.evaluate import Evaluation, evaluate
@@ -24,7 +25,6 @@ from xtok.inspection.ranking import Ranking
 from xtok.maps.projection_map import ProjectionMap
 from xtok.report.quality import print_comparison
 from xtok.stages.build import build
-from xtok.stages.estimate import estimate
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
@@ -148,7 +148,7 @@ def test_recipe_and_floor_are_measured_over_chunks_too(
         byte_level,
         digits,
         [corpus],
-        EstimateConfig(top_k=4, alpha=1e-6, target="chunk"),
+        counting(top_k=4, alpha=1e-6, target="chunk"),
         base=recipe,
     )
     found = evaluate([plain, recipe, counted], [corpus], byte_level, digits, group_by="lang")
@@ -173,9 +173,9 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(
 ) -> None:
     """At starts a map may be better that is worse over chunks."""
     chunks = estimate(
-        byte_level, digits, [corpus], EstimateConfig(alpha=0.01, target="chunk"), base=recipe
+        byte_level, digits, [corpus], counting(alpha=0.01, target="chunk"), base=recipe
     )
-    starts_map = estimate(byte_level, digits, [corpus], EstimateConfig(alpha=0.01), base=recipe)
+    starts_map = estimate(byte_level, digits, [corpus], counting(alpha=0.01), base=recipe)
 
     def ranking(loss: Loss) -> Ranking:
         found = evaluate(
@@ -226,9 +226,7 @@ def test_counted_map_comes_to_the_floor(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
 ) -> None:
     """A map counted on the very text that is measured, hardly smoothed, is the floor."""
-    counted = estimate(
-        byte_level, digits, [corpus], EstimateConfig(top_k=4, alpha=1e-6), base=recipe
-    )
+    counted = estimate(byte_level, digits, [corpus], counting(top_k=4, alpha=1e-6), base=recipe)
     [found] = evaluate([counted], [corpus], byte_level, digits).measures
     assert found.cross_entropy.value == pytest.approx(found.floor, abs=1e-4)
     assert found.coverage_of_floor == pytest.approx(1)

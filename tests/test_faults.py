@@ -642,7 +642,7 @@ def test_hostile_tokens_are_shown_safely(
     cli: Cli, small: Path, hostile_model: Path, tmp_path: Path
 ) -> None:
     models = ["--student-model", hostile_model, "--teacher-model", small / "small.model"]
-    built = cli("build", *models, "--output", "map.safetensors", "--num-examples", "2000")
+    built = cli("build", *models, "--output", "map.safetensors")
     assert built.returncode == 0, built.stderr[-500:]
     assert safe(built.stderr)
     names = [part for name in HOSTILE_TOKENS for part in ("--token", name)]

@@ -82,17 +82,13 @@ def test_overlap_takes_a_path_of_text(text: Path) -> None:
     assert found == xtok.overlap(["bytes"], [text])
 
 
-def test_get_map_takes_names_and_tokenizers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_map_takes_names_and_tokenizers(tmp_path: Path) -> None:
     loaded = xtok.load_tokenizer("bytes")
-    built = xtok.get_map("bytes", loaded, for_loss="gold", cache_dir=str(tmp_path))
+    path = str(tmp_path / "map.pt")
+    built = xtok.get_map("bytes", loaded, for_loss="gold", path=path)
     assert same(built, xtok.build("bytes", "bytes", xtok.BuildConfig.for_loss("gold")))
-    monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path))
-    again = xtok.get_map(loaded, "bytes", xtok.BuildConfig.for_loss("gold"))
+    again = xtok.get_map(loaded, "bytes", xtok.BuildConfig.for_loss("gold"), path=Path(path))
     assert same(again, built)
-    assert [m.reports[-1].stage for m in (built, again)] == ["cache", "cache"]
-    assert [path.name for path in tmp_path.iterdir()] == ["maps"]
 
 
 def test_multitoken_takes_names() -> None:
@@ -109,7 +105,6 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
         assert same(xtok.reapply_exact(source), xtok.reapply_exact(projection))
         assert same(xtok.sort_cut(source), xtok.sort_cut(projection))
         assert same(xtok.transpose(source), xtok.transpose(projection))
-    assert same(xtok.merge([path, Path(path)]), xtok.merge([projection, projection]))
     extended = xtok.multitoken("bytes", "bytes", initial=xtok.build("bytes", "bytes"))
     xtok.build("bytes", "bytes").save(path)
     assert same(xtok.multitoken("bytes", "bytes", initial=path), extended)
@@ -118,16 +113,6 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
 def test_reapply_exact_takes_the_names_of_models(of_bytes: str) -> None:
     plain = xtok.reapply_exact(of_bytes)
     assert same(xtok.reapply_exact(of_bytes, student_model="bytes", teacher_model="bytes"), plain)
-
-
-def test_a_path_is_no_list_of_maps(path: str) -> None:
-    with pytest.raises(XtokError, match="there is only one map to merge"):
-        xtok.merge(path)
-
-
-def test_merge_calls_maps_by_their_paths(path: str, of_bytes: str) -> None:
-    with pytest.raises(XtokError, match=r"the student of .*bytes\.safetensors \(bytes\) has other"):
-        xtok.merge([path, of_bytes])
 
 
 def test_inspect_and_worst_rows_take_a_path(projection: ProjectionMap, path: str) -> None:
@@ -215,12 +200,11 @@ def test_ids_and_weights_of_a_row_by_its_token(projection: ProjectionMap) -> Non
 def test_one_path_is_a_list_of_texts(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abc")
-    for function in (xtok.estimate, xtok.build):
-        maps = [function("bytes", "bytes", texts=texts) for texts in (str(text), text, [text])]
-        assert same(maps[0], maps[1])
-        assert same(maps[0], maps[2])
+    maps = [xtok.build("bytes", "bytes", texts=texts) for texts in (str(text), text, [text])]
+    assert same(maps[0], maps[1])
+    assert same(maps[0], maps[2])
     with pytest.raises(XtokError, match=r"there is no file no\.txt"):
-        xtok.estimate("bytes", "bytes", "no.txt")
+        xtok.build("bytes", "bytes", texts="no.txt")
 
 
 def test_of_several_ids_the_one_that_the_tokenizer_emits(sentencepiece: xtok.Tokenizer) -> None:

@@ -23,13 +23,11 @@ from test_stages import byte_ranks
 import xtok
 from xtok.errors import XtokError
 from xtok.inspection.page import Examined, Page, examine
-from xtok.inspection.pages import examine_listed
 from xtok.inspection.samples import BUILT_IN, SentencePicker
 from xtok.inspection.text_facts import Shared
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.report.page import pictures, render, render_index
+from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, numbers_of, pack, packed, weight_codes
-from xtok.stages.build import read_pairs
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
 
@@ -500,50 +498,11 @@ def test_llama_3_to_qwen_fits_into_two_megabytes(load_real: Callable[[str], Toke
 # The index of many maps
 
 
-def index_files(projection: ProjectionMap, folder: Path) -> Path:
-    projection.save(folder / "good.safetensors")
-    (folder / "damaged.safetensors").write_bytes(b"nothing")
-    lines = ["a b good.safetensors", "a b missing.safetensors", "<i> b damaged.safetensors"]
-    (folder / "pairs.txt").write_text("\n".join(lines), encoding="utf-8")
-    return folder / "pairs.txt"
-
-
-def test_the_index_has_what_needs_a_look_first(projection: ProjectionMap, tmp_path: Path) -> None:
-    path = index_files(projection, tmp_path)
-    pairs = read_pairs(path, tmp_path, xtok.BuildConfig())
-    index = examine_listed("pairs.txt", pairs, tmp_path)
-    assert [e.output for e in index.entries] == [
-        "missing.safetensors",
-        "damaged.safetensors",
-        "good.safetensors",
-    ]
-    assert [e.facts is None for e in index.entries] == [True, True, False]
-    html = render_index(index)
-    assert html == render_index(examine_listed("pairs.txt", pairs, tmp_path))
-    assert "i" not in Elements(html).tags
-    assert b"&lt;i&gt;" in html
-
-
-def test_the_index_from_the_command_line(
-    cli: Cli, projection: ProjectionMap, tmp_path: Path
-) -> None:
-    path = index_files(projection, tmp_path)
-    done = cli("report", "--pairs", path, "--maps-dir", tmp_path, "--json", "--output", "i.html")
-    assert done.stdout == "i.html\ni.json\n"
-    data = json.loads((tmp_path / "i.json").read_text(encoding="utf-8"))
-    assert [entry["line"] for entry in data["entries"]] == [2, 3, 1]
-
-
-# Mistakes
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "give a map, or two, or --pairs FILE"),
-        (["a", "b", "c"], "give a map, or two, or --pairs FILE"),
-        (["a", "--pairs", "b"], "--pairs goes with no map, text or model"),
-        (["a", "--for", "gold"], "--for goes with --pairs"),
+        ([], "give a map, or two"),
+        (["a", "b", "c"], "give a map, or two"),
         (["a", "--text", "b"], "give the student: --student-model"),
         (["a", "-s", "bytes"], "give the teacher: --teacher-model"),
         (["a", "--field", "b"], "--field goes with --text"),

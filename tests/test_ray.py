@@ -14,13 +14,13 @@ import pytest
 import small_tokenizers
 from conftest import Cli
 
-from xtok.config import EstimateConfig, MultitokenConfig
+from xtok.config import BuildConfig, MultitokenConfig
 from xtok.counting import ray as cluster
 from xtok.counting import texts
 from xtok.counting.counts import count_text, plan_counting
 from xtok.counting.ray import TokenizerSource, count_on_ray
 from xtok.errors import XtokError
-from xtok.stages.estimate import map_of_counts
+from xtok.stages.counted import map_of_counts
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 
@@ -87,7 +87,7 @@ def test_a_lost_node_changes_nothing(
     base = multitoken(byte_level, digits, MultitokenConfig(scale_trick=False))
     paths = [tmp_path / "ray.safetensors", tmp_path / "local.safetensors"]
     for path, counts in zip(paths, (found, local), strict=True):
-        map_of_counts(counts, base, plan, EstimateConfig()).save(path)
+        map_of_counts(counts, base, plan, BuildConfig(top_k=8)).save(path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -119,7 +119,7 @@ def test_the_command_counts_on_a_cluster(
         tmp_path / "base.safetensors"
     )
     arguments = (
-        "estimate", "--student-model", small / "small-byte-level", "--teacher-model",
+        "build", "--student-model", small / "small-byte-level", "--teacher-model",
         small / "small-digits", "--text", corpus, "--initial-projection-path", "base.safetensors",
         "--target", "chunk",  # with an EM step: the text is counted twice
     )  # fmt: skip
@@ -145,15 +145,9 @@ def test_an_error_without_words_is_named() -> None:
 
 def test_no_cluster_is_one_line(cli: Cli, small: Path, corpus: Path) -> None:
     done = cli(
-        "estimate", "--student-model", small / "small-byte-level", "--teacher-model",
+        "build", "--student-model", small / "small-byte-level", "--teacher-model",
         small / "small-digits", "--text", corpus, "--engine", "ray", "--address", "nowhere",
     )  # fmt: skip
     assert done.returncode == 1
     assert "error: there is no Ray cluster at nowhere: " in done.stderr
     assert "Traceback" not in done.stderr
-    done = cli(
-        "estimate", "--student-model", "a", "--teacher-model", "b", "--text", corpus,
-        "--engine", "ray", "--checkpoint", "c",
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "--checkpoint goes with --engine local" in done.stderr

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from xtok.alignment.logprobs import project_topk as project_topk
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.config import BuildConfig as BuildConfig
-    from xtok.config import EstimateConfig as EstimateConfig
     from xtok.config import EventsConfig as EventsConfig
     from xtok.config import GenerateConfig as GenerateConfig
-    from xtok.config import MergeConfig as MergeConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import SortCutConfig as SortCutConfig
     from xtok.conversation import render as render
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from xtok.errors import XtokError as XtokError
     from xtok.inspection.compare import compare as compare
     from xtok.inspection.doctor import doctor as doctor
-    from xtok.inspection.env import env as env
     from xtok.inspection.evaluate import evaluate as evaluate
     from xtok.inspection.explain import explain as explain
     from xtok.inspection.inspect import inspect as inspect
@@ -43,11 +40,9 @@ if TYPE_CHECKING:
     from xtok.maps.event_map import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.stages.build import build as build
-    from xtok.stages.estimate import estimate as estimate
+    from xtok.stages.build import get_map as get_map
     from xtok.stages.events import events as events
     from xtok.stages.exact import reapply_exact as reapply_exact
-    from xtok.stages.map_cache import get_map as get_map
-    from xtok.stages.merge import merge as merge
     from xtok.stages.multitoken import multitoken as multitoken
     from xtok.stages.sort_cut import sort_cut as sort_cut
     from xtok.tokenizers import Tokenizer as Tokenizer
@@ -64,10 +59,8 @@ _MODULES = {
     "alignment.retokenize": ["Retokenizer"],
     "config": [
         "BuildConfig",
-        "EstimateConfig",
         "EventsConfig",
         "GenerateConfig",
-        "MergeConfig",
         "MultitokenConfig",
         "SortCutConfig",
     ],
@@ -76,7 +69,6 @@ _MODULES = {
     "errors": ["XtokError"],
     "inspection.compare": ["compare"],
     "inspection.doctor": ["doctor"],
-    "inspection.env": ["env"],
     "inspection.evaluate": ["evaluate"],
     "inspection.explain": ["explain"],
     "inspection.inspect": ["inspect", "worst_rows"],
@@ -85,12 +77,9 @@ _MODULES = {
     "maps.convert": ["convert", "transpose"],
     "maps.event_map": ["EventMap"],
     "maps.projection_map": ["ProjectionMap"],
-    "stages.build": ["build"],
-    "stages.estimate": ["estimate"],
+    "stages.build": ["build", "get_map"],
     "stages.events": ["events"],
     "stages.exact": ["reapply_exact"],
-    "stages.map_cache": ["get_map"],
-    "stages.merge": ["merge"],
     "stages.multitoken": ["multitoken"],
     "stages.sort_cut": ["sort_cut"],
     "tokenizers": ["Tokenizer", "from_transformers", "load_tokenizer"],

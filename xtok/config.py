@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral
 from types import NoneType
@@ -255,6 +255,13 @@ class BuildConfig(MultitokenConfig):
         max=MAX_ENTRIES,
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
+    alpha: float | None = option(
+        None,
+        "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
+        above=0,
+        goes_with=("text",),
+        panel=TEXT,
+    )
 
     @classmethod
     def for_loss(cls, loss: Loss, **options: Any) -> BuildConfig:
@@ -269,6 +276,10 @@ class BuildConfig(MultitokenConfig):
         if loss == "p-kl" and options.get("weights", "prior") == "prior":
             suits["target"] = "both"
         return cls(**{**suits, "exact_match": loss != "p-kl", **options})
+
+    def for_text(self) -> BuildConfig:
+        """The same options for a map counted on text: smoothed by synthetic text, without slots."""
+        return replace(self, weights="prior", scale_trick=False)
 
     @property
     def multitoken(self) -> MultitokenConfig:
@@ -323,32 +334,6 @@ class GenerateConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimateConfig(Config):
-    """How `estimate` makes a map of counts."""
-
-    top_k: int = option(8, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES)
-    target: Target = option(
-        "start",
-        "What is counted: pairs of tokens that begin at the same byte, all pairs within a chunk "
-        "(a student token's share is 1 divided by the chunk's student tokens), or both.",
-    )
-    alpha: float | None = option(
-        None,
-        "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
-        above=0,
-    )
-    exact_match: bool = option(
-        False, "Give tokens that both sides have a single entry of weight 1, for gold and H-KL."
-    )
-    field: str = option(
-        "text",
-        "Field of JSON lines, or column of Parquet, that holds the text.",
-        goes_with=("text",),
-        panel=TEXT,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class EventsConfig(Config):
     """How `events` cuts two vocabularies into events."""
 
@@ -359,21 +344,4 @@ class EventsConfig(Config):
         min=0,
         below=1,
         goes_with=("text",),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeConfig(Config):
-    """How `merge` makes one map of several."""
-
-    map_weights: tuple[float, ...] | None = option(
-        None, "A weight for each map, as in 0.7,0.3; equal by default.", above=0, metavar="A,B"
-    )
-    fill: bool = option(False, "Only add to rows of the first map that are empty or not exact.")
-    top_k: int | None = option(
-        None,
-        "Entries per row, a slot included; by default those of the widest map.",
-        short="-k",
-        min=1,
-        max=MAX_ENTRIES,
     )

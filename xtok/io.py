@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 
 from xtok.errors import OutputError
+from xtok.progress import Note
 
 
 def check_output(
@@ -101,6 +102,45 @@ def replacing(target: Path) -> Iterator[Path]:
             with suppress(OSError):  # another process has put something into it
                 folder.rmdir()
         raise
+
+
+@contextmanager
+def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
+    """Let one process at a time into the block, which makes a file.
+
+    The kernel frees the lock of a process that dies. Without the lock, which some network file
+    systems do not have, and after the timeout, the block runs all the same: it has to write the
+    file whole, and to make the same one each time.
+
+    Args:
+        target: the file; the lock is an empty file beside it, removed at the end.
+        timeout: seconds to wait for another process.
+        note: called with a sentence when this process begins to wait, and when it stops waiting.
+    """
+    from filelock import FileLock, Timeout
+
+    made = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(target.with_name(f".{shortened(target.name, 200)}.lock"))
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            note(f"waiting for another process that makes {target}")
+            lock.acquire(timeout=timeout)
+    except Timeout:
+        note(f"waited {timeout:g} seconds for {target}; making it in this process, too")
+    except (OSError, NotImplementedError) as error:
+        note(f"{target.parent} has no locks: other processes may make the same file ({error})")
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it begins a new one
+            lock.release()
+        for folder in made:
+            with suppress(OSError):  # the file is in it
+                folder.rmdir()
 
 
 def cache_folder() -> Path:

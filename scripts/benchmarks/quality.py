@@ -26,7 +26,7 @@ from xtok.config import Target
 from xtok.counting.counts import CountedText, count_text, merge_counts, plan_counting
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import RowKind
-from xtok.stages.estimate import map_of_counts
+from xtok.stages.counted import map_of_counts
 
 PAIRS = (
     ("llama3", "qwen"), ("llama3", "mistral-v3"), ("llama3", "tekken"), ("qwen", "llama3"),
@@ -146,7 +146,7 @@ def measure(
 
     def counts(language: str, split: str, target: Target = "start") -> CountedText:
         path = options.corpus / f"{language}.{split}.jsonl.gz"
-        plan = plan_counting(student, teacher, [path], xtok.EstimateConfig(target=target))
+        plan = plan_counting(student, teacher, [path], xtok.BuildConfig(target=target))
         return count_text(plan, student, teacher)
 
     config = xtok.MultitokenConfig(weights="prior", scale_trick=False)
@@ -164,7 +164,7 @@ def measure(
         def counted(
             parts: list[CountedText], alpha: float | None = None, target: Target = "start"
         ) -> ProjectionMap:
-            config = xtok.EstimateConfig(top_k=k, alpha=alpha, target=target)  # noqa: B023
+            config = xtok.BuildConfig(top_k=k, alpha=alpha, target=target)  # noqa: B023
             plan = plan_counting(student, teacher, texts[:1], config)
             return map_of_counts(merge_counts(parts), base[target], plan, config)
 
@@ -178,9 +178,7 @@ def measure(
             "hindsight": counted(measured, alpha=1e-3),
         }
         if embedded is not None:
-            beside = xtok.MergeConfig(map_weights=(0.9, 0.1), fill=True, top_k=k)
             maps["embeddings"] = xtok.sort_cut(embedded, xtok.SortCutConfig(top_k=k))
-            maps["with embeddings"] = xtok.merge([maps["recipe"], embedded], beside)
         if options.reference is not None and k == 4 and pair == PAIRS[-1]:
             rows, columns = base["start"].shape
             theirs = ProjectionMap.load(

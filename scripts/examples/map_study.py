@@ -164,7 +164,8 @@ def make_artefacts(work: Path, name: str) -> dict[str, str]:
     texts, held_out = [work / "train.jsonl"], [work / "valid.jsonl"]
 
     def counted(*pair: xtok.Tokenizer, **options: Any) -> xtok.ProjectionMap:
-        return xtok.estimate(pair[0], pair[1], texts, xtok.EstimateConfig(**options))
+        config = xtok.BuildConfig(**{"top_k": 8, "exact_match": False, **options})
+        return xtok.build(pair[0], pair[1], config, texts=texts)
 
     start = xtok.BuildConfig.for_loss("p-kl", target="start")
     maps = {

@@ -1,7 +1,6 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
 import os
-import platform
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -10,14 +9,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from xtok import __version__
 from xtok.cli.command import run
 from xtok.cli.spellings import Command
 
 _PARTS = {
-    "Everyday": "build build-pairs inspect explain verify convert doctor cache env",
+    "Everyday": "build inspect explain verify convert doctor",
     "Measure": "evaluate compare align overlap report",
-    "Stages": "multitoken reapply-exact sort-cut generate estimate merge",
+    "Stages": "multitoken reapply-exact sort-cut generate",
     "Train": "events export render",
 }
 COMMANDS = {name: part for part, names in _PARTS.items() for name in names.split()}
@@ -64,17 +62,19 @@ def program() -> None:
 
 def _version(show: bool) -> None:
     if show:
-        from xtok.inspection.env import versions
+        from xtok.version import version_lines
 
-        found = {"xtok": __version__, "Python": platform.python_version()}
-        for name, version in {**found, **versions(["tokenizers", "torch"])}.items():
-            print(name, version or "is not installed")  # noqa: T201
+        for line in version_lines():
+            print(line)  # noqa: T201
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show versions.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show what a bug report needs."
+        ),
     ] = False,
 ) -> None:
     pass

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xtok import report
 from xtok.cli.command import deferred_interrupt
 
 if TYPE_CHECKING:
+    from xtok.cli.options import Models
     from xtok.counting.counts import CountedText, CountingPlan
     from xtok.tokenizers import Tokenizer
 
@@ -58,3 +60,19 @@ def counting_here(
         message = f"counts saved in {saved}; run the same command again to go on"
         raise KeyboardInterrupt(message) from None
     remove_checkpoints(checkpoint)
+
+
+@contextmanager
+def counting_on_ray(
+    models: Models, student: Tokenizer, teacher: Tokenizer, address: str
+) -> Iterator[Callable[[CountingPlan], CountedText]]:
+    """Yield what counts a plan on a Ray cluster, whose nodes load the tokenizers themselves."""
+    from xtok.counting import ray
+
+    sources: dict[str, Any] = {
+        side: ray.TokenizerSource(
+            **{**models.loading(side), "vocab_size": tokenizer.vocabulary.vocab_size}
+        )
+        for side, tokenizer in (("student", student), ("teacher", teacher))
+    }
+    yield partial(ray.count_on_ray, address=address, progress=report.text_progress_bar, **sources)

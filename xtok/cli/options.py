@@ -15,7 +15,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import expanded
-from xtok.config import MAKING, MODELS, OUTPUT, TEXT, Config, EstimateConfig, option
+from xtok.config import MAKING, MODELS, OUTPUT, TEXT, Config, option
 from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
@@ -47,6 +47,15 @@ def map_files(incomplete: str) -> list[str]:
 MAP = option(
     ..., "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP", autocompletion=map_files
 )
+INITIAL_MAP = option(
+    None,
+    "With --text: smooth towards this map of the pair; by default towards one counted on synthetic "
+    "text.",
+    metavar="MAP",
+    goes_with=("text",),
+    panel=TEXT,
+    autocompletion=map_files,
+)
 JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 FOR_LOSS = option(
     None,
@@ -63,13 +72,12 @@ SKIP_EXISTING = option(
     flag=True,
     panel=OUTPUT,
 )
-DRY_RUN = option(
-    False,
-    "Load the tokenizers, say what would be written, and write nothing.",
-    flag=True,
-    panel=OUTPUT,
+TEXT_FIELD = option(
+    "text",
+    "Field of JSON lines, or column of Parquet, that holds the text.",
+    goes_with=("text",),
+    panel=TEXT,
 )
-TEXT_FIELD: Any = EstimateConfig.__dataclass_fields__["field"]
 
 
 def text_option(default: Any, help: str) -> Any:
@@ -115,6 +123,27 @@ class MapOptions(Widths):
     def load(self, path: Path, **more: Any) -> ProjectionMap:
         """Load a map."""
         return xtok.ProjectionMap.load(path, **vars(self), **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapArgument(Config):
+    """The map that a command refines, as an argument or as an option."""
+
+    panel = MODELS
+    map_path: Path | None = option(
+        None, "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP", autocompletion=map_files
+    )
+    initial_projection_path: Path | None = option(
+        None, "The map, instead of MAP.", metavar="MAP", autocompletion=map_files
+    )
+
+    def one_path(self) -> Path:
+        """Return the map's path; none, or two, are a usage error."""
+        paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
+        if len(paths) != 1:
+            which = "a map" if not paths else "one map"
+            raise typer.BadParameter(f"give {which}, as MAP or as --initial-projection-path MAP")
+        return paths[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,10 +326,9 @@ class EventsOutput(FileOutput):
 
 @dataclass(frozen=True, kw_only=True)
 class MapOutput(FileOutput):
-    """Where a map is written, and how many of its rows are shown."""
+    """Where a map is written."""
 
     output: str | None = _output("the current folder, under a name that tells what the map is.")
-    num_examples: int = option(0, "Show this many rows of the result.", min=0)
 
     def check(self) -> None:
         """Check that the map can be written, before anything costs time."""
@@ -308,17 +336,17 @@ class MapOutput(FileOutput):
 
         file.check_output(self.path("map.safetensors"))
 
-    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
-        """Write the map, unless it is there, report on stderr, and print its path on stdout."""
-        from xtok.inspection import inspect
+    def write(self, projection: ProjectionMap, path: Path) -> None:
+        """Write the map, report on stderr, and print its path on stdout."""
+        projection.save(path)
+        report_written(projection, path)
 
-        if not is_saved:
-            projection.save(path)
-        examples = inspect.example_ids(projection, self.num_examples)
-        with suppress(OSError):  # the map is written, whether or not anybody reads the report
-            report.print_reports(projection.reports)
-            report.print_examples(projection[i] for i in examples)
-        print_path(path)
+
+def report_written(projection: ProjectionMap, path: Path) -> None:
+    """Report on stderr what stages did, and print the path of their map on stdout."""
+    with suppress(OSError):  # the map is written, whether or not anybody reads the report
+        report.print_reports(projection.reports)
+    print_path(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,13 +359,17 @@ class StrictOutput(MapOutput):
         flag=True,
     )
 
-    def write(self, projection: ProjectionMap, path: Path, *, is_saved: bool = False) -> None:
-        """Write the map, if every token could be decoded and spelled or --strict is not given."""
+    def require_complete(self, projection: ProjectionMap) -> None:
+        """Raise an `XtokError` if a token could not be decoded or spelled, with --strict."""
         from xtok.maps import results
 
         if self.strict:
             results.require_complete(projection)
-        super().write(projection, path, is_saved=is_saved)
+
+    def write(self, projection: ProjectionMap, path: Path) -> None:
+        """Write the map, if every token could be decoded and spelled or --strict is not given."""
+        self.require_complete(projection)
+        super().write(projection, path)
 
 
 @dataclass(frozen=True, kw_only=True)

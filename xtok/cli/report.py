@@ -9,11 +9,9 @@ import typer
 from xtok import report as reports
 from xtok.cli.command import command
 from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_files, text_option
-from xtok.config import OUTPUT, BuildConfig, Config, Loss, option
+from xtok.config import OUTPUT, Config, option
 from xtok.counting.texts import find_texts
 from xtok.report.stdout import print_path
-
-LIST = "Many maps"
 
 _TEXTS = text_option(
     [],
@@ -72,26 +70,6 @@ def report(
     models: Models,
     field: str = TEXT_FIELD,
     num_worst: int = option(10, "List this many of each map's most costly rows.", min=0),
-    pairs: Path | None = option(
-        None,
-        "Instead of MAP: an index of the maps of a list as build-pairs takes it. Those that need a "
-        "look come first.",
-        panel=LIST,
-    ),
-    maps_dir: Path | None = option(
-        None,
-        "The folder of the maps; the current one by default.",
-        metavar="FOLDER",
-        goes_with=("pairs",),
-        panel=LIST,
-    ),
-    for_loss: Loss | None = option(
-        None,
-        "The loss that the maps were built for, which is in their names.",
-        name="for",
-        goes_with=("pairs",),
-        panel=LIST,
-    ),
     page_output: PageOutput,
     map_options: MapOptions,
 ) -> None:
@@ -99,26 +77,15 @@ def report(
 
     With the models it has sentences in both tokenizations; with --text, the map's quality.
     """
-    if pairs is not None and (map_paths or text or models.sides()):
-        raise typer.BadParameter("--pairs goes with no map, text or model")
-    if pairs is None and len(map_paths) not in (1, 2):
-        raise typer.BadParameter("give a map, or two, or --pairs FILE")
+    if len(map_paths) not in (1, 2):
+        raise typer.BadParameter("give a map, or two")
     if text or models.sides():
         models.both()
     page_output.check()
     from xtok.inspection.page import examine
-    from xtok.inspection.pages import examine_listed
-    from xtok.report.page import render, render_index
+    from xtok.report.page import render
 
     words = _command(context)
-    if pairs is not None:
-        from xtok.stages.build import read_pairs
-
-        config = BuildConfig.for_loss(for_loss) if for_loss else BuildConfig()
-        folder = maps_dir or Path()
-        index = examine_listed(pairs.name, read_pairs(pairs, folder, config, for_loss), folder)
-        page_output.write(render_index(index, command=words), index)
-        return
     find_texts(text)
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # commands that have xtok's option, or for the one before it. Besides, any option may be spelled in
 # snake case.
 SPELLINGS: Mapping[str, str] = {
-    "sort-cut --initial-projection-path": "{}",
-    "reapply-exact --initial-projection-path": "{}",
     "reapply-exact --top-k": "--top-k {}",
     "--enable-scale-trick": "--scale-trick",
     "--disable-scale-trick": "--no-scale-trick",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import EstimateConfig, Target
+from xtok.config import BuildConfig, Target
 from xtok.counting.encode import PairCounts, PairEncoder, Rows, batches, pair_keys
 from xtok.counting.texts import (
     ShardReader,
@@ -114,7 +114,7 @@ class TextCounter(_Tally):
 
     Args:
         encoder: the two tokenizers.
-        target: what is counted, as in `EstimateConfig`.
+        target: what is counted, as in `BuildConfig`.
         hold_out: count one document in sixteen, chosen by its content, apart.
         given: a map's rows, by which chunks are counted, as in `pair_keys`.
     """
@@ -188,27 +188,28 @@ def plan_counting(
     student: Tokenizer,
     teacher: Tokenizer,
     texts: str | Path | Sequence[str | Path],
-    config: EstimateConfig | None = None,
+    config: BuildConfig | None = None,
+    field: str = "text",
 ) -> CountingPlan:
     """Read every file once for its digest, and cut it into shards.
 
     Raises:
         XtokError: if a text cannot be found or read.
     """
-    config = config or EstimateConfig()
+    config = config or BuildConfig()
     paths = find_texts(texts)
     sources = tuple(map(describe_text, paths))
     digests = (digest_of(student), digest_of(teacher))
     identity = {
         "tokenizers": digests,
         "sources": [asdict(source) for source in sources],
-        "field": config.field,
+        "field": field,
         "target": config.target,
         "hold_out": config.alpha is None,
     }
     return CountingPlan(
         sources=sources,
-        shards=tuple(shard for path in paths for shard in shards(path, config.field)),
+        shards=tuple(shard for path in paths for shard in shards(path, field)),
         target=config.target,
         hold_out=config.alpha is None,
         digests=digests,

@@ -117,7 +117,7 @@ def prior_edges(
     Args:
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
-        target: what is counted, as in `EstimateConfig`.
+        target: what is counted, as in `MultitokenConfig`.
         num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 150,000.
         seed: the same seed gives the same edges.
         progress: called with the number of texts.

@@ -19,7 +19,7 @@ from xtok.errors import EmbeddingError, XtokError
 from xtok.io import cache_folder
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import finished, reported, undecodable_tokens
+from xtok.maps.results import map_of_edges, reported, undecodable_tokens
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
@@ -136,7 +136,7 @@ def generate(
     # What the map does not depend on; and maps without near-equivalents keep their bytes.
     for name in ("chunk_size",) if relaxed else ("chunk_size", "canonicalization"):
         del options[name]
-    projection = finished(
+    projection = map_of_edges(
         edges,
         student=student.vocabulary,
         teacher=teacher.vocabulary,

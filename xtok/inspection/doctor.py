@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from xtok.config import EstimateConfig
 from xtok.counting.counts import require_starts
 from xtok.inspection import Check, Level
 from xtok.inspection.chat_checks import ChatTrial
@@ -158,7 +157,7 @@ def doctor(
     texts: str | Path | Sequence[str | Path] = (),
     *,
     template: str | Path | None = None,
-    field: str = EstimateConfig.field,
+    field: str = "text",
     text_progress: TextProgress = silent_texts,
 ) -> Diagnosis:
     """Look at tokenizers for what makes cross-tokenizer training go wrong.

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import EstimateConfig
 from xtok.counting.encode import available_cores, batches
 from xtok.counting.texts import ShardReader, find_texts, shards
 from xtok.errors import XtokError, install_hint
@@ -67,7 +66,7 @@ def overlap(
     models: ModelLike | Sequence[ModelLike],
     texts: str | Path | Sequence[str | Path] = (),
     *,
-    field: str = EstimateConfig.field,
+    field: str = "text",
     progress: TextProgress = silent_texts,
 ) -> Overlap:
     """Count the byte strings that each two tokenizers share, and weigh them by text.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok import __version__
 from xtok.alignment.aligner import TokenAligner
-from xtok.config import BuildConfig, EstimateConfig, Loss
+from xtok.config import BuildConfig, Loss
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.evaluate import Evaluation, evaluate
 from xtok.inspection.inspect import MapDescription, inspect
@@ -153,7 +153,7 @@ def examine(
     texts: Sequence[str | Path] = (),
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     names: Sequence[str] = (),
-    field: str = EstimateConfig.field,
+    field: str = "text",
     num_worst: int = 10,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,

@@ -6,11 +6,11 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtok.config import BuildConfig, EstimateConfig, GenerateConfig, Loss, MultitokenConfig
+from xtok.config import BuildConfig, GenerateConfig, Loss, MultitokenConfig
 from xtok.io import shortened
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def name_of_map(
     """
     usual = BuildConfig.for_loss(loss) if loss else BuildConfig()
     if texts:
-        usual = replace(usual, weights="prior", scale_trick=False)
+        config, usual = config.for_text(), usual.for_text()
     slot = "scale-trick" if config.scale_trick else "no-scale-trick"
     return default_name(
         student_id,
@@ -68,7 +68,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "multitoken": MultitokenConfig().options,
     "reapply-exact": {"special_tokens": MultitokenConfig.special_tokens},
     "generate": asdict(GenerateConfig()),
-    "estimate": asdict(EstimateConfig()),
+    "estimate": {"target": MultitokenConfig.target},
 }
 
 

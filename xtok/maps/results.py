@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 
-def finished(
+def map_of_edges(
     edges: Edges,
     *,
     scale_slot: NDArray[np.uint8] | None,

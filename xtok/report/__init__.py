@@ -9,17 +9,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.report.stdout import safe_json
-from xtok.vocab.display import printable, quoted
+from xtok.vocab.display import printable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from xtok.maps.projection_map import Row, StageReport
-    from xtok.stages.plans import Plan
+    from xtok.maps.projection_map import StageReport
 
 
 @contextmanager
@@ -77,7 +75,12 @@ def print_reports(reports: Iterable[StageReport]) -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes on stderr, a line each."""
     for note in notes:
-        print(f"note: {printable(note)}", file=sys.stderr)  # noqa: T201
+        print_note(note)
+
+
+def print_note(note: str) -> None:
+    """Print a note on stderr."""
+    print(f"note: {printable(note)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_error(message: str, hint: str, stderr: TextIO) -> None:
@@ -86,45 +89,10 @@ def print_error(message: str, hint: str, stderr: TextIO) -> None:
     print(lines, file=stderr, flush=True)
 
 
-def kept_or_replaced(path: Path, replaced: str | None) -> str:
-    """Say what becomes of an output that exists, by how it differs from the map to be built."""
-    if replaced is None:
-        return f"{path} exists, and is kept"
-    return f"{path} exists, and is replaced: {replaced}"
-
-
-def print_plan(path: Path, plan: Plan, *, keep: bool, replaced: str | None) -> None:
-    """Print what `build` would write, and where, on a line.
-
-    Args:
-        path: where the map would go.
-        plan: its size.
-        keep: whether an output that is the same map would be kept.
-        replaced: how the output that exists differs from it.
-    """
-    there = "exists, would be kept" if keep and replaced is None else "exists, would be replaced"
-    if replaced is not None:
-        there += f": {replaced}"
-    size = plan.max_bytes
-    print(  # noqa: T201
-        f"{path} ({there if path.exists() else 'new'}): {plan.rows:,} × {plan.columns:,}, "
-        f"{plan.single_entry:,} rows of one entry, at most {plan.max_entries:,} entries and "
-        + (f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB")
-    )
-
-
 def print_failed(what: Iterable[str], stderr: TextIO) -> None:
     """Print which checks failed, a line each."""
     for one in what:
         print(f"failed: {printable(one)}", file=stderr)
-
-
-def print_examples(rows: Iterable[Row]) -> None:
-    """Print rows of a map on stderr, a line each."""
-    for row in rows:
-        entries = "  ".join(f"{quoted(e.token, e.teacher_id)} {e.weight:.4f}" for e in row.entries)
-        token = quoted(row.token, row.student_id)
-        print(f"{row.kind:>8}  {token} → {entries or '(nothing)'}", file=sys.stderr)  # noqa: T201
 
 
 def _counted(value: float, what: str) -> str:

@@ -1,30 +1,32 @@
-"""`build`: two models in, a finished map out, in memory; and `build_pairs` for a list of them."""
+"""`build`: two models in, a finished map out, in memory; `get_map` keeps it in a file."""
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from xtok.config import BuildConfig, EstimateConfig, Loss
+from xtok.config import BuildConfig, Loss
 from xtok.errors import XtokError
+from xtok.io import locked
 from xtok.maps import file as mapfile
-from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.results import map_notes, require_complete, stage_report, tokenizer_notes
-from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.maps.results import map_notes, stage_report, tokenizer_notes
+from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.stages.exact import with_exact
-from xtok.stages.matches import compared_tables, exact_matches
+from xtok.stages.matches import compared_tables, exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
-from xtok.stages.plans import Plan, difference, plan
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer, load_tokenizer, model_id
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 
 if TYPE_CHECKING:
     from xtok.counting.counts import CountedText, CountingPlan
+
+WAIT = 600.0
+"""Seconds to wait for another process that builds the map; a build takes a few."""
 
 
 def build(
@@ -32,8 +34,10 @@ def build(
     teacher_model: ModelLike,
     config: BuildConfig | None = None,
     *,
+    for_loss: Loss | None = None,
     texts: str | Path | Sequence[str | Path] = (),
-    field: str = EstimateConfig.field,
+    field: str = "text",
+    initial: mapfile.MapLike | None = None,
     checkpoint: Path | None = None,
     count: Callable[[CountingPlan], CountedText] | None = None,
     progress: Progress = silent,
@@ -42,43 +46,56 @@ def build(
     """Build a map from two tokenizers: `multitoken`, `reapply_exact`, `sort_cut`.
 
     Saved, it is the same file, byte for byte, as the three commands with files in between make.
-    With texts, the map is counted on them as by `estimate`, smoothed towards `multitoken` with the
-    weights `prior`; it has no scale slot.
+    With texts, rows are counted on them and smoothed towards a map counted on synthetic text; there
+    are no scale slots.
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
             it, or a loaded tokenizer (to give a width, revision or pattern).
-        teacher_model: the model of the columns, likewise.
+        teacher_model: the model of the columns.
         config: the options; the defaults if None.
-        texts: a path or glob of text to count on, or several, as `estimate` takes them.
-        field: the field or column that holds the text.
-        checkpoint: as in `estimate`.
-        count: likewise.
+        for_loss: take the options that suit a loss, instead of `config`.
+        texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
+            included.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        initial: with texts, a map of this pair to smooth towards instead.
+        checkpoint: a file to save counts in every minute; counting resumes from it if it exists.
+            It is removed at the end.
+        count: counts a plan in another way, such as on a cluster, without `checkpoint` and
+            `text_progress`.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
-        XtokError: if a text cannot be read.
+        XtokError: if a text cannot be read, there is nothing to count in it, or `initial` or the
+            checkpoint is of other tokenizers or texts.
+        ValueError: for `initial` without texts, or both a config and a loss.
     """
-    config = config or BuildConfig()
+    config = _config_of(config, for_loss)
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     if texts:
-        from xtok.stages.estimate import estimate
+        from xtok.counting.counts import count_text, remove_checkpoints
+        from xtok.stages.counted import counted_map
 
-        names = ("top_k", "target", "exact_match")
-        shared = {name: getattr(config, name) for name in names}
-        projection = estimate(
+        count = count or partial(
+            count_text, student=student, teacher=teacher, checkpoint=checkpoint,
+            progress=text_progress,
+        )  # fmt: skip
+        projection = counted_map(
             student,
             teacher,
             texts,
-            EstimateConfig(**shared, field=field),
-            base=replace(config.multitoken, weights="prior", scale_trick=False),
-            checkpoint=checkpoint,
+            config.for_text(),
+            field=field,
+            initial=None if initial is None else mapfile.as_map(initial),
             count=count,
             progress=progress,
-            text_progress=text_progress,
         )
+        if checkpoint is not None:
+            remove_checkpoints(checkpoint)
+    elif initial is not None:
+        raise ValueError("initial goes with texts; multitoken extends a map")
     else:
         matches = None
         if config.exact_match:
@@ -100,161 +117,155 @@ def build(
     return replace(projection, reports=(report,))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A pair of models by name, where its map goes, and its line in the list."""
-
-    line: int
-    student: str
-    teacher: str
-    output: Path
+def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
+    if config is not None and loss is not None:
+        raise ValueError("give config or for_loss, not both: BuildConfig.for_loss takes options")
+    return config or (BuildConfig() if loss is None else BuildConfig.for_loss(loss))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairResult:
-    """The result of a pair: its map, or an error, or neither if its output was kept.
-
-    Of a dry run it is the plan, or an error. `replaced` says how the output that existed differed,
-    with `skip_existing`.
-    """
-
-    pair: Pair
-    projection: ProjectionMap | None = None
-    plan: Plan | None = None
-    error: XtokError | None = None
-    replaced: str | None = None
-
-
-def read_pairs(
-    path: Path, output_dir: Path, config: BuildConfig, loss: Loss | None = None
-) -> list[Pair]:
-    """Read a list of pairs: on each line a student, a teacher and, if it has a name, the output.
-
-    Columns are separated by tabs, or by spaces on a line without tabs; blank lines and those that
-    begin with `#` do not count. A `~` at the beginning of a column is the home folder.
-
-    Args:
-        path: the list.
-        output_dir: the folder of the outputs, which names in the list are relative to.
-        config: the options, which default names contain.
-        loss: what the options were chosen for, likewise.
-
-    Raises:
-        XtokError: if it cannot be read, a line has too few or too many columns, or two lines have
-            the same output.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise XtokError(
-            f"the list of pairs {path} cannot be read: {reason}",
-            hint="give a text file with a student and a teacher on each line",
-        ) from error
-    pairs: dict[Path, Pair] = {}
-    for number, text in enumerate(lines, 1):
-        words = [word.strip() for word in (text.split("\t") if "\t" in text else text.split())]
-        words = [os.path.expanduser(word) for word in words if word]
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) not in (2, 3):
-            raise XtokError(
-                f"line {number} of {path} has {len(words)} column{'s' * (len(words) > 1)}, "
-                "expected 2 or 3",
-                hint="write a student, a teacher and optionally an output; separate them with tabs "
-                "if a path has spaces",
-            )
-        student, teacher, *named = words
-        ids = model_id(student), model_id(teacher)
-        name = named[0] if named else name_of_map(*ids, config, loss=loss)
-        pair = Pair(line=number, student=student, teacher=teacher, output=output_dir / name)
-        output = Path(os.path.abspath(pair.output))  # without `..`
-        if output in pairs:
-            raise XtokError(
-                f"line {number} of {path} has the same output as line {pairs[output].line}: {name}",
-                hint="name another output in a third column",
-            )
-        pairs[output] = pair
-    if not pairs:
-        raise XtokError(
-            f"the list of pairs {path} is empty",
-            hint="write a student and a teacher on each line",
-        )
-    return list(pairs.values())
-
-
-def build_pairs(
-    pairs: Sequence[Pair],
+def get_map(
+    student_model: ModelLike,
+    teacher_model: ModelLike,
     config: BuildConfig | None = None,
     *,
-    skip_existing: bool = False,
-    dry_run: bool = False,
-    strict: bool = False,
-    load: Callable[[str], Tokenizer] = load_tokenizer,
+    path: str | PathLike[str],
+    for_loss: Loss | None = None,
+    timeout: float = WAIT,
     progress: Progress = silent,
-) -> Iterator[PairResult]:
-    """Build and save the maps of a list, loading each tokenizer once; an error ends its pair only.
+    note: Note = silent_note,
+) -> ProjectionMap:
+    """Return the map in a file if it is the one that `build` makes; else build it and write it.
 
-    A tokenizer is freed after the last pair that needs it.
+    Any number of processes may call this at once, on any hosts that share the folder: one builds,
+    the others wait for its file. If it dies, the next one builds. Where the file system has no
+    locks, each of them builds the same file.
 
     Args:
-        pairs: as `read_pairs` returns them.
-        config: the options of all maps; the defaults if None.
-        skip_existing: keep an output that is the same map already (see `difference`), so that a
-            list can be run again after a failure; build and replace any other.
-        dry_run: build nothing, and return plans.
-        strict: a token that cannot be decoded or spelled is an error.
-        load: what loads a tokenizer.
+        student_model: the model of the rows, as `build` takes it.
+        teacher_model: the model of the columns.
+        config: the options; the defaults if None.
+        path: the map's file; another map in it is replaced.
+        for_loss: take the options that suit a loss, instead of `config`.
+        timeout: seconds to wait for another process; after that, this one builds the map itself.
         progress: called for each pass over a vocabulary.
+        note: called with a sentence when the file is replaced, and when this process waits.
+
+    Raises:
+        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+        XtokError: if the file cannot be written.
+        ValueError: for both a config and a loss, or a timeout that is no number of seconds.
     """
-    config = config or BuildConfig()
-    checked = [_attempted(_checked, pair) for pair in pairs]
-    yield from (result for result in checked if result.error is not None)
-    pairs = [result.pair for result in checked if result.error is None]
-    left = Counter(model for pair in pairs for model in (pair.student, pair.teacher))
-    loaded: dict[str, Tokenizer] = {}
+    if not 0 <= timeout < float("inf"):
+        raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
+    config = _config_of(config, for_loss)
+    sides = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    path = Path(path)
 
-    def loaded_once(model: str) -> Tokenizer:
-        if model not in loaded:
-            loaded[model] = load(model)
-        return loaded[model]
-
-    def built(pair: Pair) -> PairResult:
-        sides = loaded_once(pair.student), loaded_once(pair.teacher)
-        exists = skip_existing and pair.output.exists()
-        replaced = difference(pair.output, *sides, config) if exists else None
-        if dry_run:
-            return PairResult(pair=pair, plan=plan(*sides, config), replaced=replaced)
-        if exists and replaced is None:
-            return PairResult(pair=pair)
+    def make() -> ProjectionMap:
         projection = build(*sides, config, progress=progress)
-        if strict:
-            require_complete(projection)
-        projection.save(pair.output)
-        return PairResult(pair=pair, projection=projection, replaced=replaced)
+        projection.save(path)
+        return projection
 
-    for pair in pairs:
-        yield _attempted(built, pair)
-        for model in (pair.student, pair.teacher):
-            left[model] -= 1
-            if not left[model]:
-                loaded.pop(model, None)
+    differs = partial(difference, student=sides[0], teacher=sides[1], config=config)
+    return kept_or_made(path, differs, make, timeout=timeout, note=note)
 
 
-def _checked(pair: Pair) -> PairResult:
-    mapfile.check_output(pair.output)
-    return PairResult(pair=pair)
+def kept_or_made(
+    path: Path,
+    differs: Callable[[ProjectionMap], str | None],
+    make: Callable[[], ProjectionMap],
+    *,
+    timeout: float = WAIT,
+    note: Note = silent_note,
+) -> ProjectionMap:
+    """Return the map in a file if it does not differ; else one process at a time makes it.
+
+    A map that was kept has no reports.
+    """
+    replaced: str | None = None
+
+    def kept() -> ProjectionMap | None:
+        nonlocal replaced
+        if not path.exists():
+            return None
+        try:
+            projection = mapfile.load(path)
+        except XtokError as error:
+            replaced = error.message
+            return None
+        replaced = differs(projection)
+        return projection if replaced is None else None
+
+    projection = kept()
+    if projection is None:
+        mapfile.check_output(path)
+        with locked(path, timeout=timeout, note=note):
+            projection = kept()  # another process may have made it meanwhile
+            if projection is None:
+                if replaced is not None:
+                    note(f"{path} exists, and is replaced: {replaced}")
+                return make()
+    note(f"{path} exists, and is kept")
+    return projection
 
 
-def _attempted(work: Callable[[Pair], PairResult], pair: Pair) -> PairResult:
-    """Return the result of a pair; an error is one, too."""
-    try:
-        return work(pair)
-    except XtokError as error:
-        return PairResult(pair=pair, error=error)
-    except OSError as error:
-        told = XtokError(
-            f"{error.filename or pair.output}: {error.strerror or error}",
-            hint="check the path, its permissions, and the free space",
-        )
-        return PairResult(pair=pair, error=told)
+def difference(
+    existing: ProjectionMap,
+    student: Tokenizer,
+    teacher: Tokenizer,
+    config: BuildConfig,
+    texts: Sequence[str | Path] = (),
+    initial: ProjectionMap | None = None,
+) -> str | None:
+    """Return how a map differs from the one that `build` would make, or None.
+
+    Tokenizers are compared by their tokens, options by the map's history, texts by name and size.
+    Versions of xtok are not compared.
+    """
+    for side, tokenizer in (("student", student), ("teacher", teacher)):
+        before, now = getattr(existing, side), tokenizer.vocabulary
+        if before.vocab_size != now.vocab_size:
+            return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
+        if before.table is None or before.table.sha256() != tokenizer.table.sha256():
+            return f"its {side} {before.model_id} has other tokens than {now.model_id}"
+    stages, steps = [step["stage"] for step in existing.history], _steps(config, texts, initial)
+    if stages != [stage for stage, _ in steps]:
+        return f"its stages are {', '.join(stages) or 'unknown'}"
+    for step, (stage, options) in zip(existing.history, steps, strict=True):
+        there = dict(step["options"])
+        if "alpha" not in options:
+            there.pop("alpha", None)  # chosen on the text
+        for name in sorted({*there, *options}):
+            if there.get(name) != options.get(name):
+                old, new = (by.get(name, "the default") for by in (there, options))
+                return f"its {stage} has {name} {old}, not {new}"
+        of_initial = step.get("initial_sha256")
+        if initial is not None and stage == "estimate" and of_initial != mapfile.sha256(initial):
+            return "it was counted with another initial map"
+    return "it was counted on other text" if texts and _are_other(texts, existing.history) else None
+
+
+def _are_other(texts: Sequence[str | Path], history: Sequence[Mapping[str, Any]]) -> bool:
+    from xtok.counting.texts import find_texts
+
+    here = [(path.name, path.stat().st_size) for path in find_texts(texts)]
+    there = [(one["name"], one["size"]) for step in history for one in step.get("texts", ())]
+    return here != there
+
+
+def _steps(
+    config: BuildConfig, texts: Sequence[str | Path], initial: ProjectionMap | None
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the stages of `build` and their options, as a map's history tells them."""
+    steps: list[tuple[str, Mapping[str, Any]]]
+    exact = [("reapply-exact", matching_options(config))] if config.exact_match else []
+    if not texts:
+        cut = asdict(config.sort_cut)
+        return [("multitoken", config.multitoken.options), *exact, ("sort-cut", cut)]
+    counting: dict[str, Any] = {"top_k": config.top_k, "target": config.target}
+    if config.alpha is not None:
+        counting["alpha"] = config.alpha
+    steps = [("multitoken", config.for_text().multitoken.options)]
+    if initial is not None:
+        steps = [(step["stage"], step["options"]) for step in initial.history]
+    return [*steps, ("estimate", counting), *exact]

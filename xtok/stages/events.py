@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok import __version__
-from xtok.config import EstimateConfig, EventsConfig
+from xtok.config import BuildConfig, EventsConfig
 from xtok.counting.counts import (
     CountedText,
     CountingPlan,
@@ -75,11 +75,11 @@ def events(
     Args:
         student_model: the model of the student, as `build` takes it.
         teacher_model: the teacher's.
-        texts: paths and globs of text, as `estimate` takes them; none for the bytes alone.
+        texts: paths and globs of text, as `build` takes them; none for the bytes alone.
         config: the options; the defaults if None.
         field: the field of JSON lines, or column of Parquet, that holds the text.
-        checkpoint: a file to save counts in, as in `estimate`.
-        count: counts a plan in another way, as in `estimate`.
+        checkpoint: a file to save counts in, as in `build`.
+        count: counts a plan in another way, as in `build`.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -91,7 +91,7 @@ def events(
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
     if texts:
-        plan = plan_counting(student, teacher, texts, EstimateConfig(alpha=1.0, field=field))
+        plan = plan_counting(student, teacher, texts, BuildConfig(alpha=1.0), field)
         count = count or partial(
             count_text, student=student, teacher=teacher, checkpoint=checkpoint,
             progress=text_progress,

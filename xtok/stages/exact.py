@@ -13,7 +13,7 @@ from xtok.maps.edges import Edges, heaviest
 from xtok.maps.file import MapLike, as_map
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
-from xtok.maps.results import finished, reported
+from xtok.maps.results import map_of_edges, reported
 from xtok.stages.matches import ExactMatches, exact_matches, matching_options
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.table import TokenTable, decode_vocabulary
@@ -83,7 +83,7 @@ def with_exact(
     taken[others.student_ids] = others.weights
     relaxed = matches.relaxed._replace(weights=1 - taken[relaxed_rows])
     slot = projection.scale_slot
-    result = finished(
+    result = map_of_edges(
         Edges.concatenate([relaxed, others, matches.equal, special]),
         before=projection,
         row_kind=kind,

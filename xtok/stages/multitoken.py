@@ -17,8 +17,8 @@ from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import (
     examples_of,
-    finished,
     map_notes,
+    map_of_edges,
     mixed_kinds,
     reported,
     tokenizer_notes,
@@ -103,7 +103,7 @@ def multitoken(
     if config.scale_trick:
         candidates = [i for i in slot_candidates(teacher.table) if i not in ignored[1]]
         edges, slot = add_slots(edges, candidates, len(rows))
-    projection = finished(
+    projection = map_of_edges(
         edges,
         student=student.vocabulary,
         teacher=teacher.vocabulary,

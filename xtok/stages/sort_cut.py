@@ -11,7 +11,7 @@ from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.file import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.results import finished
+from xtok.maps.results import map_of_edges
 
 
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
@@ -54,5 +54,5 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     }
     edges = edges._replace(weights=weights)
     slot = projection.scale_slot
-    result = finished(edges, before=projection, scale_slot=slot, top_k=config.top_k)
+    result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=config.top_k)
     return result.after("sort-cut", asdict(config), counts)

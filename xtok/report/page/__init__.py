@@ -22,7 +22,6 @@ from markupsafe import Markup
 
 from xtok.inspection.evaluate import MapMeasures
 from xtok.inspection.page import Examined, MapClass, PairClass, Part
-from xtok.inspection.pages import Index
 from xtok.inspection.ranking import Interval
 from xtok.inspection.samples import SampleToken
 from xtok.inspection.text_facts import Shared
@@ -77,11 +76,6 @@ def render(examined: Examined, *, command: Sequence[str] = (), max_bytes: int = 
         "sides": [shortened(printable(name)) for name in (page.student, page.teacher)],
     }
     return _rendered("page.html.jinja", **{**context, "search": search, "data": _data(data)})
-
-
-def render_index(index: Index, *, command: Sequence[str] = ()) -> bytes:
-    """Return the page over many maps."""
-    return _rendered("index.html.jinja", index=index, command=_shell(command), data="")
 
 
 def _rendered(template: str, **context: Any) -> bytes:

@@ -1,22 +1,19 @@
-"""`estimate`: a map of counts."""
+"""A map counted on text, smoothed towards another one; `build` with texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from xtok.config import EstimateConfig, MultitokenConfig
+from xtok.config import BuildConfig
 from xtok.counting.counts import (
     CountedText,
     CountingPlan,
     TextTotals,
-    count_text,
     plan_counting,
-    remove_checkpoints,
     require_starts,
 )
 from xtok.counting.encode import LONGEST_CHUNK, pair_edges, unit_of
@@ -25,67 +22,42 @@ from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.results import finished, reported
-from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.maps.results import map_of_edges, reported
+from xtok.progress import Progress, silent
 from xtok.stages.exact import used_options, with_exact
 from xtok.stages.matches import compared_tables, exact_matches
 from xtok.stages.multitoken import multitoken
-from xtok.tokenizers import ModelLike, as_tokenizer
+from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import plural
 
 
-def estimate(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+def counted_map(
+    student: Tokenizer,
+    teacher: Tokenizer,
     texts: str | Path | Sequence[str | Path],
-    config: EstimateConfig | None = None,
+    config: BuildConfig,
     *,
-    base: ProjectionMap | MultitokenConfig | None = None,
-    checkpoint: Path | None = None,
-    count: Callable[[CountingPlan], CountedText] | None = None,
+    field: str,
+    initial: ProjectionMap | None,
+    count: Callable[[CountingPlan], CountedText],
     progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
 ) -> ProjectionMap:
-    """Count a map on text: how likely teacher token t is where student token s begins.
+    """Count how likely teacher token t is where student token s begins.
 
-    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What is
-    counted depends on `config.target`; within chunks, the text is read a second time.
-    Counts stay integers until all are added up, so the result depends on the texts alone, not on
-    how they were read or interrupted.
-
-    Args:
-        student_model: the model of the rows, as `build` takes it.
-        teacher_model: the model of the columns, likewise.
-        texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
-            included.
-        config: the options; the defaults if None.
-        base: a map of this pair to smooth towards, without its slots, or the options by which
-            `multitoken` makes one; if None, those with the weights `prior` and this target.
-        checkpoint: a file to save counts in every minute; counting resumes from it if it exists.
-            It is removed at the end.
-        count: counts a plan in another way, such as on a cluster, without `checkpoint` and
-            `text_progress`; `count_text` if None.
-        progress: called for each pass over a vocabulary.
-        text_progress: called for the text.
-
-    Raises:
-        XtokError: if a text cannot be read, there is nothing to count in it, or the base or the
-            checkpoint is of other tokenizers or texts.
+    `W[s, t] = (count(s, t) + alpha * initial[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
+    is counted depends on `config.target`; within chunks, the text is read a second time. Counts
+    stay integers until all are added up, so the result depends on the texts alone, not on how they
+    were read or interrupted.
     """
-    config = config or EstimateConfig()
-    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    base = base or MultitokenConfig(weights="prior", target=config.target, scale_trick=False)
-    if isinstance(base, ProjectionMap):
+    plan = plan_counting(student, teacher, texts, config, field)
+    options = config.multitoken
+    if initial is None:
+        base = multitoken(student, teacher, options, progress=progress)
+    else:
         base = with_vocabularies(
-            base, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
+            initial, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
-    options = used_options(base) if isinstance(base, ProjectionMap) else base
-    plan = plan_counting(student, teacher, texts, config)
-    if isinstance(base, MultitokenConfig):
-        base = multitoken(student, teacher, base, progress=progress)
-    count = count or partial(
-        count_text, student=student, teacher=teacher, checkpoint=checkpoint, progress=text_progress
-    )
+        options = used_options(base)
     projection = map_of_counts(count(plan), base, plan, config)
     if config.target != "start":
         plan = plan.after(projection.edges, len(student.table))
@@ -93,13 +65,11 @@ def estimate(
     if config.exact_match:
         matches = exact_matches(*compared_tables(student, teacher, options), options)
         projection = with_exact(projection, matches, options)
-    if checkpoint is not None:
-        remove_checkpoints(checkpoint)
     return projection
 
 
 def map_of_counts(
-    counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: EstimateConfig
+    counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: BuildConfig
 ) -> ProjectionMap:
     """Smooth counts towards a base map, and cut each row; no counts are an `XtokError`."""
     totals = counts.totals
@@ -115,7 +85,7 @@ def map_of_counts(
     )
     kind = base.row_kind.copy()
     kind[counted.student_ids] = RowKind.COUNTED
-    projection = finished(
+    projection = map_of_edges(
         heaviest(smooth(counted, towards, alpha), config.top_k),
         before=base,
         row_kind=kind,
@@ -132,7 +102,7 @@ def map_of_counts(
     return reported(projection, _notes(totals, alpha, config))
 
 
-def _notes(totals: TextTotals, alpha: float, config: EstimateConfig) -> list[str]:
+def _notes(totals: TextTotals, alpha: float, config: BuildConfig) -> list[str]:
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
         f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries"

@@ -3,10 +3,10 @@
 # the command. Text, tokenizers and a virtual environment with the extras ray and parquet (XTOK_VENV) are
 # on a shared file system.
 #
-#   sbatch --nodes 8 scripts/examples/slurm_estimate_ray.sh --student-model … --teacher-model … \
+#   sbatch --nodes 8 scripts/examples/slurm_count_ray.sh STUDENT TEACHER \
 #     --text '/data/corpus/*.parquet' --output /data/maps/map.safetensors
 #
-#SBATCH --job-name=xtok-estimate
+#SBATCH --job-name=xtok-count
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
@@ -59,4 +59,4 @@ for node in "${nodes[@]:1}"; do
 done
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
-  xtok estimate --engine ray --address "$head:$port" "$@"
+  xtok build --engine ray --address "$head:$port" "$@"
