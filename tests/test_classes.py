@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.classes import NUMERALS, TokenClass, text_class, token_classes
+from xtok.vocab.classes import TokenClass, num_digits, text_class, token_classes
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 C = TokenClass
@@ -114,12 +114,26 @@ def test_neighbours_do_not_matter(texts: list[str]) -> None:
     assert token_classes(table).tolist() == [text_class(text) for text in texts]
 
 
-@pytest.mark.real
-def test_numerals_of_real_vocabularies(load_real: Callable[[str], Tokenizer]) -> None:
-    def numerals(name: str) -> list[int]:
-        counts = np.bincount(token_classes(load_real(name).table), minlength=len(C))
-        return [int(counts[c]) for c in NUMERALS]
+def test_numbers_are_ascii_digits_with_spaces_around() -> None:
+    tokens = ["7", " 42", "201 ", "１０", "1.", "x2", " ", "20 24"]
+    entries = [Entry(i, TokenType.NORMAL, text.encode()) for i, text in enumerate(tokens)]
+    table, _ = decode_vocabulary(entries, width=9)
+    assert num_digits(table).tolist() == [1, 2, 3, 0, 0, 0, 0, 0, 0]
 
-    assert numerals("llama3.tiktoken") == [132, 1012, 0]
-    assert numerals("qwen.tiktoken") == [2, 0, 0]
-    assert numerals("mistral-v3.model") == [0, 0, 0]
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "by_class", "numbers"),
+    [
+        ("llama3.tiktoken", [132, 1012, 0], 1100),
+        ("qwen.tiktoken", [2, 0, 0], 0),
+        ("mistral-v3.model", [0, 0, 0], 0),
+    ],
+)
+def test_numbers_of_real_vocabularies(
+    load_real: Callable[[str], Tokenizer], name: str, by_class: list[int], numbers: int
+) -> None:
+    table = load_real(name).table
+    counts = np.bincount(token_classes(table), minlength=len(C))
+    assert counts[[C.DIGITS_2, C.DIGITS_3, C.DIGITS_MORE]].tolist() == by_class
+    assert (num_digits(table) > 1).sum() == numbers

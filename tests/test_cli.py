@@ -684,7 +684,6 @@ def test_an_empty_path_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
         ["sort-cut", "--initial-projection-path", "no", "--output", ""],
         ["convert", "no", "--output="],
         ["export", "no", "--format", "parquet", "--output", ""],
-        ["overlap", "bytes", "--plot", ""],
         ["inspect", ""],
         ["sort-cut", ""],
         ["compare", "no", ""],
@@ -827,7 +826,7 @@ def test_a_width_that_does_not_hold_the_largest_id(cli: Cli, small: Path, tmp_pa
             "regular expression of its tokenizer with --student-pattern or --teacher-pattern",
         ),
         (["doctor", "bytes", "--vocab-size", "10"], "logits, at least 256, with --vocab-size"),
-        (["overlap", "bytes:1"], "more ids than 256 give vocab_size= in Python"),
+        (["doctor", "bytes:1"], "more ids than 256 give vocab_size= in Python"),
         (
             [
                 *("align", "--student-model", "bytes", "--teacher-model", "bytes"),

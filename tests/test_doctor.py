@@ -1,29 +1,20 @@
-"""What `doctor` and `overlap` say."""
+"""What `doctor` says of one tokenizer, of two, and of several."""
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import resource
 import shutil
-import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import REAL, Cli
 from test_formats import word_piece
 from test_tokenizers import hf_folder_of_ranks
 
-from xtok.errors import OutputError, XtokError
 from xtok.inspection import Check
 from xtok.inspection.doctor import PROBE, TokenizerDiagnosis, doctor
-from xtok.inspection.overlap import overlap, overlap_csv, plot_overlap
-from xtok.inspection.text_facts import EventFacts, Shared, TextFacts, loss_on_text
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
 
@@ -79,7 +70,7 @@ def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
 def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> None:
     found = diagnose(byte_level, REWRITING)
     tool = check(found, "prefix, tool message")
-    assert tool.level == "failed"
+    assert tool.level == "warning"
     assert [line.split(":")[0] for line in tool.message.split("\n")] == [
         "content present",
         "empty",
@@ -87,9 +78,11 @@ def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> Non
     ]
     assert check(found, "prefix, user turn").level == "warning"
     assert found.tool_suffix_ids is None
-    assert doctor([byte_level], template=REWRITING).failed == (
+    assert doctor([byte_level], template=REWRITING).failed == ()
+    assert doctor([byte_level], template=REWRITING, tools=True).failed == (
         "small-byte-level: prefix, tool message",
     )
+    assert doctor([byte_level], template=CHATML, tools=True).failed == ()
 
 
 def test_a_template_that_refuses_a_role_or_ends_a_turn_with_text(byte_level: Tokenizer) -> None:
@@ -174,19 +167,18 @@ def test_the_probe_has_all_kinds() -> None:
 
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
-    pair = doctor([digits, sentencepiece]).pair
-    assert pair is not None
-    assert (pair.student, pair.teacher) == ("small-digits", "small.model")
-    assert pair.numerals > 0
-    assert pair.numerals_shared == 0
-    assert pair.digits[1] == 1
-    assert (pair.loss, pair.why.split()[-4:]) == ("P-KL", ["have", "no", "exact", "counterpart"])
-    assert "turn_start" in pair.roles_without_counterpart
-    assert doctor([digits, digits]).pair is not None
-    same = doctor([digits, digits]).pair
-    assert same is not None
-    assert (same.loss, same.student_share) == ("plain KL", 1.0)
-    assert doctor([digits]).pair is doctor([digits] * 3).pair is None
+    found = doctor([digits, sentencepiece])
+    assert found.pair is not None
+    assert found.advice is not None
+    assert (found.pair.student, found.pair.teacher) == ("small-digits", "small.model")
+    assert (found.advice.loss, found.advice.direction) == ("event KL", None)
+    same = doctor([digits, digits])
+    assert same.advice is not None
+    assert same.advice.loss == "plain KL"
+    for others in ([digits], [digits] * 3):
+        found = doctor(others)
+        assert found.pair is None
+        assert found.advice is None
 
 
 # On the command line
@@ -195,9 +187,10 @@ def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
 def test_doctor_at_80_columns(cli: Cli, small: Path) -> None:
     done = cli("doctor", small / "small-digits", small / "small.model")
     assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("next: ")]
+    assert max(map(len, lines)) <= 80
     assert "\x1b" not in done.stdout
-    for expected in ("small-digits", "probe text", "a map between them", "loss that suits"):
+    for expected in ("small-digits", "probe text", "a map between them", "next: xtok events"):
         assert expected in done.stdout
 
 
@@ -222,135 +215,44 @@ def test_doctor_with_a_bad_template(cli: Cli, small: Path) -> None:
     assert "error: the chat template no.jinja cannot be read: No such file or dir" in done.stderr
 
 
-# overlap
-
-
-def test_overlap(byte_level: Tokenizer, digits: Tokenizer, sentencepiece: Tokenizer) -> None:
-    tokenizers = [byte_level, digits, sentencepiece]
-    found = overlap(tokenizers)
-    assert found.model_ids == ("small-byte-level", "small-digits", "small.model")
-    naive = [{t for t in one.table.tokens() if t} for one in tokenizers]
-    for i, a in enumerate(naive):
-        for j, b in enumerate(naive):
-            assert found.counts[i][j] == len(a & b)
-            assert found.shares[i][j] == len(a & b) / len(a)
-    assert found.sizes == tuple(map(len, naive))
-    rows = list(csv.DictReader(overlap_csv(found).splitlines()))
-    assert len(rows) == 9
-    assert rows[1]["other"] == "small-digits"
-    assert int(rows[1]["shared"]) == found.counts[0][1]
-    assert float(rows[1]["share"]) == pytest.approx(found.shares[0][1], abs=1e-6)
-
-
-def test_overlap_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    models = [small / "small-byte-level", small / "small-digits", small / "small.model", "bytes"]
-    done = cli("overlap", *models, "--plot", "overlap.png")
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "100.0%" in done.stdout
-    assert "note: the plot is overlap.png\n" in done.stderr
-    data = (tmp_path / "overlap.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    narrow = cli("overlap", *models, env={"COLUMNS": "40"}).stdout
-    assert narrow.count("│ 1 small") == len(models)  # a table for each column
-    as_json = json.loads(cli("overlap", *models, "--json").stdout)
-    assert as_json["sizes"][-1] == 256
-    assert np.array(as_json["counts"]).shape == (4, 4)
-    lines = cli("overlap", *models, "--csv").stdout.splitlines()
-    assert lines[0] == "model,other,size,other_size,shared,share"
-    assert len(lines) == 17
-    assert cli("overlap", "bytes", "--csv", "--json").returncode == 2
+# Several
 
 
 TEXT = "The 201 steps.\nThe tea, the sea.\n"
 
 
-def test_overlap_on_text(
+def test_what_several_share(
     byte_level: Tokenizer, digits: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.jsonl").write_text(json.dumps({"body": TEXT}) + "\n")
     tokenizers = [byte_level, digits, sentencepiece]
-    found = overlap(tokenizers, [tmp_path / "a.txt", tmp_path / "b.jsonl"], field="body")
-    assert found.counts == overlap(tokenizers).counts
-    assert found.text is not None
-    assert (found.text.num_documents, found.text.num_bytes) == (2, 2 * len(TEXT))
+    found = doctor(tokenizers, [tmp_path / "a.txt", tmp_path / "b.jsonl"], field="body").overlap
+    assert found is not None
+    assert found.text_tokens is not None
+    assert found.text_shares is not None
     for i, one in enumerate(tokenizers):
         tokens = [one.table[t] for t in one.library_ids([TEXT])[0]]
-        assert found.text.num_tokens[i] == 2 * len(tokens)
+        assert found.text_tokens[i] == 2 * len(tokens)
         for j, other in enumerate(tokenizers):
-            shared = sum(token in other.table.canonical_ids() for token in tokens)
-            assert found.text.shares[i][j] == shared / len(tokens)
-    assert [found.text.shares[i][i] for i in range(3)] == [1, 1, 1]
-    assert found.text.shares[0][1] != found.shares[0][1]
-    rows = list(csv.DictReader(overlap_csv(found).splitlines()))
-    assert rows[1]["text_tokens"] == str(found.text.num_tokens[0])
-    assert float(rows[1]["text_share"]) == pytest.approx(found.text.shares[0][1], abs=1e-6)
+            strings = other.table.canonical_ids().keys()
+            assert found.counts[i][j] == len({t for t in one.table.tokens() if t} & strings)
+            assert found.text_shares[i][j] == sum(t in strings for t in tokens) / len(tokens)
+    without = doctor(tokenizers).overlap
+    assert without is not None
+    assert (without.counts, without.text_shares) == (found.counts, None)
+    assert doctor(byte_level).overlap is None
 
 
-def test_overlap_on_no_text(byte_level: Tokenizer, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").touch()
-    with pytest.raises(XtokError) as caught:
-        overlap([byte_level], tmp_path / "a.txt")
-    assert caught.value.message == (
-        "small-byte-level makes no tokens of 0 documents, 0 bytes of text"
-    )
-    with pytest.raises(XtokError, match=r"there is no file .*none\.txt"):
-        overlap("./no-model", tmp_path / "none.txt")
-
-
-def test_overlap_on_text_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
+def test_several_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
-    models = [small / "small-byte-level", small / "small.model"]
-    done = cli("overlap", *models, "--text", "a.txt")
+    models = [small / "small-byte-level", small / "small-digits", small / "small.model"]
+    done = cli("doctor", *models, "--text", "a.txt")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.count("│ 1 small-byte-level") == 2  # the vocabularies, and the text
-    assert f"On the text, {len(TEXT)} bytes" in done.stdout
-    as_json = json.loads(cli("overlap", *models, "--text", "a.txt", "--json").stdout)
-    assert as_json["text"]["shares"][0][0] == 1
-    assert json.loads(cli("overlap", *models, "--json").stdout)["text"] is None
-    lines = cli("overlap", *models, "--text", "a.txt", "--csv").stdout.splitlines()
-    assert lines[0] == "model,other,size,other_size,shared,share,text_tokens,text_share"
-    done = cli("overlap", "./none.model", "--text", "none.txt")
-    assert "error: there is no file none.txt" in done.stderr  # before a model is loaded
-    done = cli("overlap", *models, "--field", "body")
-    assert (done.returncode, "--field goes with --text" in done.stderr) == (2, True)
-
-
-def test_a_plot_of_any_names(byte_level: Tokenizer, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    found = replace(overlap([byte_level]), model_ids=("a$\\x$_b",))
-    plot_overlap(found, tmp_path / "x.svg")
-    assert (tmp_path / "x.svg").stat().st_size > 1000
-
-
-def test_a_plot_on_a_full_disk_leaves_nothing(byte_level: Tokenizer, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "x.png"
-    path.write_bytes(b"old")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
-        with pytest.raises(OutputError, match=r"x\.png cannot be written: File too large"):
-            plot_overlap(overlap([byte_level]), path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["x.png"]
-
-
-def test_a_plot_that_cannot_be_written_is_known_at_once(cli: Cli) -> None:
-    for name, message in (
-        ("x.txt", "the plot x.txt does not end in .png or .svg or .pdf"),
-        ("/dev/null/x.png", "the folder of the plot, /dev/null, is a file"),
-    ):
-        done = cli("overlap", "./none.model", "--plot", name)
-        assert done.returncode == 1
-        assert message in done.stderr
+    narrow = cli("doctor", *models, env={"COLUMNS": "40"}).stdout
+    assert narrow.count("│ 1 small") == len(models)  # a table for each column
 
 
 # Real ones
@@ -398,7 +300,7 @@ def test_claude_2_changes_chinese_punctuation(load_real: Callable[[str], Tokeniz
 @pytest.mark.parametrize(
     ("template", "tokenizer", "tool", "user"),
     [
-        ("qwen3", "qwen.tiktoken", "failed", "warning"),
+        ("qwen3", "qwen.tiktoken", "warning", "warning"),
         ("qwen3_training", "qwen.tiktoken", "ok", "ok"),
         ("qwen2_5", "qwen.tiktoken", "ok", "ok"),
         ("llama3_1", "llama3.tiktoken", "ok", "ok"),
@@ -418,76 +320,26 @@ def test_real_templates_keep_what_they_wrote(
 
 def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:
     found = doctor([byte_level, digits])
-    assert found.pair is not None
+    assert found.advice is not None
     warnings = sum(c.level == "warning" for one in found.tokenizers for c in one.checks)
     assert not found.failed
     assert found.verdict == (
         f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings; "
-        f"{found.pair.loss} suits: {found.pair.why}"
+        f"{found.advice.sentence}"
     )
 
 
-def test_text_measures_both_directions_and_the_events(
-    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
-) -> None:
-    """Digits have a token for numbers of two digits and more; bytes read them one by one."""
-    text = tmp_path / "text.txt"
-    text.write_text("1 20 30 12 " * 40, encoding="utf-8")
-    there, back = (doctor(pair, text).pair for pair in ([byte_level, digits], [digits, byte_level]))
-    assert there is not None
-    assert back is not None
-    assert there.text is not None
-    assert back.text is not None
-    assert there.text.open_bits == back.text.open_bits[::-1]
-    assert there.text.open_bits[0] > there.text.open_bits[1] == 0
-    assert there.events == back.events
-    assert there.loss == "event KL"
-    assert "of maps, that for teacher-to-student KL: student → teacher leaves" in there.why
-    assert "of maps, that for P-KL: student → teacher leaves 0.00 bits open" in back.why
-
-
-def test_events_that_leak_too_much_are_not_recommended() -> None:
-    text = TextFacts(
-        files=("a",),
-        num_bytes=9,
-        tokens=Shared(student=3, teacher=3, both=1),
-        boundaries=3,
-        leak=0.3,
-        bits=(1.0, 1.0),
-        open_bits=(0.5, 0.25),
-    )
-    loss, why = loss_on_text(text, EventFacts(num_events=2, leak=0.06, kept=1.0))
-    assert loss == "teacher-to-student KL"
-    assert why == (
-        "student → teacher leaves 0.50 bits open, teacher → student 0.25; events leak at 6.0% of "
-        "the text's shared boundaries, shared tokens and a rest at 30.0%, unless xtok events "
-        "--text merges them"
-    )
-
-
-def test_text_goes_with_a_student_and_a_teacher(
+def test_text_goes_with_two_models_or_more(
     cli: Cli, small: Path, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("1", encoding="utf-8")
-    with pytest.raises(ValueError, match="texts go with two models, not 1"):
+    text.write_text("", encoding="utf-8")
+    with pytest.raises(ValueError, match="two models or more"):
         doctor(byte_level, text)
     model = str(small / "small-digits")
-    done = cli("doctor", model, "--text", str(text))
-    assert done.returncode == 2
-    assert "--text goes with two models, a student and a teacher" in done.stderr
-    text.write_text("", encoding="utf-8")
-    done = cli("doctor", model, str(small / "small-byte-level"), "--text", str(text))
+    assert cli("doctor", model, "--text", text).returncode == 2
+    done = cli("doctor", model, small / "small-byte-level", "--text", text)
     assert done.returncode == 1
     assert done.stderr.startswith("error: nothing can be measured: 0 documents, 0 bytes of text\n")
-
-
-@pytest.mark.real
-def test_real_pair(load_real: Callable[[str], Tokenizer]) -> None:
-    pair = doctor([load_real("llama3.tiktoken"), load_real("qwen.tiktoken")]).pair
-    assert pair is not None
-    assert pair.shared == 109_566
-    assert (pair.numerals, pair.numerals_shared, pair.digits) == (1_100, 0, (3, 1))
-    assert pair.loss == "P-KL"
-    found = overlap([load_real("llama3.tiktoken"), load_real("qwen.tiktoken")])
-    assert found.counts[0][1] == 109_566
+    done = cli("doctor", "./none.model", "bytes", "--text", "none.txt")
+    assert "none.txt" in done.stderr  # before a model is loaded

@@ -19,9 +19,9 @@ from test_estimate import counting, estimate
 
 from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
+from xtok.inspection.advice import Ranking
 from xtok.inspection.compare import compare, count_tokens
 from xtok.inspection.evaluate import Evaluation, evaluate
-from xtok.inspection.ranking import Ranking
 from xtok.maps.projection_map import ProjectionMap
 from xtok.report.quality import print_comparison
 from xtok.stages.build import build

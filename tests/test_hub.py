@@ -306,10 +306,10 @@ def test_a_file_that_may_exist_is_not_left_out_when_the_hub_is_out_of_reach(
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text(NEW)
     env = {**NOWHERE, "HF_HUB_CACHE": str(tmp_path / "cache")}
-    done = cli("overlap", "bytes", "org/model", env=env)
+    done = cli("doctor", "org/model", env=env)
     assert done.returncode == 1
     assert "the hub cannot be reached\n" in done.stderr
-    done = cli("overlap", "bytes", "org/model", "--offline", env=env)
+    done = cli("doctor", "org/model", "--offline", env=env)
     assert done.returncode == 0, done.stderr
 
 

@@ -68,20 +68,6 @@ def test_doctor_takes_one_model_or_several(small: Path) -> None:
     assert (found.pair.student, found.pair.teacher) == ("bytes", "small.model")
 
 
-def test_overlap_takes_names_files_and_tokenizers(small: Path) -> None:
-    model = small / "small.model"
-    found = xtok.overlap(["bytes", str(model), xtok.load_tokenizer(model)])
-    assert found.model_ids == ("bytes", "small.model", "small.model")
-    assert xtok.overlap("bytes").sizes == (256,)
-
-
-def test_overlap_takes_a_path_of_text(text: Path) -> None:
-    found = xtok.overlap("bytes", str(text))
-    assert found.text is not None
-    assert found.text.num_tokens == (10,)
-    assert found == xtok.overlap(["bytes"], [text])
-
-
 def test_get_map_takes_names_and_tokenizers(tmp_path: Path) -> None:
     loaded = xtok.load_tokenizer("bytes")
     path = str(tmp_path / "map.pt")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -23,8 +22,8 @@ from test_stages import byte_ranks
 import xtok
 from xtok.errors import XtokError
 from xtok.inspection.page import Examined, Page, examine
+from xtok.inspection.pair_facts import Shared
 from xtok.inspection.samples import BUILT_IN, SentencePicker
-from xtok.inspection.text_facts import Shared
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, numbers_of, pack, packed, weight_codes
@@ -154,13 +153,12 @@ def test_what_a_plain_map_is_fit_for(plain: Examined) -> None:
     page = plain.page
     assert [(fit.loss, fit.level) for fit in page.maps[0].fits] == [
         ("p-kl", "care"),
-        ("gold", "good"),
-        ("h-kl", "good"),
+        ("gold", "note"),
+        ("h-kl", "note"),
         ("event-kl", "note"),
     ]
     assert page.maps[0].fits[0].why.startswith("A scale slot takes 17% of ")
     assert page.maps[0].fits[3].why.startswith("It needs no map: xtok events cuts ")
-    assert page.maps[0].fits[1].why == "65% of the student's tokens have an exact counterpart."
     levels = [finding.level for finding in page.findings]
     assert 3 <= len(levels) <= 6
     assert levels == sorted(levels, key=["bad", "care", "note", "good"].index)
@@ -192,11 +190,6 @@ def test_findings_count_what_has_no_counterpart(tmp_path: Path) -> None:
         ),
     ]
     assert page.vocabulary == Shared(student=260, teacher=259, both=258)
-    [gold] = [fit for fit in page.maps[0].fits if fit.loss == "gold"]
-    assert (gold.level, gold.why) == (
-        "care",
-        "2 of 3 numerals have no exact counterpart: they are compared by rank.",
-    )
 
 
 def test_a_damaged_map_is_fit_for_nothing(projection: ProjectionMap) -> None:
@@ -206,7 +199,7 @@ def test_a_damaged_map_is_fit_for_nothing(projection: ProjectionMap) -> None:
     page = examine(broken).page
     assert page.findings[0].level == "bad"
     assert page.findings[0].text.startswith("of verify's checks failed: ")
-    assert {fit.level for fit in page.maps[0].fits} == {"bad"}
+    assert [fit.level for fit in page.maps[0].fits] == ["bad", "bad", "bad", "note"]
     render(examine(broken))
 
 
@@ -214,7 +207,7 @@ def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
     page = examine(xtok.build(byte_level, byte_level)).page
     assert page.vocabulary.student == page.vocabulary.teacher == page.vocabulary.both
     assert {one.shared.student - one.shared.both for one in page.classes[:-1]} == {0}
-    assert [fit.level for fit in page.maps[0].fits] == ["care", "good", "good"]
+    assert [fit.level for fit in page.maps[0].fits] == ["care", "note", "note", "note"]
     assert len(page.findings) >= 3
 
 
@@ -235,26 +228,6 @@ def test_two_maps_with_text(measured: Examined, text: Path) -> None:
     assert 'id="comparison"' in html
     assert 'id="quality"' in html
     assert html.count("scale_trick=False") == 1
-
-
-def test_leak_and_bits_by_hand(tmp_path: Path) -> None:
-    """`ab` `ab` `a`: of three boundaries, two are of a token that only the student has."""
-    student = byte_ranks(tmp_path / "s.tiktoken", "ab")
-    teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
-    text = tmp_path / "a.txt"
-    text.write_text("ab ab a", encoding="utf-8")
-    facts = examine(
-        xtok.build(student, teacher), texts=[text], tokenizers=(student, teacher)
-    ).page.text
-    assert facts is not None
-    # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
-    assert facts.tokens == Shared(student=5, teacher=7, both=3)
-    assert facts.boundaries == 5
-    assert facts.leak == pytest.approx(2 / 5)  # the student's rest against the teacher's a
-    two_two_one = -(2 * 0.4 * math.log2(0.4) + 0.2 * math.log2(0.2))
-    three_two = -(0.6 * math.log2(0.6) + 0.4 * math.log2(0.4))
-    assert facts.bits == pytest.approx((two_two_one, three_two))
-    assert facts.open_bits == pytest.approx((0.0, two_two_one - three_two))
 
 
 def test_the_command_that_made_a_map(projection: ProjectionMap, byte_level: Tokenizer) -> None:

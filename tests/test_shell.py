@@ -192,12 +192,12 @@ from xtok.__main__ import program
 program()
 """
 IN_A_THREAD = """
-from xtok.inspection import overlap
-count = overlap._token_counts
-def counting(*given):
+from xtok.tokenizers import Tokenizer
+encode = Tokenizer.library_arrays
+def encoding(*given):
     os.kill(os.getpid(), stop)
-    return count(*given)
-overlap._token_counts = counting
+    return encode(*given)
+Tokenizer.library_arrays = encoding
 """
 WHILE_WRITING = """
 from pathlib import Path
@@ -230,7 +230,7 @@ def test_a_signal_while_threads_compute(
     small: Path, tmp_path: Path, stop: str, code: int, line: str
 ) -> None:
     (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
-    args = ["overlap", str(small / "small.model"), "bytes", "--text", "text.txt"]
+    args = ["doctor", str(small / "small.model"), "bytes", "--text", "text.txt"]
     done = killed(IN_A_THREAD, stop, args, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
 

@@ -166,7 +166,6 @@ WORK: dict[str, Sequence[str]] = {
     "evaluate": ["map.safetensors", *PAIR, "--text", "text.txt"],
     "compare": ["map.safetensors", "cut.safetensors"],
     "align": [*PAIR, "in 2012"],
-    "overlap": ["small.model", "bytes"],
     "report": ["map.safetensors", "-o", "report.html"],
     "multitoken": [*PAIR, "-o", "first.safetensors"],
     "reapply-exact": ["first.safetensors", "-o", "exact.safetensors"],

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from xtok.inspection.explain import explain as explain
     from xtok.inspection.inspect import inspect as inspect
     from xtok.inspection.inspect import worst_rows as worst_rows
-    from xtok.inspection.overlap import overlap as overlap
     from xtok.inspection.verify import verify as verify
     from xtok.maps.convert import convert as convert
     from xtok.maps.convert import transpose as transpose
@@ -72,7 +71,6 @@ _MODULES = {
     "inspection.evaluate": ["evaluate"],
     "inspection.explain": ["explain"],
     "inspection.inspect": ["inspect", "worst_rows"],
-    "inspection.overlap": ["overlap"],
     "inspection.verify": ["verify"],
     "maps.convert": ["convert", "transpose"],
     "maps.event_map": ["EventMap"],

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import Row, chosen, documents, path_of, race, tokenizer
-from xtok import doctor, load_tokenizer, overlap
+from xtok import doctor, load_tokenizer
 from xtok.counting.counts import TextCounter
 from xtok.counting.encode import PairEncoder, available_cores, batches
 from xtok.tokenizers import Tokenizer
@@ -81,7 +81,7 @@ def memory(options: Namespace) -> Iterator[Row]:
 
 
 def doctoring(options: Namespace) -> Iterator[Row]:
-    """`doctor` beside loading and encoding once; `overlap` of eight beside loading eight."""
+    """`doctor` beside loading and encoding once."""
 
     def load(*names: str) -> list[Tokenizer]:
         return [load_tokenizer(str(path_of(name))) for name in names]
@@ -94,5 +94,3 @@ def doctoring(options: Namespace) -> Iterator[Row]:
         lambda: doctor(load("llama3"), template="llama3"), encode_vocabulary, options.repeat
     )
     yield {"command": "doctor llama3", **doctored.row(1.5)}
-    compared = race(lambda: overlap(load(*EIGHT)), lambda: load(*EIGHT), options.repeat)
-    yield {"command": "overlap of eight", **compared.row(1.3)}

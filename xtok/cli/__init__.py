@@ -14,7 +14,7 @@ from xtok.cli.spellings import Command
 
 _PARTS = {
     "Everyday": "build inspect explain verify convert doctor",
-    "Measure": "evaluate compare align overlap report",
+    "Measure": "evaluate compare align report",
     "Stages": "multitoken reapply-exact sort-cut generate",
     "Train": "events export render",
 }

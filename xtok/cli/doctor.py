@@ -54,22 +54,32 @@ def doctor(
         metavar="FILE|NAME",
         panel=MODELS,
     ),
+    tools: bool = option(
+        False,
+        "Fail if the chat template changes earlier turns when a tool answers, as loops of tool "
+        "calls need; by default a warning.",
+        flag=True,
+    ),
     json: bool = JSON,
     vocab_size: int | None = option(None, "Width of the models' logits.", min=1, panel=MODELS),
     loading: Loading,
 ) -> None:
     """Check tokenizers for what makes training go wrong; exit with 3 if a check fails.
 
-    Of exactly two, the first is taken for the student of a map, the second for its teacher.
+    Of several it shows what share of each one's tokens the others have. Of exactly two, the first
+    is the student: it says which loss suits, through what, and the next command.
     """
-    if text and len(models) != 2:
-        raise typer.BadParameter("--text goes with two models, a student and a teacher")
+    if text and len(models) == 1:
+        raise typer.BadParameter("--text goes with two models or more")
     find_texts(text)
     diagnosis = xtok.doctor(
         loading.load(models, vocab_size=vocab_size),
         text,
+        names=models,
         template=chat_template,
+        tools=tools,
         field=field,
+        progress=report.progress_bar,
         text_progress=report.text_progress_bar,
     )
     show(diagnosis, print_diagnosis, json=json)

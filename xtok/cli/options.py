@@ -87,11 +87,8 @@ def text_option(default: Any, help: str) -> Any:
 
 TEXTS = text_option(..., f"Text to read: {_FILES}")
 OPTIONAL_TEXTS = text_option([], f"Count the map on this text: {_FILES}")
-OVERLAP_TEXTS = text_option(
-    [], f"Also weigh by this text, as acceptance in speculative decoding does: {_FILES}"
-)
 DOCTOR_TEXTS = text_option(
-    [], f"Of a student and a teacher: measure both directions and events on this text: {_FILES}"
+    [], f"Measure on this text what they share, both directions and the events: {_FILES}"
 )
 EVENT_TEXTS = text_option([], f"Also merge events that leak on this text: {_FILES}")
 

@@ -116,7 +116,7 @@ class ChatTrial:
         else:
             changed = any(result.startswith("changed") for result in results.values())
             message = "\n".join(f"{kind}: {result}" for kind, result in results.items())
-            yield Check(name, "failed" if changed else "note", message)
+            yield Check(name, "warning" if changed else "note", message)
         if suffix is not None:
             text = "".join(map(self._table.name, suffix))
             yield Check("tool suffix", "ok", f"{len(suffix)} ids, '{text}'")

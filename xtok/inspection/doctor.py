@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xtok.counting.counts import require_starts
 from xtok.inspection import Check, Level
+from xtok.inspection.advice import Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
-from xtok.inspection.text_facts import (
-    EventFacts,
-    TextCounts,
-    TextFacts,
-    count_text,
-    loss_on_text,
-)
-from xtok.progress import TextProgress, silent_texts
+from xtok.inspection.pair_facts import PairFacts, TextCounts, count_tokens, pair_facts
+from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizers
-from xtok.vocab.classes import suited_loss
 from xtok.vocab.display import escape, plural, quoted
-from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, TokenType, match_bytes
+from xtok.vocab.table import TokenTable, TokenType
 
 _EXAMPLES = 3
+_LOSES_PREFIX = "prefix, tool message", "warning"
 
 # Text that must round-trip byte for byte, by kind. Written for this purpose.
 PROBE: Mapping[str, str] = {
@@ -54,79 +51,44 @@ class NotRoundTripping:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerDiagnosis:
-    """What `doctor` says of one tokenizer.
-
-    Attributes:
-        model_id: repo id as given, or the last component of a path.
-        backend: the reader of the tokenizer.
-        text_changes: normalizer to what it changes.
-        vocab_size: the width of the model's logits.
-        width_source: where that comes from.
-        tokenizer_vocab_size: largest id + 1.
-        partial_utf8: tokens that are not valid UTF-8 alone.
-        not_round_tripping: tokens whose own text is encoded as other tokens, by cause.
-        roles: role to the names of its tokens, the first few.
-        turn_ends: the control tokens that end an assistant's turn, in order.
-        tool_suffix_ids: the ids that a tool message and the prompt for an answer add; None if the
-            template takes no tool messages.
-        checks: everything that was looked at.
-    """
+    """What `doctor` says of one tokenizer."""
 
     model_id: str
-    backend: str
-    text_changes: Mapping[str, str]
-    vocab_size: int
+    backend: str  # the reader of its files
+    text_changes: Mapping[str, str]  # normalizer to what it changes
+    vocab_size: int  # the width of the model's logits
     width_source: str
-    tokenizer_vocab_size: int
-    partial_utf8: int
-    not_round_tripping: tuple[NotRoundTripping, ...]
-    roles: Mapping[str, tuple[str, ...]]
-    turn_ends: tuple[str, ...]
+    tokenizer_vocab_size: int  # largest id + 1
+    partial_utf8: int  # tokens that are not valid UTF-8 alone
+    not_round_tripping: tuple[NotRoundTripping, ...]  # by cause
+    roles: Mapping[str, tuple[str, ...]]  # to the names of the first few tokens
+    turn_ends: tuple[str, ...]  # control tokens that end an assistant's turn, in order
+    # What a tool message and the prompt for an answer add; None if the template takes none.
     tool_suffix_ids: tuple[int, ...] | None
     checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairDiagnosis:
-    """What to expect of a map from a student to a teacher.
+class Overlap:
+    """What N tokenizers share, `[N][N]` in the order given.
 
-    Attributes:
-        student: model id of the rows.
-        teacher: model id of the columns.
-        shared: student tokens whose bytes the teacher has.
-        student_share: these, of the student's tokens with bytes.
-        numerals: student tokens of two or more digits.
-        numerals_shared: those that the teacher has.
-        digits: the most digits in a token, of student and teacher.
-        spaces: the longest token of spaces alone, of student and teacher.
-        roles_without_counterpart: the student's roles whose tokens pair with none.
-        loss: which loss suits.
-        why: in a sentence.
-        text: what text says of the pair; None without text.
-        events: the pair's events by the bytes alone, on the text; None without text.
+    On the text, a row may be the draft model of speculative decoding and a column its target, which
+    can accept no more than this share of what the draft writes.
     """
 
-    student: str
-    teacher: str
-    shared: int
-    student_share: float
-    numerals: int
-    numerals_shared: int
-    digits: tuple[int, int]
-    spaces: tuple[int, int]
-    roles_without_counterpart: tuple[str, ...]
-    loss: str
-    why: str
-    text: TextFacts | None
-    events: EventFacts | None
+    counts: tuple[tuple[int, ...], ...]  # different byte strings of both; of one on the diagonal
+    text_tokens: tuple[int, ...] | None  # of each, on the text
+    text_shares: tuple[tuple[float, ...], ...] | None  # of the row's, those that the column has
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `doctor` found of each tokenizer; of two, what to expect of a map."""
+    """What `doctor` found of each tokenizer, of several together, and of two."""
 
     tokenizers: tuple[TokenizerDiagnosis, ...]
-    pair: PairDiagnosis | None
+    overlap: Overlap | None  # of two or more
+    pair: PairFacts | None  # of two, the first one the student
+    advice: Advice | None
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -148,7 +110,7 @@ class Diagnosis:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
             result = f"no check failed, {plural(warnings, 'warning')}"
-        suits = "" if self.pair is None else f"; {self.pair.loss} suits: {self.pair.why}"
+        suits = "" if self.advice is None else f"; {self.advice.sentence}"
         return f"{'failed' if self.failed else 'ok'}: {who}: {result}{suits}"
 
 
@@ -156,40 +118,77 @@ def doctor(
     models: ModelLike | Sequence[ModelLike],
     texts: str | Path | Sequence[str | Path] = (),
     *,
+    names: Sequence[str] = (),
     template: str | Path | None = None,
+    tools: bool = False,
     field: str = "text",
+    progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> Diagnosis:
     """Look at tokenizers for what makes cross-tokenizer training go wrong.
 
     Args:
         models: a model as `load_tokenizer` takes it, a loaded tokenizer, or several of either; of
-            exactly two, the first is the student of a map.
-        texts: of two models: a path or glob of text to measure both directions and the pair's
-            events on, or several, as `estimate` takes them.
+            exactly two, the first is the student.
+        texts: with several models, paths and globs of text to measure what they share, both
+            directions of a map and the events on.
+        names: what commands that are recommended call the models; model ids by default.
         template: a chat template instead of the tokenizers' own, as `render` takes it.
+        tools: whether a template that does not keep what stood before a tool message fails.
         field: the field or column that holds the text.
+        progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
     Raises:
         XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
-        ValueError: for texts with other than two models.
+        ValueError: for texts with one model.
     """
     tokenizers = as_tokenizers(models)
-    pair, counts = None, None
+    counts = overlap = pair = advice = None
     if texts:
-        if len(tokenizers) != 2:
-            raise ValueError(f"texts go with two models, not {len(tokenizers)}")
-        counts = count_text(texts, tokenizers[0], tokenizers[1], field, text_progress)
-        require_starts(
-            counts.facts.boundaries, counts.documents, counts.facts.num_bytes, "measured"
-        )
+        if len(tokenizers) == 1:
+            raise ValueError("texts go with two models or more")
+        counts = count_tokens(texts, tokenizers, field, text_progress)
+        require_starts(len(counts.keys), counts.num_documents, counts.num_bytes, "measured")
+    if len(tokenizers) > 1:
+        overlap = _overlap(tokenizers, counts)
     if len(tokenizers) == 2:
-        pair = _pair(tokenizers[0], tokenizers[1], counts)
-    return Diagnosis(tokenizers=tuple(_diagnose(one, template) for one in tokenizers), pair=pair)
+        student, teacher = tokenizers
+        of_pair = None if counts is None else events(student, teacher, progress=progress)
+        pair = pair_facts(student.vocabulary, teacher.vocabulary, counts, of_pair)
+        texts = [texts] if isinstance(texts, str | Path) else texts
+        advice = advise(pair, (names[0], names[1]) if names else None, [str(one) for one in texts])
+    diagnosed = []
+    for one in tokenizers:
+        with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
+            diagnosed.append(_diagnose(one, template, tools))
+            advance(len(one.table.text_ids))
+    return Diagnosis(tokenizers=tuple(diagnosed), overlap=overlap, pair=pair, advice=advice)
 
 
-def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDiagnosis:
+def _overlap(tokenizers: Sequence[Tokenizer], counts: TextCounts | None) -> Overlap:
+    strings = [one.table.canonical_ids().keys() for one in tokenizers]
+    return Overlap(
+        counts=tuple(tuple(len(row & column) for column in strings) for row in strings),
+        text_tokens=None if counts is None else tuple(int(one.sum()) for one in counts.tokens),
+        text_shares=None
+        if counts is None
+        else tuple(
+            tuple(_share(one.table.tokens(), of_one, column) for column in strings)
+            for one, of_one in zip(tokenizers, counts.tokens, strict=True)
+        ),
+    )
+
+
+def _share(
+    tokens: Sequence[bytes], counts: NDArray[np.int64], vocabulary: Collection[bytes]
+) -> float:
+    """Return the share of counted tokens that a vocabulary has."""
+    shared = [i for i in np.flatnonzero(counts).tolist() if tokens[i] in vocabulary]
+    return int(counts[shared].sum()) / max(1, int(counts.sum()))
+
+
+def _diagnose(tokenizer: Tokenizer, template: str | Path | None, tools: bool) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     partial, lost = _round_trips(tokenizer)
     chat = ChatTrial(tokenizer, template)
@@ -205,6 +204,11 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None) -> TokenizerDia
         *_probe_checks(tokenizer),
         *chat.checks(turn_ends, tool_suffix_ids),
     )
+    if tools:
+        checks = tuple(
+            replace(one, level="failed") if (one.name, one.level) == _LOSES_PREFIX else one
+            for one in checks
+        )
     return TokenizerDiagnosis(
         model_id=vocabulary.model_id,
         backend=vocabulary.backend or "unknown",
@@ -304,7 +308,7 @@ def _role_checks(table: TokenTable) -> Iterator[Check]:
     eos, pad = table.roles.get("eos", ()), table.roles.get("pad", ())
     names = ", ".join(map(table.shown, eos))
     if eos:
-        yield Check("eos", "ok", f"{names}; no token of its own ends a document, so eos does")
+        yield Check("eos", "ok", f"{names}; documents end with eos")
     else:
         yield Check("eos", "failed", "none: nothing ends a document")
     both = set(pad) & set(eos)
@@ -350,52 +354,3 @@ def _difference(text: bytes, decoded: bytes) -> str:
         part = data[place : place + 12]
         shown.append(quoted(escape(part.decode("utf-8", "ignore").encode() or part)))
     return " becomes ".join(shown)
-
-
-def _pair(student: Tokenizer, teacher: Tokenizer, counts: TextCounts | None) -> PairDiagnosis:
-    rows, columns = student.table, teacher.table
-    shared, paired = match_bytes(rows, columns), match_roles(rows, columns)
-    share = len(shared) / max(1, len(rows.text_ids))
-    numerals = [i for i, token in enumerate(rows.tokens()) if _digits(token) > 1]
-    numerals_shared = sum(i in shared for i in numerals)
-    loss, why = suited_loss(share, len(numerals), numerals_shared)
-    on_text = None
-    if counts is not None:
-        on_text = EventFacts.of(events(student, teacher), counts)
-        loss, why = loss_on_text(counts.facts, on_text)
-    if rows.sha256() == columns.sha256():
-        loss, why = "plain KL", "both have the same vocabulary: no map is needed"
-    return PairDiagnosis(
-        student=student.vocabulary.model_id,
-        teacher=teacher.vocabulary.model_id,
-        shared=len(shared),
-        student_share=share,
-        numerals=len(numerals),
-        numerals_shared=numerals_shared,
-        digits=(_most_digits(rows), _most_digits(columns)),
-        spaces=(_longest_spaces(rows), _longest_spaces(columns)),
-        roles_without_counterpart=tuple(
-            role
-            for role, ids in rows.roles.items()
-            if role != "reserved" and not any(i in paired or i in shared for i in ids)
-        ),
-        loss=loss,
-        why=why,
-        text=None if counts is None else counts.facts,
-        events=on_text,
-    )
-
-
-def _digits(token: bytes) -> int:
-    """Return how many digits a token has, if it has nothing else but spaces around them."""
-    number = token.strip(b" ")
-    return len(number) if number.isdigit() else 0
-
-
-def _most_digits(table: TokenTable) -> int:
-    counts = Counter(map(_digits, table.tokens()))
-    return max((n for n, count in counts.items() if n and (count >= 10 or n == 1)), default=0)
-
-
-def _longest_spaces(table: TokenTable) -> int:
-    return max((len(t) for t in table.tokens() if t and not t.strip(b" ")), default=0)

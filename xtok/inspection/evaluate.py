@@ -34,17 +34,20 @@ from xtok.counting.counts import require_starts
 from xtok.counting.encode import pair_edges
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import find_texts
-from xtok.inspection.ranking import Interval, Ranking, interval, rank, resample
+from xtok.inspection.advice import Advice, Ranking, advise, rank
+from xtok.inspection.bootstrap import Interval, interval, resample
+from xtok.inspection.pair_facts import PairFacts, TextCounts, pair_facts
 from xtok.inspection.seen_text import SeenText, read_text
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.events import events
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, as_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 
 SMALLEST_GAP = 0.02
@@ -140,6 +143,8 @@ class Evaluation:
         lost_bytes: of them, those behind a first difference between the two sides' spellings.
         differing: documents that the two sides spell differently.
         ranking: which map is best for the loss asked for; None if none was.
+        pair: what the text says of the tokenizers, if a loss was asked for.
+        advice: the loss, artefact and direction that suit them, as `doctor` says it; likewise.
     """
 
     student: str
@@ -151,6 +156,8 @@ class Evaluation:
     lost_bytes: int
     differing: int
     ranking: Ranking | None = None
+    pair: PairFacts | None = None
+    advice: Advice | None = None
 
     def failing(
         self, *, min_coverage: float | None = None, max_cross_entropy: float | None = None
@@ -226,7 +233,33 @@ def evaluate(
         )
         for name, projection in zip(names, loaded, strict=True)
     ]
-    paths = find_texts(texts)
+    return measure(
+        loaded, find_texts(texts), student, teacher, names=names, field=field, group_by=group_by,
+        for_loss=for_loss, num_worst=num_worst, seed=seed, progress=progress,
+        text_progress=text_progress,
+    )[0]  # fmt: skip
+
+
+def measure(
+    loaded: Sequence[ProjectionMap],
+    paths: Sequence[Path],
+    student: Tokenizer,
+    teacher: Tokenizer,
+    *,
+    names: Sequence[str],
+    field: str,
+    group_by: str | None,
+    for_loss: Loss | None,
+    num_worst: int,
+    seed: int,
+    progress: Progress,
+    text_progress: TextProgress,
+) -> tuple[Evaluation, TextCounts]:
+    """Measure maps whose names differ and that have these vocabularies; see `evaluate`.
+
+    Returns:
+        what was measured, and how often each token occurs in the text.
+    """
     # X-Token's recipe without a slot, cut to each number of entries per row.
     whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
     exact = reapply_exact(whole)
@@ -242,13 +275,17 @@ def evaluate(
         _Measured(name, m, recipes[m.top_k].edges, seen, (n, recipe_column[m.top_k]))
         for n, (name, m) in enumerate(zip(names, loaded, strict=True))
     ]
-    ranking = None
+    token_counts = seen.token_counts(paths)
+    ranking = pair = None
     if for_loss is not None:
         sums, counts = seen.chunk_losses[:, : len(loaded)].T, seen.num_chunks
         if for_loss != "p-kl":
             sums = np.stack([one.start_losses() for one in measured])
             counts = np.bincount(seen.documents, seen.counts, len(seen.groups)).astype(np.int64)
         ranking = rank(for_loss, names, sums, counts, seed)
+        pair = pair_facts(
+            loaded[0].student, loaded[0].teacher, token_counts, events(student, teacher)
+        )
     groups = [
         (group, np.array([g == group for g in seen.groups], np.bool_))
         for group in dict.fromkeys(seen.groups)
@@ -260,7 +297,7 @@ def evaluate(
         for group, chosen in groups
         for one in measured
     ]
-    return Evaluation(
+    evaluation = Evaluation(
         student=student.vocabulary.model_id,
         teacher=teacher.vocabulary.model_id,
         measures=tuple(measures),
@@ -270,7 +307,10 @@ def evaluate(
         lost_bytes=seen.lost_bytes,
         differing=seen.differing,
         ranking=ranking,
+        pair=pair,
+        advice=None if pair is None else advise(pair),
     )
+    return evaluation, token_counts
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
+from xtok.inspection.advice import Advice, advise
+from xtok.inspection.pair_facts import pair_facts
 from xtok.maps.edges import row_starts
 from xtok.maps.file import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, Row, RowKind, token_name
-from xtok.vocab.classes import NUMERALS, TokenClass, classes_named, suited_loss, token_classes
+from xtok.vocab.classes import TokenClass, classes_named, token_classes
 from xtok.vocab.table import TokenType, Vocabulary
 
 _LARGEST = 10
@@ -275,13 +277,10 @@ class ClassCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """A map by class of token, and the loss that this suggests."""
+    """A map by class of token, and the loss that suits its pair, as `doctor` says it."""
 
     classes: tuple[ClassCoverage, ...]
-    numerals: int
-    numerals_exact: int
-    loss: str
-    why: str
+    advice: Advice
 
 
 def cover(projection: ProjectionMap) -> Coverage | None:
@@ -309,10 +308,6 @@ def cover(projection: ProjectionMap) -> Coverage | None:
         "teacher_ids": count(theirs),
         "teacher_unreached": count(theirs[~reached]),
     }
-    numerals, exact = (int(per_class[of][list(NUMERALS)].sum()) for of in ("rows", "exact"))
-    text = rows.text_ids
-    exact_share = float(np.count_nonzero(kind[text] == RowKind.EXACT)) / max(1, len(text))
-    loss, why = suited_loss(exact_share, numerals, exact)
     return Coverage(
         classes=tuple(
             ClassCoverage(
@@ -323,8 +318,5 @@ def cover(projection: ProjectionMap) -> Coverage | None:
             for member in TokenClass
             if per_class["rows"][member] or per_class["teacher_ids"][member]
         ),
-        numerals=numerals,
-        numerals_exact=exact,
-        loss=loss,
-        why=why,
+        advice=advise(pair_facts(projection.student, projection.teacher)),
     )

@@ -14,28 +14,26 @@ from numpy.typing import NDArray
 from xtok import __version__
 from xtok.alignment.aligner import TokenAligner
 from xtok.config import BuildConfig, Loss
+from xtok.counting.texts import find_texts
+from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, compare
-from xtok.inspection.evaluate import Evaluation, evaluate
+from xtok.inspection.evaluate import Evaluation, measure
 from xtok.inspection.inspect import MapDescription, inspect
-from xtok.inspection.samples import BUILT_IN, Sample, align_sample
-from xtok.inspection.text_facts import EventFacts, Shared, TextCounts, TextFacts, count_text
-from xtok.inspection.verdict import Finding, Fit, MapNumbers, PairFacts, findings, fits
+from xtok.inspection.pair_facts import Shared, TextCounts, TextFacts, pair_facts
+from xtok.inspection.samples import Sample, align_sample, sentences_of
+from xtok.inspection.verdict import Finding, MapNumbers, findings
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.event_map import EventMap
 from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import of_one_pair, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events as make_events
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.classes import NUMERALS, TokenClass, token_classes
-from xtok.vocab.roles import match_roles
+from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.table import TokenTable, match_bytes
 
 _EXAMPLES = 6
-_HEAVY = 0.6
-"""The weight from which H-KL takes an entry as a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +110,7 @@ class Page:
         student: model id of the rows.
         teacher: model id of the columns.
         table_sha256: the digests of both token tables, student first.
+        advice: the loss, artefact and direction that suit the pair, as `doctor` says it.
         findings: three to six, the worst first.
         maps: one or two.
         vocabulary: byte strings of each side, and those of both.
@@ -126,6 +125,7 @@ class Page:
     student: str
     teacher: str
     table_sha256: tuple[str, str]
+    advice: Advice
     findings: tuple[Finding, ...]
     maps: tuple[MapFacts, ...]
     vocabulary: Shared
@@ -188,16 +188,18 @@ def examine(
     repeated = {name for name, times in Counter(names).items() if times > 1}
     names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
     pair = _Pair(require_table(loaded[0].student), require_table(loaded[0].teacher))
-    counts = evaluation = events = None
-    if tokenizers is not None:
-        events = make_events(*tokenizers, progress=progress)
+    counts = evaluation = facts = None
+    paths = find_texts(texts) if texts else []
     if tokenizers is not None and texts:
-        counts = count_text(texts, *tokenizers, field, text_progress)
-        evaluation = evaluate(
-            loaded, texts, *tokenizers, names=names, field=field, for_loss="p-kl",
-            num_worst=num_worst, progress=progress, text_progress=text_progress,
+        evaluation, counts = measure(
+            loaded, paths, *tokenizers, names=names, field=field, group_by=None, for_loss="p-kl",
+            num_worst=num_worst, seed=0, progress=progress, text_progress=text_progress,
         )  # fmt: skip
-    facts = pair.facts(counts, events)
+        facts = evaluation.pair
+    elif tokenizers is not None:
+        of_pair = make_events(*tokenizers, progress=progress)
+        facts = pair_facts(loaded[0].student, loaded[0].teacher, None, of_pair)
+    facts = facts or pair_facts(loaded[0].student, loaded[0].teacher)
     numbers = [
         _numbers(m, name, pair, counts, evaluation) for m, name in zip(loaded, names, strict=True)
     ]
@@ -205,6 +207,7 @@ def examine(
         student=loaded[0].student.model_id,
         teacher=loaded[0].teacher.model_id,
         table_sha256=(pair.rows.sha256(), pair.columns.sha256()),
+        advice=advise(facts),
         findings=findings(facts, [(name, n) for name, (n, _) in zip(names, numbers, strict=True)]),
         maps=tuple(
             MapFacts(
@@ -213,32 +216,31 @@ def examine(
                 description=inspect(m, classes=False),
                 verification=verification,
                 classes=_map_classes(m, pair),
-                fits=fits(facts, n),
+                fits=fits(m, facts, failed=n.failed, measures=n.measures, empty_text=n.empty_text),
                 build_commands=tuple(_commands(m)),
             )
             for m, name, (n, verification) in zip(loaded, names, numbers, strict=True)
         ),
         vocabulary=facts.vocabulary,
         classes=tuple(pair.shared_by_class(counts)),
-        text=None if counts is None else counts.facts,
+        text=facts.text,
         evaluation=evaluation,
         comparison=compare(
-            *loaded, names=names, token_counts=None if counts is None else counts.student
+            *loaded, names=names, token_counts=None if counts is None else counts.tokens[0]
         )
         if len(loaded) == 2
         else None,
-        samples=() if tokenizers is None else _samples(*tokenizers, counts),
+        samples=() if tokenizers is None else _samples(*tokenizers, paths, field),
         version=__version__,
     )
     return Examined(page=page, maps=tuple(loaded), counts=counts, tokenizers=tokenizers)
 
 
 def _samples(
-    student: Tokenizer, teacher: Tokenizer, counts: TextCounts | None
+    student: Tokenizer, teacher: Tokenizer, paths: Sequence[Path], field: str
 ) -> tuple[Sample, ...]:
     aligner = TokenAligner(student, teacher)
-    sentences = BUILT_IN if counts is None else counts.sentences
-    aligned = (align_sample(aligner, student, teacher, one) for one in sentences)
+    aligned = (align_sample(aligner, student, teacher, one) for one in sentences_of(paths, field))
     return tuple(sample for sample in aligned if sample is not None)
 
 
@@ -251,34 +253,6 @@ class _Pair:
         self.partner = np.full(len(rows), -1, np.int64)
         self.partner[list(same)] = list(same.values())
         self.classes = token_classes(rows), token_classes(columns)
-
-    def facts(self, counts: TextCounts | None, events: EventMap | None) -> PairFacts:
-        text_ids = self.rows.text_ids
-        is_numeral = np.isin(self.classes[0], NUMERALS)
-        special = sorted(self.rows.control_names)
-        paired = match_roles(self.rows, self.columns)
-        alone = {i for i in special if i not in paired}
-        vocabularies = set(self.rows.canonical_ids()), set(self.columns.canonical_ids())
-        return PairFacts(
-            vocabulary=Shared(
-                student=len(vocabularies[0]),
-                teacher=len(vocabularies[1]),
-                both=len(vocabularies[0] & vocabularies[1]),
-            ),
-            student_share=float((self.partner[text_ids] >= 0).mean()) if len(text_ids) else 0.0,
-            numerals=int(is_numeral.sum()),
-            numerals_shared=int((is_numeral & (self.partner >= 0)).sum()),
-            numerals_text=_share(counts, is_numeral & (self.partner < 0)),
-            special=len(special),
-            special_alone=len(alone),
-            roles_alone=tuple(
-                role
-                for role, ids in self.rows.roles.items()
-                if role != "reserved" and alone.intersection(ids)
-            ),
-            text=None if counts is None else counts.facts,
-            events=None if events is None else EventFacts.of(events, counts),
-        )
 
     def shared_by_class(self, counts: TextCounts | None) -> list[PairClass]:
         ours, theirs = self.classes
@@ -301,7 +275,7 @@ class _Pair:
 
 def _share(counts: TextCounts | None, tokens: NDArray[np.bool_]) -> float:
     """Return the share of the text's student tokens that these are; 0 without text."""
-    return 0.0 if counts is None else float(counts.student[tokens].sum() / counts.student.sum())
+    return 0.0 if counts is None else float(counts.tokens[0][tokens].sum() / counts.tokens[0].sum())
 
 
 def _numbers(
@@ -317,19 +291,14 @@ def _numbers(
     exact = is_text & (m.row_kind == RowKind.EXACT)
     slots = m.weights[m.is_slot]
     real = ~m.is_slot
-    heavy = np.unique(m.student_ids[real & (m.weights >= _HEAVY)])
     reached = np.zeros(m.shape[1], np.bool_)
     reached[m.teacher_ids[real]] = True
-    texts = max(1, int(is_text.sum()))
     numbers = MapNumbers(
         empty=int(empty.sum()),
         empty_text=_share(counts, empty),
         exact=int(exact.sum()),
-        exact_share=float(exact.sum() / texts),
-        heavy_share=float(is_text[heavy].sum() / texts),
         slots=len(slots),
         slot_weight=float(slots.mean()) if len(slots) else 0.0,
-        is_counted=_is_counted(m),
         unreached=int((~reached & (pair.columns.lengths > 0)).sum()),
         teacher_tokens=len(pair.columns.text_ids),
         failed=verification.failed,
@@ -339,13 +308,6 @@ def _numbers(
         lost=0.0 if evaluation is None else evaluation.lost_bytes / max(1, evaluation.num_bytes),
     )
     return numbers, verification
-
-
-def _is_counted(m: ProjectionMap) -> bool | None:
-    """Tell whether a map's weights were counted; None if nothing tells."""
-    if (m.row_kind == RowKind.COUNTED).any():
-        return True
-    return False if {step["stage"] for step in m.history} & set(_STAGES) else None
 
 
 # The parts of a class's bar, and the kinds of rows that they are.

@@ -6,12 +6,14 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from pathlib import Path
 from typing import NamedTuple
 
 from xtok.alignment.aligner import TokenAligner
+from xtok.counting.texts import ShardReader, shards
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
 
@@ -19,7 +21,7 @@ _WIDTHS = range(32, 141)
 """Of a sentence; characters of East Asia count twice."""
 _MOST = 12
 _LOOKED_AT = 2000
-"""Characters of a document that are looked at for a sentence."""
+"""Characters of a document, and documents of a part of a file, that are looked at."""
 
 
 class Sentence(NamedTuple):
@@ -140,6 +142,16 @@ def _tokens(table: TokenTable, ids: list[int] | tuple[int, ...]) -> tuple[Sample
 def _direction(text: str) -> str:
     kinds = Counter(map(unicodedata.bidirectional, text))
     return "rtl" if kinds["R"] + kinds["AL"] > kinds["L"] else "ltr"
+
+
+def sentences_of(paths: Sequence[Path], field: str) -> tuple[Sentence, ...]:
+    """Return sentences of every script and file of a text; built-in ones without."""
+    picker = SentencePicker()
+    for path in paths:
+        for part in shards(path, field):
+            for document in islice(ShardReader(part), _LOOKED_AT):
+                picker.look(document, path.name)
+    return picker.sentences
 
 
 class SentencePicker:

@@ -23,6 +23,7 @@ from xtok.counting.encode import (
 )
 from xtok.counting.smoothing import EPSILON
 from xtok.counting.texts import ShardReader, shards
+from xtok.inspection.pair_facts import TextCounts
 from xtok.maps.edges import Edges, heaviest
 from xtok.progress import TextProgress
 from xtok.tokenizers import Tokenizer
@@ -63,6 +64,22 @@ class SeenText:
     encoder: PairEncoder
     batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
     shape: tuple[int, int]
+
+    def token_counts(self, paths: Sequence[Path]) -> TextCounts:
+        """Return how often tokens occur in all text, which is in these files."""
+        tokens = [np.zeros(width, np.int64) for width in self.shape]
+        for sides in self.batches:
+            for count, side in zip(tokens, sides, strict=True):
+                count += np.bincount(side.ids, minlength=len(count))
+        amounts = np.bincount(self.places, self.counts, len(self.keys)).astype(np.int64)
+        return TextCounts(
+            files=tuple(path.name for path in paths),
+            num_bytes=self.num_bytes,
+            num_documents=len(self.groups),
+            tokens=tuple(tokens),
+            keys=self.keys,
+            amounts=amounts,
+        )
 
     def hindsight_losses(self, chosen: NDArray[np.bool_], top_k: int) -> NDArray[np.float64]:
         """Return each chosen document's chunk losses under the map counted on these documents.

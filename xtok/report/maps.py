@@ -30,7 +30,7 @@ def print_description(description: MapDescription, *, classes: bool = False) -> 
         ):
             console.print(table)
         if classes and description.coverage:
-            console.print(cell(loss_note(description.coverage)))
+            console.print(cell(description.coverage.advice.sentence))
 
 
 def print_listing(listing: RowListing) -> None:
@@ -107,14 +107,6 @@ def _classes(coverage: Coverage) -> Table:
         "tokens that no row leads to"
     )
     return table
-
-
-def loss_note(coverage: Coverage) -> str:
-    """Return which loss a map's classes of tokens suggest, and why."""
-    note = f"{coverage.loss} suits: {coverage.why}"
-    if coverage.numerals and "numerals" not in note:
-        note += f"; {coverage.numerals_exact:,} of {coverage.numerals:,} numerals have one"
-    return note
 
 
 def _columns(d: MapDescription) -> Table:

@@ -12,9 +12,9 @@ from xtok.report._tables import cell, header, new_table, printing
 from xtok.vocab.display import quoted
 
 if TYPE_CHECKING:
+    from xtok.inspection.bootstrap import Interval
     from xtok.inspection.compare import Comparison
     from xtok.inspection.evaluate import Evaluation, MapMeasures
-    from xtok.inspection.ranking import Interval
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
@@ -28,6 +28,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
         console.print(_classes(evaluation, names, numbers))
         if evaluation.worst_rows:
             console.print(_worst(evaluation, numbers))
+        if evaluation.advice is not None:
+            console.print(cell(f"{evaluation.advice.sentence}."), soft_wrap=True)
         if evaluation.ranking is not None:
             console.print(cell(evaluation.ranking.verdict), soft_wrap=True)
 

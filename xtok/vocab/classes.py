@@ -90,9 +90,6 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
     return members
 
 
-NUMERALS = (TokenClass.DIGITS_2, TokenClass.DIGITS_3, TokenClass.DIGITS_MORE)
-"""The classes of multi-digit tokens, which tokenizers split differently."""
-
 # The class of a character, as a bit; a token has the bits of all its characters.
 _BIT = {member: 1 << member for member in TokenClass}
 _DIGIT = _BIT[TokenClass.DIGITS_1]
@@ -200,16 +197,12 @@ def _letter(char: str, *, is_mark: bool) -> int:
     return _BIT[TokenClass.OTHER_SCRIPT if script is None else script]
 
 
-def suited_loss(exact_share: float, numerals: int, numerals_exact: int) -> tuple[str, str]:
-    """Return which loss suits a pair, and why.
+def num_digits(table: TokenTable) -> NDArray[np.int64]:
+    """Return how many ASCII digits each id has that is a number, spaces around it aside, else 0.
 
-    Gold-type losses score the exact pairs and compare the rest by rank alone, so tokens without a
-    pair learn nothing of their own; P-KL projects them (X-Token, arXiv 2605.21699). What counts is
-    the share of the student's tokens with an exact counterpart, and of its multi-digit tokens.
+    int64 `[V]`. Tokenizers split multi-digit numbers differently. Digits of other scripts, which
+    the classes count too, are rare and left out.
     """
-    if numerals and numerals_exact < numerals / 2:
-        missing = numerals - numerals_exact
-        return "P-KL", f"{missing:,} of {numerals:,} numerals have no exact counterpart"
-    if exact_share < 0.5:
-        return "P-KL", f"only {exact_share:.0%} of the student's tokens have an exact counterpart"
-    return "H-KL or gold", f"{exact_share:.0%} of the student's tokens have an exact counterpart"
+    stripped = (token.strip(b" ") for token in table.tokens())
+    digits = (len(number) if number.isdigit() else 0 for number in stripped)
+    return np.fromiter(digits, np.int64, len(table))

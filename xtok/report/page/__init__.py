@@ -20,11 +20,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import MapMeasures
 from xtok.inspection.page import Examined, MapClass, PairClass, Part
-from xtok.inspection.ranking import Interval
+from xtok.inspection.pair_facts import Shared
 from xtok.inspection.samples import SampleToken
-from xtok.inspection.text_facts import Shared
 from xtok.maps.projection_map import RowKind
 from xtok.report.page import pictures
 from xtok.report.page.pictures import Segment

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from xtok.inspection.text_facts import Shared
+from xtok.inspection.pair_facts import Shared
 
 
 class Segment(NamedTuple):

@@ -126,13 +126,15 @@ class _Packer:
         self.tables = rows, columns
         self.maps, self.tokenizers = examined.maps, examined.tokenizers
         counts = examined.counts
-        self.counts = None if counts is None else (counts.student, counts.teacher)
+        self.counts = None if counts is None else counts.tokens
         same = match_bytes(rows, columns)
         self.partner = np.full(len(rows), -1, np.int64)
         self.partner[list(same)] = list(same.values())
         self.shared = np.zeros(len(columns), np.bool_)
         self.shared[list(same.values())] = True
-        self._entries = [_Entries(m, self.counts and self.counts[0]) for m in self.maps]
+        self._entries = [
+            _Entries(m, None if self.counts is None else self.counts[0]) for m in self.maps
+        ]
         self.num_entries = max(len(one.order) for one in self._entries)
         long = []
         for table in self.tables:

@@ -1,0 +1,171 @@
+"""What is said of two tokenizers, and what is recommended: one sentence in every command."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from test_stages import byte_ranks
+
+import xtok
+from xtok.config import BuildConfig
+from xtok.inspection.advice import advise, fits
+from xtok.inspection.doctor import doctor
+from xtok.inspection.page import examine
+from xtok.inspection.pair_facts import (
+    EventFacts,
+    PairFacts,
+    Shared,
+    TextFacts,
+    count_tokens,
+    pair_facts,
+)
+from xtok.progress import silent_texts
+from xtok.tokenizers import Tokenizer
+
+TEXT = TextFacts(
+    files=("a",),
+    num_bytes=9,
+    tokens=Shared(student=3, teacher=3, both=1),
+    boundaries=3,
+    leak=0.3,
+    bits=(1.0, 1.0),
+    open_bits=(0.5, 0.25),
+)
+
+
+def facts_of(student: Tokenizer, teacher: Tokenizer) -> PairFacts:
+    return pair_facts(student.vocabulary, teacher.vocabulary)
+
+
+def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab", "   ")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
+    found = facts_of(student, teacher)
+    assert found.vocabulary == Shared(student=261, teacher=259, both=258)
+    assert (found.shared, found.student_share) == (258, 258 / 261)
+    assert found.numbers == Shared(student=3, teacher=1, both=1)
+    assert found.spaces == (3, 1)
+    assert not found.same
+    assert facts_of(student, student).same
+
+
+def test_roles_alone_have_no_counterpart_at_all(
+    digits: Tokenizer, sentencepiece: Tokenizer
+) -> None:
+    found = facts_of(digits, sentencepiece)
+    assert "turn_start" in found.roles_alone
+    assert "eos" not in found.roles_alone
+    assert 0 < found.special_alone < found.special
+
+
+def test_text_by_hand(tmp_path: Path) -> None:
+    """`ab ab a`: of five boundaries, two are of a token that only the student has."""
+    student = byte_ranks(tmp_path / "s.tiktoken", "ab")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
+    (tmp_path / "a.txt").write_text("ab ab a", encoding="utf-8")
+    counts = count_tokens(tmp_path / "a.txt", [student, teacher], "text", silent_texts)
+    text = pair_facts(student.vocabulary, teacher.vocabulary, counts).text
+    assert text is not None
+    # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
+    assert text.tokens == Shared(student=5, teacher=7, both=3)
+    assert text.boundaries == 5
+    assert text.leak == pytest.approx(2 / 5)  # the student's rest against the teacher's a
+    two_two_one = -(2 * 0.4 * math.log2(0.4) + 0.2 * math.log2(0.2))
+    three_two = -(0.6 * math.log2(0.6) + 0.4 * math.log2(0.4))
+    assert text.bits == pytest.approx((two_two_one, three_two))
+    assert text.open_bits == pytest.approx((0.0, two_two_one - three_two))
+
+
+@pytest.mark.parametrize(
+    ("open_bits", "leak", "loss", "direction", "by_text"),
+    [
+        ((0.25, 0.5), 0.01, "P-KL", "student → teacher", False),
+        ((0.5, 0.25), 0.06, "teacher-to-student KL", "teacher → student", True),
+    ],
+)
+def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
+    byte_level: Tokenizer,
+    digits: Tokenizer,
+    open_bits: tuple[float, float],
+    leak: float,
+    loss: str,
+    direction: str,
+    by_text: bool,
+) -> None:
+    found = replace(
+        facts_of(byte_level, digits),
+        text=replace(TEXT, open_bits=open_bits),
+        events=EventFacts(num_events=2, leak=leak, kept=1.0),
+    )
+    advice = advise(found, ("s", "t"), ["a.txt"])
+    assert (advice.loss, advice.map_loss, advice.direction) == ("event KL", loss, direction)
+    events, build = advice.commands
+    assert events[:4] == ("xtok", "events", "s", "t")
+    assert ("a.txt" in events) == by_text
+    assert build[:2] == ("xtok", "build")
+    assert build[2:4] == (("s", "t") if loss == "P-KL" else ("t", "s"))
+    without = advise(facts_of(byte_level, digits))
+    assert (without.loss, without.map_loss, without.direction) == ("event KL", "P-KL", None)
+
+
+def test_every_command_says_the_same_sentence(
+    cli: Cli, byte_level: Tokenizer, digits: Tokenizer, small: Path, tmp_path: Path
+) -> None:
+    """Digits have a token for numbers of two digits and more; bytes read them one by one."""
+    (tmp_path / "text.txt").write_text("1 20 30 12 " * 40, encoding="utf-8")
+    xtok.build(byte_level, digits).save(tmp_path / "m.safetensors")
+    models = [small / "small-byte-level", small / "small-digits"]
+    sides = "-s", models[0], "-t", models[1]
+    without = doctor([byte_level, digits]).advice
+    assert without is not None
+    assert without.sentence in cli("doctor", *models).stdout.replace("\n", " ")
+    assert without.sentence in cli("inspect", "m.safetensors", "--classes").stdout.replace(
+        "\n", " "
+    )
+    assert examine(tmp_path / "m.safetensors").page.advice.sentence == without.sentence
+    by_text = doctor([byte_level, digits], tmp_path / "text.txt").advice
+    assert by_text is not None
+    assert by_text.direction == "teacher → student"
+    done = cli("evaluate", "m.safetensors", *sides, "--text", "text.txt", "--for", "gold", "--json")
+    assert json.loads(done.stdout)["advice"]["sentence"] == by_text.sentence
+    page = examine(
+        tmp_path / "m.safetensors",
+        texts=[tmp_path / "text.txt"],
+        tokenizers=(byte_level, digits),
+    )
+    assert page.page.advice.sentence == by_text.sentence
+
+
+def test_what_a_map_fits(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "s.tiktoken", "20", "201", "202", "ab")
+    teacher = byte_ranks(tmp_path / "t.tiktoken", "20", "ab", "cd", digits=1)
+    pair = facts_of(student, teacher)
+
+    def levels(config: BuildConfig, **more: object) -> list[str]:
+        m = xtok.build(student, teacher, config)
+        return [fit.level for fit in fits(m, more.pop("pair", pair), **more)]  # type: ignore[arg-type]
+
+    assert levels(BuildConfig()) == ["care", "care", "care", "note"]  # 2 of 3 numbers are alone
+    assert levels(BuildConfig.for_loss("gold")) == ["care", "care", "care", "note"]
+    assert levels(BuildConfig.for_loss("p-kl"))[:2] == ["good", "bad"]
+    assert levels(BuildConfig.for_loss("p-kl"), empty_text=0.02)[0] == "bad"
+    assert levels(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
+    few = replace(pair, numbers=Shared(student=3, teacher=1, both=3))
+    assert levels(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
+    assert levels(BuildConfig(), pair=replace(few, text=TEXT))[1] == "care"
+    little = replace(few, text=replace(TEXT, leak=0.01))
+    assert levels(BuildConfig(), pair=little)[1:3] == ["good", "good"]
+
+
+@pytest.mark.real
+def test_a_real_pair(load_real: Callable[[str], Tokenizer]) -> None:
+    pair = facts_of(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
+    assert pair.vocabulary.both == pair.shared == 109_566
+    assert pair.numbers == Shared(student=1_100, teacher=0, both=0)
+    assert pair.digits == (3, 1)

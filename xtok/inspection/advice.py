@@ -1,0 +1,279 @@
+"""The one place that recommends a loss, an artefact, a direction, and the next command.
+
+What it goes by is in docs/guides/study.md: beside cross-entropy, event KL did best whichever side
+had the longer tokens, unless its events leak; a map does better in the direction that leaves less
+open. The share of the vocabularies that is the same decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.config import Loss, check_loss
+from xtok.inspection.bootstrap import Interval, interval, resample
+from xtok.inspection.pair_facts import EventFacts, PairFacts
+from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.vocab.display import plural
+
+if TYPE_CHECKING:
+    from xtok.inspection.evaluate import MapMeasures
+
+Grade: TypeAlias = Literal["bad", "care", "note", "good"]
+
+MOST_LEAK = 0.05
+"""Above this share of shared token boundaries, a comparison that leaks is not recommended."""
+
+_HEAVY = 0.6
+"""The weight from which H-KL takes an entry as a pair."""
+
+_LABELS = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """How to train with a pair of tokenizers."""
+
+    loss: str  # that suits beside cross-entropy
+    map_loss: str | None  # that suits a trainer that takes a map; None if no map is needed
+    direction: str | None  # of this map; None without a text to measure it
+    sentence: str
+    commands: tuple[tuple[str, ...], ...]  # that make what these losses need, the first loss first
+
+
+def advise(
+    pair: PairFacts, names: tuple[str, str] | None = None, texts: Sequence[str] = ()
+) -> Advice:
+    """Recommend a loss for a pair.
+
+    Args:
+        pair: its facts; with text they tell the direction too.
+        names: the models as the commands should have them; their ids by default.
+        texts: the text as the commands should have it.
+    """
+    if pair.same:
+        return Advice(
+            loss="plain KL",
+            map_loss=None,
+            direction=None,
+            sentence="plain KL suits: both have the same vocabulary, so no map is needed",
+            commands=(),
+        )
+    student, teacher = names or (pair.student, pair.teacher)
+    given = tuple(word for text in texts for word in ("--text", text))
+    there = "xtok", "build", student, teacher, "--for", "p-kl", *given
+    if pair.text is None or pair.events is None or pair.events.leak is None:
+        return Advice(
+            loss="event KL",
+            map_loss="P-KL",
+            direction=None,
+            sentence="event KL suits, or P-KL where the trainer takes a map; text tells how much "
+            "the events leak, and the direction of the map",
+            commands=(("xtok", "events", student, teacher), there),
+        )
+    leak, (forward, back) = pair.events.leak, pair.text.open_bits
+    merged = leak > MOST_LEAK
+    events = "xtok", "events", student, teacher, *(given if merged else ())
+    how = (
+        f"event KL suits, its events merged by text: those of the bytes alone leak at {leak:.1%}"
+        if merged
+        else f"event KL suits: its events leak at {leak:.1%}"
+    )
+    to_teacher = forward <= back
+    loss = "P-KL" if to_teacher else "teacher-to-student KL"
+    return Advice(
+        loss="event KL",
+        map_loss=loss,
+        direction="student → teacher" if to_teacher else "teacher → student",
+        sentence=f"{how} of the text's shared boundaries; where the trainer takes a map, {loss}: "
+        f"student → teacher leaves {forward:.2f} bits open, teacher → student {back:.2f}",
+        commands=(
+            events,
+            there
+            if to_teacher
+            else ("xtok", "build", teacher, student, "--for", "p-kl", "--target", "start", *given),
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Whether a map suits a loss, and why, in a sentence; event KL takes the pair's events."""
+
+    loss: Loss | Literal["event-kl"]
+    level: Grade
+    why: str
+
+
+def fits(
+    projection: ProjectionMap,
+    pair: PairFacts,
+    *,
+    failed: Sequence[str] = (),
+    measures: MapMeasures | None = None,
+    empty_text: float = 0.0,
+) -> tuple[Fit, ...]:
+    """Tell whether a map suits each loss, and the pair event KL.
+
+    Args:
+        projection: the map.
+        pair: the facts of its tokenizers.
+        failed: the checks of `verify` that failed.
+        measures: the map over all text, if it was measured.
+        empty_text: the share of the text's student tokens whose rows are empty.
+    """
+    event_kl = _event_kl(pair.events)
+    if failed:
+        why = f"The map is not in order: {', '.join(failed)}."
+        return (*(Fit(loss=loss, level="bad", why=why) for loss in get_args(Loss)), event_kl)
+    is_text = require_table(projection.student).lengths > 0
+    exact = int((is_text & (projection.row_kind == RowKind.EXACT)).sum())
+    heavy = np.zeros(len(is_text), np.bool_)
+    heavy[projection.student_ids[~projection.is_slot & (projection.weights >= _HEAVY)]] = True
+    heavy_share = float(heavy[is_text].mean()) if is_text.any() else 0.0
+    gold = _gold(pair, exact)
+    return (
+        _p_kl(projection, exact, measures, empty_text),
+        gold,
+        _h_kl(gold, exact, heavy_share),
+        event_kl,
+    )
+
+
+def _p_kl(m: ProjectionMap, exact: int, measures: MapMeasures | None, empty_text: float) -> Fit:
+    closed = None if measures is None else measures.chunk_closed
+    if measures is not None and closed is not None and closed.value < 0:
+        value, recipe = measures.chunk_cross_entropy.value, measures.chunk_recipe
+        worse = f"On this text it is worse than X-Token's recipe: {value:.3f} nats over chunks "
+        return Fit(loss="p-kl", level="bad", why=f"{worse}against {recipe:.3f}.")
+    if empty_text > 0.01:
+        why = f"{empty_text:.1%} of the text's tokens have an empty row."
+        return Fit(loss="p-kl", level="bad", why=why)
+    counted, slots = _is_counted(m), m.weights[m.is_slot]
+    problems = []
+    if len(slots):
+        problems.append(f"a scale slot takes {slots.mean():.0%} of {plural(len(slots), 'row')}")
+    if exact:
+        problems.append(
+            f"{plural(exact, 'exact row')} put all weight on one token, though the teacher may "
+            "begin a longer one there"
+        )
+    if counted is False:
+        problems.append("weights were not counted")
+    if problems:
+        words = "; ".join(problems)
+        return Fit(loss="p-kl", level="care", why=f"{words[0].upper()}{words[1:]}.")
+    rows = "Rows are counted probabilities" if counted else "Rows are probabilities"
+    measured = (
+        f"; they close {closed.value:.0%} of the way to this text's best map" if closed else ""
+    )
+    return Fit(loss="p-kl", level="good", why=f"{rows}, without exact rows or slots{measured}.")
+
+
+def _is_counted(projection: ProjectionMap) -> bool | None:
+    """Tell whether a map's weights were counted; None for a map whose history is not known."""
+    if (projection.row_kind == RowKind.COUNTED).any():
+        return True
+    stages = {step["stage"] for step in projection.history}
+    return False if stages & {"multitoken", "generate"} else None
+
+
+def _gold(pair: PairFacts, exact: int) -> Fit:
+    if not exact:
+        return Fit(loss="gold", level="bad", why="It compares exact rows, and the map has none.")
+    missing = pair.numbers.student - pair.numbers.both
+    if missing > pair.numbers.student / 2:
+        why = (
+            f"{missing:,} of {plural(pair.numbers.student, 'multi-digit number')} have no exact "
+            "counterpart: they are compared by rank."
+        )
+        return Fit(loss="gold", level="care", why=why)
+    if pair.text is None:
+        why = f"It compares {plural(exact, 'exact row')}; text tells how often that goes wrong."
+        return Fit(loss="gold", level="note", why=why)
+    why = (
+        f"It confuses shared tokens with others at {pair.text.leak:.1%} of this text's boundaries."
+    )
+    return Fit(loss="gold", level="good" if pair.text.leak <= MOST_LEAK else "care", why=why)
+
+
+def _h_kl(gold: Fit, exact: int, heavy_share: float) -> Fit:
+    if heavy_share < 0.5:
+        why = f"Only {heavy_share:.0%} of the rows have an entry of {_HEAVY}, which makes a pair."
+        return Fit(loss="h-kl", level="bad", why=why)
+    if not exact:
+        why = f"No exact rows; {heavy_share:.0%} of the rows have an entry of {_HEAVY} for a pair."
+        return Fit(loss="h-kl", level="care", why=why)
+    return Fit(loss="h-kl", level=gold.level, why=gold.why)
+
+
+def _event_kl(events: EventFacts | None) -> Fit:
+    if events is None:
+        why = "It needs no map but an event map. With both models and text, its leak is measured."
+        return Fit(loss="event-kl", level="note", why=why)
+    what = f"It needs no map: xtok events cuts the vocabularies into {events.num_events:,} events"
+    if events.leak is None or events.kept is None:
+        return Fit(loss="event-kl", level="note", why=f"{what}. With text, their leak is measured.")
+    why = f"{what}, which leak {events.leak:.1%} and keep {events.kept:.0%} of the bits here"
+    if events.leak <= MOST_LEAK:
+        return Fit(loss="event-kl", level="good", why=f"{why}.")
+    return Fit(loss="event-kl", level="care", why=f"{why}; give it text, to merge what leaks.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Which map is best for a loss, over all text."""
+
+    loss: Loss
+    measure: str  # the field of `MapMeasures` that decides for it
+    names: tuple[str, ...]  # of the maps, best first
+    lead: Interval | None  # of the best map over the next one, in nats; None for one map alone
+    verdict: str
+
+
+def rank(
+    loss: Loss,
+    names: Sequence[str],
+    sums: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    seed: int,
+) -> Ranking:
+    """Rank maps for a loss by their mean cross-entropy.
+
+    Args:
+        loss: the loss.
+        names: of the maps.
+        sums: each map's losses, added up by document, float64 `[maps, documents]`.
+        counts: how many losses each document has, int64 `[documents]`.
+        seed: of the bootstrap.
+    """
+    check_loss(loss)
+    measure, where = "cross_entropy", "at the first tokens it compares"
+    if loss == "p-kl":
+        measure, where = "chunk_cross_entropy", "over chunks, as P-KL averages"
+    values = [float(one.sum() / max(1, counts.sum())) for one in sums]
+    best, *others = order = np.argsort(values, kind="stable").tolist()
+    lead = None
+    verdict = f"For {_LABELS[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
+    if others:
+        other = others[0]
+        difference = sums[other] - sums[best]
+        drawn = resample(np.stack([difference, counts], axis=1), seed)
+        value = difference.sum() / max(1, counts.sum())
+        lead = interval(value, drawn[:, 0] / np.maximum(drawn[:, 1], 1), len(counts))
+        which = f"{names[best]} is {'best' if others[1:] else 'better'}"
+        spread = "one document, so no interval"
+        if lead.low is not None:
+            spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
+            if lead.low <= 0:
+                which = f"this text does not tell {names[best]} from {names[other]}"
+        verdict = (
+            f"For {_LABELS[loss]}, {which}: {values[best]:.3f} nats {where}, against "
+            f"{values[other]:.3f} of {names[other]} ({spread})."
+        )
+    names = tuple(names[n] for n in order)
+    return Ranking(loss=loss, measure=measure, names=names, lead=lead, verdict=verdict)
