@@ -124,10 +124,8 @@ def test_every_command_says_the_same_sentence(
     sides = "-s", models[0], "-t", models[1]
     without = doctor([byte_level, digits]).advice
     assert without is not None
-    assert without.sentence in cli("doctor", *models).stdout.replace("\n", " ")
-    assert without.sentence in cli("inspect", "m.safetensors", "--classes").stdout.replace(
-        "\n", " "
-    )
+    for command in (["doctor", *models], ["inspect", "m.safetensors", "--classes"]):
+        assert without.sentence in " ".join(cli(*command).stdout.split())
     assert examine(tmp_path / "m.safetensors").page.advice.sentence == without.sentence
     by_text = doctor([byte_level, digits], tmp_path / "text.txt").advice
     assert by_text is not None
