@@ -1,9 +1,11 @@
 """The command line: each command parses, calls one function of the library, and reports."""
 
+import ast
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from pkgutil import get_data
 from typing import Annotated, Any
 
 import typer
@@ -25,8 +27,8 @@ The function of a command has its name, and so has the module that it is in.
 """
 
 
-def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """Return the command line with these commands."""
+def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
+    """Return the command line with these commands, or with what `xtok --help` says of them."""
     app = typer.Typer(
         name="xtok",
         help="Build cross-tokenizer projection maps: for each token of a student model, the tokens "
@@ -39,10 +41,31 @@ def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         callback=_root,
     )
     for name in names:
-        function = name.replace("-", "_")
-        module = import_module(f"xtok.cli.{function}")
-        app.command(name, cls=Command, rich_help_panel=COMMANDS[name])(getattr(module, function))
+        function = _described(name) if only_described else _loaded(name)
+        app.command(name, cls=Command, rich_help_panel=COMMANDS[name])(function)
     return app
+
+
+def _loaded(name: str) -> Callable[..., None]:
+    module = import_module(f"xtok.cli.{name.replace('-', '_')}")
+    function: Callable[..., None] = getattr(module, name.replace("-", "_"))
+    return function
+
+
+def _described(name: str) -> Callable[..., None]:
+    """Return a function that has a command's docstring, without importing what it needs."""
+    tree = ast.parse(get_data(__name__, f"{name.replace('-', '_')}.py") or b"")
+    [definition] = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == name.replace("-", "_")
+    ]
+
+    def function() -> None:
+        pass
+
+    function.__doc__ = ast.get_docstring(definition)
+    return function
 
 
 class _Group(TyperGroup):
@@ -56,8 +79,11 @@ def program() -> None:
     """Run the command line."""
     if "_XTOK_COMPLETE" in os.environ:  # of a help that Typer wraps, fish would offer each line
         os.environ["COLUMNS"] = "10000"
-    # A command's own options take Typer a millisecond, those of all commands together thirty.
-    run(make_app([name for name in sys.argv[1:2] if name in COMMANDS] or COMMANDS))
+        return run(make_app())
+    first, second = (*sys.argv[1:3], "", "")[:2]
+    name = second if first == "help" else first
+    # To import all commands takes three times as long as to show the help.
+    return run(make_app([name]) if name in COMMANDS else make_app(only_described=True))
 
 
 def _version(show: bool) -> None:
