@@ -390,3 +390,33 @@ def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tok
     assert sha256_of(reapply_exact(given)) == sha256_of(reapply_exact(full))
     with pytest.raises(XtokError, match="wide"):
         with_vocabularies(bare, teacher=student.vocabulary)
+
+
+def test_anything_but_a_config_is_refused() -> None:
+    """0 is no config, and none is not the default."""
+    projection = xtok.build("bytes", "bytes")
+    with pytest.raises(TypeError, match="config is 0"):
+        xtok.sort_cut(projection, 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="BuildConfig"):
+        xtok.build("bytes", "bytes", xtok.SortCutConfig())  # type: ignore[arg-type]
+
+
+def test_a_map_that_names_other_models_is_noted(tmp_path: Path) -> None:
+    """NeMo-RL warns of it; of a map without tokens only the width can be compared."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "foreign.pt"
+    content = {
+        "indices": torch.tensor([[97, 98], [98, 98]] + [[0, -1]] * 254),
+        "likelihoods": torch.tensor([[0.5, 0.5], [0.25, 0.25]] + [[1.0, 0.0]] * 254),
+        "student_model_id": "org/bytes",
+        "teacher_model_id": "org/other",
+    }
+    torch.save(content, path)
+    foreign = ProjectionMap.load(path, teacher_vocab_size=256)
+    extended = xtok.multitoken("bytes", "bytes", initial=foreign)
+    exact = xtok.reapply_exact(foreign, student_model="bytes", teacher_model="bytes")
+    for made in (extended, exact):
+        notes = [note for report in made.reports for note in report.notes]
+        assert [note for note in notes if "org/other" in note and "teacher" in note]
+        assert not [note for note in notes if "org/bytes" in note]
+        assert made.reports[0].stage == "import"

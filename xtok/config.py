@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral
 from types import NoneType
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
 Canonicalization: TypeAlias = Literal["exact", "relaxed"]
@@ -27,6 +27,8 @@ Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
 ExportFormat: TypeAlias = Literal[
     "nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"
 ]
+
+C = TypeVar("C", bound="Config")
 
 MAX_ENTRIES = 4096
 """The most entries or pieces that a row may be asked for: far more than any map has."""
@@ -80,6 +82,17 @@ class Config:
     """
 
     panel = MAKING
+
+    @classmethod
+    def given(cls: type[C], config: C | None) -> C:
+        """Return a config as it is, or the defaults if it is None.
+
+        Raises:
+            TypeError: if it is anything else.
+        """
+        if config is not None and not isinstance(config, cls):
+            raise TypeError(f"config is {config!r}, and must be a {cls.__name__}")
+        return cls() if config is None else config
 
     def __post_init__(self) -> None:
         """Check every field.

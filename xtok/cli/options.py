@@ -255,6 +255,7 @@ class Models(Safety, _Sides):
             if typed_width is None and width != tokenizer.vocabulary.vocab_size:
                 tokenizer = self.load(side, Widths(**{f"{side}_vocab_size": width}))
             vocabulary: dict[str, Any] = {side: tokenizer.vocabulary}
+            report.print_notes(pair.name_notes(projection, **vocabulary))
             projection = pair.with_vocabularies(projection, **vocabulary, name=str(name))
             tokenizers[f"{side}_model"] = tokenizer
         return projection, tokenizers

@@ -53,6 +53,30 @@ def with_vocabularies(
     return projection
 
 
+def name_notes(
+    projection: ProjectionMap,
+    *,
+    student: Vocabulary | None = None,
+    teacher: Vocabulary | None = None,
+) -> list[str]:
+    """Return a note for each side of a map without tokens that names another model than is given.
+
+    Only their widths can be compared then.
+    """
+    notes = []
+    for side, given in (("student", student), ("teacher", teacher)):
+        ours: Vocabulary = getattr(projection, side)
+        if given is None or ours.table is not None:
+            continue
+        names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (ours, given)]
+        if names[0] not in (names[1], "unknown"):
+            notes.append(
+                f"the map says that its {side} is {ours.model_id}; it has no tokens to compare, "
+                f"and is taken for {given.model_id}'s"
+            )
+    return notes
+
+
 def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:
     hint = "give the map of this pair; xtok inspect shows the pair of a map"
     if _tokens_of(other) <= ours.vocab_size:

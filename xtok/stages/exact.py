@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens, Token
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.file import MapLike, as_map
-from xtok.maps.pair import with_vocabularies
+from xtok.maps.pair import name_notes, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
 from xtok.maps.results import map_of_edges, reported
 from xtok.stages.matches import ExactMatches, exact_matches, matching_options
@@ -47,11 +48,13 @@ def reapply_exact(
     """
     student = None if student_model is None else as_tokenizer(student_model)
     teacher = None if teacher_model is None else as_tokenizer(teacher_model)
-    projection = with_vocabularies(
-        as_map(projection),
-        student=None if student is None else student.vocabulary,
-        teacher=None if teacher is None else teacher.vocabulary,
-    )
+    given = {
+        "student": None if student is None else student.vocabulary,
+        "teacher": None if teacher is None else teacher.vocabulary,
+    }
+    projection = as_map(projection)
+    notes = name_notes(projection, **given)
+    projection = with_vocabularies(projection, **given)
     rows, columns = require_table(projection.student), require_table(projection.teacher)
     options = used_options(projection)
     options = replace(
@@ -61,11 +64,14 @@ def reapply_exact(
     )
     rows = _in_form(rows, student, options.token_form, options.ignore_student_ids)
     columns = _in_form(columns, teacher, options.token_form, options.ignore_teacher_ids)
-    return with_exact(projection, exact_matches(rows, columns, options), options)
+    return with_exact(projection, exact_matches(rows, columns, options), options, notes)
 
 
 def with_exact(
-    projection: ProjectionMap, matches: ExactMatches, config: MultitokenConfig
+    projection: ProjectionMap,
+    matches: ExactMatches,
+    config: MultitokenConfig,
+    notes: Sequence[str] = (),
 ) -> ProjectionMap:
     """Put matches, which were made with these options, in the place of a map's own rows."""
     special = heaviest(matches.special, projection.top_k)
@@ -89,7 +95,7 @@ def with_exact(
         row_kind=kind,
         scale_slot=None if slot is None else np.where(matches.is_exact, np.uint8(0), slot),
     )
-    return reported(result.after("reapply-exact", matching_options(config)))
+    return reported(result.after("reapply-exact", matching_options(config)), notes)
 
 
 def used_options(projection: ProjectionMap) -> MultitokenConfig:

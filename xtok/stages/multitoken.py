@@ -13,7 +13,7 @@ from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, add_slots, heaviest, ranks, sum_duplicates
-from xtok.maps.pair import with_vocabularies
+from xtok.maps.pair import name_notes, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import (
     examples_of,
@@ -61,7 +61,7 @@ def multitoken(
         XtokError: if `initial` is of other tokenizers.
         ValueError: for a `target` without the weights `prior`, which alone are counted.
     """
-    config = config or MultitokenConfig()
+    config = MultitokenConfig.given(config)
     if config.target != "start" and config.weights != "prior":
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
@@ -89,8 +89,10 @@ def multitoken(
     kind[special.student_ids] = RowKind.ROLE
     parts = [spelled, special]
     details: dict[str, Any] = {}
+    notes: list[str] = []
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
+        notes += name_notes(earlier, student=student.vocabulary, teacher=teacher.vocabulary)
         earlier = with_vocabularies(
             earlier, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
@@ -112,10 +114,11 @@ def multitoken(
         method="multitoken",
         top_k=config.top_k,
         history=() if earlier is None else earlier.history,
+        reports=() if earlier is None else earlier.reports,
     )
     projection = projection.after("multitoken", config.options, **details)
     failures = [*undecodable_tokens(student, teacher, ignored), *failures]
-    notes = [*tokenizer_notes(student, teacher), *map_notes(projection, ignored[0])]
+    notes += [*tokenizer_notes(student, teacher), *map_notes(projection, ignored[0])]
     return reported(projection, notes, failures)
 
 
