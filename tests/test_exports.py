@@ -513,8 +513,8 @@ def test_the_command(cli: Cli, small: Path, built: ProjectionMap, tmp_path: Path
 
 def test_offline_asks_no_hub(cli: Cli, built: ProjectionMap, tmp_path: Path) -> None:
     built.save(tmp_path / "a.safetensors")
-    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://[::1]:9", "HF_HOME": str(tmp_path / "hf")}
-    args = ["--format", "nemo-subtokens", "--output", "b.pt", "--offline", "--trust-remote-code"]
+    env = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://[::1]:9", "HF_HOME": str(tmp_path / "hf")}
+    args = ["--format", "nemo-subtokens", "--output", "b.pt", "--trust-remote-code"]
     done = cli("export", "a.safetensors", *args, "--student-model", "org/model", env=env)
     assert done.returncode == 1
     assert "error: org/model is no file or folder here and not in the local cache" in done.stderr

@@ -531,7 +531,7 @@ def test_the_default_of_a_file_is_a_sentence_model(
     env = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://[::1]:9"}
     env["HF_HUB_CACHE"] = str(tmp_path / "hf" / "hub")
     args[2] = str(small / "small.model")
-    missing = cli(*args, "--offline", env=env)
+    missing = cli(*args, env={**env, "HF_HUB_OFFLINE": "1"})
     fails(
         missing,
         "the student small.model has no safetensors weights, and the default embedding model is "
@@ -542,7 +542,7 @@ def test_the_default_of_a_file_is_a_sentence_model(
     )
     assert not list(tmp_path.glob("*.safetensors"))
     cached_repo(tmp_path / "hf", "sentence-transformers/all-MiniLM-L6-v2", sentence_bert)
-    done = cli(*args, "--offline", "--output", "a.safetensors", env=env)
+    done = cli(*args, "--output", "a.safetensors", env={**env, "HF_HUB_OFFLINE": "1"})
     assert (done.returncode, done.stdout) == (0, "a.safetensors\n"), done.stderr
     assert (
         "note: embeddings: sentence:sentence-transformers/all-MiniLM-L6-v2, because the student "
@@ -554,7 +554,9 @@ def test_the_default_of_a_file_is_a_sentence_model(
         "sentence", "sentence-transformers/all-MiniLM-L6-v2"
     )  # fmt: skip
     name = "sentence:sentence-transformers/all-MiniLM-L6-v2"
-    done = cli(*args, "--offline", "--embedding-model", name, "--output", "b.pt", env=env)
+    done = cli(
+        *args, "--embedding-model", name, "--output", "b.pt", env={**env, "HF_HUB_OFFLINE": "1"}
+    )
     assert (done.returncode, done.stdout) == (0, "b.pt\n"), done.stderr
     assert "2 vocabularies' embeddings from the cache" in done.stderr
 
@@ -579,10 +581,12 @@ def test_offline_it_is_known_or_an_error_whether_a_repo_has_weights(
     done = cli(*pair, "--cache-dir", "cache", env=env)
     fails(done, "the student org/bare has no safetensors weights, and the default", "hf download")
     pair[2] = "org/whole"
-    assert cli(*pair, "--offline", env=env).returncode == 0
+    assert cli(*pair, env={**env, "HF_HUB_OFFLINE": "1"}).returncode == 0
     for shard in (whole / "snapshots" / ("1" * 40)).glob("model-*"):
         shard.unlink()
-    fails(cli(*pair, "--offline", env=env), "org/whole at revision 1111", "hf download")
+    fails(
+        cli(*pair, env={**env, "HF_HUB_OFFLINE": "1"}), "org/whole at revision 1111", "hf download"
+    )
 
 
 def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_offline_takes_what_is_cached_and_asks_nothing(
     hub.add("org/model", small / "small-byte-level")
     env = environment(hub, tmp_path / "hf")
     args = ["build", "--teacher-model", "bytes", "--output", "map.safetensors"]
-    done = cli(*args, "--student-model", "org/model", "--offline", env=env)
+    done = cli(*args, "--student-model", "org/model", env={**env, "HF_HUB_OFFLINE": "1"})
     assert done.returncode == 1
     assert (
         "org/model is no file or folder here and not in the local cache, and the hub is not asked"
@@ -260,9 +260,8 @@ def test_offline_takes_what_is_cached_and_asks_nothing(
     assert cli(*args, "--student-model", "org/model", env=env).returncode == 0
     assert hub.downloads["tokenizer.json"] == 1
     hub.repos.clear()  # from here on the hub knows nothing
-    for more, offline in (({"HF_HUB_OFFLINE": "1"}, []), ({}, ["--offline"])):
-        done = cli(*args, "--student-model", "org/model", *offline, env={**env, **more})
-        assert done.returncode == 0, done.stderr
+    done = cli(*args, "--student-model", "org/model", env={**env, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_commit_of_a_repo_is_recorded(small: Path, tmp_path: Path, cli: Cli) -> None:
@@ -270,9 +269,11 @@ def test_the_commit_of_a_repo_is_recorded(small: Path, tmp_path: Path, cli: Cli)
     shutil.copytree(small / "small-byte-level", cache / "snapshots" / NEW)
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text(NEW)
-    args = ["build", "--student-model", "org/model", "--teacher-model", "bytes", "--offline"]
+    args = ["build", "--student-model", "org/model", "--teacher-model", "bytes"]
     for revision in ([], ["--student-revision", "main"]):
-        done = cli(*args, *revision, env={"HF_HUB_CACHE": str(tmp_path / "cache")})
+        done = cli(
+            *args, *revision, env={"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+        )
         assert done.returncode == 0, done.stderr
         projection = mapfile.load(tmp_path / done.stdout.strip())
         assert projection.student.revision == NEW
@@ -292,7 +293,7 @@ def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli)
             "cannot be reached\n"
             "hint: check the spelling; to fetch the repo where there is a network: "
             f"hf download {model} --include 'tokenizer*' --include '*config.json'; to use "
-            "only what is in the cache: --offline\n"
+            "only what is in the cache: HF_HUB_OFFLINE=1\n"
         )
     assert time.monotonic() - start < 15  # the hub's own library: 23 seconds for each
 
@@ -309,7 +310,7 @@ def test_a_file_that_may_exist_is_not_left_out_when_the_hub_is_out_of_reach(
     done = cli("doctor", "org/model", env=env)
     assert done.returncode == 1
     assert "the hub cannot be reached\n" in done.stderr
-    done = cli("doctor", "org/model", "--offline", env=env)
+    done = cli("doctor", "org/model", env={**env, "HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr
 
 

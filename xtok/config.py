@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral
@@ -45,6 +46,9 @@ POWER_OF_LARGEST = 10.0
 """A cosine's exponent, times the largest |cosine| of its row (`minimal_projection_generator.py` of
 NeMo-RL)."""
 
+MAIN = "Options"
+"""The part of the help that comes first: what everybody needs."""
+
 MODELS = "Models"
 MAKING = "Making the map"
 MATCHING = "Which tokens match"
@@ -53,20 +57,29 @@ TEXT = "Text"
 OUTPUT = "Output"
 
 
-def option(default: Any, help: str, **about: Any) -> Any:
-    """Return a field of a config, or a parameter of a command.
-
-    Args:
-        default: its default; `...` if it must be given.
-        help: what it does, for `--help`.
-        about: `min`, `max` (inclusive), `above`, `below` (exclusive): its range; `goes_with`,
-            `useless_with`: options, or `"option value"`, one of which it needs to have an effect,
-            and which leave it none; `panel`: the part of the help that it stands in; `metavar`;
-            `name`, if the option has another; `short`: a short one such as `-k`; `flag`: it has no
-            `--no-`; `argument`: given by place, with this name in the help; `parser`;
-            `autocompletion`: what a shell completes it to, if neither choices nor any file.
-    """
-    return field(default=default, metadata={"help": help, **about})
+def option(
+    default: Any,
+    help: str,
+    *,
+    name: str | None = None,  # if the option has another than the parameter
+    short: str | None = None,  # such as -k
+    argument: str | None = None,  # given by place, with this name in the help
+    flag: bool = False,  # without a --no-
+    metavar: str | None = None,
+    panel: str | None = None,  # the part of the help that it stands in
+    min: float | None = None,  # inclusive, as is max
+    max: float | None = None,
+    above: float | None = None,  # exclusive, as is below
+    below: float | None = None,
+    needs_one_of: tuple[str, ...] = (),  # options, or "option value": without, it does nothing
+    no_effect_with: tuple[str, ...] = (),  # likewise: with one of these, it does nothing
+    parser: Callable[[str], Any] | None = None,
+    autocompletion: Callable[[str], list[str]] | None = None,  # if not choices or any file
+) -> Any:
+    """Return a field of a config, or a parameter of a command; the default `...` is none."""
+    given = locals().items()
+    about = {k: v for k, v in given if k != "default" and v is not None and v is not False}
+    return field(default=default, metadata=about)
 
 
 @functools.cache
@@ -150,24 +163,29 @@ class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
     top_k: int = option(
-        32, "Entries per row, the scale slot included.", short="-k", min=1, max=MAX_ENTRIES
+        32,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
     )
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
-        useless_with=("text", "weights prior"),
+        no_effect_with=("text", "weights prior"),
         min=1,
         max=MAX_ENTRIES,
     )
     scale_trick: bool = option(
         True,
         "Give each row that is not exact a slot that takes a sixth of its weight.",
-        useless_with=("text",),
+        no_effect_with=("text",),
     )
     reverse_pass: bool = option(
         True,
         "Also spell the teacher's tokens in the student's.",
-        useless_with=("text", "weights prior"),
+        no_effect_with=("text", "weights prior"),
     )
     special_tokens: SpecialTokens = option(
         "roles",
@@ -179,13 +197,13 @@ class MultitokenConfig(Config):
         "With --special-tokens fuzzy: the least similarity that counts.",
         above=0,
         max=1,
-        goes_with=("special_tokens fuzzy",),
+        needs_one_of=("special_tokens fuzzy",),
         panel=MATCHING,
     )
     fuzzy_top_k: int = option(
         1,
         "With --special-tokens fuzzy: teacher tokens per special token.",
-        goes_with=("special_tokens fuzzy",),
+        needs_one_of=("special_tokens fuzzy",),
         panel=MATCHING,
         min=1,
         max=MAX_ENTRIES,
@@ -212,14 +230,14 @@ class MultitokenConfig(Config):
         "decay",
         "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
         "from the two vocabularies.",
-        useless_with=("text",),
+        no_effect_with=("text",),
     )
     target: Target = option(
         "start",
         "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
         "same byte; chunk, all pairs within a chunk; or both.",
         metavar="TARGET",
-        goes_with=("weights prior", "text"),
+        needs_one_of=("weights prior", "text"),
     )
 
     def __post_init__(self) -> None:
@@ -249,7 +267,12 @@ class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
     top_k: int = option(
-        4, "Entries per row, the scale slot included.", short="-k", min=1, max=MAX_ENTRIES
+        4,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
     )
 
 
@@ -262,17 +285,18 @@ class BuildConfig(MultitokenConfig):
 
     top_k: int = option(
         SortCutConfig.top_k,
-        "Entries per row, the scale slot included.",
+        "Entries per row, the scale slot included; with --for, 8 unless given.",
         short="-k",
         min=1,
         max=MAX_ENTRIES,
+        panel=MAIN,
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
     alpha: float | None = option(
         None,
         "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
         above=0,
-        goes_with=("text",),
+        needs_one_of=("text",),
         panel=TEXT,
     )
 
@@ -356,5 +380,5 @@ class EventsConfig(Config):
         "different events.",
         min=0,
         below=1,
-        goes_with=("text",),
+        needs_one_of=("text",),
     )

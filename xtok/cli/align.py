@@ -31,14 +31,14 @@ def align(
         None,
         "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
         metavar="FILE|NAME",
-        goes_with=("chat",),
+        needs_one_of=("chat",),
         panel=MODELS,
     ),
     teacher_chat_template: str | None = option(
         None,
         "Chat template of the teacher, likewise.",
         metavar="FILE|NAME",
-        goes_with=("chat",),
+        needs_one_of=("chat",),
         panel=MODELS,
     ),
     max_comb_len: int = option(

@@ -45,19 +45,19 @@ def build(
         600.0,
         "Seconds to wait for another process that makes the same file; then make it here, too.",
         min=0,
-        goes_with=("skip_existing",),
+        needs_one_of=("skip_existing",),
         panel=OUTPUT,
     ),
     engine: Literal["local", "ray"] = option(
         "local",
         "Count on this machine, or on a Ray cluster, which survives lost nodes.",
-        goes_with=("text",),
+        needs_one_of=("text",),
         panel=_CLUSTER,
     ),
     address: str = option(
         "auto",
         "Of the Ray cluster: HOST:PORT, or auto for the one that this machine is part of.",
-        goes_with=("engine ray",),
+        needs_one_of=("engine ray",),
         panel=_CLUSTER,
     ),
     map_options: MapOptions,
@@ -106,3 +106,16 @@ def build(
     else:
         projection = make()
     report_written(projection, path)
+    if path.suffix == ".pt":
+        report.print_note(f"for NeMo-RL 0.8.0: {_nemo_overrides(path, for_loss)}")
+
+
+def _nemo_overrides(path: Path, loss: Loss | None) -> str:
+    """Return what NeMo-RL's training script takes for a map, and the loss that it is for."""
+    from xtok.training.subtokens import path_override
+
+    words = [path_override("teachers.0.projection_matrix_path", path)]
+    if loss is not None:
+        flags = {"gold_loss": loss != "p-kl", "xtoken_loss": loss == "h-kl"}
+        words += [f"loss_fn.{name}={str(value).lower()}" for name, value in flags.items()]
+    return " ".join(words)

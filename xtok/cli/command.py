@@ -205,10 +205,10 @@ def _remarks(
     notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
     for typed in (options[name] for name in options if name in given):
         about = typed.field.metadata
-        needed = _conditions(about.get("goes_with", ()), options, values)
+        needed = _conditions(about.get("needs_one_of", ()), options, values)
         if needed and not any(needed.values()):
             raise typer.BadParameter(f"{typed.flag} goes with {' or '.join(needed)}")
-        useless = _conditions(about.get("useless_with", ()), options, values)
+        useless = _conditions(about.get("no_effect_with", ()), options, values)
         reasons = [words for words, holds in useless.items() if holds]
         notes += [f"{typed.flag} has no effect with {words}" for words in reasons[:1]]
     return notes

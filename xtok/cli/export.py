@@ -27,7 +27,7 @@ def export(
         False,
         "Print NeMo-RL's overrides for these files instead of their paths.",
         flag=True,
-        goes_with=("kind nemo-subtokens",),
+        needs_one_of=("kind nemo-subtokens",),
         panel=OUTPUT,
     ),
     models: Models,

@@ -55,7 +55,6 @@ def generate(
         embedding_model,
         config,
         embedding_revision=embedding_revision,
-        offline=models.offline,
         cache=Cache(cache_dir or cache_folder(), recompute=force_recompute),
         progress=report.progress_bar,
     )

@@ -15,7 +15,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import expanded
-from xtok.config import MAKING, MODELS, OUTPUT, TEXT, Config, option
+from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
 from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ INITIAL_MAP = option(
     "With --text: smooth towards this map of the pair; by default towards one counted on synthetic "
     "text.",
     metavar="MAP",
-    goes_with=("text",),
+    needs_one_of=("text",),
     panel=TEXT,
     autocompletion=map_files,
 )
@@ -63,26 +63,26 @@ FOR_LOSS = option(
     "recipe of X-Token.",
     name="for",
     metavar="LOSS",
-    panel=MAKING,
+    panel=MAIN,
 )
 SKIP_EXISTING = option(
     False,
-    "Keep an output that is already the same map: same tokenizers, options and stages. Any other "
-    "is replaced, and a note says why.",
+    "Keep an output that is already the same map: same tokenizers, options and stages. Else one "
+    "process makes it, and others that ask for the same file wait.",
     flag=True,
     panel=OUTPUT,
 )
 TEXT_FIELD = option(
     "text",
     "Field of JSON lines, or column of Parquet, that holds the text.",
-    goes_with=("text",),
+    needs_one_of=("text",),
     panel=TEXT,
 )
 
 
 def text_option(default: Any, help: str) -> Any:
     """Return an option for files of text."""
-    return option(default, help, metavar="FILE", parser=expanded, panel=TEXT)
+    return option(default, help, metavar="FILE", parser=expanded, panel=MAIN)
 
 
 TEXTS = text_option(..., f"Text to read: {_FILES}")
@@ -100,22 +100,25 @@ class Widths(Config):
     panel = MODELS
     student_vocab_size: int | None = option(
         None,
-        "Width of the student's logits; by default that of the map's file or the model's config, "
-        "else the largest id + 1.",
+        "Width of the student's logits, instead of that of the map's file or the model's config.",
         min=1,
     )
     teacher_vocab_size: int | None = option(None, "Width of the teacher's logits, likewise.", min=1)
+
+
+PRESERVE_LAST = option(
+    None,
+    "Of a .pt by another program: whether the last column holds scale slots; by default what the "
+    "file says.",
+    panel=OUTPUT,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions(Widths):
     """How a map's file is read, where it does not say."""
 
-    preserve_last: bool | None = option(
-        None,
-        "Whether the last column holds scale slots; by default what the file says.",
-        panel="A .pt by another program",
-    )
+    preserve_last: bool | None = PRESERVE_LAST
 
     def load(self, path: Path, **more: Any) -> ProjectionMap:
         """Load a map."""
@@ -126,7 +129,7 @@ class MapOptions(Widths):
 class MapArgument(Config):
     """The map that a command refines, as an argument or as an option."""
 
-    panel = MODELS
+    panel = MAIN
     map_path: Path | None = option(
         None, "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP", autocompletion=map_files
     )
@@ -148,9 +151,6 @@ class Safety(Config):
     """What loading a model may do."""
 
     panel = MODELS
-    offline: bool = option(
-        False, "Take models from the local cache only, as with HF_HUB_OFFLINE=1.", flag=True
-    )
     trust_remote_code: bool = option(
         False, "Allow a repo's custom tokenizer code to run; a note says when it does.", flag=True
     )
@@ -160,11 +160,11 @@ _PATTERN = "Split pattern of a {}'s tiktoken or .gguf file of an unknown family.
 
 
 def _model(help: str, short: str) -> Any:
-    return option(None, help, metavar="MODEL", short=short)
+    return option(None, help, metavar="MODEL", short=short, panel=MAIN)
 
 
 def _of_model(side: str, help: str, **about: Any) -> Any:
-    return option(None, help.format(side), goes_with=(f"{side}_model", side), **about)
+    return option(None, help.format(side), needs_one_of=(f"{side}_model", side), **about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,10 +205,14 @@ class Models(Safety, _Sides):
 
     def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
         """Return what `load_tokenizer` takes for a side whose model is given."""
-        safety = {name: getattr(self, name) for name in ("offline", "trust_remote_code")}
         of_side = {name: getattr(self, f"{side}_{name}") for name in ("revision", "pattern")}
         width = getattr(widths, f"{side}_vocab_size", None)
-        return {"model": self.name(side), "vocab_size": width, **of_side, **safety}
+        return {
+            "model": self.name(side),
+            "vocab_size": width,
+            **of_side,
+            "trust_remote_code": self.trust_remote_code,
+        }
 
     def load(self, side: str, widths: Widths | None = None) -> Tokenizer:
         """Load the tokenizer of a side whose model is given."""
@@ -278,13 +282,14 @@ def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
     return tokenizer
 
 
-def _output(default: str, file: str = ".safetensors, or .pt in NeMo-RL's layout") -> Any:
+def _output(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
     return option(
         None,
         f"Where to write: {file}; or a folder. By default {default}",
         metavar="FILE",
         short="-o",
         parser=expanded,
+        panel=MAIN,
     )
 
 

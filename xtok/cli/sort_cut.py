@@ -3,14 +3,18 @@
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapArgument, MapOptions, RefinedOutput
+from xtok.cli.options import PRESERVE_LAST, MapArgument, RefinedOutput
 from xtok.cli.spellings import refined_name
 from xtok.config import SortCutConfig
 
 
 @command
 def sort_cut(
-    *, source: MapArgument, output: RefinedOutput, config: SortCutConfig, map_options: MapOptions
+    *,
+    source: MapArgument,
+    output: RefinedOutput,
+    config: SortCutConfig,
+    preserve_last: bool | None = PRESERVE_LAST,
 ) -> None:
     """Cut each row of a map to its heaviest entries and normalize it; a scale slot stays last."""
     map_path = source.one_path()
@@ -18,6 +22,8 @@ def sort_cut(
     output.check()
     from xtok.inspection.inspect import weight_notes
 
-    projection = xtok.sort_cut(map_options.load(map_path), config)
+    projection = xtok.sort_cut(
+        xtok.ProjectionMap.load(map_path, preserve_last=preserve_last), config
+    )
     output.write(projection, output.path(refined_name(map_path, "sort-cut", projection)))
     report.print_notes(weight_notes(projection))

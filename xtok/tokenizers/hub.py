@@ -175,7 +175,6 @@ class ModelFiles:
             with quiet_hub():
                 yield
         except kinds as cause:
-            parameter = ""
             if isinstance(cause, errors.LocalEntryNotFoundError):
                 asks, is_tokenizer = self._asks(), issubclass(self.error, TokenizerError)
                 hub = "cannot be reached" if asks else "is not asked (offline)"
@@ -184,8 +183,7 @@ class ModelFiles:
                 hint = "check the spelling; to fetch the repo where there is a network: "
                 hint += f"hf download {self.model}"
                 hint += " --include 'tokenizer*' --include '*config.json'" * is_tokenizer
-                hint += "; to use only what is in the cache: {option}" * asks
-                parameter = "offline" * asks
+                hint += "; to use only what is in the cache: HF_HUB_OFFLINE=1" * asks
             elif isinstance(cause, errors.EntryNotFoundError):
                 raise
             elif isinstance(cause, errors.GatedRepoError):
@@ -197,7 +195,7 @@ class ModelFiles:
             else:
                 problem = f"{repo} cannot be fetched: {cause}"
                 hint = "give a repo id such as Qwen/Qwen3-8B, or the path of a file or folder"
-            raise self.error(problem, hint=hint, parameter=parameter) from cause
+            raise self.error(problem, hint=hint) from cause
 
 
 @contextmanager

@@ -126,12 +126,12 @@ def nemo_overrides(forward: Path, reverse: Path, projection: Path) -> str:
         released = "# NeMo-RL 0.8.0"
     lines = [
         released,
-        _override("teachers.0.projection_matrix_path", projection),
+        path_override("teachers.0.projection_matrix_path", projection),
         '# NeMo-RL, pull requests 3286 and 4177 ("v6")',
         "teachers.0.is_cross_tokenizer=true",
         "teachers.0.aligner.projection_matrix_path=null",
-        _override("teachers.0.aligner.pseudo_target_path", forward),
-        _override("teachers.0.aligner.reverse_pseudo_target_path", reverse),
+        path_override("teachers.0.aligner.pseudo_target_path", forward),
+        path_override("teachers.0.aligner.reverse_pseudo_target_path", reverse),
         "loss_fn.common_indices_from_subtoks=true",
     ]
     return "\n".join(lines)
@@ -141,7 +141,7 @@ _PLAIN = re.compile(r"[\w/.+%@:-]+", re.ASCII)
 """Values that Hydra's grammar of overrides takes without quotes."""
 
 
-def _override(key: str, path: Path) -> str:
+def path_override(key: str, path: Path) -> str:
     """Return one override as a shell takes it, its value quoted for Hydra where need be."""
     value = os.path.abspath(path)
     if not _PLAIN.fullmatch(value):
