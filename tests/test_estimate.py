@@ -39,7 +39,7 @@ from xtok.counting.counts import (
     merge_counts,
     plan_counting,
 )
-from xtok.counting.encode import PairCounts, PairEncoder, Rows
+from xtok.counting.encode import PairCounts, Rows, TextEncoder
 from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import ALPHAS, choose_alpha, smooth
 from xtok.errors import XtokError
@@ -403,8 +403,7 @@ def test_batches_threads_and_compression_change_nothing(
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
     assert same(count_text(plan_counting(byte_level, digits, [packed]), byte_level, digits), once)
-    monkeypatch.setattr(cooccurrence, "BATCH_BYTES", 100)
-    monkeypatch.setattr(cooccurrence.batches, "__defaults__", (100,))
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
     assert same(count_text(plan, byte_level, digits), once)
     monkeypatch.setattr(texts, "SHARD_BYTES", 1500)
     many = plan_counting(byte_level, digits, [corpus])
@@ -418,7 +417,7 @@ def test_merging_does_not_depend_on_order_or_grouping(
 ) -> None:
     monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
     plan = plan_counting(byte_level, digits, [corpus])
-    encoder = PairEncoder(byte_level, digits)
+    encoder = TextEncoder(byte_level, digits)
     parts = [count_module.count_shard(shard, encoder, plan) for shard in plan.shards]
     assert len(parts) > 3
     whole = count_text(plan, byte_level, digits)
@@ -456,7 +455,7 @@ def interrupting(label: str, total: int) -> Iterator[Callable[[int, int], object
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooccurrence.batches, "__defaults__", (1000,))
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 1000)
     monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
 
 
@@ -487,11 +486,11 @@ def test_counting_goes_on_from_a_checkpoint(
 KILLED = """
 import sys, time
 from pathlib import Path
-from xtok.counting import counts, encode, texts
+from xtok.counting import counts, texts
 from xtok.maps import file
 from xtok.config import BuildConfig
 from xtok.stages.build import build
-encode.batches.__defaults__ = (2000,)
+texts.BATCH_CHARACTERS = 2000
 texts.SHARD_BYTES = 5000
 save = counts._save_checkpoint
 def slow(*args):
@@ -544,15 +543,15 @@ def test_a_killed_process_is_gone_on_from_byte_for_byte(
 
 INTERRUPTED = """
 import os, signal, sys
-from xtok.counting import counts, encode
-encode.batches.__defaults__ = (1000,)
+from xtok.counting import counts, texts
+texts.BATCH_CHARACTERS = 1000
 stop = getattr(signal, sys.argv.pop())
 add, calls = counts.TextCounter.add, []
-def interrupted(self, texts):
-    calls.append(texts)
+def interrupted(self, batch):
+    calls.append(batch)
     if len(calls) == 3:
         os.kill(os.getpid(), stop)
-    add(self, texts)
+    add(self, batch)
 counts.TextCounter.add = interrupted
 from xtok.__main__ import program
 program()

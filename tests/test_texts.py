@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -18,10 +17,11 @@ from hypothesis import strategies as st
 
 from xtok.counting import texts
 from xtok.counting.texts import (
-    ShardReader,
+    TextShard,
     TextSource,
     describe_text,
     find_texts,
+    read_batches,
     shards,
     text_format,
 )
@@ -36,8 +36,12 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+def documents_of(shard: TextShard) -> list[str]:
+    return [text for batch in read_batches([shard]) for text in batch.texts]
+
+
 def read(path: Path, field: str = "text") -> list[str]:
-    return [document for shard in shards(path, field) for document in ShardReader(shard)]
+    return [text for batch in read_batches(shards(path, field)) for text in batch.texts]
 
 
 def write_parquet(path: Path, columns: dict[str, object], *, group_size: int | None = None) -> Path:
@@ -116,7 +120,7 @@ def test_parquet_shards_are_row_groups(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", columns, group_size=2)
     found = shards(path)
     assert [(s.start, s.stop) for s in found] == [(0, 1), (1, 2), (2, None)]
-    assert [list(ShardReader(s)) for s in found] == [DOCUMENTS[:2], DOCUMENTS[2:], []]
+    assert [documents_of(s) for s in found] == [DOCUMENTS[:2], DOCUMENTS[2:], []]
     assert sum(s.size for s in found) == path.stat().st_size
 
 
@@ -141,7 +145,7 @@ def test_json_shards_together_are_the_file(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts, "SHARD_BYTES", shard_bytes)
         found = shards(path)
-        assert [d for s in found for d in ShardReader(s)] == documents
+        assert [d for s in found for d in documents_of(s)] == documents
     assert len(found) == max(1, -(-path.stat().st_size // shard_bytes))
     assert sum(s.size for s in found) == path.stat().st_size
 
@@ -150,27 +154,24 @@ def test_json_shards_together_are_the_file(
     text=st.text(st.sampled_from("a é\n\r水😀"), max_size=120),
     shard_bytes=st.integers(1, 60),
     document_bytes=st.integers(1, 30),
-    line_bytes=st.integers(1, 20),
 )
 def test_text_shards_together_are_the_file(
     tmp_path_factory: pytest.TempPathFactory,
     text: str,
     shard_bytes: int,
     document_bytes: int,
-    line_bytes: int,
 ) -> None:
     path = tmp_path_factory.mktemp("shards") / "a.txt"
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts, "SHARD_BYTES", shard_bytes)
         patch.setattr(texts, "DOCUMENT_BYTES", document_bytes)
-        patch.setattr(texts, "MAX_LINE_BYTES", line_bytes)
-        found = [list(ShardReader(s)) for s in shards(path)]
+        found = [documents_of(s) for s in shards(path)]
     documents = [d for part in found for d in part]
     assert "".join(documents) == text
     assert all(documents)
     # A document grows by a line (or a part of one) at a time, and a part by at most 3 bytes.
-    assert all(len(d.encode()) < document_bytes + line_bytes + 3 for d in documents)
+    assert all(len(d.encode()) < 2 * document_bytes + 3 for d in documents)
     parts = ["".join(part) for part in found if part]
     assert all(part.endswith("\n") for part in parts[:-1])  # a shard ends where a line does
 
@@ -178,7 +179,6 @@ def test_text_shards_together_are_the_file(
 def test_a_long_line_is_cut_between_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "MAX_LINE_BYTES", 4)
     monkeypatch.setattr(texts, "DOCUMENT_BYTES", 4)
     path = tmp_path / "a.txt"
     path.write_bytes("水水水x\nyz".encode())
@@ -199,14 +199,33 @@ def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
     assert read(path) == ["a\ufffdb", "😀"]
 
 
-def test_a_reader_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_batches_tell_how_far_they_are_and_go_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
+    monkeypatch.setattr(texts, "SHARD_BYTES", 350_000)
     path = tmp_path / "a.jsonl"
-    path.write_bytes(json_lines(["x" * 100_000] * 4))
-    [shard] = shards(path)
-    reader = ShardReader(shard)
-    places = [reader.consumed for _ in reader]
-    assert places == sorted(places)
-    assert places[-1] == path.stat().st_size
+    path.write_bytes(json_lines([letter * 60_000 for letter in "abcdefghij"]))
+    found = list(read_batches(shards(path)))
+    consumed = [batch.end.consumed for batch in found]
+    assert consumed == sorted(consumed)
+    assert consumed[-1] == path.stat().st_size
+    for number, batch in enumerate(found, 1):
+        assert list(read_batches(shards(path), batch.end)) == found[number:]
+
+
+def test_what_is_too_long_is_cut_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "MAX_CHARACTERS", 4)
+    monkeypatch.setattr(texts, "MAX_LINE_BYTES", 60)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json_lines(["abcdefghi", "水水水水"]))
+    assert read(path) == ["abcd", "efgh", "i", "水水水水"]
+    assert read(write_parquet(tmp_path / "a.parquet", {"text": ["abcde"]})) == ["abcd", "e"]
+    path.write_bytes(json_lines(["a", "a" * 60]))
+    error = refused(path)
+    assert f"{path}, line 2: more than" in error.message
 
 
 def test_a_file_is_described_by_name_size_and_digest(tmp_path: Path) -> None:
@@ -330,12 +349,12 @@ def test_what_has_no_group_is_refused(tmp_path: Path) -> None:
         (plain, f"{plain} is plain text, and has no field 'lang' to group by"),
         (lines, f"{lines}, line 2: no field 'lang' to group by"),
     ):
-        [shard] = shards(path)
-        reader = ShardReader(replace(shard, group_by="lang"))
         with pytest.raises(XtokError) as raised:
-            list(reader)
+            list(read_batches(shards(path, group_by="lang")))
         assert raised.value.message == message
-    assert reader.take_groups() == ["null"]
+    lines.write_text('{"text": "x", "lang": null}\n{"text": "y", "lang": "de"}\n')
+    [batch] = read_batches(shards(lines, group_by="lang"))
+    assert batch.groups == ["null", "de"]
 
 
 def test_parquet_without_the_column_is_refused(tmp_path: Path) -> None:
@@ -344,9 +363,8 @@ def test_parquet_without_the_column_is_refused(tmp_path: Path) -> None:
     assert error.message == f"{path} has no column 'text', but: id, body"
     assert error.hint == "name one of its columns with field="
     assert refused(path, "id").message == f"{path}: the column 'id' holds no text"
-    [shard] = shards(path, "body")
     with pytest.raises(XtokError, match="has no column 'lang', but: id, body") as raised:
-        list(ShardReader(replace(shard, group_by="lang")))
+        list(read_batches(shards(path, "body", "lang")))
     assert raised.value.hint == "name one of its columns with group_by="
 
 

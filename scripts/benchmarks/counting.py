@@ -12,7 +12,8 @@ from typing import Any
 from benchmarks.harness import Row, chosen, documents, path_of, race, tokenizer
 from xtok import doctor, load_tokenizer
 from xtok.counting.counts import TextCounter
-from xtok.counting.encode import PairEncoder, available_cores, batches
+from xtok.counting.encode import EncodedBatch, TextEncoder, available_cores
+from xtok.counting.texts import Place
 from xtok.tokenizers import Tokenizer
 
 EIGHT = (
@@ -32,12 +33,13 @@ def library_encoding(side: Tokenizer, threads: int) -> Callable[[list[str]], obj
     return lambda texts: [e.ids for e in encode(texts, add_special_tokens=False)]
 
 
-def count(encoder: PairEncoder, texts: list[str], passes: int = 1) -> TextCounter:
+def count(encoder: TextEncoder, texts: list[str], passes: int = 1) -> TextCounter:
     """Count a text, several times over."""
     counter = TextCounter(encoder, "start", True)
     for _ in range(passes):
-        for batch in batches(texts):
-            counter.add(batch)
+        for start in range(0, len(texts), 1000):
+            part = texts[start : start + 1000]
+            counter.add(EncodedBatch(part, [""] * len(part), Place(), encoder.encode(part)))
     return counter
 
 
@@ -54,7 +56,7 @@ def counting(options: Namespace) -> Iterator[Row]:
     for label, pair in chosen(PAIRS, options):
         student, teacher = (tokenizer(name) for name in pair)
         libraries = [library_encoding(side, cores) for side in (student, teacher)]
-        with PairEncoder(student, teacher) as encoder:
+        with TextEncoder(student, teacher) as encoder:
             counter = count(encoder, texts)
             times = race(
                 partial(count, encoder, texts),
@@ -74,7 +76,7 @@ def memory(options: Namespace) -> Iterator[Row]:
     """Count a text up to 100 million tokens; the last line has the process's peak memory."""
     texts = list(chain.from_iterable(documents(options).values()))
     label, pair = " → ".join(PAIRS[0]), PAIRS[0]
-    with PairEncoder(tokenizer(pair[0]), tokenizer(pair[1])) as encoder:
+    with TextEncoder(tokenizer(pair[0]), tokenizer(pair[1])) as encoder:
         tokens = count(encoder, texts).totals.student_tokens
         passes = int(100_000_000 * options.size / tokens) + 1
         yield described(label, count(encoder, texts, passes))

@@ -7,9 +7,8 @@ import hashlib
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,15 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import BuildConfig, Target
-from xtok.counting.encode import PairCounts, PairEncoder, Rows, batches, pair_keys
-from xtok.counting.texts import (
-    ShardReader,
-    TextShard,
-    TextSource,
-    describe_text,
-    find_texts,
-    shards,
-)
+from xtok.counting.encode import EncodedBatch, PairCounts, Rows, TextEncoder, pair_keys
+from xtok.counting.texts import Place, TextShard, TextSource, describe_text, find_texts, shards
 from xtok.errors import XtokError
 from xtok.io import replacing
 from xtok.maps.edges import Edges
@@ -120,32 +112,31 @@ class TextCounter(_Tally):
     """
 
     def __init__(
-        self, encoder: PairEncoder, target: Target, hold_out: bool, given: Rows | None = None
+        self, encoder: TextEncoder, target: Target, hold_out: bool, given: Rows | None = None
     ) -> None:
         super().__init__()
         self.encoder, self.target, self.hold_out, self.given = encoder, target, hold_out, given
 
-    def add(self, texts: Sequence[str]) -> None:
+    def add(self, batch: EncodedBatch) -> None:
         """Count documents."""
-        kept: list[str] = []
-        held: list[str] = []
-        for text in texts:
-            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-            is_held = self.hold_out and int.from_bytes(digest, "little") % HELD_OUT == 0
-            (held if is_held else kept).append(text)
-        self.totals.held_out += len(held)
-        sides = self.encoder.encode([*kept, *held])
-        for part, start, counts in ((kept, 0, self.counted), (held, len(kept), self.held)):
-            student, teacher = (side.documents(start, start + len(part)) for side in sides)
+        is_held = np.zeros(len(batch.texts), np.bool_)
+        if self.hold_out:
+            for place, text in enumerate(batch.texts):
+                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+                is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
+        self.totals.held_out += int(is_held.sum())
+        for chosen, counts in ((~is_held, self.counted), (is_held, self.held)):
+            student, teacher = (side.of(chosen) for side in batch.sides)
             boundaries = self.encoder.boundaries(student, teacher)
             keys, amounts, skipped = pair_keys(
                 student, teacher, boundaries, self.target, self.given
             )
             counts.add(keys, amounts)
-            num_bytes, lost_bytes = boundaries.bytes_of(part)
+            texts = [text for text, is_chosen in zip(batch.texts, chosen, strict=True) if is_chosen]
+            num_bytes, lost_bytes = boundaries.bytes_of(texts)
             self.totals.add(
                 TextTotals(
-                    documents=len(part),
+                    documents=len(texts),
                     differing=boundaries.num_differing,
                     num_bytes=num_bytes,
                     lost_bytes=lost_bytes,
@@ -265,23 +256,20 @@ def count_text(
     total = sum(shard.size for shard in plan.shards)
     if checkpoint is not None:
         checkpoint = checkpoint_of_step(checkpoint, plan.em_step)
-    began = time.monotonic()
-    with PairEncoder(student, teacher, num_threads) as encoder:
+    began = last_saved = time.monotonic()
+    place = Place()
+    with TextEncoder(student, teacher, num_threads=num_threads) as encoder:
         counter = TextCounter(encoder, plan.target, plan.hold_out, plan.given)
-        first = _Place(0, 0, 0)
         if checkpoint is not None and checkpoint.exists():
-            counts, first = _load_checkpoint(checkpoint, plan)
+            counts, place = _load_checkpoint(checkpoint, plan)
             counter.add_counts(counts)
             if resumed is not None:
-                resumed(first.consumed / max(1, total))
-        last_saved = began
+                resumed(place.consumed / max(1, total))
         with progress(plan.title, total) as advance:
-            consumed, tokens = first.consumed, counter.totals.student_tokens
-            advance(consumed, tokens)
-            place = first
-            for place in _count_from(plan, counter, first):
-                advance(place.consumed - consumed, counter.totals.student_tokens - tokens)
-                consumed, tokens = place.consumed, counter.totals.student_tokens
+            advance(place.consumed, counter.totals.student_tokens)
+            for batch in encoder.read(plan.shards, advance, place):
+                counter.add(batch)
+                place = batch.end
                 stops = stopping is not None and stopping()
                 is_due = stops or time.monotonic() > last_saved + checkpoint_seconds
                 if checkpoint is not None and is_due:
@@ -294,37 +282,14 @@ def count_text(
     return counter.result()
 
 
-class _Place(NamedTuple):
-    """How far counting has come: a shard, documents of it, and bytes on disk in all."""
-
-    shard: int
-    documents: int
-    consumed: int
-
-
-def _count_from(plan: CountingPlan, counter: TextCounter, place: _Place) -> Iterator[_Place]:
-    """Count what follows a place; yield the place after each batch and shard."""
-    first, skip, _ = place
-    before = sum(shard.size for shard in plan.shards[:first])
-    for number, shard in enumerate(plan.shards[first:], first):
-        reader = ShardReader(shard)
-        documents = skip
-        for batch in batches(islice(reader, skip, None)):
-            counter.add(batch)
-            documents += len(batch)
-            yield _Place(number, documents, before + reader.consumed)
-        skip, before = 0, before + shard.size
-        yield _Place(number + 1, 0, before)
-
-
-def count_shard(shard: TextShard, encoder: PairEncoder, plan: CountingPlan) -> CountedText:
+def count_shard(shard: TextShard, encoder: TextEncoder, plan: CountingPlan) -> CountedText:
     """Count one shard of a plan; the counts of all, merged, are those of `count_text`.
 
     Raises:
         XtokError: if the text cannot be read.
     """
     counter = TextCounter(encoder, plan.target, plan.hold_out, plan.given)
-    for batch in batches(ShardReader(shard)):
+    for batch in encoder.read([shard]):
         counter.add(batch)
     return counter.result()
 
@@ -344,7 +309,7 @@ def remove_checkpoints(checkpoint: Path) -> None:
 _ARRAYS = ("keys", "counts", "held_keys", "held_counts")
 
 
-def _save_checkpoint(path: Path, plan: CountingPlan, counts: CountedText, place: _Place) -> None:
+def _save_checkpoint(path: Path, plan: CountingPlan, counts: CountedText, place: Place) -> None:
     about = {"plan": plan.sha256, "place": place, "totals": asdict(counts.totals)}
     arrays = {name: getattr(counts, name) for name in _ARRAYS}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -357,7 +322,7 @@ def _save_checkpoint(path: Path, plan: CountingPlan, counts: CountedText, place:
 _DAMAGE = (ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
 
 
-def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, _Place]:
+def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, Place]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             about = json.loads(saved["about"].tobytes())
@@ -367,7 +332,7 @@ def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, _Plac
                 f"the checkpoint {path} is of another run: other texts, tokenizers or options",
                 hint=f"delete it to start again: rm {path}",
             )
-        totals, place = TextTotals(**about["totals"]), _Place(*about["place"])
+        totals, place = TextTotals(**about["totals"]), Place(*about["place"])
         return CountedText(keys, counts, held_keys, held_counts, totals), place
     except _DAMAGE as error:
         raise XtokError(

@@ -6,7 +6,7 @@ A pair is an int64, `student_id << 32 | teacher_id`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
+from xtok.counting.texts import Place, TextShard, read_batches
 from xtok.maps.edges import Edges, pair_order
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ UNIT = 720_720
 
 LONGEST_CHUNK = 64
 """Chunks with more tokens than this on a side are skipped, and reported."""
-
-BATCH_BYTES = 1 << 22
-"""Characters that are encoded and counted at a time."""
 
 
 class EncodedTexts(NamedTuple):
@@ -43,10 +41,6 @@ class EncodedTexts(NamedTuple):
     def num_tokens(self) -> int:
         """Tokens of all documents."""
         return int(self.bounds[-1] - self.bounds[0])
-
-    def documents(self, start: int, stop: int) -> EncodedTexts:
-        """Return a range of documents, without a copy of `ids`."""
-        return EncodedTexts(self.ids, self.bounds[start : stop + 1])
 
     def of(self, chosen: NDArray[np.bool_]) -> EncodedTexts:
         """Return the chosen documents, bool `[documents]`; a copy unless all are."""
@@ -99,31 +93,63 @@ class SharedBoundaries(NamedTuple):
         return int(sizes.sum()), int((sizes - self.same_bytes)[~self.complete].clip(0).sum())
 
 
-class PairEncoder:
-    """Encodes documents with two tokenizers on all cores, and finds their shared boundaries.
+class EncodedBatch(NamedTuple):
+    """Documents that are worked on together, as ids of several tokenizers; see `texts.Batch`."""
 
-    As a context manager it ends its threads.
+    texts: list[str]
+    groups: list[str]
+    end: Place
+    sides: list[EncodedTexts]
+
+
+def _ignore(size: int, tokens: int) -> None:
+    """Advance nothing."""
+
+
+class TextEncoder:
+    """Encodes documents with several tokenizers on all cores; as a context it ends its threads.
 
     Args:
-        student: the tokenizer of the rows.
-        teacher: the tokenizer of the columns.
-        num_threads: threads that encode; one per available core if None.
+        tokenizers: a pair's are the student's and the teacher's.
+        num_threads: one per available core if None.
     """
 
-    def __init__(
-        self, student: Tokenizer, teacher: Tokenizer, num_threads: int | None = None
-    ) -> None:
-        self.student, self.teacher = student, teacher
+    def __init__(self, *tokenizers: Tokenizer, num_threads: int | None = None) -> None:
+        self.tokenizers = tokenizers
         self.num_threads = num_threads or available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
 
-    def __enter__(self) -> PairEncoder:
+    def __enter__(self) -> TextEncoder:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def encode(self, texts: Sequence[str]) -> tuple[EncodedTexts, EncodedTexts]:
+    def read(
+        self,
+        shards: Sequence[TextShard],
+        advance: Callable[[int, int], object] = _ignore,
+        first: Place = Place(),  # noqa: B008
+    ) -> Iterator[EncodedBatch]:
+        """Read and encode texts from a place on.
+
+        Args:
+            shards: of the texts.
+            advance: called with the bytes on disk and the first tokenizer's tokens of each batch.
+            first: the place.
+
+        Raises:
+            XtokError: as `read_batches`.
+        """
+        consumed = first.consumed
+        for texts, groups, end in read_batches(shards, first):
+            sides = self.encode(texts)
+            advance(end.consumed - consumed, sides[0].num_tokens)
+            consumed = end.consumed
+            yield EncodedBatch(texts, groups, end, sides)
+        advance(sum(shard.size for shard in shards) - consumed, 0)
+
+    def encode(self, texts: Sequence[str]) -> list[EncodedTexts]:
         """Encode documents as in the middle of a text; control tokens in them are plain text."""
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]
@@ -131,18 +157,17 @@ class PairEncoder:
         parts = [texts[a:b] for a, b in pairwise(cuts) if b > a]  # of about equal length
         jobs = [
             [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
-            for tokenizer in (self.student, self.teacher)
+            for tokenizer in self.tokenizers
         ]
-        student, teacher = (_joined(row for job in side for row in job.result()) for side in jobs)
-        return student, teacher
+        return [_joined(row for job in side for row in job.result()) for side in jobs]
 
     def boundaries(self, student: EncodedTexts, teacher: EncodedTexts) -> SharedBoundaries:
-        """Find the shared token boundaries of documents that `encode` returned."""
+        """Find the shared token boundaries of documents by the first two tokenizers."""
         from xtok.counting.kernels import shared_boundaries
 
         tables = [
             (np.ascontiguousarray(table.data), np.ascontiguousarray(table.offsets))
-            for table in (self.student.table, self.teacher.table)
+            for table in (tokenizer.table for tokenizer in self.tokenizers[:2])
         ]
         places = np.empty((2, min(student.num_tokens, teacher.num_tokens)), np.int64)
         num_documents = len(student.bounds) - 1
@@ -159,20 +184,6 @@ class PairEncoder:
 def _joined(rows: Iterable[NDArray[np.int32]]) -> EncodedTexts:
     arrays = [*rows, np.zeros(0, np.int32)]  # the last, so that there is one to concatenate
     return EncodedTexts(np.concatenate(arrays), np.cumsum([0, *map(len, arrays[:-1])]))
-
-
-def batches(texts: Iterable[str], size: int = BATCH_BYTES) -> Iterator[list[str]]:
-    """Group documents until they have `size` characters together."""
-    batch: list[str] = []
-    total = 0
-    for text in texts:
-        batch.append(text)
-        total += len(text)
-        if total >= size:
-            yield batch
-            batch, total = [], 0
-    if batch:
-        yield batch
 
 
 def available_cores() -> int:

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from xtok.config import Target
 from xtok.counting.encode import (
     PairCounts,
-    PairEncoder,
     Rows,
-    batches,
+    TextEncoder,
     pair_edges,
     pair_keys,
     unit_of,
@@ -131,12 +130,12 @@ def prior_edges(
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
     encoded = []
-    with PairEncoder(student, teacher) as encoder, progress("synthetic text", num_texts) as advance:
+    with TextEncoder(student, teacher) as encoder, progress("synthetic text", num_texts) as advance:
         for start in range(0, num_texts, 25_000):
             size = min(25_000, num_texts - start)
-            for batch in batches(source.texts(size, rng)):
-                sides = encoder.encode(batch)
-                encoded.append((*sides, encoder.boundaries(*sides)))
+            student_texts, teacher_texts = encoder.encode(source.texts(size, rng))
+            starts = encoder.boundaries(student_texts, teacher_texts)
+            encoded.append((student_texts, teacher_texts, starts))
             advance(size)
 
     def counted(given: Rows | None = None) -> Edges:

@@ -16,7 +16,7 @@ from xtok.counting.counts import (
     digest_of,
     merge_counts,
 )
-from xtok.counting.encode import PairEncoder
+from xtok.counting.encode import TextEncoder
 from xtok.counting.texts import TextShard
 from xtok.errors import XtokError, install_hint
 from xtok.progress import TextProgress, silent_texts
@@ -190,7 +190,7 @@ def _count_task(
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(sources: Sources, digests: tuple[str, str]) -> PairEncoder:
+def _encoder(sources: Sources, digests: tuple[str, str]) -> TextEncoder:
     """Load the tokenizers once per worker process."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
     loaded = [source.load() for source in sources]
@@ -201,7 +201,7 @@ def _encoder(sources: Sources, digests: tuple[str, str]) -> PairEncoder:
                 hint="give all nodes the same files, or name a commit with {option}",
                 parameter="revision",
             )
-    return PairEncoder(loaded[0], loaded[1], num_threads=1)
+    return TextEncoder(*loaded, num_threads=1)
 
 
 def _merge_task(*parts: CountedText) -> CountedText:

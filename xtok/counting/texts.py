@@ -8,22 +8,30 @@ import importlib
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from xtok.errors import XtokError, install_hint
 
 Format = Literal["text", "jsonl", "parquet"]
 
 DOCUMENT_BYTES = 1 << 16
-"""A document of plain text ends with the line that reaches this many bytes."""
+"""A document of plain text ends with the line that reaches this many bytes; longer lines are cut,
+between two characters."""
 
-MAX_LINE_BYTES = 1 << 20
-"""Longer lines of plain text are cut, between two characters."""
+MAX_CHARACTERS = 1 << 20
+"""Longer documents of JSON lines and Parquet are cut into several."""
+
+MAX_LINE_BYTES = 1 << 26
+"""Longer lines of JSON are an error."""
+
+BATCH_CHARACTERS = 1 << 22
+"""Documents that have this many characters together are worked on at a time."""
 
 SHARD_BYTES = 1 << 26
 """Uncompressed text and JSON lines are cut into shards of about this many bytes."""
@@ -64,6 +72,22 @@ class TextSource:
     sha256: str
 
 
+class Place(NamedTuple):
+    """How far texts have been read: a shard, documents of it, and bytes on disk in all."""
+
+    shard: int = 0
+    documents: int = 0
+    consumed: int = 0
+
+
+class Batch(NamedTuple):
+    """Documents that are worked on together."""
+
+    texts: list[str]
+    groups: list[str]  # each document's: its file's name, or what `group_by` names
+    end: Place  # where the next batch begins
+
+
 def find_texts(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
     """Expand a path or glob, or several, to files, each once, in the order given.
 
@@ -102,7 +126,7 @@ def describe_text(path: Path) -> TextSource:
         return TextSource(name=path.name, size=file.tell(), sha256=digest.hexdigest())
 
 
-def shards(path: Path, field: str = "text") -> list[TextShard]:
+def shards(path: Path, field: str = "text", group_by: str | None = None) -> list[TextShard]:
     """Cut a file into shards: byte ranges of text and JSON lines, row groups of Parquet.
 
     A compressed file is one shard. The cut depends on the file alone.
@@ -123,6 +147,7 @@ def shards(path: Path, field: str = "text") -> list[TextShard]:
             path=path,
             format=kind,
             field=field,
+            group_by=group_by,
             start=start,
             stop=None if stop == total else stop,
             size=size * stop // max(1, total) - size * start // max(1, total),
@@ -137,56 +162,80 @@ def text_format(path: Path) -> Format:
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 
 
-class ShardReader:
-    """Iterates over the documents of a shard, in order. Lone surrogates become U+FFFD.
+def find_shards(
+    patterns: str | Path | Sequence[str | Path], field: str, group_by: str | None = None
+) -> list[TextShard]:
+    """Return the shards of all files that patterns name, in order; see `find_texts`."""
+    return [s for path in find_texts(patterns) for s in shards(path, field, group_by)]
 
-    Attributes:
-        consumed: bytes on disk read so far (text and JSON lines).
+
+def read_batches(shards: Sequence[TextShard], first: Place = Place()) -> Iterator[Batch]:  # noqa: B008
+    """Read documents from a place on. This is how all of xtok reads text.
+
+    Lone surrogates become U+FFFD; what is too long is cut (see `MAX_CHARACTERS`).
 
     Raises:
-        XtokError: while iterating, with the file and the line, for bytes that are not UTF-8, a line
-            that is not a JSON object, or a field that is missing or not a string.
+        XtokError: with the file and the line, for bytes that are not UTF-8, a line that is not a
+            JSON object, or a field that is missing or not a string.
     """
+    names = Counter(path.name for path in {shard.path for shard in shards})
+    before = sum(shard.size for shard in shards[: first.shard])
+    for number, shard in enumerate(shards[first.shard :], first.shard):
+        file = shard.path.name if names[shard.path.name] == 1 else str(shard.path)
+        skipped = first.documents if number == first.shard else 0
+        texts: list[str] = []
+        groups: list[str] = []
+        documents, size, place = skipped, 0, Place()
+        for text, group, consumed in islice(_documents(shard), skipped, None):
+            texts.append(text)
+            groups.append(group if shard.group_by else file)
+            documents, size = documents + 1, size + len(text)
+            place = Place(number, documents, before + min(consumed, shard.size))
+            if size >= BATCH_CHARACTERS:
+                yield Batch(texts, groups, place)
+                texts, groups, size = [], [], 0
+        if texts:
+            yield Batch(texts, groups, place)
+        before += shard.size
 
-    def __init__(self, shard: TextShard) -> None:
-        self.shard = shard
-        self.consumed = 0
-        self._groups: list[str] = []
 
-    def take_groups(self) -> list[str]:
-        """Return the groups of the documents read since the last call."""
-        taken, self._groups = self._groups, []
-        return taken
-
-    def __iter__(self) -> Iterator[str]:
-        if self.shard.group_by and self.shard.format == "text":
-            raise XtokError(
-                f"{self.shard.path} is plain text, and has no field {self.shard.group_by!r} to "
-                "group by",
-                hint="group by files: give each group a file of its own, and no field",
-            )
-        with reading(self.shard.path):
-            for text, group in self._documents():
-                if self.shard.group_by:
-                    self._groups.append(group)
-                yield text
-
-    def _documents(self) -> Iterator[tuple[str, str]]:
-        """Return documents with their groups."""
-        if self.shard.format == "parquet":
-            yield from _parquet_documents(self.shard)
+def _documents(shard: TextShard) -> Iterator[tuple[str, str, int]]:
+    """Return a shard's documents, each with its group and the bytes on disk read so far."""
+    if shard.group_by and shard.format == "text":
+        raise XtokError(
+            f"{shard.path} is plain text, and has no field {shard.group_by!r} to group by",
+            hint="group by files: give each group a file of its own, and no field",
+        )
+    with reading(shard.path):
+        if shard.format == "parquet":
+            for text, group in _parquet_documents(shard):
+                yield from ((part, group, 0) for part in _parts(text))
             return
-        with self.shard.path.open("rb") as raw:
-            file = decompressed(raw, self.shard.path)
-            if self.shard.format == "jsonl":
-                for offset, line in _lines(self.shard, file, None):
-                    self.consumed = raw.tell() - self.shard.start
-                    if line.strip():
-                        yield _json_document(self.shard, offset, line)
-            else:
-                for text in _plain_documents(self.shard, file):
-                    self.consumed = raw.tell() - self.shard.start
-                    yield text, ""
+        with shard.path.open("rb") as raw:
+            file = decompressed(raw, shard.path)
+            if shard.format == "text":
+                for text in _plain_documents(shard, file):
+                    yield text, "", raw.tell() - shard.start
+                return
+            for offset, line in _lines(shard, file, MAX_LINE_BYTES + 1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise XtokError(
+                        f"{shard.path}, line {_line_number(shard, offset)}: more than "
+                        f"{MAX_LINE_BYTES >> 20} MiB",
+                        hint="give one JSON object per line, and split this document into several",
+                    )
+                if line.strip():
+                    text, group = _json_document(shard, offset, line)
+                    consumed = raw.tell() - shard.start
+                    yield from ((part, group, consumed) for part in _parts(text))
+
+
+def _parts(text: str) -> list[str]:
+    """Cut a long document."""
+    if len(text) <= MAX_CHARACTERS:
+        return [text]
+    starts = range(0, len(text), MAX_CHARACTERS)
+    return [text[start : start + MAX_CHARACTERS] for start in starts]
 
 
 @contextmanager
@@ -242,25 +291,25 @@ def decompressed(raw: BinaryIO, path: Path) -> Any:
     return raw
 
 
-def _lines(shard: TextShard, file: Any, limit: int | None) -> Iterator[tuple[int, bytes]]:
+def _lines(shard: TextShard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
     """Return the lines of a (decompressed) file that begin in a shard, each with its byte offset.
 
-    With a limit, a longer line comes in parts, none of which ends within a character.
+    A line of more bytes than the limit comes in parts, none of which ends within a character.
     """
     offset = shard.start
     if offset:  # a line that began before belongs to the previous shard
         file.seek(offset - 1)
-        while not file.readline(MAX_LINE_BYTES).endswith(b"\n"):
+        while not file.readline(DOCUMENT_BYTES).endswith(b"\n"):
             if not file.peek(1):
                 return
         offset = file.tell()
     is_within_line = False
     while shard.stop is None or offset < shard.stop or is_within_line:
-        line = file.readline(-1 if limit is None else limit)
+        line = file.readline(limit)
         if not line:
             return
         is_within_line = not line.endswith(b"\n")
-        if limit is not None and is_within_line:
+        if is_within_line:
             for _ in range(3):  # a character of UTF-8 has up to 3 continuation bytes, 10xxxxxx
                 if (after := file.peek(1)[:1]) and after[0] & 0xC0 == 0x80:
                     line += file.read(1)
@@ -270,7 +319,7 @@ def _lines(shard: TextShard, file: Any, limit: int | None) -> Iterator[tuple[int
 
 def _plain_documents(shard: TextShard, file: Any) -> Iterator[str]:
     start, document = 0, bytearray()
-    for offset, line in _lines(shard, file, MAX_LINE_BYTES):
+    for offset, line in _lines(shard, file, DOCUMENT_BYTES):
         if not document:
             start = offset
         document += line

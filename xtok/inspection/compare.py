@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.encode import batches, edge_keys
-from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.counting.encode import TextEncoder, edge_keys
+from xtok.counting.texts import find_shards
 from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import of_one_pair
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
@@ -133,11 +133,9 @@ def count_tokens(
 ) -> NDArray[np.int64]:
     """Count how often each token occurs in text, int64 `[V]`."""
     counts = np.zeros(len(tokenizer.table), np.int64)
-    for path in find_texts(texts):
-        for shard in shards(path, field):
-            for batch in batches(ShardReader(shard)):
-                ids = np.concatenate(tokenizer.library_arrays(batch))
-                counts += np.bincount(ids, minlength=len(counts))
+    with TextEncoder(tokenizer) as encoder:
+        for batch in encoder.read(find_shards(texts, field)):
+            counts += np.bincount(batch.sides[0].ids, minlength=len(counts))
     return counts
 
 

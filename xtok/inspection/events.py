@@ -21,7 +21,7 @@ from xtok.inspection.verify import Verification, digest_check, token_check, widt
 from xtok.maps.event_map import EventMap
 from xtok.maps.pair import require_same_tokens
 from xtok.progress import TextProgress, silent_texts
-from xtok.stages.events import shared_vocabulary
+from xtok.stages.events import common_ids
 from xtok.tokenizers import ModelLike, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.table import Vocabulary
@@ -397,7 +397,7 @@ def evaluate_events(
     )  # fmt: skip
     require_starts(len(seen.keys), len(seen.groups), seen.num_bytes, "measured")
     s, t = seen.keys >> 32, seen.keys & 0xFFFFFFFF
-    shared = shared_vocabulary(student.table, teacher.table)
+    shared = common_ids(student.table, teacher.table)
     is_shared_leak = shared[0][s] != shared[1][t]
     classes = token_classes(student.table)[s]
     totals = np.bincount(seen.places, seen.counts, len(seen.keys)).astype(np.float64)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.encode import PairCounts, PairEncoder, batches, boundary_keys
+from xtok.counting.encode import PairCounts, TextEncoder, boundary_keys
 from xtok.counting.measures import entropy_of, kept_of, share_of
-from xtok.counting.texts import ShardReader, find_texts, shards
+from xtok.counting.texts import find_shards
 from xtok.maps.event_map import EventMap
 from xtok.maps.projection_map import require_table
 from xtok.progress import TextProgress
-from xtok.stages.events import shared_vocabulary
+from xtok.stages.events import common_ids
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.classes import num_digits
 from xtok.vocab.roles import match_roles
@@ -100,32 +99,24 @@ def count_tokens(
     Raises:
         XtokError: if a text cannot be read.
     """
-    paths = find_texts(texts)
-    parts = list(chain.from_iterable(shards(path, field) for path in paths))
+    shards = find_shards(texts, field)
     counts = [np.zeros(len(one.table), np.int64) for one in tokenizers]
     pairs, num_bytes, num_documents = PairCounts(), 0, 0
     with (
-        PairEncoder(tokenizers[0], tokenizers[1]) as encoder,
-        progress("reading the text", sum(part.size for part in parts)) as advance,
+        TextEncoder(*tokenizers) as encoder,
+        progress("reading the text", sum(shard.size for shard in shards)) as advance,
     ):
-        for part in parts:
-            reader, done = ShardReader(part), 0
-            for documents in batches(reader):
-                sides = encoder.encode(documents)
-                starts = encoder.boundaries(*sides)
-                pairs.add(boundary_keys(*sides, starts), np.ones(1, np.int64))
-                ids = [side.ids for side in sides]
-                ids += [np.concatenate(one.library_arrays(documents)) for one in tokenizers[2:]]
-                for count, of_one in zip(counts, ids, strict=True):
-                    count += np.bincount(of_one, minlength=len(count))
-                num_bytes += starts.bytes_of(documents)[0]
-                num_documents += len(documents)
-                advance(reader.consumed - done, len(ids[0]))
-                done = reader.consumed
-            advance(part.size - done, 0)
+        for batch in encoder.read(shards, advance):
+            student, teacher = batch.sides[:2]
+            starts = encoder.boundaries(student, teacher)
+            pairs.add(boundary_keys(student, teacher, starts), np.ones(1, np.int64))
+            for count, side in zip(counts, batch.sides, strict=True):
+                count += np.bincount(side.ids, minlength=len(count))
+            num_bytes += starts.bytes_of(batch.texts)[0]
+            num_documents += len(batch.texts)
     keys, amounts = pairs.arrays()
     return TextCounts(
-        files=tuple(path.name for path in paths),
+        files=tuple(path.name for path in dict.fromkeys(shard.path for shard in shards)),
         num_bytes=num_bytes,
         num_documents=num_documents,
         tokens=tuple(counts),
@@ -181,7 +172,7 @@ def pair_facts(
 def _text_facts(rows: TokenTable, columns: TokenTable, counts: TextCounts) -> TextFacts:
     keys, amounts = counts.keys, counts.amounts
     s, t = keys >> 32, keys & 0xFFFFFFFF
-    shared = shared_vocabulary(rows, columns)
+    shared = common_ids(rows, columns)
     a, b = shared[0][s], shared[1][t]
     of_pairs = entropy_of(keys, amounts)
     return TextFacts(

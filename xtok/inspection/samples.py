@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xtok.alignment.aligner import TokenAligner
-from xtok.counting.texts import ShardReader, shards
+from xtok.counting.texts import find_shards, read_batches
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable
 
@@ -147,10 +147,10 @@ def _direction(text: str) -> str:
 def sentences_of(paths: Sequence[Path], field: str) -> tuple[Sentence, ...]:
     """Return sentences of every script and file of a text; built-in ones without."""
     picker = SentencePicker()
-    for path in paths:
-        for part in shards(path, field):
-            for document in islice(ShardReader(part), _LOOKED_AT):
-                picker.look(document, path.name)
+    for shard in find_shards(paths, field):
+        for batch in islice(read_batches([shard]), 1):
+            for document in batch.texts[:_LOOKED_AT]:
+                picker.look(document, shard.path.name)
     return picker.sentences
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,15 @@ from numpy.typing import NDArray
 from xtok.counting.encode import (
     EncodedTexts,
     PairCounts,
-    PairEncoder,
     Rows,
     SharedBoundaries,
-    batches,
+    TextEncoder,
     boundary_keys,
     pair_edges,
     pair_keys,
 )
 from xtok.counting.smoothing import EPSILON
-from xtok.counting.texts import ShardReader, shards
+from xtok.counting.texts import find_shards
 from xtok.inspection.pair_facts import TextCounts
 from xtok.maps.edges import Edges, heaviest
 from xtok.progress import TextProgress
@@ -61,7 +59,7 @@ class SeenText:
     num_bytes: int
     lost_bytes: int  # those behind a first difference between the two sides
     differing: int  # documents that the two sides spell differently
-    encoder: PairEncoder
+    encoder: TextEncoder
     batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
     shape: tuple[int, int]
 
@@ -121,29 +119,23 @@ def read_text(
     no_ids = np.zeros(0, np.int64)  # so that there are arrays to concatenate
     parts = [(no_ids, no_ids, no_ids, np.zeros((0, len(maps))), no_ids)]
     num_bytes = lost = differing = 0
-    files = Counter(path.name for path in paths)
-    total = sum(path.stat().st_size for path in paths)
-    with PairEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
-        for shard in (shard for path in paths for shard in shards(path, field)):
-            name = shard.path.name if files[shard.path.name] == 1 else str(shard.path)
-            reader, consumed = ShardReader(replace(shard, group_by=group_by)), 0
-            for batch in batches(reader):
-                sides = encoder.encode(batch)
-                starts = encoder.boundaries(*sides)
-                pairs = _pairs_per_document(*sides, starts, len(groups))
-                losses = np.zeros((len(batch), len(rows)))
-                chunks = np.zeros(len(batch), np.int64)
-                for column, of_map in enumerate(rows):
-                    losses[:, column], chunks = losses_of_chunks(of_map, shape[1], *sides, starts)
-                parts.append((*pairs, losses, chunks))
-                encoded.append(sides)
-                groups += reader.take_groups() if group_by else [name] * len(batch)
-                size, behind = starts.bytes_of(batch)
-                num_bytes, lost = num_bytes + size, lost + behind
-                differing += starts.num_differing
-                advance(reader.consumed - consumed, len(sides[0].ids))
-                consumed = reader.consumed
-            advance(shard.size - consumed, 0)
+    shards = find_shards(paths, field, group_by)
+    total = sum(shard.size for shard in shards)
+    with TextEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
+        for batch in encoder.read(shards, advance):
+            sides = batch.sides[0], batch.sides[1]
+            starts = encoder.boundaries(*sides)
+            pairs = _pairs_per_document(*sides, starts, len(groups))
+            losses = np.zeros((len(batch.texts), len(rows)))
+            chunks = np.zeros(len(batch.texts), np.int64)
+            for column, of_map in enumerate(rows):
+                losses[:, column], chunks = losses_of_chunks(of_map, shape[1], *sides, starts)
+            parts.append((*pairs, losses, chunks))
+            encoded.append(sides)
+            groups += batch.groups
+            size, behind = starts.bytes_of(batch.texts)
+            num_bytes, lost = num_bytes + size, lost + behind
+            differing += starts.num_differing
     documents, keys, counts, chunk_losses, num_chunks = map(
         np.concatenate, zip(*parts, strict=True)
     )

@@ -107,7 +107,7 @@ def events(
     joined = _components(s_link, t_link)
     measures: list[EventMeasures] = []
     if pairs is not None:
-        shared = shared_vocabulary(student.table, teacher.table)
+        shared = common_ids(student.table, teacher.table)
         measures.append(pairs.measures(np.concatenate(shared)))
         measures.append(pairs.measures(_numbered(joined, mass, len(s_link))[0]))
         joined = pairs.merged(joined, config.max_leak)
@@ -194,7 +194,7 @@ def _components(s_link: Ids, t_link: Ids) -> Ids:
     return np.array([root(node) for node in range(len(parent))])
 
 
-def shared_vocabulary(student: TokenTable, teacher: TokenTable) -> tuple[Ids, Ids]:
+def common_ids(student: TokenTable, teacher: TokenTable) -> tuple[Ids, Ids]:
     """Return the events of a strict shared vocabulary: one for each common token, and a rest, −1.
 
     int64 `[V_student]` and `[V_teacher]`. Of several ids with the same bytes, the one that the
