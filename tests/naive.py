@@ -168,15 +168,3 @@ def projected_logprobs(
             now = round(total / unit * (end / ends[-1]))
             shares[i], valid[i], before = (now - before) * unit, True, now
     return shares, valid
-
-
-def topk_of_student(
-    candidates: list[tuple[int, float]], rows: dict[int, list[tuple[int, float]]], top_k: int
-) -> list[tuple[int, float]]:
-    """(student id, log-probability) of the likeliest, from (teacher id, log-probability)."""
-    mass: dict[int, float] = defaultdict(float)
-    for t, logprob in candidates:
-        for s, weight in rows.get(t, []):
-            mass[s] += math.exp(logprob) * weight
-    best = sorted(mass.items(), key=lambda item: (-item[1], item[0]))[:top_k]
-    return [(s, math.log(p)) for s, p in best]

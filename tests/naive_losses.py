@@ -78,17 +78,3 @@ def gold(
         ]
         found.append(loss + (falling[0] - falling[1]).abs().sum())
     return mean_over_chunks(found, temperature)
-
-
-def uld(student: Tensor, teacher: Tensor, ids: tuple[Tensor, Tensor], valid: Tensor) -> Tensor:
-    found = []
-    for row, chunk in valid.nonzero().tolist():
-        ours, theirs = (members(side, row, chunk) for side in ids)
-        if not ours or not theirs:
-            continue
-        p = torch.softmax(student[row, ours], -1).mean(0).sort(descending=True).values
-        q = torch.softmax(teacher[row, theirs], -1).mean(0).sort(descending=True).values
-        width = max(len(p), len(q))
-        p, q = (torch.nn.functional.pad(side, (0, width - len(side))) for side in (p, q))
-        found.append((p - q).abs().sum())
-    return mean_over_chunks(found, 1.0)

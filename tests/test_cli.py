@@ -243,8 +243,7 @@ FROM_NEMO = {
     "evaluate": ["evaluate", "F", "P", "T"],
     "compare": ["compare", "F", "F"],
     "explain": ["explain", "F", " the", "P"],
-    "export": ["export", "F", "--format", "scipy-npz", "--output", "x.npz"],
-    "subtokens": ["export", "F", "--format", "nemo-subtokens", "--output", "x.pt", "P"],
+    "subtokens": ["convert", "F", "--to", "nemo-subtokens", "--output", "x.pt", "P"],
 }
 
 
@@ -607,7 +606,7 @@ def test_every_public_name_is_there() -> None:
         (["build", "bytes"], "give two models, STUDENT TEACHER"),
         (["build", "-s", "bytes"], "give two models, STUDENT TEACHER"),
         (["evaluate", "m.pt", "--text", "no", "-s", "bytes"], "give the teacher: --teacher-model"),
-        (["convert", "m.pt"], "give the output: --output"),
+        (["convert", "m.pt"], "give one output: OUTPUT, or --output"),
     ],
 )
 def test_what_is_missing_is_named(cli: Cli, args: list[str], message: str) -> None:
@@ -683,7 +682,6 @@ def test_an_empty_path_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
         ["build", "--student-model", "bytes", "--teacher-model", "bytes", "--output", ""],
         ["sort-cut", "--initial-projection-path", "no", "--output", ""],
         ["convert", "no", "--output="],
-        ["export", "no", "--format", "parquet", "--output", ""],
         ["inspect", ""],
         ["sort-cut", ""],
         ["compare", "no", ""],

@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_refused(gold: Any, small: Path, tmp_path: Path) ->
         trainer(gold, *folders, tmp_path, uld_student_temperature=2)
     with pytest.raises(ValueError, match=r"^args is None, and must be a GOLDConfig$"):
         gold.XTokGOLDTrainer("a", "b")
-    one = trainer(gold, *folders, tmp_path, loss="uld")
+    one = trainer(gold, *folders, tmp_path, loss="gold")
     inputs = first_batch(one)
     one.objective = None
     with pytest.raises(ValueError, match=r"^student id 5000 is not in 0\.\.895$"):

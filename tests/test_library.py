@@ -90,7 +90,6 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
     for source in (path, Path(path)):
         assert same(xtok.reapply_exact(source), xtok.reapply_exact(projection))
         assert same(xtok.sort_cut(source), xtok.sort_cut(projection))
-        assert same(xtok.transpose(source), xtok.transpose(projection))
     extended = xtok.multitoken("bytes", "bytes", initial=xtok.build("bytes", "bytes"))
     xtok.build("bytes", "bytes").save(path)
     assert same(xtok.multitoken("bytes", "bytes", initial=path), extended)
@@ -125,10 +124,8 @@ def test_convert_takes_a_map_or_a_path(
     projection: ProjectionMap, path: str, tmp_path: Path
 ) -> None:
     for source in (path, Path(path), projection):
-        assert same(xtok.convert(source, tmp_path / "out.pt"), projection)
+        assert xtok.convert(source, tmp_path / "out.pt") == [tmp_path / "out.pt"]
         assert same(ProjectionMap.load(tmp_path / "out.pt"), projection)
-    turned = xtok.convert(projection, tmp_path / "back.safetensors", transpose=True)
-    assert turned.shape == projection.shape[::-1]
     with pytest.raises(TypeError, match="preserve_last"):
         xtok.convert(projection, tmp_path / "out.pt", preserve_last=True)
 
@@ -143,19 +140,6 @@ def test_compare_and_evaluate_take_paths(
     two = xtok.evaluate([of_bytes, loaded], [text], "bytes", "bytes")
     assert [m.name for m in two.measures] == [of_bytes, "map 2"]
     assert {m.coverage.value for m in two.measures} == {1.0}
-
-
-def test_export_takes_a_path(of_bytes: str, tmp_path: Path) -> None:
-    [written] = xtok.export(of_bytes, tmp_path / "x.json", "shared-vocab")
-    assert written == tmp_path / "x.json"
-    files = xtok.export(
-        of_bytes,
-        tmp_path / "x.pt",
-        "nemo-subtokens",
-        student_model="bytes",
-        teacher_model="bytes",
-    )
-    assert [file.name for file in files] == ["x.pt", "x.reverse.pt"]
 
 
 # Rows and entries

@@ -17,7 +17,6 @@ import xtok
 from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.convert import transpose
 from xtok.maps.names import name_of_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.exact import reapply_exact
@@ -402,49 +401,6 @@ def test_ignored_ids_have_empty_rows_and_unused_columns(tmp_path: Path) -> None:
         xtok.build(student, teacher, BuildConfig(ignore_teacher_ids=(260,)))
 
 
-# convert --transpose
-
-
-def test_transpose(tmp_path: Path) -> None:
-    student = byte_ranks(tmp_path / "student.tiktoken", "ab", "201")
-    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab", "ab ", width=260, digits=1)
-    projection = xtok.build(student, teacher, BuildConfig(reverse_pass=False))
-    back = transpose(projection)
-    back.check()
-    assert back.shape == (260, 258)
-    assert (back.student.model_id, back.teacher.model_id) == (
-        "teacher.tiktoken",
-        "student.tiktoken",
-    )
-    assert back.scale_slot is None
-    # "2" is the exact counterpart of "2", and the first piece of "201".
-    first = np.float32(0.7507508)
-    assert row(back, 0x32) == [
-        (0x32, round(float(1 / (1 + first)), 6)),
-        (257, round(float(first / (1 + first)), 6)),
-    ]
-    assert back.row_kind[0x32] == RowKind.MIXED
-    assert row(back, 256) == [(256, 1.0)]
-    assert back.row_kind[256] == RowKind.EXACT
-    assert row(back, 257) == []  # nothing leads to "ab "
-    assert row(back, 258) == []  # the slot
-    assert back.history[-1]["stage"] == "transpose"
-    assert back.reports[-1].counts == {"rows": 257, "rows empty": 3, "slots dropped": 1}
-    # The pins of the other direction are those of the vocabularies.
-    assert row(reapply_exact(back), 0x32) == [(0x32, 1.0)]
-
-
-def test_transpose_swaps_ignored_ids(tmp_path: Path) -> None:
-    student = byte_ranks(tmp_path / "student.tiktoken", "ab")
-    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "abc")
-    projection = xtok.build(student, teacher, BuildConfig(ignore_student_ids=(5,)))
-    back = transpose(projection)
-    assert back.history[-1]["options"] == {"ignore_student_ids": [], "ignore_teacher_ids": [5]}
-    pinned = reapply_exact(back)
-    assert row(pinned, 5) == []
-    assert not (pinned.teacher_ids == 5).any()
-
-
 # The command line
 
 
@@ -488,9 +444,6 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
                "3.safetensors").returncode == 0  # fmt: skip
     one, other = (tmp_path / f"{name}.safetensors" for name in ("m", "3"))
     assert one.read_bytes() == other.read_bytes()
-    back = cli("convert", "m.safetensors", "--transpose", "--output", "back.safetensors")
-    assert back.returncode == 0, back.stderr
-    assert ProjectionMap.load(tmp_path / "back.safetensors").shape == made.shape[::-1]
     wrong = cli("build", *models, "--ignore-student-ids", "a")
     assert (wrong.returncode, "is not a list such as 0,1,2" in wrong.stderr) == (2, True)
 
@@ -602,24 +555,6 @@ def test_a_near_equivalent_of_what_cannot_be_spelled(tmp_path: Path) -> None:
     assert row(soft, 256) == [(10, 1.0)]
     assert soft.row_kind[256] == RowKind.PIECES
     assert row(multitoken(student, teacher, config), 256) == []
-
-
-def test_transpose_is_the_transposed_matrix(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    projection = xtok.build(byte_level, sentencepiece)
-    dense = np.zeros(projection.shape)
-    s, t, w = projection.edges.take(~projection.is_slot)
-    dense[s, t] = w
-    expected = dense.T / np.maximum(dense.sum(axis=0), 1e-30)[:, None]
-    back = transpose(projection)
-    back.check()
-    found = np.zeros(back.shape)
-    found[back.student_ids, back.teacher_ids] = back.weights
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert back.top_k == int((expected > 0).sum(axis=1).max())
-    pinned = np.isin(back.row_kind, [RowKind.EXACT, RowKind.ROLE])
-    assert (back.entries_per_row[pinned] == 1).all()
 
 
 def test_a_history_with_unknown_options_is_an_error(

@@ -173,7 +173,6 @@ WORK: dict[str, Sequence[str]] = {
     "generate": ["model", "model", "--embedding-model", "own", "-o", "near.safetensors"],
     "events": [*PAIR, "-o", "events.safetensors"],
     "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
-    "export": ["map.safetensors", "--format", "shared-vocab", "-o", "shared.json"],
 }
 """The arguments of one use of each command."""
 

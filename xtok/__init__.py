@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from xtok.alignment.aligner import align as align
     from xtok.alignment.aligner import shift_to_predictions as shift_to_predictions
     from xtok.alignment.logprobs import project_logprobs as project_logprobs
-    from xtok.alignment.logprobs import project_topk as project_topk
     from xtok.alignment.retokenize import Retokenizer as Retokenizer
     from xtok.config import BuildConfig as BuildConfig
     from xtok.config import EventsConfig as EventsConfig
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from xtok.inspection.inspect import worst_rows as worst_rows
     from xtok.inspection.verify import verify as verify
     from xtok.maps.convert import convert as convert
-    from xtok.maps.convert import transpose as transpose
     from xtok.maps.event_map import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.stages.build import build as build
@@ -48,13 +46,12 @@ if TYPE_CHECKING:
     from xtok.tokenizers import from_transformers as from_transformers
     from xtok.tokenizers import load_tokenizer as load_tokenizer
     from xtok.training.collator import DistillationCollator as DistillationCollator
-    from xtok.training.exports import export as export
     from xtok.training.module import ProjectionModule as ProjectionModule
     from xtok.vocab.table import TokenTable as TokenTable
 
 _MODULES = {
     "alignment.aligner": ["TokenAligner", "align", "shift_to_predictions"],
-    "alignment.logprobs": ["project_logprobs", "project_topk"],
+    "alignment.logprobs": ["project_logprobs"],
     "alignment.retokenize": ["Retokenizer"],
     "config": [
         "BuildConfig",
@@ -72,7 +69,7 @@ _MODULES = {
     "inspection.explain": ["explain"],
     "inspection.inspect": ["inspect", "worst_rows"],
     "inspection.verify": ["verify"],
-    "maps.convert": ["convert", "transpose"],
+    "maps.convert": ["convert"],
     "maps.event_map": ["EventMap"],
     "maps.projection_map": ["ProjectionMap"],
     "stages.build": ["build", "get_map"],
@@ -82,7 +79,6 @@ _MODULES = {
     "stages.sort_cut": ["sort_cut"],
     "tokenizers": ["Tokenizer", "from_transformers", "load_tokenizer"],
     "training.collator": ["DistillationCollator"],
-    "training.exports": ["export"],
     "training.module": ["ProjectionModule"],
     "vocab.table": ["TokenTable"],
 }

@@ -25,9 +25,7 @@ Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "prior"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
 Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
-ExportFormat: TypeAlias = Literal[
-    "nemo-subtokens", "byte-prefix-map", "shared-vocab", "scipy-npz", "parquet"
-]
+MapFormat: TypeAlias = Literal["safetensors", "pt", "nemo-subtokens", "vllm-tli"]
 
 C = TypeVar("C", bound="Config")
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
-from xtok.alignment.logprobs import Credit, ProjectedLogprobs, share_of_chat
 from xtok.conversation import Conversation, byte_offsets, render
 from xtok.conversation.templates import Message
 from xtok.tokenizers import Tokenizer
@@ -18,18 +17,11 @@ from xtok.tokenizers import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChatAlignment:
-    """A conversation as a student and a teacher see it, and which of their tokens belong together.
-
-    Attributes:
-        student: the student's rendering, T_s tokens, with the mask of what the assistant wrote.
-        teacher: the teacher's, T_t tokens, likewise.
-        alignment: chunk ids int32 `[T_s]` and `[T_t]`, of the tokens themselves, as `align_ids`
-            gives them for one document.
-    """
+    """Two renderings of one conversation, and which of their tokens belong together."""
 
     student: Conversation
     teacher: Conversation
-    alignment: FlatAlignment
+    alignment: FlatAlignment  # of one document, chunk ids of the tokens themselves
 
 
 class _Stretch(NamedTuple):
@@ -64,15 +56,25 @@ def align_chat(
         messages: dicts with `role` and `content`, and whatever else the templates read.
         tools: JSON schemas of the tools.
         student_template: as in `conversation.render`; the tokenizer's own by default.
-        teacher_template: likewise.
+        teacher_template: the same for the teacher's side.
 
     Raises:
         XtokError: if there is no template, or it raises.
     """
-    sides = [
+    ours, theirs = (
         render(tokenizer, messages, tools=tools, template=template)
         for tokenizer, template in ((student, student_template), (teacher, teacher_template))
-    ]
+    )
+    return ChatAlignment(
+        student=ours, teacher=theirs, alignment=align_rendered(aligner, ours, theirs)
+    )
+
+
+def align_rendered(
+    aligner: TokenAligner, student: Conversation, teacher: Conversation
+) -> FlatAlignment:
+    """Align two renderings of one conversation, as `align_chat` does."""
+    sides = (student, teacher)
     controls = (aligner.student.paired_controls, aligner.teacher.paired_controls)
     chunks = [np.full(len(side.ids), -1, np.int32) for side in sides]
     correct: list[bool] = []
@@ -98,38 +100,9 @@ def align_chat(
         if pair is not None:
             align([range(max(d, s.start), s.end) for d, s in zip(done, pair, strict=True)])
             done = [s.end for s in pair]
-    alignment = FlatAlignment(
+    return FlatAlignment(
         chunks[0], chunks[1], np.array([len(correct)]), np.array(correct, np.bool_)
     )
-    return ChatAlignment(student=sides[0], teacher=sides[1], alignment=alignment)
-
-
-def project_logprobs_chat(
-    chat: ChatAlignment,
-    teacher_logprobs: Any,
-    *,
-    student_logprobs: Any = None,
-    credit: Credit = "uniform",
-) -> ProjectedLogprobs:
-    """Share a teacher's log-probabilities of a conversation among the student's tokens of it.
-
-    Valid is only what the assistant wrote on both sides: contents, reasoning, tool calls, and the
-    control tokens that end its turns, paired by role. Shares are those of `project_logprobs`.
-
-    Args:
-        chat: of `align_chat`. Its ids are those that the templates give when a text is encoded;
-            for ids that a student sampled, give `project_logprobs` the ids of the response.
-        teacher_logprobs: floats `[T_t]`, of `chat.teacher.ids`. What the assistant did not write
-            may be None or NaN.
-        student_logprobs: floats `[T_s]`, of `chat.student.ids`, for `credit="student"`.
-        credit: as in `project_logprobs`.
-
-    Raises:
-        ValueError: as `project_logprobs`.
-    """
-    student, teacher = chat.student, chat.teacher
-    sides = ((student.ids, student.assistant_mask), (teacher.ids, teacher.assistant_mask))
-    return share_of_chat(chat.alignment, sides, teacher_logprobs, student_logprobs, credit)
 
 
 def describe_chat(

@@ -1,6 +1,6 @@
 """Numba kernels on flat arrays: the walk over two tokenizations, and what chunks carry over.
 
-A side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 2]`): id i
+A side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 1]`): id i
 stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one is a
 control token that has a counterpart, the same symbol on both sides. Tokens without symbols are
 skipped.
@@ -386,8 +386,8 @@ def align_documents(  # type: ignore[no-untyped-def]
 
 @njit(**OPTIONS)
 def share_logprobs(  # type: ignore[no-untyped-def]
-    s_bounds, s_chunk, t_bounds, t_chunk, num_chunks, is_correct, s_counts, t_counts,
-    t_logprobs, s_logprobs, by_student, logprobs, valid,
+    s_bounds, s_chunk, t_bounds, t_chunk, num_chunks, is_correct, s_counts, t_logprobs,
+    s_logprobs, by_student, logprobs, valid,
 ):  # fmt: skip
     """Share the sum of each chunk's teacher tokens among its student tokens, and mark these valid.
 
@@ -423,7 +423,6 @@ def share_logprobs(  # type: ignore[no-untyped-def]
             total = 0.0
             while j < t_to and (t_chunk[j] == k or t_chunk[j] < 0):
                 if t_chunk[j] == k:
-                    counts = counts and t_counts[j]
                     total += t_logprobs[j]
                     if math.isnan(t_logprobs[j]):
                         if j == t_bounds[d]:
@@ -456,80 +455,3 @@ def share_logprobs(  # type: ignore[no-untyped-def]
                     done = now
         first += num_chunks[d]
     return -1, -1
-
-
-@njit(**OPTIONS)
-def topk_at_starts(  # type: ignore[no-untyped-def]
-    s_bounds, s_chunk, t_bounds, t_chunk, num_chunks, is_correct, t_ids, t_logprobs,
-    row_starts, row_ids, row_weights, ids, logprobs,
-):  # fmt: skip
-    """Write the likeliest student ids at the first student token of each correct chunk.
-
-    Candidate `t_ids[j, c]` leads to `row_ids[row_starts[t]:row_starts[t + 1]]` with these weights.
-    What leads to one student id is added up. Returns the first teacher token, but for a document's
-    first, with a NaN or with probabilities that sum to more than 1, or −1.
-    """
-    width = t_ids.shape[1]
-    longest = 0
-    for row in range(len(row_starts) - 1):
-        longest = max(longest, row_starts[row + 1] - row_starts[row])
-    to_ids = np.empty(width * longest, np.int64)
-    terms = np.empty(width * longest, np.float64)
-    first = 0
-    for d in range(len(num_chunks)):
-        i, j = s_bounds[d], t_bounds[d]
-        for k in range(num_chunks[d]):
-            while s_chunk[i] != k:
-                i += 1
-            while t_chunk[j] != k:
-                j += 1
-            if not is_correct[first + k]:
-                continue
-            mass = 0.0
-            count = 0
-            for c in range(width):
-                t = t_ids[j, c]
-                if t < 0:
-                    continue
-                mass += math.exp(t_logprobs[j, c])
-                for entry in range(row_starts[t], row_starts[t + 1]):
-                    to_ids[count] = row_ids[entry]
-                    terms[count] = t_logprobs[j, c] + math.log(row_weights[entry])
-                    count += 1
-            if not mass <= 1.01:  # rounding of half precision
-                if math.isnan(mass) and j == t_bounds[d]:
-                    continue
-                return j
-            count = _sum_by_id(to_ids[:count], terms[:count])
-            # A stable sort by falling log-probability leaves ties in the order of their ids.
-            order = np.argsort(-terms[:count], kind="mergesort")
-            for place in range(min(count, ids.shape[1])):
-                if terms[order[place]] > -np.inf:
-                    ids[i, place] = to_ids[order[place]]
-                    logprobs[i, place] = min(0.0, terms[order[place]])
-        first += num_chunks[d]
-    return -1
-
-
-@njit(**OPTIONS)
-def _sum_by_id(ids, terms):  # type: ignore[no-untyped-def]
-    """Replace each id's terms by their log-sum-exp, in place, by rising id; return how many."""
-    order = np.argsort(ids, kind="mergesort")
-    sorted_ids, sorted_terms = ids[order], terms[order]
-    count = start = 0
-    while start < len(ids):
-        end = start
-        largest = -np.inf
-        while end < len(ids) and sorted_ids[end] == sorted_ids[start]:
-            largest = max(largest, sorted_terms[end])
-            end += 1
-        total = largest
-        if largest > -np.inf and end - start > 1:
-            total = 0.0
-            for x in range(start, end):
-                total += math.exp(sorted_terms[x] - largest)
-            total = largest + math.log(total)
-        ids[count], terms[count] = sorted_ids[start], total
-        count += 1
-        start = end
-    return count

@@ -1,7 +1,8 @@
-"""Spell a student's tokens in a teacher's, byte for byte: what the teacher reads on policy."""
+"""A student's rows as a teacher reads them: the same bytes, in the teacher's tokens."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,18 +10,21 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, from_transformers
 from xtok.vocab.roles import match_roles
 
+_PARTIAL = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, by `surrogateescape`
+
 
 class Retokenizer:
-    """Turns rows of a student's ids into a teacher's ids of the same bytes.
+    """Turns rows of a student's ids into a teacher's ids of the same text.
 
     A decoded text would not do: decoding drops a SentencePiece model's first space, and replaces
-    bytes that are no characters yet. Stretches of text are spelled as in the middle of a longer
-    text. A control token becomes the teacher's of the same role; one without a counterpart is left
-    out, and so is an id that stands for nothing.
+    bytes that are no characters yet. Text has the ids that the teacher's library gives in the
+    middle of a longer text, its normalizer included; bytes that are no characters are spelled byte
+    for byte. A control token becomes the teacher's of the same role; one without a counterpart is
+    left out, and so is an id that stands for nothing.
 
     Args:
         student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
-        teacher: likewise.
+        teacher: the same for the teacher.
     """
 
     def __init__(self, student: Any, teacher: Any) -> None:
@@ -34,26 +38,12 @@ class Retokenizer:
         """Return the teacher's ids of each row.
 
         Raises:
-            TokenizerError: if the teacher's vocabulary cannot spell the bytes of a row.
+            TokenizerError: if the teacher's vocabulary cannot spell a row.
             ValueError: for an id that the student does not have.
         """
         split = [self._parts(row) for row in rows]
-        texts = sorted({part for parts in split for part in parts if isinstance(part, bytes)})
-        spelled = dict(zip(texts, self.teacher.segment_batch(texts), strict=True))
-        for text, found in spelled.items():
-            if found is None:
-                raise TokenizerError(
-                    f"{self.teacher.vocabulary.model_id} cannot spell {text[:40]!r}, which the "
-                    "student has written",
-                    hint="use a teacher whose tokenizer has byte tokens or is byte-level",
-                )
-        respelled = []
-        for parts in split:
-            ids: list[int] = []
-            for part in parts:
-                ids += (spelled[part] or []) if isinstance(part, bytes) else [part]
-            respelled.append(ids)
-        return respelled
+        ids_of = self._spelled({part for parts in split for part in parts})
+        return [[token_id for part in parts for token_id in ids_of[part]] for parts in split]
 
     def sequence(self, *parts: Sequence[int]) -> list[int]:
         """Return a whole sequence for the teacher, such as a prompt and a response.
@@ -62,29 +52,51 @@ class Retokenizer:
         into the next, so the last part's tokens are the last of it.
 
         Raises:
-            TokenizerError: as for rows.
-            ValueError: likewise.
+            TokenizerError: if the teacher's vocabulary cannot spell a part.
+            ValueError: for an id that the student does not have.
         """
         ids = [token_id for part in self(parts) for token_id in part]
         begin = self.teacher.table.roles.get("bos", ())
         return ids if not begin or ids[:1] in [[i] for i in begin] else [begin[0], *ids]
 
-    def _parts(self, row: Sequence[int]) -> list[bytes | int]:
-        """Return a row as stretches of bytes, and the teacher's ids of the control tokens."""
+    def _parts(self, row: Sequence[int]) -> list[str | bytes | int]:
+        """Return a row as text, bytes that are none, and the teacher's ids of control tokens."""
         tokens = self.student.table.tokens()
-        parts: list[bytes | int] = []
+        parts: list[str | bytes | int] = []
         pending: list[bytes] = []
+
+        def end_stretch() -> None:
+            text = b"".join(pending).decode("utf-8", "surrogateescape")
+            pending.clear()
+            for place, part in enumerate(_PARTIAL.split(text)):
+                if part:
+                    parts.append(part.encode("utf-8", "surrogateescape") if place % 2 else part)
+
         for token_id in row:
             if not 0 <= token_id < len(tokens):
                 raise ValueError(f"student id {token_id} is not in 0..{len(tokens) - 1}")
             counterpart = self._roles.get(token_id)
             if counterpart is None:
                 pending.append(tokens[token_id])
-                continue
-            if text := b"".join(pending):
-                parts.append(text)
-            pending = []
-            parts.append(counterpart)
-        if text := b"".join(pending):
-            parts.append(text)
+            else:
+                end_stretch()
+                parts.append(counterpart)
+        end_stretch()
         return parts
+
+    def _spelled(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
+        """Return the teacher's ids of each part."""
+        ids_of: dict[str | bytes | int, list[int]] = {i: [i] for i in parts if isinstance(i, int)}
+        texts = sorted(part for part in parts if isinstance(part, str))
+        ids_of |= dict(zip(texts, self.teacher.library_ids(texts), strict=True))
+        rest = [part for part in parts if not ids_of.get(part) and not isinstance(part, int)]
+        as_bytes = [part.encode() if isinstance(part, str) else part for part in rest]
+        for part, ids in zip(rest, self.teacher.segment_batch(as_bytes), strict=True):
+            if ids is None:
+                raise TokenizerError(
+                    f"{self.teacher.vocabulary.model_id} cannot spell {part[:40]!r}, which the "
+                    "student has written",
+                    hint="use a teacher whose tokenizer has byte tokens or is byte-level",
+                )
+            ids_of[part] = ids
+        return ids_of

@@ -1,13 +1,14 @@
 """`xtok align`."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 import xtok
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, Models
+from xtok.cli.options import JSON, ModelArguments
 from xtok.config import MODELS, option
 from xtok.counting.conversations import read_conversations
 from xtok.errors import XtokError
@@ -17,10 +18,10 @@ from xtok.report.alignment import print_alignment
 @command
 def align(
     *,
+    models: ModelArguments,
     text: str | None = option(
         None, "The text itself, or - to read it from stdin.", argument="[TEXT|-]"
     ),
-    models: Models,
     file: Path | None = option(None, "Read the text from this file."),
     chat: Path | None = option(
         None,
@@ -36,7 +37,7 @@ def align(
     ),
     teacher_chat_template: str | None = option(
         None,
-        "Chat template of the teacher, likewise.",
+        "Chat template of the teacher.",
         metavar="FILE|NAME",
         needs_one_of=("chat",),
         panel=MODELS,
@@ -47,6 +48,8 @@ def align(
     json: bool = JSON,
 ) -> None:
     """Show two tokenizations of a text over one another, and the chunks that they share."""
+    if models.student_model and models.teacher_model and not text and not models.teacher:
+        models, text = replace(models, student=None), models.student  # the only argument
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
     models.both()

@@ -107,15 +107,6 @@ def build(
         projection = make()
     report_written(projection, path)
     if path.suffix == ".pt":
-        report.print_note(f"for NeMo-RL 0.8.0: {_nemo_overrides(path, for_loss)}")
+        from xtok.maps.subtokens import nemo_overrides
 
-
-def _nemo_overrides(path: Path, loss: Loss | None) -> str:
-    """Return what NeMo-RL's training script takes for a map, and the loss that it is for."""
-    from xtok.training.subtokens import path_override
-
-    words = [path_override("teachers.0.projection_matrix_path", path)]
-    if loss is not None:
-        flags = {"gold_loss": loss != "p-kl", "xtoken_loss": loss == "h-kl"}
-        words += [f"loss_fn.{name}={str(value).lower()}" for name, value in flags.items()]
-    return " ".join(words)
+        report.print_note(nemo_overrides(path, for_loss))

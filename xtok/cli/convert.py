@@ -5,30 +5,51 @@ from pathlib import Path
 import typer
 
 import xtok
-from xtok.cli.command import command
-from xtok.cli.options import MAP, MapOptions, MapOutput
-from xtok.config import Normalize, option
-from xtok.maps.names import map_name
+from xtok import report
+from xtok.cli.command import command, read_path
+from xtok.cli.options import MAP, MapOptions, Models
+from xtok.config import OUTPUT, MapFormat, Normalize, option
+from xtok.report.stdout import print_path
 
 
 @command
 def convert(
     *,
     map_path: Path = MAP,
-    output: MapOutput,
+    target: Path | None = option(
+        None,
+        "Where to write: .safetensors, or .pt as NeMo-RL reads it.",
+        argument="[OUTPUT]",
+        parser=read_path,
+    ),
+    output: Path | None = option(None, "Where to write, instead of OUTPUT.", short="-o"),
+    to: MapFormat | None = option(
+        None,
+        "What to write, if not what the suffix tells. nemo-subtokens: the two tables (.pt) of "
+        "NeMo-RL's drafts, from both models; the teacher's is NAME.reverse.pt. vllm-tli: the "
+        "arrays (.safetensors) of vLLM's token-level intersection.",
+        panel=OUTPUT,
+    ),
     normalize: Normalize | None = option(
         None, "Make rows of learned weights sum to 1: divide by the sum, or take the softmax."
     ),
-    transpose: bool = option(
-        False, "Swap the roles: a map from the teacher's tokens to the student's.", flag=True
-    ),
+    models: Models,
     map_options: MapOptions,
 ) -> None:
-    """Convert a map between xtok's .safetensors and NeMo-RL's .pt, both ways."""
-    if output.output is None:
-        raise typer.BadParameter("give the output: --output")
-    output.check()
+    """Convert a map between .safetensors and NeMo-RL's .pt, or to what other programs read."""
+    from xtok.maps.convert import check_converted
+    from xtok.maps.subtokens import nemo_overrides, nemo_table_overrides
+
+    if (target is None) == (output is None):
+        raise typer.BadParameter("give one output: OUTPUT, or --output")
+    path = check_converted(target or output or "", to)
     projection = map_options.load(map_path, normalize=normalize)
-    if transpose:
-        projection = xtok.transpose(projection)
-    output.write(projection, output.path(map_name(projection)))
+    report.print_reports(projection.reports)
+    projection, tokenizers = models.with_map(projection)
+    paths = xtok.convert(projection, path, to=to, note=report.print_note, **tokenizers)
+    if to == "nemo-subtokens":
+        report.print_note(nemo_table_overrides(*paths))
+    elif path.suffix == ".pt":
+        report.print_note(nemo_overrides(path))
+    for written in paths:
+        print_path(written)

@@ -1,94 +1,167 @@
-"""`convert` and `transpose`: the same map in another format, or the other way round."""
+"""`convert`: a map as another file format, or as the tables that other programs read."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
+from xtok.config import MapFormat
+from xtok.errors import XtokError
+from xtok.io import check_output, write
 from xtok.maps import file as mapfile
-from xtok.maps.edges import Edges, map_order
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.pair import with_vocabularies
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.subtokens import nemo_table
+from xtok.progress import Note, silent_note
+from xtok.tokenizers import ModelLike, as_tokenizer
+from xtok.vocab.display import plural
+from xtok.vocab.roles import match_roles
+from xtok.vocab.table import TokenTable
+
+SUFFIX_OF: dict[MapFormat, str] = {
+    "safetensors": ".safetensors",
+    "pt": ".pt",
+    "nemo-subtokens": ".pt",
+    "vllm-tli": ".safetensors",
+}
 
 
 def convert(
     projection: mapfile.MapLike,
     output: str | PathLike[str],
     *,
-    transpose: bool = False,
+    to: MapFormat | None = None,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
+    note: Note = silent_note,
     **options: Any,
-) -> ProjectionMap:
-    """Write a map in the format that the output's suffix names, and return it.
+) -> list[Path]:
+    """Write a map in another format, and return the paths of the files written.
 
     Args:
         projection: a map, or the path of any file that `load` reads.
-        output: a `.safetensors` or `.pt` file.
-        transpose: write the map from the teacher's tokens to the student's.
+        output: the file.
+        to: `safetensors`; `pt`, as NeMo-RL reads it; `nemo-subtokens`, the two tables of NeMo-RL's
+            drafts, the teacher's beside the output as `NAME.reverse.pt`; or `vllm-tli`, the arrays
+            of vLLM's token-level intersection, with the student as the draft model. None tells by
+            the suffix.
+        student_model: the model of the rows, for `nemo-subtokens`.
+        teacher_model: the model of the columns.
+        note: called with a sentence on what was counted, or cut.
         options: as for `load`, for a path.
 
     Raises:
         OutputError: if the output cannot be written.
         MapFileError: if the file is not a map.
+        XtokError: if the map has no tokens, or the tokenizers are missing or not the map's.
     """
-    mapfile.check_output(output)
+    target = check_converted(output, to)
     if isinstance(projection, ProjectionMap) and options:
         raise TypeError(f"{', '.join(options)}: options of reading a file, not of a map")
     if not isinstance(projection, ProjectionMap):
         projection = mapfile.load(projection, **options)
-    result = _transposed(projection) if transpose else projection
-    mapfile.save(result, output)
-    return result
+    if to == "nemo-subtokens":
+        return _write_subtokens(projection, target, student_model, teacher_model, note)
+    if to == "vllm-tli":
+        write(target, [_intersection(projection, note)])
+    else:
+        mapfile.save(projection, target)
+    return [target]
 
 
-def transpose(projection: mapfile.MapLike) -> ProjectionMap:
-    """Return the map of the other direction: roles swapped, rows normalized, without slots.
+def check_converted(output: str | PathLike[str], to: MapFormat | None) -> Path:
+    """Check, before any work is done, that a map can be written there in a format.
 
-    A row keeps the kind that all its entries come from, EXACT and ROLE only if it has one entry.
-    What comes from rows of several kinds is MIXED. Rows may have far more entries than before.
-
-    Args:
-        projection: a map, or the path of one.
+    Raises:
+        OutputError: if it cannot be, or the suffix is not the format's.
+        ValueError: if there is no such format.
     """
-    return _transposed(mapfile.as_map(projection))
+    if to is None:
+        return mapfile.check_output(output)
+    if to not in SUFFIX_OF:
+        raise ValueError(f"to is {to!r}, and must be one of {get_args(MapFormat)}")
+    return check_output(output, (SUFFIX_OF[to],), f"{to} file")
 
 
-def _transposed(projection: ProjectionMap) -> ProjectionMap:
-    kept = projection.edges.take(~projection.is_slot)
-    edges = Edges(kept.teacher_ids, kept.student_ids, kept.weights).normalized()
-    edges = edges._replace(weights=edges.weights.astype(np.float32))
-    order = map_order(edges)
-    s, t, weights = edges.take(order[edges.weights[order] > 0])
-    entries = np.bincount(s, minlength=projection.shape[1])
-    of_entry = projection.row_kind[t]
-    least, largest = np.full(len(entries), 255, np.uint8), np.zeros(len(entries), np.uint8)
-    np.minimum.at(least, s, of_entry)
-    np.maximum.at(largest, s, of_entry)
-    several = (entries > 1) & np.isin(largest, [RowKind.EXACT, RowKind.ROLE])
-    kind = np.where((least < largest) | several, np.uint8(RowKind.MIXED), largest)
-    result = replace(
-        projection,
-        student=projection.teacher,
-        teacher=projection.student,
-        student_ids=s.astype(np.int32),
-        teacher_ids=t.astype(np.int32),
-        weights=weights.astype(np.float32),
-        row_kind=np.where(entries > 0, kind, np.uint8(RowKind.EMPTY)),
-        scale_slot=None,
-        top_k=max(1, int(entries.max(initial=0))),
+def _write_subtokens(
+    projection: ProjectionMap,
+    target: Path,
+    student_model: ModelLike | None,
+    teacher_model: ModelLike | None,
+    note: Note,
+) -> list[Path]:
+    if student_model is None or teacher_model is None:
+        raise XtokError(
+            "nemo-subtokens spells tokens, which takes both tokenizers",
+            hint="give both models that the map was made with, the student's with {option}",
+            parameter="student_model",
+        )
+    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    with_vocabularies(
+        projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
     )
-    # The ids that the last stage of each kind ignores are now those of the other side.
-    swapped = {
-        f"ignore_{other}_ids": step["options"][f"ignore_{ours}_ids"]
-        for step in projection.history
-        for ours, other in (("student", "teacher"), ("teacher", "student"))
-        if f"ignore_{ours}_ids" in step["options"]
+    reverse = target.with_name(f"{target.stem}.reverse{target.suffix}")
+    tables = {target: nemo_table(student, teacher), reverse: nemo_table(teacher, student)}
+    for path, table in tables.items():
+        write(path, [table.data])
+        for sentence in table.notes:
+            note(sentence)
+    return list(tables)
+
+
+class DraftMapping(NamedTuple):
+    """What vLLM's `VocabMapping` holds for a draft model (student) and a target (teacher).
+
+    The names and meanings are those of `vllm/v1/spec_decode/vocab_mapping.py` (0f17ee0), the widths
+    those of both models' logits.
+    """
+
+    draft_to_target_ids: NDArray[np.int64]  # [V_draft], −1 for a token that the target lacks
+    target_to_draft_ids: NDArray[np.int64]  # [V_target], the inverse
+    intersection_mask_draft: NDArray[np.bool_]  # [V_draft], what the draft may propose
+
+
+def draft_mapping(draft: TokenTable, target: TokenTable) -> DraftMapping:
+    """Map the tokens that a draft and a target model share, by equal bytes and by role.
+
+    Both directions are one to one, so speculative decoding stays lossless. Of several ids with the
+    same bytes, the one that the tokenizer emits counts on each side.
+    """
+    theirs = target.canonical_ids()
+    ours = draft.canonical_ids()
+    pairs = {theirs[token]: s for token, s in ours.items() if token in theirs}
+    for s, t in match_roles(draft, target).items():
+        pairs.setdefault(t, s)  # the first draft id of each target id
+    to_target, to_draft = (np.full(len(table), -1, np.int64) for table in (draft, target))
+    to_target[list(pairs.values())] = list(pairs)
+    to_draft[list(pairs)] = list(pairs.values())
+    return DraftMapping(to_target, to_draft, to_target >= 0)
+
+
+def _intersection(projection: ProjectionMap, note: Note) -> bytes:
+    """Return vLLM's arrays as a safetensors file."""
+    from safetensors.numpy import save
+
+    sides = {"student": projection.student, "teacher": projection.teacher}
+    student, teacher = (vocabulary.table for vocabulary in sides.values())
+    if student is None or teacher is None:
+        raise XtokError("the map carries no tokens", hint="convert a map that xtok build made")
+    mapping = draft_mapping(student, teacher)
+    is_text = student.lengths > 0
+    note(
+        f"{projection.teacher.model_id} has the bytes of "
+        f"{np.count_nonzero(mapping.intersection_mask_draft & is_text):,} of "
+        f"{plural(len(student.canonical_ids()), 'token')} of {projection.student.model_id}; "
+        f"{plural(np.count_nonzero(mapping.intersection_mask_draft & ~is_text), 'special token')} "
+        "paired by role"
+    )
+    models = {
+        side: {"model_id": vocabulary.model_id, "vocab_size": vocabulary.vocab_size}
+        for side, vocabulary in sides.items()
     }
-    options = swapped and {"ignore_student_ids": [], "ignore_teacher_ids": [], **swapped}
-    counts = {
-        "rows": int(np.count_nonzero(entries)),
-        "rows empty": int(np.count_nonzero(entries == 0)),
-        "slots dropped": int(np.count_nonzero(projection.is_slot)),
-    }
-    return result.after("transpose", options, counts)
+    return bytes(save(mapping._asdict(), {"xtok": json.dumps(models, sort_keys=True)}))

@@ -1,1 +1,1 @@
-"""Training with a map: module, losses, collator, exports."""
+"""Training with a map: module, losses, collator."""

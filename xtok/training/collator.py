@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,14 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
-from xtok.alignment.chats import align_chat
+from xtok.alignment.aligner import (
+    AlignmentBatch,
+    FlatAlignment,
+    TokenAligner,
+    shift_to_predictions,
+)
+from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import render
+from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
-from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, from_transformers
-from xtok.vocab.table import TokenType
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -26,11 +30,11 @@ IGNORED = -100
 
 
 class _Row(NamedTuple):
-    """One sample on one side: ids, which of them are targets, and their chunks."""
+    """One sample on one side: ids int64 `[T]`, which are targets, and its conversation."""
 
-    ids: NDArray[Any]
+    ids: NDArray[np.int64]
     is_target: NDArray[np.bool_]
-    chunk: NDArray[Any]
+    conversation: Conversation | None = None
 
 
 class _Run(NamedTuple):
@@ -44,10 +48,10 @@ class DistillationCollator:
     """Turns samples into a batch for a student and its teachers, for a `DataLoader`.
 
     A sample is a text, a list of messages, or a mapping with `text`, or with `messages` and maybe
-    `tools`. Texts are spelled byte for byte, control tokens in them as text; conversations are
-    rendered by each side's chat template, and only what the assistant wrote is a target. Rows are
-    padded on the right; a chunk that `max_length` cuts is dropped. The collator holds no tensors,
-    and can be pickled.
+    `tools`. Texts have the ids of each side's own library; conversations are rendered by each
+    side's chat template, and only what the assistant wrote is a target. Rows are padded on the
+    right; a chunk that `max_length` cuts is dropped. The collator holds no tensors, and can be
+    pickled.
 
     The batch is a dict: `input_ids`, `attention_mask`, `labels`, int64 `[B, T_s]`, and `teachers`,
     one dict for each teacher with the same three, `[B, T_t]`, and `alignment`, an `AlignmentBatch`.
@@ -92,7 +96,7 @@ class DistillationCollator:
         self.teachers = [_tokenizer(teacher) for teacher in several]
         self.aligners = [
             TokenAligner(self.student, teacher, max_comb_len=max_comb_len)
-            for teacher in self.teachers or [self.student]
+            for teacher in self.teachers
         ]
         self._retokenizers = [Retokenizer(self.student, teacher) for teacher in self.teachers]
         self.max_length, self.bos, self.eos = max_length, bos, eos
@@ -108,20 +112,18 @@ class DistillationCollator:
         if not samples:
             raise ValueError("a batch needs samples")
         chats = [_messages(sample) for sample in samples]
-        ours = self._spell(self.student, samples, chats)
-        sides = []
-        for number, teacher in enumerate(self.teachers or [self.student]):
-            theirs = self._spell(teacher, samples, chats)
-            aligned = [
-                self._align(number, s, t) if chat is None else self._align_chat(number, chat)
-                for s, t, chat in zip(ours, theirs, chats, strict=True)
-            ]
-            rows = [row[0] for row in aligned], [row[1] for row in aligned]
-            side = _pad(rows[1], _pad_id(teacher))
-            side["alignment"] = _batch(*rows, [row[2] for row in aligned])
-            sides.append(side)
-        own = _pad(rows[0], _pad_id(self.student))
-        return {**own, "teachers": sides[: len(self.teachers)]}
+        own = self._read(self.student, self.student_template, samples, chats)
+        batch = _pad(own, self.student, self.max_length)
+        batch["teachers"] = []
+        for teacher, template, aligner in zip(
+            self.teachers, self.teacher_templates, self.aligners, strict=True
+        ):
+            theirs = self._read(teacher, template, samples, chats)
+            alignments = [self._align(aligner, *rows) for rows in zip(own, theirs, strict=True)]
+            side = _pad(theirs, teacher, self.max_length)
+            side["alignment"] = _in_batch(alignments, batch, side)
+            batch["teachers"].append(side)
+        return batch
 
     def from_student_ids(
         self,
@@ -158,66 +160,40 @@ class DistillationCollator:
         if prompts is not None and len(prompts) != shape[0]:
             raise ValueError(f"{len(prompts)} prompts for {shape[0]} rows")
         ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
+        wanted = (mask != 0) & (target != IGNORED)
         rows = [
             _runs(row[keep], is_target[keep])
-            for row, keep, is_target in zip(ids, mask != 0, target != IGNORED, strict=True)
+            for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
         ]
-        wanted = (mask != 0) & (target != IGNORED)
-        own = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-        sides = [
-            self._read_by(number, rows, ids, wanted, prompts or [None] * len(rows))
-            for number in range(len(self.teachers))
-        ]
-        return {**own, "teachers": sides}
-
-    def _read_by(
-        self,
-        number: int,
-        rows: Sequence[Sequence[_Run]],
-        ids: NDArray[Any],
-        wanted: NDArray[np.bool_],
-        prompts: Sequence[Mapping[str, Any] | None],
-    ) -> dict[str, Any]:
-        """Return a teacher's side of rows of the student's."""
-        teacher, table = self.teachers[number], self.student.table
-        spelled = iter(self._retokenizers[number]([run.ids for row in rows for run in row]))
-        theirs: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
-        for row, prompt in zip(rows, prompts, strict=True):
-            parts = [(next(spelled), run.is_target) for run in row]
-            theirs.append(self._teacher_row(number, parts, prompt))
-        # Ids that stand for nothing, which a model wider than its tokenizer may write, have no
+        # Ids that stand for nothing, which a model wider than its tokenizer may write, are in no
         # chunk.
-        special = np.isin(table.types, [TokenType.CONTROL, TokenType.UNKNOWN])
-        stands = (table.lengths > 0) | special
-        wanted = wanted & stands[np.where(wanted, ids, 0)]
-        alignment = self.aligners[number].align_ids(
-            ids[wanted],
-            _bounds(wanted.sum(1)),
-            np.concatenate([own_ids[is_target] for own_ids, is_target in theirs]),
-            _bounds(np.array([is_target.sum() for _, is_target in theirs])),
-        )
-        chunk = np.full(ids.shape, -1, np.int32)
-        chunk[wanted] = alignment.student_chunk_id
-        student_rows = [_Row(*row) for row in zip(ids, wanted, chunk, strict=True)]
-        ends = np.cumsum([is_target.sum() for _, is_target in theirs])[:-1]
-        side_rows = []
-        numbers = np.split(alignment.teacher_chunk_id, ends)
-        for (own_ids, is_target), chunk_of_targets in zip(theirs, numbers, strict=True):
-            chunk_of = np.full(len(own_ids), -1, np.int32)
-            chunk_of[is_target] = chunk_of_targets
-            side_rows.append(_Row(own_ids, is_target, chunk_of))
-        correct = np.split(alignment.is_correct, np.cumsum(alignment.num_chunks)[:-1])
-        side = _pad(side_rows, _pad_id(teacher))
-        side["alignment"] = _batch(student_rows, side_rows, correct)
-        return side
+        nothing = np.append(self.aligners[0].student.stands_for_nothing, True)
+        wanted &= ~nothing[np.where(wanted, ids, -1)] if self.teachers else wanted
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        batch["teachers"] = []
+        for number, teacher in enumerate(self.teachers):
+            spelled = iter(self._retokenizers[number]([run.ids for row in rows for run in row]))
+            theirs = [
+                self._teacher_row(number, [(next(spelled), run.is_target) for run in row], prompt)
+                for row, prompt in zip(rows, prompts or [None] * len(rows), strict=True)
+            ]
+            side = _pad(theirs, teacher, self.max_length)
+            side["alignment"] = self.aligners[number].align(
+                input_ids,
+                side["input_ids"],
+                student_attention_mask=wanted,
+                teacher_attention_mask=side["labels"] != IGNORED,
+            )
+            batch["teachers"].append(side)
+        return batch
 
     def _teacher_row(
         self,
         number: int,
         parts: list[tuple[list[int], bool]],
         prompt: Mapping[str, Any] | None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return a row's ids and which are targets, with the teacher's own beginning."""
+    ) -> _Row:
+        """Return a row as a teacher reads it, with its own beginning."""
         teacher = self.teachers[number]
         if prompt is not None:
             conversation = render(
@@ -235,75 +211,56 @@ class DistillationCollator:
             first = next((ids[0] for ids, _ in parts if ids), None)
             if begin and first not in teacher.table.roles["bos"]:
                 parts = [(list(begin), False), *parts]
-        ids = [i for part, _ in parts for i in part][: self.max_length]
-        flags = [flag for part, flag in parts for _ in part][: self.max_length]
-        return np.array(ids, np.int64), np.array(flags, np.bool_)
+        ids = [i for part, _ in parts for i in part]
+        flags = [flag for part, flag in parts for _ in part]
+        return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
 
-    def _spell(
-        self, tokenizer: Tokenizer, samples: Sequence[Sample], chats: Sequence[Any]
-    ) -> list[NDArray[np.int64]]:
-        """Return the ids of the texts; none for conversations."""
-        texts = ["" if chat else _text(s) for s, chat in zip(samples, chats, strict=True)]
+    def _read(
+        self,
+        tokenizer: Tokenizer,
+        template: str | Path | None,
+        samples: Sequence[Sample],
+        chats: Sequence[Mapping[str, Any] | None],
+    ) -> list[_Row]:
+        """Return the samples as one side reads them, whole."""
         roles = tokenizer.table.roles
         begin, end = (
-            list(roles.get(role, ())[:1]) if wanted else []
+            roles.get(role, ())[:1] if wanted else ()
             for role, wanted in (("bos", self.bos), ("eos", self.eos))
         )
         rows = []
-        spelled = tokenizer.segment_batch([text.encode() for text in texts])
-        for text, ids in zip(texts, spelled, strict=True):
-            if ids is None:
-                raise XtokError(
-                    f"{tokenizer.vocabulary.model_id} cannot spell the text {text[:40]!r}",
-                    hint="leave the text out, or use a tokenizer with byte tokens",
+        for sample, chat in zip(samples, chats, strict=True):
+            if chat is None:
+                ids = np.array([*begin, *tokenizer.encode(_text(sample)).ids, *end], np.int64)
+                rows.append(_Row(ids, np.ones(len(ids), np.bool_)))
+            else:
+                shown = render(
+                    tokenizer, chat["messages"], tools=chat.get("tools"), template=template
                 )
-            rows.append(np.array([*begin, *ids, *end], np.int64)[: self.max_length])
+                rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 
-    def _align(
-        self, number: int, ours: NDArray[np.int64], theirs: NDArray[np.int64]
-    ) -> tuple[_Row, _Row, NDArray[np.bool_]]:
-        alignment = self.aligners[number].align_document(ours, theirs)
-        student, teacher = (
-            _Row(ids, np.ones(len(ids), np.bool_), chunk)
-            for ids, chunk in (
-                (ours, alignment.student_chunk_id),
-                (theirs, alignment.teacher_chunk_id),
-            )
-        )
-        return student, teacher, alignment.is_correct
-
-    def _align_chat(
-        self, number: int, chat: Mapping[str, Any]
-    ) -> tuple[_Row, _Row, NDArray[np.bool_]]:
-        teacher, template = self.student, self.student_template
-        if self.teachers:
-            teacher, template = self.teachers[number], self.teacher_templates[number]
-        aligned = align_chat(
-            self.aligners[number],
-            self.student,
-            teacher,
-            chat["messages"],
-            tools=chat.get("tools"),
-            student_template=self.student_template,
-            teacher_template=template,
-        )
-        alignment, end = aligned.alignment, self.max_length
+    def _align(self, aligner: TokenAligner, ours: _Row, theirs: _Row) -> FlatAlignment:
+        """Align two whole rows, and cut them; keep the chunks that are all targets, and inside."""
+        if ours.conversation is None or theirs.conversation is None:
+            alignment = aligner.align_document(ours.ids, theirs.ids)
+        else:
+            alignment = align_rendered(aligner, ours.conversation, theirs.conversation)
         sides = (
-            (aligned.student, alignment.student_chunk_id),
-            (aligned.teacher, alignment.teacher_chunk_id),
+            (ours.is_target, alignment.student_chunk_id),
+            (theirs.is_target, alignment.teacher_chunk_id),
         )
-        kept = np.ones(len(alignment.is_correct), np.bool_)
-        for side, chunk in sides:
-            is_outside = ~side.assistant_mask
-            is_outside[len(is_outside) if end is None else end :] = True
-            kept[chunk[(chunk >= 0) & is_outside]] = False
-        number_of = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)  # chunk −1 stays −1
-        rows = [
-            _Row(side.ids[:end].astype(np.int64), side.assistant_mask[:end], number_of[chunk[:end]])
-            for side, chunk in sides
-        ]
-        return rows[0], rows[1], alignment.is_correct[kept]
+        end = self.max_length
+        kept = np.append(alignment.is_correct, False) | True
+        for is_target, chunk in sides:
+            kept[chunk[~is_target]] = False
+            kept[chunk[len(chunk) if end is None else end :]] = False
+        kept[-1] = False  # of the tokens that are in no chunk, −1
+        number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+        chunks = [number[chunk[:end]] for _, chunk in sides]
+        return FlatAlignment(
+            chunks[0], chunks[1], np.array([kept.sum()]), alignment.is_correct[kept[:-1]]
+        )
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
@@ -344,10 +301,6 @@ def _runs(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[_Run]:
     return [_Run(p.tolist(), f) for p, f in zip(np.split(ids, cuts), flags, strict=False)]
 
 
-def _bounds(counts: NDArray[Any]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
 def _tokenizer(given: Any) -> Tokenizer:
     return given if isinstance(given, Tokenizer) else from_transformers(given)
 
@@ -375,12 +328,12 @@ def _pad_id(tokenizer: Tokenizer) -> int:
     return next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
 
 
-def _pad(rows: Sequence[_Row], pad_id: int) -> dict[str, Any]:
-    labels = [np.where(row.is_target, row.ids, IGNORED) for row in rows]
-    ones = [np.ones(len(row.ids), np.int64) for row in rows]
+def _pad(rows: Sequence[_Row], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
+    labels = [np.where(row.is_target, row.ids, IGNORED)[:end] for row in rows]
+    masks = [np.ones(len(row.ids), np.int64)[:end] for row in rows]
     return {
-        "input_ids": _stack([row.ids for row in rows], pad_id),
-        "attention_mask": _stack(ones, 0),
+        "input_ids": _stack([row.ids[:end] for row in rows], _pad_id(tokenizer)),
+        "attention_mask": _stack(masks, 0),
         "labels": _stack(labels, IGNORED),
     }
 
@@ -389,26 +342,16 @@ def _stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
     return torch.from_numpy(pad(rows, fill, padding_side="right"))
 
 
-def _batch(
-    ours: Sequence[_Row], theirs: Sequence[_Row], correct: Sequence[NDArray[np.bool_]]
+def _in_batch(
+    alignments: Sequence[FlatAlignment], ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> AlignmentBatch:
-    """Stack the alignments of rows into one of a batch."""
-    valid, exact = [], ([], [])  # type: ignore[var-annotated]
-    for s, t, right in zip(ours, theirs, correct, strict=True):
-        sizes = [
-            np.bincount(row.chunk[row.chunk >= 0], minlength=len(right))[: len(right)]
-            for row in (s, t)
-        ]
-        valid.append((sizes[0] > 0) & (sizes[1] > 0))
-        single = np.append(right & (sizes[0] == 1) & (sizes[1] == 1), False)
-        for masks, row in zip(exact, (s, t), strict=True):
-            masks.append(single[row.chunk])
-    return AlignmentBatch(
-        pair_valid=_stack(valid, False),
-        pair_is_correct=_stack(correct, False),
-        student_exact_partition_mask=_stack(exact[0], False),
-        teacher_exact_partition_mask=_stack(exact[1], False),
-        student_chunk_id=_stack([row.chunk.astype(np.int64) for row in ours], -1),
-        teacher_chunk_id=_stack([row.chunk.astype(np.int64) for row in theirs], -1),
-        num_chunks=torch.tensor([len(right) for right in correct]),
+    """Return the alignments of rows as one of their padded batch."""
+    joined = FlatAlignment(
+        *(
+            np.concatenate([getattr(alignment, field.name) for alignment in alignments])
+            for field in fields(FlatAlignment)
+        )
     )
+    kept = (side["attention_mask"].numpy() != 0 for side in (ours, theirs))
+    arrays = vars(joined.padded(*kept))
+    return AlignmentBatch(**{name: torch.from_numpy(array) for name, array in arrays.items()})

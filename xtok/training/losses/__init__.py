@@ -17,10 +17,9 @@ from xtok.training.losses.config import (
     GoldConfig,
     PKLConfig,
     SameTokenizerConfig,
-    ULDConfig,
 )
 from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
-from xtok.training.losses.gold import gold, h_kl, uld
+from xtok.training.losses.gold import gold
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.pairs import ExactPairs, exact_pairs
@@ -36,7 +35,6 @@ __all__ = [
     "LossName",
     "PKLConfig",
     "SameTokenizerConfig",
-    "ULDConfig",
     "averaged_logits",
     "combine",
     "count_chunks",
@@ -44,12 +42,10 @@ __all__ = [
     "event_kl",
     "exact_pairs",
     "gold",
-    "h_kl",
     "make_loss",
     "p_kl",
     "same_tokenizer_kl",
     "select_teacher",
     "sum_teachers",
     "teacher_to_student_kl",
-    "uld",
 ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xtok.training.losses.config import ChunkLossConfig, ULDConfig
+from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.module import check_width, work_dtype
 
 EPSILON = 1e-10
@@ -40,7 +40,7 @@ def find_chunks(
     student_logits: Tensor,
     teacher_logits: Tensor,
     alignment: Any,
-    config: ChunkLossConfig | ULDConfig,
+    config: ChunkLossConfig,
     sample_mask: Tensor | None,
     widths: tuple[int, int] = (0, 0),
 ) -> Chunks:
@@ -104,7 +104,7 @@ def loss_over_chunks(
     student_logits: Tensor,
     teacher_logits: Tensor,
     alignment: Any,
-    config: ChunkLossConfig | ULDConfig,
+    config: ChunkLossConfig,
     sample_mask: Tensor | None,
     widths: tuple[int, int] = (0, 0),
 ) -> Tensor:

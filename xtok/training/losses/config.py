@@ -43,7 +43,7 @@ class PKLConfig(ChunkLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GoldConfig(ChunkLossConfig):
-    """How `gold` and `h_kl` compare.
+    """How `gold` compares.
 
     Attributes:
         uncommon_topk: how many probabilities of the sorted remainders are compared at most.
@@ -54,25 +54,6 @@ class GoldConfig(ChunkLossConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive(uncommon_topk=self.uncommon_topk)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ULDConfig:
-    """How `uld` compares.
-
-    Attributes:
-        temperature: divides both sides' logits; > 0.
-        top_k: how many of the largest probabilities are compared; None compares all, as the paper
-            does.
-        exact_token_match_only: leave out chunks that are not `pair_is_correct`.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    exact_token_match_only: bool = False
-
-    def __post_init__(self) -> None:
-        _positive(temperature=self.temperature, top_k=self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)

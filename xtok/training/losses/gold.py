@@ -1,12 +1,10 @@
-"""Losses on both vocabularies as they are: gold and H-KL on exact pairs, ULD on sorted values."""
+"""Losses on both vocabularies as they are: gold and H-KL, on exact pairs and sorted values."""
 
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from xtok.training.losses.chunks import (
@@ -16,7 +14,7 @@ from xtok.training.losses.chunks import (
     log_probabilities,
     loss_over_chunks,
 )
-from xtok.training.losses.config import GoldConfig, ULDConfig
+from xtok.training.losses.config import GoldConfig
 from xtok.training.losses.pairs import ExactPairs
 
 
@@ -43,6 +41,8 @@ def gold(
     the first sum, and with it the loss, may be below 0.
 
     `pairs` are `exact_pairs(map)`, on the logits' device; logits beyond their widths are ignored.
+    With the pairs of heavy weights, `exact_pairs(map, threshold=0.6)`, this is the H-KL loss of
+    X-Token (arXiv 2605.21699).
     The other arguments, the result and the errors are those of `p_kl`.
     """
     config = config or GoldConfig()
@@ -62,71 +62,6 @@ def gold(
 
     return loss_over_chunks(
         compare, student_logits, teacher_logits, alignment, config, sample_mask, pairs.widths
-    )
-
-
-def h_kl(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    pairs: ExactPairs,
-    alignment: Any,
-    config: GoldConfig | None = None,
-    *,
-    sample_mask: Tensor | None = None,
-) -> Tensor:
-    """Return the H-KL loss of X-Token (arXiv 2605.21699): `gold` on the pairs of heavy weights.
-
-    `pairs` are `exact_pairs(map, threshold=0.6)`; the rest is as in `gold`.
-    """
-    return gold(student_logits, teacher_logits, pairs, alignment, config, sample_mask=sample_mask)
-
-
-def uld(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    alignment: Any = None,
-    config: ULDConfig | None = None,
-    *,
-    sample_mask: Tensor | None = None,
-) -> Tensor:
-    """Return the universal logit distillation loss of Boizard et al. (arXiv 2402.12030).
-
-    It needs no map. With ↓ the probabilities in falling order, the shorter side filled up with 0:
-
-        loss = mean over pairs of positions of Σ_n |p↓_n − q↓_n|
-
-    With an alignment, p and q are the means of a chunk's probabilities on both sides. Without, the
-    paper's own pairing: position i of the student with position i of the teacher, as far as both
-    go; where tokenizations differ, these soon come from different text.
-
-    The arguments, the result and the errors are those of `p_kl`.
-    """
-    config = config or ULDConfig()
-    if alignment is None:
-        alignment = _by_position(student_logits, teacher_logits)
-    widths = (student_logits.shape[-1], teacher_logits.shape[-1])
-
-    def transform(logits: Tensor) -> Tensor:
-        return torch.softmax(logits / config.temperature, -1)
-
-    def compare(chunks: Chunks) -> Tensor:
-        means = chunk_means(chunks, student_logits, teacher_logits, widths, transform)
-        width = max(widths)
-        p, q = (torch.nn.functional.pad(mean, (0, width - mean.shape[1])) for mean in means)
-        return _sorted_distance(p, q, config.top_k or width) / chunks.total
-
-    return loss_over_chunks(compare, student_logits, teacher_logits, alignment, config, sample_mask)
-
-
-def _by_position(student_logits: Tensor, teacher_logits: Tensor) -> SimpleNamespace:
-    """Return an alignment whose chunk i is position i of both sides."""
-    batch, device = len(student_logits), student_logits.device
-    lengths = student_logits.shape[1], teacher_logits.shape[1]
-    positions = [torch.arange(length, device=device) for length in lengths]
-    ids = [torch.where(i < min(lengths), i, -1).expand(batch, -1) for i in positions]
-    valid = torch.ones((batch, min(lengths)), dtype=torch.bool, device=device)
-    return SimpleNamespace(
-        student_chunk_id=ids[0], teacher_chunk_id=ids[1], pair_valid=valid, pair_is_correct=valid
     )
 
 

@@ -17,17 +17,16 @@ from xtok.training.losses.config import (
     GoldConfig,
     PKLConfig,
     SameTokenizerConfig,
-    ULDConfig,
 )
 from xtok.training.losses.event_kl import EventIndex, event_kl
-from xtok.training.losses.gold import gold, h_kl, uld
+from xtok.training.losses.gold import gold
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.pairs import exact_pairs
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
-    "p-kl", "event-kl", "teacher-to-student-kl", "gold", "h-kl", "uld", "same-tokenizer"
+    "p-kl", "event-kl", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer"
 ]  # fmt: skip
 NEED_A_MAP: tuple[LossName, ...] = ("p-kl", "gold", "h-kl", "event-kl", "teacher-to-student-kl")
 Batch = Mapping[str, Any]
@@ -93,9 +92,6 @@ def make_loss(
         raise ValueError(f"the loss is {name!r}, and must be one of {get_args(LossName)}")
     common: dict[str, Any] = {"temperature": temperature, "reverse_kl": reverse_kl}
     cut: dict[str, Any] = {} if top_k is None else {"top_k": top_k}
-    if name == "uld":
-        plain = ULDConfig(temperature=temperature)
-        return BatchLoss(lambda s, t, batch, side: uld(s, t, side["shifted"], plain))
     if name == "same-tokenizer":
         same = SameTokenizerConfig(**common, **cut)
         return BatchLoss(
@@ -125,5 +121,5 @@ def make_loss(
         return BatchLoss(lambda s, t, batch, side: p_kl(s, t, module, side["shifted"], projected))
     threshold = H_KL_THRESHOLD if name == "h-kl" else None
     pairs = exact_pairs(module.map, threshold=threshold).to(module.weights.device)
-    compare, paired = h_kl if name == "h-kl" else gold, GoldConfig(**common)
-    return BatchLoss(lambda s, t, batch, side: compare(s, t, pairs, side["shifted"], paired))
+    paired = GoldConfig(**common)
+    return BatchLoss(lambda s, t, batch, side: gold(s, t, pairs, side["shifted"], paired))

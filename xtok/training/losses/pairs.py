@@ -38,7 +38,7 @@ class ExactPairs(NamedTuple):
 
 
 def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
-    """Return the pairs that `gold` (strict) and `h_kl` (by weight) compare one to one.
+    """Return the pairs that `gold` compares one to one: strict, or by weight (H-KL).
 
     Strict: the rows of one entry, of weight 1, of equal bytes or of one role; if several students
     share a teacher token, the lowest id wins. With a threshold: the rows whose largest weight, a

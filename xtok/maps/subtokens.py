@@ -10,13 +10,13 @@ import io
 import os
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.config import Loss
 from xtok.maps.results import examples_of
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.roles import match_roles
@@ -26,17 +26,11 @@ N_MAX = 8
 """How many tokens of a spelling the drafts' tables hold."""
 
 
-@dataclass(frozen=True, eq=False)
-class Subtokens:
-    """Each token of a vocabulary spelled in the tokens of another.
+class Subtokens(NamedTuple):
+    """Each token of a vocabulary spelled in the tokens of another."""
 
-    Attributes:
-        subtoks: int64 `[V, L]`, the other side's ids, padded with −1.
-        lengths: int64 `[V]`: 1 for a token that both have, 0 for one without a spelling.
-    """
-
-    subtoks: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    subtoks: NDArray[np.int64]  # [V, L], the other side's ids, padded with −1
+    lengths: NDArray[np.int64]  # [V]: 1 for a token that both have, 0 for one without a spelling
 
 
 def subtokens(of: Tokenizer, into: Tokenizer) -> Subtokens:
@@ -111,37 +105,32 @@ def _num_ids(vocabulary: Vocabulary) -> int:
     return vocabulary.tokenizer_vocab_size or vocabulary.vocab_size
 
 
-def nemo_overrides(forward: Path, reverse: Path, projection: Path) -> str:
-    """Return what NeMo-RL's training script takes behind its name, a comment before each version.
+def nemo_overrides(path: Path, loss: Loss | None = None) -> str:
+    """Return what NeMo-RL's training script takes for a map, and for the loss that it is for."""
+    words = [_override("teachers.0.projection_matrix_path", path)]
+    if loss is not None:
+        flags = {"gold_loss": loss != "p-kl", "xtoken_loss": loss == "h-kl"}
+        words += [f"loss_fn.{name}={str(value).lower()}" for name, value in flags.items()]
+    return f"for NeMo-RL 0.8.0: {' '.join(words)}"
 
-    Args:
-        forward: the table with the student's tokens as rows.
-        reverse: the table with the teacher's.
-        projection: the map, which 0.8.0 reads as `.pt` only.
-    """
-    if projection.suffix != ".pt":
-        projection = projection.with_suffix(".pt")
-        released = f"# NeMo-RL 0.8.0, after: xtok convert MAP --output {_word(projection)}"
-    else:
-        released = "# NeMo-RL 0.8.0"
-    lines = [
-        released,
-        path_override("teachers.0.projection_matrix_path", projection),
-        '# NeMo-RL, pull requests 3286 and 4177 ("v6")',
+
+def nemo_table_overrides(forward: Path, reverse: Path) -> str:
+    """Return what NeMo-RL's drafts take for the two tables."""
+    words = (
         "teachers.0.is_cross_tokenizer=true",
         "teachers.0.aligner.projection_matrix_path=null",
-        path_override("teachers.0.aligner.pseudo_target_path", forward),
-        path_override("teachers.0.aligner.reverse_pseudo_target_path", reverse),
+        _override("teachers.0.aligner.pseudo_target_path", forward),
+        _override("teachers.0.aligner.reverse_pseudo_target_path", reverse),
         "loss_fn.common_indices_from_subtoks=true",
-    ]
-    return "\n".join(lines)
+    )
+    return f"for NeMo-RL, pull requests 3286 and 4177: {' '.join(words)}"
 
 
 _PLAIN = re.compile(r"[\w/.+%@:-]+", re.ASCII)
 """Values that Hydra's grammar of overrides takes without quotes."""
 
 
-def path_override(key: str, path: Path) -> str:
+def _override(key: str, path: Path) -> str:
     """Return one override as a shell takes it, its value quoted for Hydra where need be."""
     value = os.path.abspath(path)
     if not _PLAIN.fullmatch(value):
@@ -149,7 +138,3 @@ def path_override(key: str, path: Path) -> str:
         escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
         value = f"'{escaped}'"
     return shlex.quote(f"{key}={value}")
-
-
-def _word(path: Path) -> str:
-    return shlex.quote(os.path.abspath(path))

@@ -1,13 +1,11 @@
-"""Exports, read back as their readers do it."""
+"""`convert`: what other programs read, read back as they do it."""
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,15 +13,15 @@ import torch
 from conftest import REAL, Cli
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
-from test_projection_map import GOOD, make
+from test_projection_map import GOOD
 from test_stages import byte_ranks
 
 import xtok
 from xtok import ProjectionMap, XtokError
+from xtok.maps.convert import convert, draft_mapping
+from xtok.maps.subtokens import nemo_overrides, nemo_table_overrides, subtokens
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.training.exports import byte_prefixes, draft_mapping, export, shared_vocabulary
-from xtok.training.subtokens import nemo_overrides, subtokens
-from xtok.vocab.table import TokenTable, TokenType, match_bytes
+from xtok.vocab.table import TokenTable, TokenType
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +83,14 @@ def as_the_draft_reads(forward: Path, reverse: Path, teacher_size: int) -> Table
     return Tables({s: t for t, s in common.items()}, *indexes)
 
 
-def export_tables(
+def write_tables(
     student: Tokenizer, teacher: Tokenizer, folder: Path
 ) -> tuple[list[Path], list[str]]:
     notes: list[str] = []
     projection = xtok.build(student, teacher)
     models = {"student_model": student, "teacher_model": teacher}
     path = folder / "pair.pt"
-    return export(projection, path, "nemo-subtokens", note=notes.append, **models), notes
+    return convert(projection, path, to="nemo-subtokens", note=notes.append, **models), notes
 
 
 def check_tables(student: Tokenizer, teacher: Tokenizer, paths: list[Path]) -> Tables:
@@ -112,7 +110,7 @@ def check_tables(student: Tokenizer, teacher: Tokenizer, paths: list[Path]) -> T
 
 def test_nemo_subtokens(byte_level: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path) -> None:
     for student, teacher in ((byte_level, sentencepiece), (sentencepiece, byte_level)):
-        paths, _ = export_tables(student, teacher, tmp_path)
+        paths, _ = write_tables(student, teacher, tmp_path)
         assert [path.name for path in paths] == ["pair.pt", "pair.reverse.pt"]
         for path, src, dst in ((paths[0], student, teacher), (paths[1], teacher, student)):
             found = torch.load(path, weights_only=True)
@@ -145,7 +143,7 @@ def test_of_several_ids_the_tables_have_the_one_that_a_text_has(sentencepiece: T
 
 def test_long_spellings_are_cut_and_told(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab", "abcdefgh", "abcdefghi", width=300)
-    paths, notes = export_tables(student, load_tokenizer("bytes"), tmp_path)
+    paths, notes = write_tables(student, load_tokenizer("bytes"), tmp_path)
     found = torch.load(paths[0], weights_only=True)
     assert found["subtoks"].shape == (259, 8)  # the tokenizer's ids, not the width of the logits
     assert found["subtoks"][256:].tolist() == [
@@ -170,7 +168,7 @@ def test_nemo_subtokens_of_real_models(
     load_real: Callable[[str], Tokenizer], tmp_path: Path
 ) -> None:
     student, teacher = load_real("mistral-v3.model"), load_real("qwen.tiktoken")
-    paths, notes = export_tables(student, teacher, tmp_path)
+    paths, notes = write_tables(student, teacher, tmp_path)
     tables = check_tables(student, teacher, paths)
     assert len(tables.common) == 29_234 + 8
     assert len(notes) == 1
@@ -182,8 +180,12 @@ def test_subtokens_are_the_same_bytes_whatever_the_name(
     byte_level: Tokenizer, digits: Tokenizer, built: ProjectionMap, tmp_path: Path
 ) -> None:
     files = [
-        export(
-            built, tmp_path / name, "nemo-subtokens", student_model=byte_level, teacher_model=digits
+        convert(
+            built,
+            tmp_path / name,
+            to="nemo-subtokens",
+            student_model=byte_level,
+            teacher_model=digits,
         )
         for name in ("a.pt", "another.pt")
     ]
@@ -194,14 +196,14 @@ def test_subtokens_need_the_tokenizers_of_the_map(
     byte_level: Tokenizer, digits: Tokenizer, built: ProjectionMap, tmp_path: Path
 ) -> None:
     with pytest.raises(XtokError, match="takes both tokenizers"):
-        export(built, tmp_path / "pair.pt", "nemo-subtokens", student_model=byte_level)
+        convert(built, tmp_path / "pair.pt", to="nemo-subtokens", student_model=byte_level)
     with pytest.raises(
         XtokError, match=r"student of the map \(.*\) has other tokens than small-dig"
     ):
-        export(
+        convert(
             built,
             tmp_path / "p.pt",
-            "nemo-subtokens",
+            to="nemo-subtokens",
             student_model=digits,
             teacher_model=byte_level,
         )
@@ -210,20 +212,20 @@ def test_subtokens_need_the_tokenizers_of_the_map(
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    files = Path("pair.pt"), Path("pair.reverse.pt")
-    assert nemo_overrides(*files, Path("map.pt")).splitlines() == [
-        "# NeMo-RL 0.8.0",
+    found = nemo_overrides(Path("map.pt"), "h-kl").partition(": ")[2]
+    assert shlex.split(found) == [
         f"teachers.0.projection_matrix_path={tmp_path}/map.pt",
-        '# NeMo-RL, pull requests 3286 and 4177 ("v6")',
+        "loss_fn.gold_loss=true",
+        "loss_fn.xtoken_loss=true",
+    ]
+    found = nemo_table_overrides(Path("pair.pt"), Path("pair.reverse.pt")).partition(": ")[2]
+    assert shlex.split(found) == [
         "teachers.0.is_cross_tokenizer=true",
         "teachers.0.aligner.projection_matrix_path=null",
         f"teachers.0.aligner.pseudo_target_path={tmp_path}/pair.pt",
         f"teachers.0.aligner.reverse_pseudo_target_path={tmp_path}/pair.reverse.pt",
         "loss_fn.common_indices_from_subtoks=true",
     ]
-    other = nemo_overrides(*files, Path("map.safetensors")).splitlines()
-    assert other[0] == f"# NeMo-RL 0.8.0, after: xtok convert MAP --output {tmp_path}/map.pt"
-    assert other[1] == f"teachers.0.projection_matrix_path={tmp_path}/map.pt"
 
 
 @pytest.mark.parametrize(
@@ -239,66 +241,11 @@ def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: str) -> None:
     """What the shell hands on; read back by hydra-core 1.3.2 when this was written."""
-    lines = nemo_overrides(Path(path), Path("/r.pt"), Path("/m.pt")).splitlines()
-    [[word]] = [shlex.split(line) for line in lines if "aligner.pseudo" in line]
-    assert word == f"teachers.0.aligner.pseudo_target_path={value}"
+    [word] = shlex.split(nemo_overrides(Path(path)).partition(": ")[2])
+    assert word == f"teachers.0.projection_matrix_path={value}"
 
 
-# byte-prefix-map: one student id for each teacher id
-
-
-def test_byte_prefixes() -> None:
-    student = words(b"a", b"ab", b"abc", b"x", b"ab", b"", control={5: "<eos>"})
-    teacher = words(b"abd", b"abc", b"a", b"q", b"xabc", b"", b"aa", control={5: "</s>"})
-    assert byte_prefixes(student, teacher).tolist() == [1, 2, 0, -1, 3, 5, 0]
-
-
-def test_byte_prefix_map(built: ProjectionMap, tmp_path: Path) -> None:
-    [path] = export(built, tmp_path / "prefix.safetensors", "byte-prefix-map")
-    found = {name: tensor.numpy() for name, tensor in load_file(path).items()}
-    ids, exact = found["student_ids"], found["exact"]
-    student, teacher = built.student.table, built.teacher.table
-    assert student is not None
-    assert teacher is not None
-    assert ids.shape == exact.shape == (len(teacher),)
-    text = teacher.text_ids
-    assert all(teacher[t].startswith(student[ids[t]]) for t in text.tolist())
-    assert np.flatnonzero(exact).tolist() == sorted(match_bytes(teacher, student))
-    # As its reader does it: the teacher's probabilities, summed up by student token.
-    probs = torch.softmax(torch.arange(len(ids)) / 100.0, 0)
-    inside = torch.from_numpy(ids) >= 0
-    target = torch.zeros(len(student)).index_add(0, torch.from_numpy(ids)[inside], probs[inside])
-    residual = probs[~inside].sum()
-    assert float(target.sum() + residual) == pytest.approx(1.0, abs=1e-5)
-
-
-# shared-vocab: JSON pairs
-
-
-def test_shared_vocabulary() -> None:
-    student = words(b"a", b"b", b"a", b"c", b"", control={4: "<eos>"})
-    teacher = words(b"c", b"a", b"a", b"", b"d", control={3: "</s>"})
-    shared = shared_vocabulary(student, teacher)
-    assert shared.pairs == [(0, 1), (3, 0)]
-    assert shared.special_pairs == [(4, 3)]
-
-
-def test_shared_vocab_file(built: ProjectionMap, tmp_path: Path) -> None:
-    [path] = export(built, tmp_path / "shared.json", "shared-vocab")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert found["student"] == {"model_id": "small-byte-level", "vocab_size": 1280}
-    pairs = found["pairs"] + found["special_pairs"]
-    for side in (0, 1):
-        ids = [pair[side] for pair in pairs]
-        assert len(set(ids)) == len(ids) > 256
-    student, teacher = built.student.table, built.teacher.table
-    assert student is not None
-    assert teacher is not None
-    assert all(student[s] == teacher[t] != b"" for s, t in found["pairs"])
-    assert all(student[s] == teacher[t] == b"" for s, t in found["special_pairs"])
-
-
-# shared-vocab as .safetensors: vLLM's arrays
+# vllm-tli: vLLM's arrays
 
 
 class VocabMapping:
@@ -343,7 +290,7 @@ def test_the_arrays_as_vllm_uses_them(
     notes: list[str] = []
     projection = xtok.build(sentencepiece, byte_level)
     path = tmp_path / "shared.safetensors"
-    assert export(projection, path, "shared-vocab", note=notes.append) == [path]
+    assert convert(projection, path, to="vllm-tli", note=notes.append) == [path]
     draft, target = sentencepiece.table, byte_level.table
     arrays = load_file(path)
     assert {name: (array.dtype, len(array)) for name, array in arrays.items()} == {
@@ -367,7 +314,7 @@ def test_the_arrays_as_vllm_uses_them(
     num_text = sum(1 for s in shared.tolist() if draft[s])
     assert note.startswith(f"small-byte-level has the bytes of {num_text:,} of ")
     before = path.read_bytes()
-    export(projection, path, "shared-vocab")
+    convert(projection, path, to="vllm-tli")
     assert path.read_bytes() == before
 
 
@@ -404,118 +351,51 @@ def bytes_to_unicode() -> dict[int, str]:
     return {**{b: chr(b) for b in shown}, **{b: chr(256 + n) for n, b in enumerate(hidden)}}
 
 
-# scipy-npz and parquet: the matrix
+# What is wrong, and the command
 
 
-def test_scipy_npz(tmp_path: Path) -> None:
-    from scipy import sparse
-
-    m = make({0: [(3, 0.75), (1, 0.25)], 2: [(5, 1.0)], 3: [(0, 0.5), (4, 0.5)]})
-    [path] = export(m, tmp_path / "map.npz", "scipy-npz")
-    matrix = sparse.load_npz(path)
-    assert (matrix.format, matrix.dtype, matrix.shape) == ("csr", np.float32, (4, 6))
-    assert matrix.has_canonical_format
-    assert matrix.toarray().tolist() == [
-        [0, 0.25, 0, 0.75, 0, 0],
-        [0, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 0, 1],
-        [0.5, 0, 0, 0, 0.5, 0],
-    ]
-    first = path.read_bytes()
-    export(m, path, "scipy-npz")
-    assert path.read_bytes() == first
-
-
-def test_parquet(built: ProjectionMap, tmp_path: Path) -> None:
-    from pyarrow import parquet
-
-    [path] = export(built, tmp_path / "map.parquet", "parquet")
-    found = parquet.read_table(path)
-    types = {field.name: str(field.type) for field in found.schema}
-    assert types == {
-        "student_id": "int32",
-        "teacher_id": "int32",
-        "weight": "float",
-        "is_slot": "bool",
-        "student_token": "binary",
-        "teacher_token": "binary",
-    }
-    columns: dict[str, Any] = found.to_pydict()
-    assert columns["student_id"] == built.student_ids.tolist()
-    assert columns["weight"] == built.weights.tolist()
-    assert columns["is_slot"] == built.is_slot.tolist()
-    student = built.student.table
-    assert student is not None
-    assert columns["student_token"][:9] == [student[i] for i in built.student_ids[:9].tolist()]
-    assert json.loads(found.schema.metadata[b"xtok"])["teacher"]["vocab_size"] == 896
-    [plain] = export(GOOD, tmp_path / "plain.parquet", "parquet")
-    assert parquet.read_table(plain).column_names == [
-        "student_id", "teacher_id", "weight", "is_slot"
-    ]  # fmt: skip
-
-
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(XtokError, match="parquet needs pyarrow") as caught:
-        export(GOOD, tmp_path / "map.parquet", "parquet")
-    assert caught.value.hint == "pip install pyarrow"
-
-
-# What is wrong
-
-
-def test_bad_exports(tmp_path: Path) -> None:
-    with pytest.raises(
-        XtokError, match=r"the scipy-npz file .*map\.pt does not end in \.npz"
-    ) as caught:
-        export(GOOD, tmp_path / "map.pt", "scipy-npz")
-    assert caught.value.hint == f"name it {tmp_path / 'map.npz'}"
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(XtokError) as caught:
+        convert(GOOD, tmp_path / "map.pt", to="vllm-tli")
+    assert caught.value.hint == f"name it {tmp_path / 'map.safetensors'}"
     (tmp_path / "file").touch()
-    with pytest.raises(XtokError, match=r"the folder of the scipy-npz file, .*file, is a file"):
-        export(GOOD, tmp_path / "file" / "map.npz", "scipy-npz")
-    assert export(GOOD, tmp_path / "new" / "map.npz", "scipy-npz") == [tmp_path / "new/map.npz"]
+    with pytest.raises(XtokError, match="is a file"):
+        convert(GOOD, tmp_path / "file" / "map.pt", to="pt")
     with pytest.raises(XtokError, match="the map carries no tokens"):
-        export(GOOD, tmp_path / "map.json", "shared-vocab")
-    with pytest.raises(ValueError, match="format is 'csv'"):
-        export(GOOD, tmp_path / "map.csv", "csv")  # type: ignore[arg-type]
+        convert(GOOD, tmp_path / "map.safetensors", to="vllm-tli")
+    with pytest.raises(ValueError, match="to is 'csv'"):
+        convert(GOOD, tmp_path / "map.csv", to="csv")  # type: ignore[arg-type]
+    with pytest.raises(XtokError):
+        convert(GOOD, tmp_path / "map.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_command(cli: Cli, small: Path, built: ProjectionMap, tmp_path: Path) -> None:
     built.save(tmp_path / "map.safetensors")
-    done = cli("export", "map.safetensors", "--format", "shared-vocab", "--output", "shared.json")
-    assert (done.returncode, done.stdout) == (0, "shared.json\n")
-    assert done.stderr.startswith("note: small-digits has the bytes of ")
-    done = cli(
-        "export", "map.safetensors", "--format", "nemo-subtokens", "--output", "pair.pt",
-        "--student-model", small / "small-byte-level", "--teacher-model", small / "small-digits",
-    )  # fmt: skip
+    pt, again = cli("convert", "map.safetensors", "map.pt"), cli("convert", "map.pt", "-o", "m.pt")
+    assert (pt.stdout, again.stdout) == ("map.pt\n", "m.pt\n")
+    assert f" teachers.0.projection_matrix_path={tmp_path}/map.pt\n" in pt.stderr
+    assert (tmp_path / "map.pt").read_bytes() == (tmp_path / "m.pt").read_bytes()
+    shared = cli("convert", "map.safetensors", "--to", "vllm-tli", "--output", "vllm.safetensors")
+    assert (shared.returncode, shared.stdout) == (0, "vllm.safetensors\n")
+    assert shared.stderr.startswith("note: small-digits has the bytes of ")
+    tables = ["convert", "map.safetensors", "pair.pt", "--to", "nemo-subtokens"]
+    models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
+    done = cli(*tables, *models)
     assert (done.returncode, done.stdout) == (0, "pair.pt\npair.reverse.pt\n")
-    overrides = cli(
-        "export", "map.safetensors", "--format", "nemo-subtokens", "-o", "pair.pt",
-        "-s", small / "small-byte-level", "-t", small / "small-digits", "--print-config",
-    )  # fmt: skip
-    config = nemo_overrides(*(tmp_path / f"{name}.pt" for name in ("pair", "pair.reverse", "map")))
-    first, _, rest = config.partition("\n")
-    assert overrides.stdout == (
-        f"{first}, after: xtok convert MAP --output {tmp_path}/map.pt\n{rest}\n"
-    )
-    done = cli("export", "m.pt", "--format", "parquet", "-o", "m.parquet", "--print-config")
-    assert done.returncode == 2
-    assert "--print-config goes with --format nemo-subtokens" in done.stderr
-    done = cli("export", "map.safetensors", "--format", "nemo-subtokens", "--output", "pair.pt")
+    assert f" teachers.0.aligner.pseudo_target_path={tmp_path}/pair.pt " in done.stderr
+    done = cli(*tables)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.endswith(
-        "hint: give both models that the map was made with, the student's with --student-model\n"
-    )
-    done = cli("export", "map.safetensors", "--format", "csv", "--output", "map.csv")
-    assert done.returncode == 2
+    assert "--student-model" in done.stderr.splitlines()[-1]
+    for wrong in (["map.pt", "-o", "x.pt"], [], ["x.csv", "--to", "csv"]):
+        assert cli("convert", "map.safetensors", *wrong).returncode == 2
 
 
 def test_offline_asks_no_hub(cli: Cli, built: ProjectionMap, tmp_path: Path) -> None:
     built.save(tmp_path / "a.safetensors")
     env = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://[::1]:9", "HF_HOME": str(tmp_path / "hf")}
-    args = ["--format", "nemo-subtokens", "--output", "b.pt", "--trust-remote-code"]
-    done = cli("export", "a.safetensors", *args, "--student-model", "org/model", env=env)
+    args = ["--to", "nemo-subtokens", "--output", "b.pt", "--trust-remote-code"]
+    done = cli("convert", "a.safetensors", *args, "--student-model", "org/model", env=env)
     assert done.returncode == 1
     assert "error: org/model is no file or folder here and not in the local cache" in done.stderr
     assert "thrown while requesting" not in done.stderr

@@ -1,0 +1,203 @@
+"""Padded and ragged token ids as flat arrays without padding, and results in their form again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.vocab.table import TokenTable, TokenType
+
+
+class SymbolTable:
+    """One side's table as the kernels take it, and the checks on ids.
+
+    Args:
+        side: `student` or `teacher`, for messages.
+        table: the vocabulary.
+        control: symbols of the control ids that have a counterpart on the other side.
+    """
+
+    def __init__(self, side: str, table: TokenTable, control: dict[int, int]) -> None:
+        self.side, self.table = side, table
+        self.paired_controls = frozenset(control)
+        special = np.isin(table.types, [TokenType.CONTROL, TokenType.UNKNOWN])
+        self.stands_for_nothing = (table.lengths == 0) & ~special
+        pads = set(table.roles.get("pad", ()))
+        text_ends = {i for role in ("bos", "eos", "turn_end") for i in table.roles.get(role, ())}
+        self._pads = sorted(pads - text_ends)
+        self._ending_pads = sorted(pads & text_ends)
+        ids = np.array(sorted(control), np.int64)
+        lengths = table.lengths.copy()
+        lengths[ids] = 1
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)])
+        self.symbols = np.empty(int(self.offsets[-1]), np.uint16)
+        is_text = np.ones(len(self.symbols), np.bool_)
+        is_text[self.offsets[ids]] = False
+        self.symbols[is_text] = table.data
+        self.symbols[self.offsets[ids]] = [control[i] for i in ids.tolist()]
+
+    def check(self, ids: NDArray[Any], place: Callable[[int], list[int]]) -> NDArray[np.int32]:
+        """Return flat ids as int32; raise a `ValueError` for one that is not in the table."""
+        wrong = (ids < 0) | (ids >= len(self.table))
+        problem = f"is not in 0..{len(self.table) - 1}"
+        if not wrong.any():
+            wrong, problem = self.stands_for_nothing[ids], "stands for nothing: an id without bytes"
+        if wrong.any():
+            first = int(wrong.argmax())
+            raise ValueError(f"{self.side} id {ids[first]} at {place(first)} {problem}")
+        return ids.astype(np.int32, copy=False)
+
+    def flat(self, token_ids: Any, bounds: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return ids as int32 `[tokens]` and offsets as int64 `[documents + 1]`."""
+        ids, offsets = to_array(token_ids), to_array(bounds)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(f"{self.side}_ids are not a flat array of integers")
+        valid = offsets.ndim == 1 and len(offsets) > 0 and offsets.dtype.kind in "iu"
+        valid = valid and offsets[0] == 0 and offsets[-1] == len(ids)
+        if not valid or (np.diff(offsets) < 0).any():
+            raise ValueError(
+                f"{self.side}_offsets do not rise from 0 to the number of ids, {len(ids)}"
+            )
+        return self.check(ids, lambda index: _place(offsets, index)), offsets.astype(np.int64)
+
+    def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Tell which ids `[B, T]` are padding, as far as that can be told without a mask."""
+        padding = np.isin(ids, self._pads)
+        if self._ending_pads:
+            ends = np.isin(ids, self._ending_pads)
+            leading = np.logical_and.accumulate(ends, axis=1)
+            trailing = np.logical_and.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+            padding |= leading & ~leading.all(axis=1, keepdims=True)
+            padding[:, 1:] |= trailing[:, 1:] & trailing[:, :-1]
+        return padding
+
+
+class Rows:
+    """Sequences of one side, and how to give results their form.
+
+    `ids` is int32 `[tokens]`, sequence after sequence; `bounds` int64 `[sequences + 1]`; `kept` is
+    `[T]` or `[B, T]`, False at padding.
+
+    Args:
+        symbols: of the side.
+        ids: one sequence `[T]`, a padded batch `[B, T]`, or a list of sequences; NumPy arrays,
+            torch tensors or lists.
+        mask: of a padded batch, 0 where a token is padding; None tells by the pad tokens.
+
+    Raises:
+        ValueError: for another shape or type, and ids that the vocabulary does not have.
+    """
+
+    def __init__(self, symbols: SymbolTable, ids: Any, mask: Any = None) -> None:
+        self.side, self.is_list = symbols.side, _is_list(ids)
+        if self.is_list:
+            if mask is not None:
+                raise ValueError(f"{self.side}_attention_mask is of a padded batch, not of a list")
+            self._like = ids[0]
+            rows = [self._integers(row, (1,)) for row in ids]
+            lengths = np.array([len(row) for row in rows])
+            self.kept = np.arange(lengths.max()) < lengths[:, None]
+            flat = np.concatenate(rows)
+        else:
+            self._like = ids
+            array = self._integers(ids, (1, 2))
+            if mask is not None:
+                self.kept = to_array(mask) != 0
+            elif array.ndim == 2:
+                self.kept = ~symbols.padding(array)
+            else:
+                self.kept = np.ones(array.shape, np.bool_)
+            if self.kept.shape != array.shape:
+                raise ValueError(
+                    f"{self.side}_attention_mask is of shape {list(self.kept.shape)}, "
+                    f"{self.side}_ids of {list(array.shape)}"
+                )
+            flat = array[self.kept]  # padding may be any id, even one outside the vocabulary
+        self.bounds = np.concatenate([[0], np.cumsum(self.kept.sum(axis=-1))])
+        self.ids = symbols.check(flat, self.place)
+
+    def values(self, name: str, values: Any, dtype: Any) -> NDArray[Any]:
+        """Return values per token, in the form of the ids, as a flat array `[tokens]`."""
+        if self.is_list:
+            rows = [_as_array(row, dtype) for row in values]
+            expected = np.diff(self.bounds).tolist()
+            if [len(row) if row.ndim == 1 else None for row in rows] != expected:
+                shapes = [list(row.shape) for row in rows]
+                raise ValueError(f"{name} are of shapes {shapes}, {self.side}_ids of {expected}")
+            return np.concatenate(rows)
+        array = _as_array(values, dtype)
+        if array.shape != self.kept.shape:
+            raise ValueError(
+                f"{name} are of shape {list(array.shape)}, "
+                f"{self.side}_ids of {list(self.kept.shape)}"
+            )
+        flat: NDArray[Any] = array[self.kept]
+        return flat
+
+    def restore(self, flat: NDArray[Any], fill: Any) -> Any:
+        """Return flat results in the form of the ids, with `fill` at padding."""
+        if self.is_list:
+            return [like(flat[a:b], self._like) for a, b in pairwise(self.bounds.tolist())]
+        return like(filled(self.kept, flat, fill), self._like)
+
+    def place(self, index: int) -> list[int]:
+        """Return where the caller has a token of the flat array: `[t]`, or `[row, t]`."""
+        place: list[int] = np.argwhere(self.kept)[index].tolist()
+        return place
+
+    def _integers(self, ids: Any, dimensions: tuple[int, ...]) -> NDArray[Any]:
+        array = to_array(ids)
+        if array.dtype.kind not in "iu" or array.ndim not in dimensions:
+            raise ValueError(
+                f"{self.side}_ids are {array.dtype} of shape {list(array.shape)}, and must be "
+                "integers [T] or [B, T], or a list of [T]"
+            )
+        return array
+
+
+def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: Any) -> NDArray[Any]:
+    """Return an array of the shape of `kept`: `flat` where that is True, else `fill`."""
+    result = np.full(kept.shape, fill, flat.dtype)
+    result[kept] = flat
+    return result
+
+
+def to_array(values: Any) -> NDArray[Any]:
+    """Return what a caller gave, a tensor of any device or a list too, as an array."""
+    array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+    return array if array.size else array.astype(np.int64)  # an empty list has no type of its own
+
+
+def like(array: NDArray[Any], given: Any) -> Any:
+    """Return an array as what a caller gave: a tensor of its device, or an array."""
+    if not hasattr(given, "detach"):
+        return array
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(array)).to(given.device)
+
+
+def _is_list(ids: Any) -> bool:
+    """Tell whether ids are a list of sequences."""
+    if not isinstance(ids, list | tuple) or not ids:
+        return False
+    return isinstance(ids[0], list | tuple) or getattr(ids[0], "ndim", 0) > 0
+
+
+def _as_array(values: Any, dtype: Any) -> NDArray[Any]:
+    """Return values as an array; None becomes NaN."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.double() if values.is_floating_point() else values
+    return np.asarray(values, dtype)
+
+
+def _place(bounds: NDArray[Any], index: int) -> list[int]:
+    """Return where a token is: `[t]` in the only document, else `[document, t]`."""
+    row = int(np.searchsorted(bounds, index, side="right")) - 1
+    place = int(index - bounds[row])
+    return [row, place] if len(bounds) > 2 else [place]
