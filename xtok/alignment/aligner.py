@@ -332,8 +332,7 @@ def _ids(tokenizer: Tokenizer, text: str | bytes) -> list[int]:
             text = text.decode()
         except UnicodeDecodeError:
             return tokenizer.segment(text)
-    ids: list[int] = tokenizer.encode(text).ids.tolist()
-    return ids
+    return tokenizer.encode_batch([text])[0]
 
 
 def describe_alignment(

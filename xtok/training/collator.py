@@ -228,10 +228,12 @@ class DistillationCollator:
             roles.get(role, ())[:1] if wanted else ()
             for role, wanted in (("bos", self.bos), ("eos", self.eos))
         )
+        texts = [_text(s) for s, chat in zip(samples, chats, strict=True) if chat is None]
+        encoded = iter(tokenizer.encode_batch(texts))
         rows = []
-        for sample, chat in zip(samples, chats, strict=True):
+        for chat in chats:
             if chat is None:
-                ids = np.array([*begin, *tokenizer.encode(_text(sample)).ids, *end], np.int64)
+                ids = np.array([*begin, *next(encoded), *end], np.int64)
                 rows.append(_Row(ids, np.ones(len(ids), np.bool_)))
             else:
                 shown = render(
@@ -251,7 +253,7 @@ class DistillationCollator:
             (theirs.is_target, alignment.teacher_chunk_id),
         )
         end = self.max_length
-        kept = np.append(alignment.is_correct, False) | True
+        kept = np.ones(len(alignment.is_correct) + 1, np.bool_)
         for is_target, chunk in sides:
             kept[chunk[~is_target]] = False
             kept[chunk[len(chunk) if end is None else end :]] = False
