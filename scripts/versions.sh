@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 unset PYTHONPATH
 run uv build --quiet --wheel --out-dir "$work/dist"
 
-with=(gguf hypothesis matplotlib pyarrow pytest pytest-xdist scipy zstandard)
+with=(hypothesis matplotlib pyarrow pytest pytest-xdist scipy zstandard)
 tests=(-q -m 'not real' -p no:cacheprovider -W 'ignore:Guards may run slower on Python 3.13.0:RuntimeWarning')
 for left_out in benchmark docs house ray site wheel; do
   tests+=(--ignore "tests/test_$left_out.py")

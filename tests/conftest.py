@@ -49,9 +49,7 @@ def sentencepiece(small: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def ranks(small: Path) -> Tokenizer:
-    return load_tokenizer(
-        str(small / "small.tiktoken"), pattern=small_tokenizers.tiktoken_pattern()
-    )
+    return load_tokenizer(f"{small / 'small.tiktoken'}@{small_tokenizers.tiktoken_pattern()}")
 
 
 @pytest.fixture(scope="session")

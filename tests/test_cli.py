@@ -625,7 +625,6 @@ def test_usage_errors_exit_with_2(cli: Cli, small: Path) -> None:
         ["build", *two_files(small), "--no-such-option"],
         ["sort-cut", "--initial-projection-path", "x", "--top-k", "0"],
         ["nosuch"],
-        ["reapply-exact", "--initial-projection-path", "x", "--student-revision", "main"],
         ["build", *two_files(small), "--max-pieces", "9999999999"],
     ):
         done = cli(*args)
@@ -775,7 +774,7 @@ def test_a_repo_that_the_hub_does_not_have(cli: Cli, small: Path, tmp_path: Path
     for repo, message in (("no/body", "no model no/body on the hub"), ("a/gated", "is gated")):
         args = ["build", "--student-model", repo, "--teacher-model", good]
         fails(cli(*args, env=env), message)
-    args += ["--student-revision", "v2"]
+    args[2] += "@v2"
     fails(cli(*args, env=env), "a/gated at revision v2 is gated")
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -818,10 +817,10 @@ def test_a_width_that_does_not_hold_the_largest_id(cli: Cli, small: Path, tmp_pa
 @pytest.mark.parametrize(
     ("args", "hint"),
     [
-        (["doctor", "a.tiktoken"], "regular expression of its tokenizer with --pattern"),
+        (["doctor", "a.tiktoken"], "'a.tiktoken@REGEX'"),
         (
-            ["build", "--student-model", "bytes", "--teacher-model", "a.tiktoken"],
-            "regular expression of its tokenizer with --student-pattern or --teacher-pattern",
+            ["build", "bytes", "null", "--teacher-vocab-size", "9"],
+            "logits, at least 131072, with --teacher-vocab-size",
         ),
         (["doctor", "bytes", "--vocab-size", "10"], "logits, at least 256, with --vocab-size"),
         (["doctor", "bytes:1"], "more ids than 256 give vocab_size= in Python"),

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer, absolute, load_tokenizer, model_id
 from xtok.vocab.table import TokenType
 
 SAMPLES = [
@@ -78,7 +78,7 @@ def test_a_tekken_file_that_lists_its_special_tokens(small: Path, tmp_path: Path
 
 def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
     path = tekken_file(tmp_path / "tekken.json", small)
-    assert "takes no pattern" in error_of(path, pattern="x")
+    assert "takes no @x" in error_of(f"{path}@x")
     document = json.loads(path.read_text())
     document["vocab"][300]["token_bytes"] = "YW="
     path.write_text(json.dumps(document))
@@ -140,7 +140,7 @@ def test_a_text_that_is_too_much_for_the_pattern_is_encoded_in_parts(
     """A regular expression that backtracks without end makes the library panic."""
     many = "a" * 40 + "!"
     pattern = r"(?:a|aa)+(?!.|\n)|."
-    tokenizer = load_tokenizer(small / "small.tiktoken", pattern=pattern)
+    tokenizer = load_tokenizer(f"{small / 'small.tiktoken'}@{pattern}")
     assert b"".join(spelled(tokenizer, many.encode())) == many.encode()
     [array] = tokenizer.library_arrays([many])
     assert array.tolist() == tokenizer.library_ids([many])[0] == tokenizer.segment(many.encode())
@@ -150,111 +150,6 @@ def test_a_text_that_is_too_much_for_the_pattern_is_encoded_in_parts(
     (tmp_path / "tekken.json").write_text(json.dumps(listed))
     tekken = load_tokenizer(tmp_path / "tekken.json")
     assert tekken.segment(many.encode()) == [i + 30 for i in array.tolist()]
-
-
-# GGUF
-
-
-gguf = pytest.importorskip("gguf")
-
-
-def gguf_file(path: Path, model: str, tokens: list[str], types: list[int], **fields: Any) -> Path:
-    writer = gguf.GGUFWriter(str(path), "llama")
-    if model:
-        writer.add_tokenizer_model(model)
-        writer.add_token_list(tokens)
-        writer.add_token_types(types)
-    for name, value in fields.items():
-        getattr(writer, f"add_{name}")(value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-def gguf_of_folder(path: Path, folder: Path, **fields: Any) -> Path:
-    """A byte-level Hugging Face folder as llama.cpp's converter writes it."""
-    document = json.loads((folder / "tokenizer.json").read_text())
-    added = {t["content"]: t for t in document["added_tokens"]}
-    ids = {**document["model"]["vocab"], **{name: t["id"] for name, t in added.items()}}
-    tokens = sorted(ids, key=lambda token: ids[token])
-    types = [(3 if added[t]["special"] else 4) if t in added else 1 for t in tokens]
-    merges = [m if isinstance(m, str) else " ".join(m) for m in document["model"]["merges"]]
-    return gguf_file(path, "gpt2", tokens, types, token_merges=merges, **fields)
-
-
-def test_a_byte_level_gguf_file(small: Path, byte_level: Tokenizer, tmp_path: Path) -> None:
-    ids = {name: i for i, name in table_of(byte_level).control_names.items()}
-    path = gguf_of_folder(
-        tmp_path / "m.gguf", small / "small-byte-level", tokenizer_pre="qwen2", vocab_size=1280,
-        bos_token_id=ids["<|begin_of_text|>"], eos_token_id=ids["<|im_end|>"],
-        chat_template="{{ messages[0].content }}",
-    )  # fmt: skip
-    tokenizer = load_tokenizer(str(path))
-    table = table_of(tokenizer)
-    assert tokenizer.vocabulary.backend == "gguf"
-    assert (tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.width_source) == (1280, "config")
-    assert table.sha256() == table_of(byte_level).sha256()
-    assert ids["<|im_end|>"] in table.roles["eos"]
-    assert tokenizer.chat_templates == {"default": "{{ messages[0].content }}"}
-    tokens = [token for token in table.tokens() if token]
-    for texts in (SAMPLES, tokens):
-        assert tokenizer.segment_batch(texts) == byte_level.segment_batch(texts)
-
-
-def test_a_sentencepiece_gguf_file(small: Path, sentencepiece: Tokenizer, tmp_path: Path) -> None:
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString((small / "small.model").read_bytes())
-    path = gguf_file(
-        tmp_path / "m.gguf", "llama", [p.piece for p in proto.pieces],
-        [p.type for p in proto.pieces], token_scores=[p.score for p in proto.pieces],
-        bos_token_id=1, eos_token_id=2, unk_token_id=0,
-    )  # fmt: skip
-    tokenizer = load_tokenizer(str(path))
-    table = table_of(tokenizer)
-    assert table.sha256() == table_of(sentencepiece).sha256()
-    assert table.roles["eos"] == (2,)
-    tokens = [token for token in table.tokens() if token]
-    for texts in (SAMPLES, tokens):
-        assert tokenizer.segment_batch(texts) == sentencepiece.segment_batch(texts)
-
-
-def test_gguf_files_that_cannot_be_used(small: Path, tmp_path: Path) -> None:
-    path = gguf_file(tmp_path / "none.gguf", "", [], [])
-    assert error_of(path) == f"{path} has no vocabulary"
-    path = gguf_file(tmp_path / "bert.gguf", "bert", ["a"], [1])
-    assert "holds a vocabulary of the kind 'bert'" in error_of(path)
-    path = gguf_of_folder(
-        tmp_path / "x.gguf", small / "small-byte-level", tokenizer_pre="no-such-one"
-    )
-    assert "has the split pattern 'no-such-one', which xtok does not know" in error_of(path)
-    assert load_tokenizer(str(path), pattern=r"\s*\w+|.").vocabulary.backend == "gguf"
-    (tmp_path / "cut.gguf").write_bytes(path.read_bytes()[:1000])
-    assert "is not a whole .gguf file" in error_of(tmp_path / "cut.gguf")
-
-
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
-@pytest.mark.parametrize(
-    ("types", "problem"),
-    [
-        ([1, 99, 1], "it has tokens of the type 99"),
-        ([1], "3 tokens, and 1 entries in tokenizer.ggml.token_type"),
-    ],
-)
-def test_damaged_columns_of_a_gguf_file(
-    tmp_path: Path, model: str, types: list[int], problem: str
-) -> None:
-    path = gguf_file(tmp_path / "m.gguf", model, ["<unk>", "a", "b"], types)
-    assert error_of(path) == f"{path} is not a whole .gguf file: {problem}"
-
-
-def test_a_damaged_sentencepiece_vocabulary_in_a_gguf_file(tmp_path: Path) -> None:
-    path = gguf_file(tmp_path / "m.gguf", "llama", ["<unk>", "a", "a"], [2, 1, 1])
-    message = error_of(path)
-    assert message.startswith(f"{path} is not a whole .gguf file: ")
-    assert message.endswith("a is already defined.")
 
 
 # Folders without a tokenizer.json
@@ -295,7 +190,7 @@ def test_a_folder_with_only_a_sentencepiece_file(
 def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: Tokenizer) -> None:
     shutil.copy(small / "small.tiktoken", tmp_path / "anything.tiktoken")
     assert "unknown family" in error_of(tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path), pattern=r"\w+|\W+")
+    tokenizer = load_tokenizer(rf"{tmp_path}@\w+|\W+")
     assert tokenizer.vocabulary.backend == "tiktoken"
     assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
 
@@ -332,7 +227,7 @@ def test_a_folder_with_a_folder_that_is_named_like_a_tokenizer(small: Path, tmp_
     (tmp_path / "a.tiktoken").mkdir()
     (tmp_path / "b.tiktoken").symlink_to("b.tiktoken")
     shutil.copy(small / "small.tiktoken", tmp_path / "c.tiktoken")
-    assert load_tokenizer(tmp_path, pattern=r"\w+|\W+").vocabulary.backend == "tiktoken"
+    assert load_tokenizer(rf"{tmp_path}@\w+|\W+").vocabulary.backend == "tiktoken"
 
 
 def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_path: Path) -> None:
@@ -511,15 +406,14 @@ def test_prefixes_and_empty_files(tmp_path: Path) -> None:
     empty = tmp_path / "tokenizer.model"
     empty.touch()
     assert error_of(empty) == f"{empty} is empty"
-    assert error_of(f"gguf:{empty}") == f"{empty} is empty"
-    assert "has no revision main" in error_of("bytes", revision="main")
+    assert error_of(f"spm:{empty}") == f"{empty} is empty"
 
 
 def test_a_rank_file_whose_first_line_is_broken(small: Path, tmp_path: Path) -> None:
     lines = (small / "small.tiktoken").read_text().split("\n")
     path = tmp_path / "broken.tiktoken"
     path.write_text("\n".join(["AAA 0", *lines[1:]]))
-    assert error_of(path, pattern="x") == f"line 1 of {path} is not a base64 token and a rank"
+    assert error_of(f"{path}@x") == f"line 1 of {path} is not a base64 token and a rank"
 
 
 def test_a_slow_tokenizer_is_an_error(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -571,3 +465,61 @@ def test_real_llama_4(load_real: Callable[[str], Tokenizer]) -> None:
     assert names[201_142] == "<|reasoning_thinking_start|>"
     assert names[202_047].startswith("<|reserved_special_token_")
     assert table.roles["pad"] == (200_018,)
+
+
+def test_files_that_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"GGUF\3\0\0\0" + bytes(64))
+    assert "a .gguf file" in error_of(path)
+    path = tmp_path / "vocab.json"
+    path.write_text('[\n{"rank": 0, "token_bytes": "AA==", "token_str": "\\u0000"}]')
+    assert "Megatron" in error_of(path)
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "vocab.txt"])
+def test_a_folder_of_words_that_names_no_class(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("a b\n")
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    assert f"has {name}, and no config.json" in error_of(tmp_path)
+
+
+def test_a_revision_and_a_pattern_stand_behind_the_name(small: Path, tmp_path: Path) -> None:
+    assert "org/no at revision refs/pr/1" in error_of("org/no@refs/pr/1", offline=True)
+    folder = tmp_path / "with@sign"
+    shutil.copytree(small / "small-byte-level", folder)
+    assert load_tokenizer(folder).vocabulary.model_id == "with@sign"
+    assert "takes no @main" in error_of(f"{folder}@main")
+    long = "|".join(["[a-z]+"] * 90) + r"|\s+|."  # longer than a file's name may be
+    ranks = load_tokenizer(f"{small}/small.tiktoken@{long}")
+    assert ranks.vocabulary.model_id == "small.tiktoken"
+    assert absolute(f"tiktoken:{small}/../{small.name}/small.tiktoken@{long}") == (
+        f"tiktoken:{small}/small.tiktoken@{long}"
+    )
+
+
+def test_a_link_to_a_folder_keeps_its_own_name(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").symlink_to(small / "small-byte-level")
+    assert load_tokenizer(tmp_path / "mine").vocabulary.model_id == "mine"
+    assert model_id(tmp_path / "mine" / "tokenizer.json") == "mine"
+
+
+def test_a_tokenizer_json_needs_none_of_its_folders_code(small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(small / "small-byte-level", folder)
+    config = {"auto_map": {"AutoTokenizer": ["tokenization.Own", None]}, "tokenizer_class": "Own"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert "needs code of its own" in error_of(folder)
+    plain, own = (
+        load_tokenizer(small / "small-byte-level"),
+        load_tokenizer(folder / "tokenizer.json"),
+    )
+    assert own.table.sha256() == plain.table.sha256()
+    assert own.vocabulary.width_source == "config"
+    assert not own.notes
+
+
+def test_a_loaded_hugging_face_tokenizer(small: Path, byte_level: Tokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
+    assert load_tokenizer(loaded).table.sha256() == byte_level.table.sha256()

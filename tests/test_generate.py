@@ -998,8 +998,8 @@ def test_minilm_knows_what_words_mean(minilm: str, cli: Cli, tmp_path: Path) -> 
     byte_ranks(tmp_path / "student.tiktoken", *words[:6])
     byte_ranks(tmp_path / "teacher.tiktoken", " Cat", " kitten", " money", " 9", " cash")
     pattern = r"\p{N}{1,3}| ?\p{L}+|\s+"
-    args = ["generate", "--student-model", "student.tiktoken", "--student-pattern", pattern]
-    args += ["--teacher-model", "teacher.tiktoken", "--teacher-pattern", pattern]
+    args = ["generate", "--student-model", f"student.tiktoken@{pattern}"]
+    args += ["--teacher-model", f"teacher.tiktoken@{pattern}"]
     args += ["--embedding-model", f"sentence:{minilm}", "--cache-dir", "cache"]
     files = set()
     for threads in ("1", "2"):

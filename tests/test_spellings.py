@@ -318,7 +318,6 @@ def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
         ("models/Qwen3-4B/", "Qwen3"),
         ("mistral-v3.model", "mistral-v3"),
         ("cl100k.tiktoken", "cl100k"),
-        ("./Llama-3.2-1B.gguf", "Llama-3.2"),
     ],
 )
 def test_their_short_names_of_models(model: str, name: str) -> None:

@@ -28,7 +28,7 @@ def byte_ranks(path: Path, *tokens: str, width: int | None = None, digits: int =
     every = [*(bytes([b]) for b in range(256)), *(t.encode() for t in tokens)]
     path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(every)))
     pattern = rf"\p{{N}}{{1,{digits}}}| ?\p{{L}}+|\s+"
-    return load_tokenizer(str(path), vocab_size=width, pattern=pattern)
+    return load_tokenizer(f"{path}@{pattern}", vocab_size=width)
 
 
 @pytest.fixture

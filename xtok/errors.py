@@ -9,11 +9,11 @@ class XtokError(Exception):
 
     Messages and hints name no option of the command line: commands differ in theirs, and a Python
     caller has none. An error that a parameter would fix carries its name, and `{option}` in the
-    hint stands for it. In Python that reads `pattern=`; the command line fills in the options of
-    its own that set this parameter, such as `--student-pattern or --teacher-pattern`.
+    hint stands for it. In Python that reads `vocab_size=`; the command line fills in the options
+    of its own that set this parameter, such as `--student-vocab-size or --teacher-vocab-size`.
 
-    >>> str(XtokError("a.tiktoken has no pattern", hint="give {option}", parameter="pattern"))
-    'a.tiktoken has no pattern (give pattern=)'
+    >>> str(XtokError("the width is unknown", hint="give {option}", parameter="vocab_size"))
+    'the width is unknown (give vocab_size=)'
 
     Attributes:
         message: names the file, token or parameter, and says what is wrong with it.

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 MODEL_LIST = option(
     ...,
-    "Hugging Face repo ids, folders or tokenizer.json files; SentencePiece .model, tiktoken, "
-    "tekken.json or .gguf files; the word bytes. If ambiguous, add a prefix: hf:, spm:, tiktoken:, "
-    "tekken:, gguf:.",
+    "Hugging Face repo ids, folders or tokenizer.json files; SentencePiece .model, tiktoken or "
+    "tekken.json files; the word bytes. If ambiguous, add a prefix: hf:, spm:, tiktoken:, tekken:.",
     argument="MODEL",
 )
 
@@ -28,14 +27,6 @@ MODEL_LIST = option(
 @dataclass(frozen=True, kw_only=True)
 class Loading(Safety):
     """How all models of a list are loaded."""
-
-    revision: str | None = option(None, "Branch, tag or commit of the models' repos.", panel=MODELS)
-    pattern: str | None = option(
-        None,
-        "Split pattern of tiktoken or .gguf files of an unknown family.",
-        metavar="REGEX",
-        panel=MODELS,
-    )
 
     def load(self, models: list[str], **more: Any) -> "list[Tokenizer]":
         """Load the tokenizers of a list."""

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _FILES = "plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. Repeatable."
 KINDS = (
-    "a Hugging Face repo id, folder or tokenizer.json; a SentencePiece .model, tiktoken, "
-    "tekken.json or .gguf file; or the word bytes. If ambiguous, add a prefix: hf:, spm:, "
-    "tiktoken:, tekken:, gguf:."
+    "a Hugging Face repo id (REPO@REVISION pins a commit), folder or tokenizer.json; a "
+    "SentencePiece .model, tiktoken or tekken.json file; or the word bytes. If ambiguous, add a "
+    "prefix: hf:, spm:, tiktoken:, tekken:."
 )
 
 
@@ -156,15 +156,8 @@ class Safety(Config):
     )
 
 
-_PATTERN = "Split pattern of a {}'s tiktoken or .gguf file of an unknown family."
-
-
 def _model(help: str, short: str) -> Any:
     return option(None, help, metavar="MODEL", short=short, panel=MAIN)
-
-
-def _of_model(side: str, help: str, **about: Any) -> Any:
-    return option(None, help.format(side), needs_one_of=(f"{side}_model", side), **about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +165,6 @@ class _Sides(Config):
     panel = MODELS
     student_model: str | None = _model(f"Model of the rows: {KINDS}", short="-s")
     teacher_model: str | None = _model("Model of the columns, likewise.", short="-t")
-    student_revision: str | None = _of_model("student", "Branch, tag or commit of the {}'s repo.")
-    teacher_revision: str | None = _of_model("teacher", "Branch, tag or commit of the {}'s repo.")
-    student_pattern: str | None = _of_model("student", _PATTERN, metavar="REGEX")
-    teacher_pattern: str | None = _of_model("teacher", _PATTERN, metavar="REGEX")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +194,10 @@ class Models(Safety, _Sides):
 
     def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
         """Return what `load_tokenizer` takes for a side whose model is given."""
-        of_side = {name: getattr(self, f"{side}_{name}") for name in ("revision", "pattern")}
         width = getattr(widths, f"{side}_vocab_size", None)
         return {
             "model": self.name(side),
             "vocab_size": width,
-            **of_side,
             "trust_remote_code": self.trust_remote_code,
         }
 

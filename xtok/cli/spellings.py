@@ -245,7 +245,7 @@ def cleaned(model: str) -> str:
     Of a file, which they do not take, it is the name without its suffix.
     """
     name = model.rstrip("/").rsplit("/", 1)[-1]
-    name = re.sub(r"\.(model|tiktoken|json|gguf)$", "", name)
+    name = re.sub(r"\.(model|tiktoken|json)$", "", name)
     cleaned = re.sub(r"-?[0-9.]+[bm]", "", name, flags=re.IGNORECASE)
     for ending in ("-Base", "-it", "-Instruct"):
         cleaned = cleaned.replace(ending, "")

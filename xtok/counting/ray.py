@@ -20,7 +20,7 @@ from xtok.counting.encode import TextEncoder
 from xtok.counting.texts import TextShard
 from xtok.errors import XtokError, install_hint
 from xtok.progress import TextProgress, silent_texts
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
 
 FAN_IN = 8
 """Counts that one task adds up."""
@@ -40,9 +40,7 @@ class TokenizerSource:
     """
 
     model: str
-    revision: str | None = None
     vocab_size: int | None = None
-    pattern: str | None = None
     offline: bool = False
     trust_remote_code: bool = False
 
@@ -53,11 +51,7 @@ class TokenizerSource:
 
     def absolute(self) -> TokenizerSource:
         """Make the path of an existing file absolute: workers run in another folder."""
-        prefix, colon, rest = self.model.rpartition(":")
-        for head, path in (("", self.model), (prefix + colon, rest)):
-            if os.path.exists(os.path.expanduser(path)):
-                return replace(self, model=head + os.path.abspath(os.path.expanduser(path)))
-        return self
+        return replace(self, model=absolute(self.model))
 
 
 Sources = tuple[TokenizerSource, TokenizerSource]
@@ -198,8 +192,7 @@ def _encoder(sources: Sources, digests: tuple[str, str]) -> TextEncoder:
         if digest_of(tokenizer) != digest:
             raise XtokError(
                 f"{source.model} is another tokenizer on the node {socket.gethostname()}",
-                hint="give all nodes the same files, or name a commit with {option}",
-                parameter="revision",
+                hint="give all nodes the same files, or pin a commit: REPO@REVISION",
             )
     return TextEncoder(*loaded, num_threads=1)
 

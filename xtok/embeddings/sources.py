@@ -251,9 +251,8 @@ class InputLayer:
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Cut the texts as in the middle of a longer one, and take the mean of their rows."""
-        tokenizer = load_tokenizer(
-            f"hf:{self._model}", revision=self._model.revision, offline=self._model.offline
-        )
+        at = f"@{self._model.revision}" if self._model.revision else ""
+        tokenizer = load_tokenizer(f"hf:{self._model}{at}", offline=self._model.offline)
         _require_rows(tokenizer, len(self._matrix), self._layer.name)
         result = np.zeros((len(texts), self._matrix.shape[1]), np.float32)
         with progress(f"embedding with {self.model_id}", len(texts)) as advance:

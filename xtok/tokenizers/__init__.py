@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
-from xtok.tokenizers._gguf import GgufBackend, is_gguf
 from xtok.tokenizers._hf import HuggingFaceBackend
-from xtok.tokenizers._hf_folder import load_folder, load_json
+from xtok.tokenizers._hf_folder import load_folder, load_json, runs_code
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
@@ -47,7 +47,6 @@ ModelLike = str | PathLike[str] | Tokenizer
 # By prefix: what reads a kind of file, and what tells it from its first 4 kB. A new backend is one
 # file and one line here; the last one takes what no other wants.
 _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
-    "gguf": (GgufBackend, is_gguf),
     "tekken": (TekkenBackend, is_tekken),
     "tiktoken": (TiktokenBackend, is_rank_file),
     "spm": (SentencePieceBackend.from_file, bool),
@@ -56,11 +55,9 @@ _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null":
 
 
 def load_tokenizer(
-    model: str | PathLike[str],
+    model: Any,
     *,
-    revision: str | None = None,
     vocab_size: int | None = None,
-    pattern: str | None = None,
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
@@ -68,13 +65,12 @@ def load_tokenizer(
 
     Args:
         model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
-            tiktoken, `tekken.json` or `.gguf` file; `bytes`; `null` or `null:SIZE`. If ambiguous,
-            add a prefix: `hf:`, `spm:`, `tiktoken:`, `tekken:`, `gguf:`. A file's kind is
-            read from its contents.
-        revision: branch, tag or commit of a hub repo.
+            tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`. A file's kind is read
+            from its contents; a prefix settles doubt: `hf:`, `spm:`, `tiktoken:`, `tekken:`.
+            `REPO@REVISION` pins a branch, tag or commit; `FILE@REGEX` gives a tiktoken file of an
+            unknown family its split pattern. Or a fast Hugging Face tokenizer, already loaded.
         vocab_size: the width of the model's logits; by default that of the model's config, else
             the tokenizer's largest id + 1.
-        pattern: the split pattern of a tiktoken or `.gguf` file of an unknown family.
         offline: take only what is in the local cache, as with `HF_HUB_OFFLINE=1`.
         trust_remote_code: allow custom tokenizer code from the repo; the tokenizer's `notes`
             report its use.
@@ -82,59 +78,103 @@ def load_tokenizer(
     Raises:
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
-    model = os.fspath(model)
-    kind, location = _split_prefix(model)
-    if not model or (kind == "hf" and not location):
-        raise TokenizerError(
-            "the model's name is empty", hint="give a repo id, a folder, or a file"
-        )
+    if not isinstance(model, str | PathLike):
+        return from_transformers(model, vocab_size=vocab_size)
+    kind, location, suffix, path = _parsed(model)
     if kind in _BUILT_IN:
-        _refuse_revision(revision, model)
-        return Tokenizer(_BUILT_IN[kind](location), model_id=model, vocab_size=vocab_size)
-    path = _model_path(kind, location)
-    local = path.exists()
-    if local:
-        _refuse_revision(revision, f"{location} is a local path, which")
-    notes: tuple[str, ...] = ()
-    with no_panic(model):
-        if kind in _FILES or (kind is None and path.is_file()):
-            backend = _from_file(path, kind, pattern)
-        elif local and not path.is_dir():
+        return Tokenizer(_BUILT_IN[kind](location), model_id=model_id(model), vocab_size=vocab_size)
+    is_local = path.exists()
+    with no_panic(os.fspath(model)):
+        if kind in _FILES or (kind is None and path.is_file() and path.name != _OWN):
+            files = None
+            backend = _from_file(path, kind, suffix)
+        elif is_local and not (path.is_dir() or path.name == _OWN):
             problem = "a file, not a folder" if path.is_file() else "a device or a pipe, not a file"
             raise TokenizerError(f"{location} is {problem}", hint="give the tokenizer's folder")
-        elif local or not _is_path(location, sure=kind == "hf"):
-            files = ModelFiles(path if local else location, revision=revision, offline=offline)
-            backend = _from_folder(files, pattern, trust_remote_code)
-            revision = files.commit or files.revision
-            if trust_remote_code and "auto_map" in files.json("tokenizer_config.json"):
-                at = f" at {revision}" if revision else ""
-                notes = (f"ran the tokenizer code of {location}{at}, as you allowed",)
+        elif is_local or not _is_path(location, sure=kind == "hf"):
+            folder = path.parent if path.is_file() else path
+            files = ModelFiles(
+                folder if is_local else location,
+                revision=None if is_local else suffix,
+                offline=offline,
+            )
+            pattern = suffix if is_local else None
+            if path.is_file() and runs_code(files) and not trust_remote_code:
+                backend = load_json(path, files, pattern=pattern)
+            else:
+                backend = _from_folder(files, pattern, trust_remote_code)
         else:
             raise _not_found(location)
         return Tokenizer(
             backend,
             model_id=model_id(model),
-            location=path if local else location,
-            revision=revision,
+            location=files.model if files else path,
+            revision=(files.commit or files.revision) if files else None,
             vocab_size=vocab_size,
-            notes=notes,
         )
+
+
+_OWN = "tokenizer.json"  # stands for its folder
+
+
+class _Name(NamedTuple):
+    """What a model's name says: `KIND:LOCATION@SUFFIX`."""
+
+    kind: str | None
+    location: str
+    suffix: str | None  # a repo's revision, or the split pattern of a file
+    path: Path  # the location's, whether or not there is something
+
+
+def _parsed(model: str | PathLike[str]) -> _Name:
+    """Take a model's name apart.
+
+    Raises:
+        TokenizerError: if it is empty, a URL, or no path can be so; or its prefix is unknown.
+    """
+    kind, location = _split_prefix(os.fspath(model))
+    if not location and kind not in _BUILT_IN:
+        raise TokenizerError(
+            "the model's name is empty", hint="give a repo id, a folder, or a file"
+        )
+    if kind in _BUILT_IN:
+        return _Name(kind, location, None, Path(location))
+    places = [len(location), *(i for i, char in enumerate(location) if char == "@" and i)]
+    for i in places:
+        # A pattern may be too long for a path.
+        with suppress(TokenizerError):
+            if (path := _path(location[:i])).exists():
+                return _Name(kind, location[:i], location[i + 1 :] if i < places[0] else None, path)
+    for i in places[1:2]:
+        if not _is_path(location[:i], sure=True):
+            return _Name(kind, location[:i], location[i + 1 :], Path(location[:i]))
+    return _Name(kind, location, None, _path(location))
 
 
 def model_id(model: str | PathLike[str]) -> str:
     """Return the name that a map gives to a model: a repo id, or a path's last component.
 
     Raises:
-        TokenizerError: if its prefix is unknown.
+        TokenizerError: as `load_tokenizer`, for what cannot be a model's name.
     """
-    model = os.fspath(model)
-    kind, location = _split_prefix(model)
+    kind, location, _, path = _parsed(model)
     if kind in _BUILT_IN:
-        return model
-    path = _model_path(kind, location)
-    name = (path.resolve().name or location) if path.exists() else location
+        return os.fspath(model)
+    name = location
+    if path.exists():
+        whole = Path(os.path.abspath(path))
+        name = (whole.parent if path.name == _OWN and path.is_file() else whole).name or location
     # A file system's name may be any bytes; the one in a map is UTF-8.
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def absolute(model: str) -> str:
+    """Make the path in a model's name absolute, so that it holds in other folders too."""
+    kind, _, suffix, path = _parsed(model)
+    if kind in _BUILT_IN or not path.exists():
+        return model
+    prefix = f"{kind}:" if kind else ""
+    return f"{prefix}{os.path.abspath(path)}{'' if suffix is None else f'@{suffix}'}"
 
 
 def as_tokenizer(model: ModelLike) -> Tokenizer:
@@ -174,11 +214,27 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
     head = _head(path)
+    for problem, (is_it, hint) in _REFUSED.items():
+        if is_it(head):
+            raise TokenizerError(f"{path} is {problem}", hint=hint)
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
             return load_json(path, pattern=pattern)
         kind = next(name for name, (_, recognises) in _FILES.items() if recognises(head))
     return _FILES[kind][0](path, pattern=pattern)
+
+
+# What is in use, and cannot be read exactly: what tells it from its first 4 kB, and what to give.
+_REFUSED: dict[str, tuple[Callable[[bytes], object], str]] = {
+    "a .gguf file, which xtok does not read": (
+        lambda head: head.startswith(b"GGUF"),
+        "give the repo or folder of the model that it was made from",
+    ),
+    "a tiktoken vocabulary of Megatron, which does not say its pattern and special tokens": (
+        lambda head: head.lstrip().startswith(b"[") and b'"token_bytes"' in head,
+        "give the model's Hugging Face repo or folder, or its tekken.json",
+    ),
+}
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
@@ -189,7 +245,13 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
     elif (path := files.first(NAMES)) is not None:
         kind = "tekken" if path.suffix == ".json" else None
         return FolderBackend(_from_file(path, kind, pattern), files)
-    elif not (files.find("merges.txt") or files.find("vocab.txt")):
+    elif (words := files.first(("merges.txt", "vocab.txt"))) is not None:
+        if files.find("config.json") is None and files.find("tokenizer_config.json") is None:
+            raise TokenizerError(
+                f"{files} has {words.name}, and no config.json that names the tokenizer's class",
+                hint="fetch the model's config.json or tokenizer_config.json into it",
+            )
+    else:
         raise TokenizerError(
             f"{files} has no tokenizer.json, so no fast tokenizer",
             hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
@@ -236,13 +298,6 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
     return None, model
 
 
-def _model_path(kind: str | None, location: str) -> Path:
-    """Return a model's path; a `tokenizer.json` stands for its folder."""
-    path = _path(location)
-    is_file_of_folder = kind in (None, "hf") and path.name == "tokenizer.json"
-    return path.parent if is_file_of_folder and path.is_file() else path
-
-
 def _path(location: str) -> Path:
     """Return a location as a path, whose `exists` gives an answer.
 
@@ -275,14 +330,6 @@ def _is_path(location: str, *, sure: bool = False) -> bool:
 
 # `name` or `owner/name`, as huggingface_hub checks it (utils/_validators.py).
 _REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
-
-
-def _refuse_revision(revision: str | None, what: str) -> None:
-    if revision is not None:
-        raise TokenizerError(
-            f"{what} has no revision {revision}",
-            hint="leave out the revision, or give a repo id",
-        )
 
 
 def _not_found(location: str) -> TokenizerError:

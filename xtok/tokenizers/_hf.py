@@ -125,6 +125,13 @@ class HuggingFaceBackend(ConfiguredBackend):
                 hint="use a tokenizer with byte tokens or a byte-level vocabulary",
             ) from error
 
+    def byte_level_splits(self) -> str | None:
+        """Return the first split pattern of a byte-level model of more than 100,000 ids."""
+        first = next(components(self._rust.pre_tokenizer), None)
+        if not self._byte_level or first is None or self._rust.get_vocab_size() <= 100_000:
+            return None
+        return str(first.get("pattern", {}).get("Regex"))
+
     def chat_templates(self) -> Mapping[str, str]:
         """Return what `chat_template.jinja` or `tokenizer_config.json` say."""
         templates = self._hf.chat_template

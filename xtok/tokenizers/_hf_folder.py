@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from xtok.errors import TokenizerError
 from xtok.tokenizers._folder import SPECIAL_NAMES, chat_templates
 from xtok.tokenizers._hf import HuggingFaceBackend, components
+from xtok.tokenizers._tekken import TEKKEN_PATTERN
 from xtok.tokenizers._tiktoken import QWEN_PATTERN
 from xtok.tokenizers._tokenizer import refuse_pattern
 from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
@@ -43,8 +44,25 @@ def load_folder(
         TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
     """
     refuse_pattern(pattern, f"{files} is a Hugging Face tokenizer")
-    if not trust_remote_code and (plain := _read_alone(files)) is not None:
-        return HuggingFaceBackend(plain, files, copy=False)
+    plain = None if trust_remote_code else _read_alone(files)
+    backend = HuggingFaceBackend(
+        plain or _by_transformers(files, trust_remote_code), files, copy=plain is None
+    )
+    notes = []
+    if trust_remote_code and runs_code(files):
+        revision = files.commit or files.revision
+        at = f" at {revision}" if revision else ""
+        notes.append(f"ran the tokenizer code of {files}{at}, as you allowed")
+    if backend.byte_level_splits() not in (None, TEKKEN_PATTERN) and _is_old_mistral(files):
+        notes.append(
+            f"{files} splits text as its tokenizer.json says, which Transformers calls wrong; for "
+            'the other pattern, write "fix_mistral_regex": true into its tokenizer_config.json'
+        )
+    backend.notes = tuple(notes)
+    return backend
+
+
+def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     local = files.offline or (isinstance(files.model, str) and not hub_answers())
@@ -61,7 +79,8 @@ def load_folder(
         if "trust_remote_code" in str(error):
             raise TokenizerError(
                 f"{files} needs code of its own",
-                hint="read that code, then allow it with {option}",
+                hint="read that code, then allow it with {option}; or give its tokenizer.json, if "
+                "it has one",
                 parameter="trust_remote_code",
             ) from error
         raise TokenizerError(
@@ -73,18 +92,34 @@ def load_folder(
             f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
             hint="save a fast one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
-    return HuggingFaceBackend(tokenizer, files)
+    return tokenizer
 
 
-def load_json(path: Path, *, pattern: str | None = None) -> HuggingFaceBackend:
-    """Load a `tokenizer.json` by another name, without the files beside it.
+def _is_old_mistral(files: ModelFiles) -> bool:
+    """Tell whether Transformers would offer `fix_mistral_regex` (`_patch_mistral_regex`)."""
+    config = files.json("config.json")
+    saved_by = str(config.get("transformers_version") or "0").partition(".")[0]
+    types = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
+    return config.get("model_type") in types and saved_by in "01234"
+
+
+def runs_code(files: ModelFiles) -> bool:
+    """Tell whether a folder's tokenizer is a class of its own."""
+    return "auto_map" in files.json("tokenizer_config.json")
+
+
+def load_json(
+    path: Path, files: ModelFiles | None = None, *, pattern: str | None = None
+) -> HuggingFaceBackend:
+    """Load a `tokenizer.json` alone, with the configs of a folder for its width and roles.
 
     Raises:
         TokenizerError: if it is not one.
     """
     refuse_pattern(pattern, f"{path} is a Hugging Face tokenizer")
+    files = files or ModelFiles(path)
     if (plain := _read_file(path)) is not None:
-        return HuggingFaceBackend(plain, ModelFiles(path), copy=False)
+        return HuggingFaceBackend(plain, files, copy=False)
     from transformers import PreTrainedTokenizerFast
 
     load: Callable[..., Any] = PreTrainedTokenizerFast
@@ -95,7 +130,7 @@ def load_json(path: Path, *, pattern: str | None = None) -> HuggingFaceBackend:
             f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
             hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
         ) from error
-    return HuggingFaceBackend(tokenizer, ModelFiles(path))
+    return HuggingFaceBackend(tokenizer, files)
 
 
 class PlainTokenizer:

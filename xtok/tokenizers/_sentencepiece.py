@@ -66,8 +66,7 @@ class SentencePieceBackend(Backend):
         except (DecodeError, RuntimeError, ValueError) as error:
             raise TokenizerError(
                 f"{path} is not a SentencePiece model, nor a tiktoken file: {error}",
-                hint="give a .model, .tiktoken, tekken.json or .gguf file, or the folder of a "
-                "Hugging Face tokenizer",
+                hint="give a .model, .tiktoken or tekken.json file, or a Hugging Face folder",
             ) from error
         refuse_pattern(pattern, f"{path} is a SentencePiece model")
         return backend

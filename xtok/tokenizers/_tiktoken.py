@@ -263,8 +263,8 @@ class TiktokenBackend(Backend):
         if family is None:
             raise TokenizerError(
                 f"{path} is a tiktoken file of an unknown family: its split pattern is needed",
-                hint="give the regular expression of its tokenizer with {option}",
-                parameter="pattern",
+                hint="give its tokenizer's regular expression behind the name, in single quotes: "
+                f"'{path}@REGEX'",
             )
         self._family = family
         self._added = re.compile("|".join(map(re.escape, family.text)) or "(?!)")
@@ -276,8 +276,7 @@ class TiktokenBackend(Backend):
         except ValueError as error:
             raise TokenizerError(
                 f"the pattern for {path} is not a regular expression that splits text: {error}",
-                hint="in a shell, put single quotes around {option}, as in '\\p{L}+|\\s+'",
-                parameter="pattern",
+                hint=f"in a shell, put single quotes around it: '{path}@\\p{{L}}+|\\s+'",
             ) from error
 
     def entries(self) -> Iterable[Entry]:

@@ -35,6 +35,7 @@ class Backend(ABC):
     """What one tokenizer library can do; `Tokenizer` catches everything that is not exact."""
 
     name: str
+    notes: tuple[str, ...] = ()  # what the tokenizer's user should know about how it was loaded
 
     @abstractmethod
     def entries(self) -> Iterable[Entry]:
@@ -93,7 +94,8 @@ def refuse_pattern(pattern: str | None, what: str) -> None:
     """
     if pattern is not None:
         raise TokenizerError(
-            f"{what}, which takes no pattern", hint="leave out {option}", parameter="pattern"
+            f"{what}, which takes no @{pattern}",
+            hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
         )
 
 
@@ -168,10 +170,9 @@ class Tokenizer:
         location: str | Path | None = None,
         revision: str | None = None,
         vocab_size: int | None = None,
-        notes: Sequence[str] = (),
     ) -> None:
         self.location = location
-        self.notes = tuple(notes)
+        self.notes = backend.notes
         self._backend = backend
         entries = list(backend.entries())
         largest = max((entry.id for entry in entries), default=-1)

@@ -24,7 +24,7 @@ MAX_WIDTH = 2**24
 
 
 class TokenType(IntEnum):
-    """What a token id is, with the names and numbers of SentencePiece and GGUF."""
+    """What a token id is, with the names and numbers of SentencePiece."""
 
     NORMAL = 1
     UNKNOWN = 2
