@@ -20,7 +20,7 @@ fi
 
 mkdir -p data/maps
 run xtok build --student-model "$student" --teacher-model "$teacher" --output "$map"
-run xtok inspect "$map" --token ' the' --token 201
+run xtok inspect "$map" ' the' 201
 
 echo
 echo "Written: $map. To run these commands yourself: source .venv/bin/activate"

@@ -382,13 +382,22 @@ def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path, tmp_p
     assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
     assert "note: leak 0." in made.stderr
     assert not list(tmp_path.glob("*.checkpoint"))
+    event_map = EventMap.load(tmp_path / "e.safetensors")
     shown = json.loads(cli("inspect", "e.safetensors", "--json").stdout)
-    assert shown["num_events"] == EventMap.load(tmp_path / "e.safetensors").num_events
+    assert sum(shown["rows_by_kind"].values()) == event_map.num_events
+    assert len(shown["rows"]) == 5
     table = cli("inspect", "e.safetensors").stdout
-    assert "one token on each side" in table
+    assert "shared vocabulary" in table
     assert max(map(len, table.splitlines())) <= 80
-    explained = json.loads(cli("explain", "e.safetensors", " the", "--json").stdout)
-    assert explained[0]["members"][0]["token"] == " the"
+    line = ["inspect", "e.safetensors", " the", "-t", pair[1]]
+    [row] = json.loads(cli(*line, "--json").stdout)["rows"]
+    assert (row["token"], row["side"], row["forward"][0]["token"]) == (" the", "student", " the")
+    event = event_map.student_event[row["token_id"]]
+    assert row["kind"] == f"event {event}"
+    assert row["entries"][0]["side"] == "teacher"
+    assert row["entries"][0]["relation"] == "same bytes as the student's ' the'"
+    assert max(map(len, cli(*line).stdout.splitlines())) <= 80
+    assert cli("inspect", "e.safetensors", " the", "-t", pair[0]).returncode == 1
     assert cli("verify", "e.safetensors", "-s", pair[0], "-t", pair[1]).returncode == 0
     other = cli("verify", "e.safetensors", "-s", pair[1])
     assert other.returncode == 3
@@ -410,9 +419,9 @@ def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
     assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
     assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
     for words, message in (
-        (["inspect", "e.safetensors", "--classes"], "is an event map, which has no rows"),
-        (["explain", "e.safetensors", "no such token"], "neither side has a token"),
-        (["explain", "e.safetensors", "--id", "99999"], "there is no student id 99999"),
+        (["inspect", "e.safetensors", "--classes"], "an event map has no rows to list"),
+        (["inspect", "e.safetensors", "no such token"], "neither side has a token"),
+        (["inspect", "e.safetensors", "--id", "99999"], "there is no student id 99999"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
         (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
         (["events", *pair, "--max-leak", "0.1"], "--max-leak goes with --text"),

@@ -653,7 +653,7 @@ def test_hostile_tokens_are_shown_safely(
     assert "[bold]not markup" in lines
     assert "m" * 1000 not in lines
     assert safe(cli("doctor", hostile_model).stdout)
-    assert safe(cli("inspect", "map.safetensors", "--token", "\x1b[31m\u202e").stderr)
+    assert safe(cli("inspect", "map.safetensors", "\x1b[31m\u202e").stderr)
     assert safe(
         cli("build", *models, "--output", "a.safetensors", "--student-vocab-size", "9").stderr
     )

@@ -1,31 +1,57 @@
-"""What a map covers by class of token, and what that says of the choice of a loss."""
+"""What a map holds, why its rows are as they are, and how two maps differ."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Cli
+from naive import rows_of
+from rich.cells import cell_len
 from test_stages import byte_ranks
 
 import xtok
-from xtok.config import BuildConfig
-from xtok.inspection.inspect import ClassCoverage, cover, inspect
+from xtok.config import BuildConfig, SortCutConfig
+from xtok.errors import XtokError
+from xtok.inspection.compare import Comparison, compare, count_tokens
+from xtok.inspection.inspect import ClassCoverage, coverage_by_class, inspect
+from xtok.inspection.rows import InspectedRow
 from xtok.maps.projection_map import ProjectionMap
+from xtok.report.maps import print_inspection
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+
+Pair = tuple[Tokenizer, Tokenizer]
 
 
 @pytest.fixture
-def projection(tmp_path: Path) -> ProjectionMap:
-    student = byte_ranks(tmp_path / "student.tiktoken", "20", "201", "ab", "Ж")
+def pair(tmp_path: Path) -> Pair:
+    student = byte_ranks(tmp_path / "student.tiktoken", "20", "201", "ab", " ,", "\x1b[31m", "Ж")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab", "abc", "Ж", "Я", width=262, digits=1)
-    return xtok.build(student, teacher, BuildConfig(top_k=4))
+    return student, teacher
+
+
+@pytest.fixture
+def projection(pair: Pair) -> ProjectionMap:
+    return xtok.build(*pair, BuildConfig(canonicalization="relaxed"))
+
+
+def explained(projection: ProjectionMap, token: int, pair: Pair | None = None) -> InspectedRow:
+    student, teacher = pair or (None, None)
+    [row] = inspect(projection, token, student_model=student, teacher_model=teacher).rows
+    return row
+
+
+# Classes
 
 
 def test_classes_of_a_map(projection: ProjectionMap) -> None:
-    found = cover(projection)
-    assert found is not None
-    by_name = {one.token_class: one for one in found.classes}
+    coverage = coverage_by_class(projection)
+    assert coverage is not None
+    by_name = {one.token_class: one for one in coverage.classes}
     assert by_name["digits_1"] == ClassCoverage(
         token_class="digits_1", label="1 digit", rows=10, exact=10, empty=0, mean_entries=1.0,
         slot_share=0.0, teacher_ids=10, teacher_unreached=0,
@@ -33,24 +59,14 @@ def test_classes_of_a_map(projection: ProjectionMap) -> None:
     three = by_name["digits_3"]
     assert (three.label, three.rows, three.exact, three.mean_entries) == ("3 digits", 1, 0, 3.0)
     assert three.slot_share == pytest.approx(1 / 6)
-    # "abc" is in no row: "ab" and "c" are pinned.
+    # "abc" is in no row: "ab" and "c" are exact.
     assert (by_name["latin"].teacher_ids, by_name["latin"].teacher_unreached) == (54, 1)
     assert (by_name["cyrillic"].rows, by_name["cyrillic"].exact) == (1, 1)
     assert by_name["cyrillic"].teacher_unreached == 1
     assert (by_name["unused"].rows, by_name["unused"].teacher_ids) == (0, 2)
     assert by_name["unused"].teacher_unreached == 2  # slots do not count
-    assert sum(one.rows for one in found.classes) == projection.shape[0]
-    assert sum(one.teacher_ids for one in found.classes) == projection.shape[1]
-
-
-def test_a_map_without_tokens_has_no_classes(projection: ProjectionMap, tmp_path: Path) -> None:
-    import torch
-
-    pt = {"indices": torch.tensor([[1, -1]]), "likelihoods": torch.tensor([[1.0, 0.0]])}
-    torch.save(pt, tmp_path / "foreign.pt")
-    foreign = ProjectionMap.load(tmp_path / "foreign.pt", teacher_vocab_size=3)
-    assert cover(foreign) is None
-    assert inspect(foreign).coverage is None
+    assert sum(one.rows for one in coverage.classes) == projection.shape[0]
+    assert sum(one.teacher_ids for one in coverage.classes) == projection.shape[1]
 
 
 def test_inspect_shows_classes_on_request(
@@ -64,5 +80,247 @@ def test_inspect_shows_classes_on_request(
     assert row.replace("│", "").split()[2:] == ["1", "0.0%", "3.00", "16.7%", "0", "-"]
     assert "event KL suits, or P-KL" in shown
     assert max(map(len, shown.splitlines())) <= 80
-    classes = json.loads(cli("inspect", "m.safetensors", "--json").stdout)["coverage"]["classes"]
-    assert [one["token_class"] for one in classes][:3] == ["digits_1", "digits_2", "digits_3"]
+    assert json.loads(cli("inspect", "m.safetensors", "--json").stdout)["coverage"] is None
+    data = json.loads(cli("inspect", "m.safetensors", "--classes", "--json").stdout)
+    classes = [one["token_class"] for one in data["coverage"]["classes"]]
+    assert classes[:3] == ["digits_1", "digits_2", "digits_3"]
+
+
+# Why rows are as they are
+
+
+def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
+    row = explained(projection, 257, pair)
+    assert (row.token, row.bytes, row.type, row.token_class) == (
+        "201", "32 30 31", "normal", "3 digits"
+    )  # fmt: skip
+    assert (row.kind, row.why) == (
+        "pieces",
+        "no teacher token has these bytes: spelled in pieces, both ways",
+    )
+    assert row.forward is not None
+    assert [(p.token, p.place, round(p.weight, 4)) for p in row.forward] == [
+        ("2", 0, 0.9009), ("0", 1, 0.0901), ("1", 2, 0.009)
+    ]  # fmt: skip
+    assert (row.reverse, row.reverse_count) == ((), 0)
+    assert [(e.token, e.relation) for e in row.entries] == [
+        ("2", "its beginning"),
+        ("0", "a part of it"),
+        ("1", "a part of it"),
+        ("(unused)", "slot"),
+    ]
+    assert row.stages == (
+        "multitoken: pieces forward: 3; teacher tokens in reverse: 0; "
+        "at most 32 entries, the slot included",
+        "reapply-exact: left as it was: no equal bytes",
+        "sort-cut: at most 4 entries",
+    )
+
+
+def test_an_exact_row_tells_what_was_lost(projection: ProjectionMap, pair: Pair) -> None:
+    row = explained(projection, 258, pair)
+    assert (row.kind, row.why) == ("exact", "exact: teacher id 256 has the same bytes")
+    assert row.reverse is not None
+    assert [(p.token, round(p.weight, 4)) for p in row.reverse] == [("ab", 1.0), ("abc", 0.9091)]
+    assert row.stages[1] == "reapply-exact: matched to the token of equal bytes"
+
+
+def test_from_the_map_alone(projection: ProjectionMap) -> None:
+    relaxed = explained(projection, 259)
+    assert (relaxed.kind, relaxed.forward, relaxed.reverse) == ("relaxed", None, None)
+    assert relaxed.entries[0].relation == "the same relaxed form"
+    assert explained(replace(projection, history=()), 258).stages == ()
+
+
+def test_soft_rows_name_longer_tokens(pair: Pair) -> None:
+    row = explained(xtok.build(*pair, BuildConfig(exact_match=False, scale_trick=False)), 258)
+    assert row.why == "teacher id 256 has the same bytes, but the row is not exact"
+    assert [(e.token, e.relation) for e in row.entries] == [
+        ("ab", "the same bytes"),
+        ("abc", "longer, begins with it"),
+    ]
+
+
+def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
+    row = explained(xtok.build(*pair, BuildConfig.for_loss("p-kl")), 258, pair)
+    assert row.kind == "counted"
+    assert row.forward is not None
+    assert [(p.token, p.weight) for p in row.forward] == [("ab", 0)]
+    assert row.reverse is None
+    assert row.stages == (
+        "multitoken: counted on synthetic text, target both; at most 32 entries",
+        "sort-cut: at most 8 entries",
+    )
+
+
+def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+    projection = xtok.build(byte_level, sentencepiece)
+    bos = byte_level.table.roles["bos"][0]
+    role, empty = inspect(projection, [bos, len(byte_level.table) - 1]).rows
+    assert (role.kind, role.bytes, role.roles[0]) == ("role", "", "bos")
+    assert role.entries[0].relation == "role bos"
+    assert (empty.kind, empty.why) == ("empty", "the tokenizer does not use this id")
+    off = xtok.build(byte_level, sentencepiece, BuildConfig(special_tokens="off"))
+    assert explained(off, bos).why.startswith("a special token: ")
+
+
+def test_models_of_another_pair_are_refused(projection: ProjectionMap, pair: Pair) -> None:
+    with pytest.raises(XtokError, match=r"student of the map \(student\.tiktoken\)"):
+        inspect(projection, [257], student_model=pair[1])
+
+
+def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair: Pair) -> None:
+    odd = ({"stage": "multitoken", "options": {"max_pieces": -5}}, {"stage": "x", "options": {}})
+    row = explained(replace(projection, history=odd), 257, pair)
+    assert row.stages[1] == "x: done"
+    assert row.forward is not None
+    assert round(row.forward[0].weight, 4) == 0.9009
+
+
+def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, tmp_path: Path) -> None:
+    projection.save(tmp_path / "m.safetensors")
+    done = cli("inspect", "m.safetensors", "\\x1b[31m", "ab")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "'\\x1b[31m'" in done.stdout
+    assert "rows by kind" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    both = json.loads(cli("inspect", "m.safetensors", "ab", "--id", "257", "--json").stdout)
+    assert [row["token_id"] for row in both["rows"]] == [258, 257]
+    assert both["nnz"] == projection.nnz
+    assert cli("inspect", "m.safetensors", "nothing like it").returncode == 1
+    assert cli("inspect", "m.safetensors", "--id", "9999").returncode == 1
+    other = cli("inspect", "m.safetensors", "ab", "--student-model", "bytes")
+    assert (other.returncode, "m.safetensors" in other.stderr) == (1, True)
+    for words in (["--worst", "2"], ["--classes"], ["--against", "m.safetensors"]):
+        assert cli("inspect", "m.safetensors", "ab", *words).returncode == 2
+
+
+def test_a_map_without_tokens(cli: Cli, small: Path, tmp_path: Path) -> None:
+    import torch
+
+    pt = {"indices": torch.tensor([[97, -1]] * 98), "likelihoods": torch.tensor([[1.0, 0.0]] * 98)}
+    torch.save(pt, tmp_path / "m.pt")
+    line = ["inspect", "m.pt", "--teacher-vocab-size", "256"]
+    [alone] = json.loads(cli(*line, "--id", "97", "--json").stdout)["rows"]
+    assert (alone["token"], alone["why"], alone["entries"][0]["token_id"]) == (None, "", 97)
+    assert "#97" in cli(*line, "--id", "97").stdout
+    models = ["--student-model", "null:98", "--teacher-model", "bytes"]
+    both = cli(*line, "--id", "97", *models)
+    assert both.returncode == 0, both.stderr
+    assert "special token" in both.stdout
+    classes = cli(*line, "--classes")
+    assert "carries no tokens" in classes.stderr
+    assert cli(*line, "a").returncode == 1
+
+
+def test_right_to_left_and_wide_tokens(cli: Cli, tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "של", "\u202eab", "灯塔站", "x" * 5000)
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "של", "灯", "x" * 7000)
+    xtok.build(student, teacher).save(tmp_path / "m.safetensors")
+    for token_id in range(256, 260):
+        done = cli("inspect", "m.safetensors", "--id", str(token_id))
+        assert done.returncode == 0, done.stderr
+        assert "\u202e" not in done.stdout
+        assert len(done.stdout) < 8000
+        assert max(cell_len(line) for line in done.stdout.splitlines()) <= 80
+    models = ["--student-model", tmp_path / "student.tiktoken"]
+    assert cli("inspect", "m.safetensors", "灯塔站", *models).returncode == 1  # no pattern
+
+
+# Two maps
+
+
+TEXT = "the cat sat on the mat, and the dog sat on the log; in 2013 there were 201.\n"
+
+
+@pytest.fixture(scope="module")
+def recipe(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
+    return xtok.build(byte_level, digits, BuildConfig(scale_trick=False))
+
+
+@pytest.fixture(scope="module")
+def heaviest(recipe: ProjectionMap) -> ProjectionMap:
+    return xtok.sort_cut(recipe, SortCutConfig(top_k=1))
+
+
+def compared(first: ProjectionMap, second: ProjectionMap, num_examples: int = 0) -> Comparison:
+    comparison = inspect(first, against=second, num_examples=num_examples).comparison
+    assert comparison is not None
+    return comparison
+
+
+def test_how_far_rows_are_apart(recipe: ProjectionMap, heaviest: ProjectionMap) -> None:
+    comparison = compared(recipe, heaviest)
+    ours, theirs = rows_of(recipe), rows_of(heaviest)
+    distances = {}
+    for s in ours.keys() | theirs.keys():
+        a, b = dict(ours.get(s, [])), dict(theirs.get(s, []))
+        distances[s] = sum(abs(a.get(t, 0) - b.get(t, 0)) for t in a.keys() | b.keys()) / 2
+    assert comparison.rows == len(distances)
+    assert comparison.rows_that_differ == sum(d > 1e-6 for d in distances.values()) > 0
+    assert comparison.rows_of_other_top == 0
+    mean = sum(distances.values()) / len(distances)
+    assert comparison.mean_distance == pytest.approx(mean, abs=1e-6)
+    assert comparison.examples[0].distance == pytest.approx(max(distances.values()), abs=1e-6)
+    assert sum(c.rows for c in comparison.classes) == comparison.rows
+    same = compared(recipe, recipe)
+    assert same.rows_that_differ == same.mean_distance == 0
+    assert same.examples == ()
+
+
+def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
+    recipe: ProjectionMap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    width = recipe.student.vocab_size
+    entries = [Entry(i, TokenType.NORMAL, b"%04d" % i + b"\n" * 100) for i in range(width)]
+    table, _ = decode_vocabulary(entries, width=width)
+    long = replace(recipe, student=replace(recipe.student, table=table))
+    inspection = inspect(long, against=xtok.sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
+    assert inspection.comparison is not None
+    [row] = inspection.comparison.examples
+    assert row.token == f"{row.student_id:04d}" + r"\n" * 100
+    print_inspection(inspection, overview=False)
+    lines = capsys.readouterr().out.splitlines()
+    shown = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
+    assert f"'{row.token[:80]}…(204inall)'#{row.student_id}" in shown.replace(" ", "")
+
+
+def test_the_distance_is_weighted_by_text(
+    byte_level: Tokenizer, recipe: ProjectionMap, heaviest: ProjectionMap, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (TEXT, "", TEXT)))
+    counts = count_tokens([path], byte_level)
+    [ids] = byte_level.library_ids([TEXT])
+    assert counts.tolist() == [2 * ids.count(i) for i in range(len(byte_level.table))]
+    model = byte_level
+    weighted = inspect(recipe, against=heaviest, texts=path, student_model=model).comparison
+    assert weighted is not None
+    assert weighted.mean_distance != compared(recipe, heaviest).mean_distance
+    assert all(counts[row.student_id] > 0 for row in weighted.examples)
+    nothing = compare(recipe, heaviest, token_counts=np.zeros_like(counts))
+    assert nothing.mean_distance == 0
+    with pytest.raises(ValueError, match="student's model"):
+        inspect(recipe, against=heaviest, texts=path)
+
+
+def test_two_maps_on_the_command_line(
+    cli: Cli, small: Path, recipe: ProjectionMap, heaviest: ProjectionMap, tmp_path: Path
+) -> None:
+    recipe.save(tmp_path / "a.safetensors")
+    heaviest.save(tmp_path / "b.safetensors")
+    (tmp_path / "a.txt").write_text(TEXT)
+    line = ["inspect", "a.safetensors", "--against", "b.safetensors"]
+    done = cli(*line, "--text", "a.txt", "-s", small / "small-byte-level")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "weighted by the text" in done.stdout
+    assert cli(*line, "--text", "a.txt").returncode == 2
+    comparison = json.loads(cli(*line, "--num-examples", "3", "--json").stdout)["comparison"]
+    assert comparison["rows_that_differ"] > 0
+    assert len(comparison["examples"]) == 3
+    xtok.build("bytes", "bytes").save(tmp_path / "c.safetensors")
+    other = cli("inspect", "a.safetensors", "--against", "c.safetensors")
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "the student of c.safetensors (bytes)" in other.stderr

@@ -100,19 +100,15 @@ def test_reapply_exact_takes_the_names_of_models(of_bytes: str) -> None:
     assert same(xtok.reapply_exact(of_bytes, student_model="bytes", teacher_model="bytes"), plain)
 
 
-def test_inspect_and_worst_rows_take_a_path(projection: ProjectionMap, path: str) -> None:
-    assert xtok.inspect(path, tokens=["201"]) == xtok.inspect(projection, tokens=["201"])
-    listing = xtok.worst_rows(path, kind="pieces", count=1)
-    assert listing == xtok.worst_rows(projection, kind="pieces", count=1)
-    assert listing.rows == (projection["201"],)
-
-
-def test_explain_takes_a_path_and_a_token(projection: ProjectionMap, path: str) -> None:
-    [row] = xtok.explain(path, "201")
-    assert (row.student_id, row.token) == (257, "201")
-    assert xtok.explain(projection, [257]) == (row,)
-    assert xtok.explain(projection, b"201") == (row,)
-    assert [row.student_id for row in xtok.explain(path, ["201", 0, b"ab"])] == [257, 0, 258]
+def test_inspect_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
+    inspection = xtok.inspect(path, "201")
+    assert [(row.token_id, row.token) for row in inspection.rows] == [(257, "201")]
+    for token in (["201"], [257], b"201"):
+        assert xtok.inspect(projection, token) == inspection
+    rows = xtok.inspect(path, ["201", 0, b"ab"]).rows
+    assert [row.token_id for row in rows] == [257, 0, 258]
+    worst = xtok.inspect(projection, kind="pieces", worst=1)
+    assert worst.rows == inspection.rows
 
 
 def test_verify_takes_a_map_or_a_path(projection: ProjectionMap, of_bytes: str) -> None:
@@ -130,10 +126,12 @@ def test_convert_takes_a_map_or_a_path(
         xtok.convert(projection, tmp_path / "out.pt", preserve_last=True)
 
 
-def test_compare_and_evaluate_take_paths(
+def test_two_maps_may_be_paths(
     path: str, projection: ProjectionMap, of_bytes: str, text: Path
 ) -> None:
-    assert xtok.compare(path, projection).rows_that_differ == 0
+    comparison = xtok.inspect(path, against=projection).comparison
+    assert comparison is not None
+    assert comparison.rows_that_differ == 0
     alone = xtok.evaluate(of_bytes, [text], "bytes", "bytes")
     assert [m.name for m in alone.measures] == [of_bytes]
     loaded = ProjectionMap.load(of_bytes)

@@ -463,7 +463,7 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
         ("build", ["--timeout", "3"], "--timeout goes with --skip-existing"),
         ("build", ["--target", "both"], "--target goes with --weights prior or --text"),
         ("multitoken", ["--target", "both"], "--target goes with --weights prior "),
-        ("compare", ["a", "b", "--field", "x"], "--field goes with --text"),
+        ("inspect", ["a", "--against", "b", "--field", "x"], "--field goes with --text"),
         ("align", ["x", "--teacher-chat-template", "x"],
          "--teacher-chat-template goes with --chat"),
         ("align", ["x", "--max-comb-len", "0"],

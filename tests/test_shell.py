@@ -63,7 +63,7 @@ def files(tmp_path: Path) -> Path:
         ("xtok evaluate a.safetensors b", ["b.pt"]),
         ("xtok evaluate a.safetensors sub/", ["sub/c.pt"]),
         ("xtok build s t --initial-projection-path a", ["a.safetensors"]),
-        ("xtok compare a.safetensors ./b", ["./b.pt"]),
+        ("xtok inspect a.safetensors --against ./b", ["./b.pt"]),
         # Nothing: the shell completes files itself.
         ("xtok inspect su", []),
         ("xtok inspect odd/", []),

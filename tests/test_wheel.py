@@ -159,12 +159,10 @@ PAIR = ["--student-model", "small.model", "--teacher-model", "bytes"]
 WORK: dict[str, Sequence[str]] = {
     "build": [*PAIR, "-o", "map.safetensors"],
     "inspect": ["map.safetensors"],
-    "explain": ["map.safetensors", "a"],
     "verify": ["map.safetensors", *PAIR],
     "convert": ["map.safetensors", "-o", "map.pt"],
     "doctor": ["small.model"],
     "evaluate": ["map.safetensors", *PAIR, "--text", "text.txt"],
-    "compare": ["map.safetensors", "cut.safetensors"],
     "align": [*PAIR, "in 2012"],
     "report": ["map.safetensors", "-o", "report.html"],
     "multitoken": [*PAIR, "-o", "first.safetensors"],

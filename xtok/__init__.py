@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from xtok.conversation import render as render
     from xtok.embeddings.generate import generate as generate
     from xtok.errors import XtokError as XtokError
-    from xtok.inspection.compare import compare as compare
     from xtok.inspection.doctor import doctor as doctor
     from xtok.inspection.evaluate import evaluate as evaluate
-    from xtok.inspection.explain import explain as explain
     from xtok.inspection.inspect import inspect as inspect
-    from xtok.inspection.inspect import worst_rows as worst_rows
     from xtok.inspection.verify import verify as verify
     from xtok.maps.convert import convert as convert
     from xtok.maps.event_map import EventMap as EventMap
@@ -63,11 +60,9 @@ _MODULES = {
     "conversation": ["render"],
     "embeddings.generate": ["generate"],
     "errors": ["XtokError"],
-    "inspection.compare": ["compare"],
     "inspection.doctor": ["doctor"],
     "inspection.evaluate": ["evaluate"],
-    "inspection.explain": ["explain"],
-    "inspection.inspect": ["inspect", "worst_rows"],
+    "inspection.inspect": ["inspect"],
     "inspection.verify": ["verify"],
     "maps.convert": ["convert"],
     "maps.event_map": ["EventMap"],

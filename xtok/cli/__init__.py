@@ -15,8 +15,8 @@ from xtok.cli.command import run
 from xtok.cli.spellings import Command
 
 _PARTS = {
-    "Everyday": "build inspect explain verify convert doctor",
-    "Measure": "evaluate compare align report",
+    "Everyday": "build inspect verify convert doctor",
+    "Measure": "evaluate align report",
     "Stages": "multitoken reapply-exact sort-cut generate",
     "Train": "events render",
 }

@@ -8,79 +8,115 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, MAP, MapOptions
+from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import option
-from xtok.inspection.events import describe_events
 from xtok.maps import event_file
-from xtok.report.events import print_events
-from xtok.report.maps import print_description, print_listing
+from xtok.maps.event_map import EventMap
+from xtok.maps.projection_map import ProjectionMap
+
+_ROWS = "Rows, the worst first"
+_TEXTS = text_option(
+    [],
+    "With --against and the student's model: weight rows by how often their tokens occur in this "
+    "text. Repeatable; globs, too.",
+)
 
 
 @command
 def inspect(
     *,
     map_path: Path = MAP,
-    token: list[str] = option(
+    tokens: list[str] = option(
         [],
-        "Show the row of this student token, spaces included: ' the'. Repeatable.",
-        metavar="TEXT",
+        "Student tokens to explain, spaces included: ' the'. Tokens of either side of an event "
+        "map.",
+        argument="[TOKEN]...",
     ),
     token_id: list[int] = option(
-        [], "Show the row of this student id. Repeatable.", name="id", metavar="ID"
+        [], "Explain the row of this student id. Repeatable.", name="id", metavar="ID"
+    ),
+    against: Path | None = option(
+        None,
+        "Compare with this map of the same pair: which rows differ, and by how much.",
+        metavar="MAP",
+        autocompletion=map_files,
     ),
     num_examples: int | None = option(
-        None, "Show this many rows, evenly spread; 5 if none are asked for.", min=0
+        None,
+        "Show this many rows: evenly spread, by default 5; with --against those that differ most, "
+        "by default 10.",
+        min=0,
     ),
     classes: bool = option(
         False,
         "Show rows and teacher tokens by class (digits, punctuation, scripts …), and what they say "
-        "of the choice of a loss. JSON has them always.",
+        "of the choice of a loss.",
         flag=True,
-    ),
-    token_class: str | None = option(
-        None,
-        "List the rows of this class of tokens instead, worst first: digits, han, punctuation, …",
-        name="class",
-        metavar="CLASS",
-    ),
-    kind: str | None = option(
-        None,
-        "List the rows of this kind instead, worst first: pieces, exact, empty, …",
-        metavar="KIND",
     ),
     worst: int | None = option(
         None,
         "List so many rows, those with the least weight on their heaviest entry first; 20 with "
         "--class or --kind.",
         min=1,
+        panel=_ROWS,
     ),
+    token_class: str | None = option(
+        None,
+        "Only rows of this class of tokens: digits, han, punctuation, …",
+        name="class",
+        metavar="CLASS",
+        panel=_ROWS,
+    ),
+    kind: str | None = option(
+        None, "Only rows of this kind: pieces, exact, empty, …", metavar="KIND", panel=_ROWS
+    ),
+    text: list[str] = _TEXTS,
+    field: str = TEXT_FIELD,
     json: bool = JSON,
+    models: Models,
     map_options: MapOptions,
 ) -> None:
-    """Show what a map holds: who maps to whom, how it was made, and rows of it; or events."""
+    """Show what a map holds; of tokens, why their rows are as they are; or where two maps differ.
+
+    Given the models, tokens are also spelled in each other's pieces. An event map likewise.
+    """
+    from xtok.counting.texts import find_texts
+    from xtok.report.maps import print_inspection
+
     is_listing = bool(token_class or kind or worst)
-    if is_listing and (token or token_id or num_examples is not None or classes):
+    is_explaining = bool(tokens or token_id)
+    if is_listing + is_explaining + classes + (against is not None) > 1:
         raise typer.BadParameter(
-            "--class, --kind and --worst list rows; give none of --token, --id, --num-examples, "
-            "--classes with them"
+            "give one of: tokens or --id; --worst, --class or --kind; --classes; --against"
         )
-    if event_file.holds_events(map_path):
-        if is_listing or token or token_id or classes:
-            raise typer.BadParameter(f"{map_path} is an event map, which has no rows; see explain")
-        events = describe_events(xtok.EventMap.load(map_path), num_examples=num_examples or 5)
-        show(events, print_events, json=json)
-        return
-    projection = map_options.load(map_path)
-    if is_listing:
-        listing = xtok.worst_rows(projection, token_class=token_class, kind=kind, count=worst or 20)
-        show(listing, print_listing, json=json)
-        return
+    if num_examples is not None and (is_listing or is_explaining):
+        raise typer.BadParameter("--num-examples goes with the overview or --against")
+    if text and (against is None or models.student_model is None):
+        raise typer.BadParameter("--text goes with --against and --student-model")
+    is_overview = not (is_listing or is_explaining or against)
     if num_examples is None:
-        num_examples = 0 if token or token_id or classes else 5
-    description = xtok.inspect(
-        projection, tokens=token, ids=token_id, num_examples=num_examples, classes=classes or json
+        num_examples = 5 if is_overview and not classes else 0
+    loaded: ProjectionMap | EventMap
+    if event_file.holds_events(map_path):
+        loaded, tokenizers = event_file.load(map_path), models.given()
+    else:
+        loaded, tokenizers = models.with_map(map_options.load(map_path), name=map_path)
+    report.print_reports(loaded.reports)
+    find_texts(text)
+    inspection = xtok.inspect(
+        loaded,
+        [*tokens, *token_id],
+        **tokenizers,
+        num_examples=num_examples,
+        classes=classes,
+        worst=worst,
+        token_class=token_class,
+        kind=kind,
+        against=against and map_options.load(against),
+        texts=text,
+        field=field,
+        names=[str(map_path), str(against)][: 2 if against else 1],
     )
-    report.print_reports(projection.reports)
-    show(description, partial(print_description, classes=classes), json=json)
-    if classes and not json and description.coverage is None:
+    show(inspection, partial(print_inspection, overview=is_overview), json=json)
+    if classes and inspection.coverage is None:
         report.print_notes(["the map carries no tokens, so no classes"])

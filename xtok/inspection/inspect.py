@@ -1,29 +1,41 @@
-"""`inspect` and `worst_rows`: what a map holds."""
+"""`inspect`: what a map or an event map holds, why rows are as they are, how two maps differ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
-from xtok.inspection.advice import Advice, advise
-from xtok.inspection.pair_facts import pair_facts
+from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
-from xtok.maps.file import MapLike, as_map
-from xtok.maps.projection_map import ProjectionMap, Row, RowKind, token_name
+from xtok.maps.event_file import load_any
+from xtok.maps.event_map import EventMap
+from xtok.maps.file import MapLike
+from xtok.maps.pair import require_same_tokens, with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.classes import TokenClass, classes_named, token_classes
 from xtok.vocab.table import TokenType, Vocabulary
 
+if TYPE_CHECKING:
+    from xtok.inspection.advice import Advice
+    from xtok.inspection.compare import Comparison
+    from xtok.tokenizers import ModelLike
+
 _LARGEST = 10
+_MEMBERS = 8
+"""How many tokens of an event stand in a list of events."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideDescription:
-    """One side of a map. `token_types` counts ids by type; empty if the map carries no tokens."""
+    """One side of a map."""
 
     model_id: str
     revision: str | None
@@ -31,7 +43,7 @@ class SideDescription:
     vocab_size: int
     width_source: str
     tokenizer_vocab_size: int | None
-    token_types: Mapping[str, int]
+    token_types: Mapping[str, int]  # ids by type; empty if the map carries no tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,78 +57,171 @@ class ColumnDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapDescription:
-    """What `inspect` found.
-
-    Attributes:
-        student: the rows' side.
-        teacher: the columns' side.
-        method: how the edges were found.
-        history: one object per stage, as in the file.
-        top_k: how many entries a row may have.
-        enable_scale_trick: whether rows may have a scale slot.
-        nnz: entries in all.
-        rows_by_kind: row kind to number of rows.
-        rows_by_entries: number of entries to number of rows.
-        rows_with_slot: rows with a scale slot.
-        slot_share: the slots' weight as a share of all weight.
-        columns_used: teacher ids that some row has.
-        largest_columns: the heaviest columns, slots included.
-        coverage: rows and teacher ids by class of token; None if the map carries no tokens, or they
-            were not asked for.
-        examples: the rows that were asked for.
-    """
+class Inspection:
+    """What a map holds, or an event map: its events stand for rows, their tokens for entries."""
 
     student: SideDescription
     teacher: SideDescription
-    method: str
-    history: Sequence[Mapping[str, Any]]
-    top_k: int
-    enable_scale_trick: bool
+    method: str  # how the edges were found; `events` for an event map
+    history: Sequence[Mapping[str, Any]]  # one object per stage
     nnz: int
-    rows_by_kind: Mapping[str, int]
+    top_k: int | None  # None for an event map, as `columns_used`
+    enable_scale_trick: bool
+    rows_by_kind: Mapping[str, int]  # events: by how many tokens of each side they have
     rows_by_entries: Mapping[int, int]
     rows_with_slot: int
-    slot_share: float
-    columns_used: int
-    largest_columns: tuple[ColumnDescription, ...]
-    coverage: Coverage | None
-    examples: tuple[Row, ...]
+    slot_share: float  # the slots' weight as a share of all weight
+    columns_used: int | None  # teacher ids that some row has
+    largest_columns: tuple[ColumnDescription, ...]  # slots included
+    coverage: Coverage | None  # None unless asked for, and without tokens
+    rows: tuple[InspectedRow, ...]  # those asked for; examples; or the worst
+    rows_matching: int | None  # of how many the worst are listed
+    comparison: Comparison | None  # with another map
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowListing:
-    """The worst rows that match; `found` is how many match in all."""
-
-    found: int
-    rows: tuple[Row, ...]
-
-
-def worst_rows(
-    projection: MapLike,
+def inspect(
+    projection: MapLike | EventMap,
+    tokens: str | bytes | int | Sequence[str | bytes | int] = (),
     *,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
+    num_examples: int = 0,
+    classes: bool = False,
+    worst: int | None = None,
     token_class: str | None = None,
     kind: str | None = None,
-    count: int = 20,
-) -> RowListing:
-    """List rows by class of token and by kind, the worst first.
+    against: MapLike | None = None,
+    texts: str | Path | Sequence[str | Path] = (),
+    field: str = "text",
+    names: Sequence[str] = (),
+) -> Inspection:
+    """Describe a map or an event map; explain rows of it; compare it with another map.
+
+    >>> xtok.inspect("map.safetensors", "201").rows[0].why  # doctest: +SKIP
+    'no teacher token has these bytes: spelled in pieces, both ways'
 
     The worst rows are those with the least weight on their heaviest entry, slots left out; empty
-    rows come first. Ties go by student id. Ids without a token are listed only if their class is
-    named.
-
-    >>> xtok.worst_rows("map.safetensors", token_class="digits", count=5).rows  # doctest: +SKIP
+    rows come first. Ids without a token are among them only if their class is named.
 
     Args:
-        projection: a map, or the path of one.
-        token_class: a class, or a group of them, as `classes_named` takes it; all if None.
-        kind: the name of a `RowKind`, in lower case; all if None.
-        count: how many rows to list.
+        projection: a map or an event map, or the path of one.
+        tokens: student tokens to explain the rows of: text, bytes or ids, as
+            `ProjectionMap.student_ids_of` takes them. In an event map also the teacher's, where
+            the student has no such token.
+        student_model: the model of the rows, as `build` takes it, to spell the teacher's tokens.
+        teacher_model: the model of the columns, to spell the student's tokens.
+        num_examples: how many rows to show besides: evenly spread over those with several entries;
+            of an event map, the events with the most mass on the counted text, or most tokens. With
+            `against`, how many rows that differ; 10 if 0.
+        classes: describe rows and teacher ids by class of token, which takes most of the time.
+        worst: how many of the worst rows to show; 20 if there is a `token_class` or `kind`.
+        token_class: of these, a class or a group of them, as `classes_named` takes it.
+        kind: of these, the name of a `RowKind`, in lower case.
+        against: another map of the same pair, to compare with.
+        texts: paths and globs of text, to weigh the rows compared by; needs `student_model`.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        names: what errors call the map, and the other.
 
     Raises:
-        XtokError: if there is no such class or kind, or the map carries no tokens to classify.
+        XtokError: if there is no such token, class or kind, the map is of other tokenizers, or an
+            event map is asked for what only maps have.
     """
-    projection = as_map(projection)
+    if isinstance(projection, str | PathLike):
+        projection = load_any(projection)
+    tokenizers = {"student": _loaded(student_model), "teacher": _loaded(teacher_model)}
+    if texts and student_model is None:
+        raise ValueError("texts need the student's model")
+    if isinstance(tokens, str | bytes | int):
+        tokens = [tokens]
+    is_listing = bool(worst or token_class or kind)
+    if isinstance(projection, EventMap):
+        if classes or is_listing or against is not None:
+            raise XtokError(
+                "an event map has no rows to list by class or kind, or to compare",
+                hint="inspect a token of it; evaluate measures event maps on text",
+            )
+        return _inspect_events(projection, tokens, tokenizers, num_examples)
+    student, teacher = (one and one.vocabulary for one in tokenizers.values())
+    [name, *_] = names or ["the map"]
+    projection = with_vocabularies(projection, student=student, teacher=teacher, name=name)
+    explain = partial(
+        inspect_row, projection, student=tokenizers["student"], teacher=tokenizers["teacher"]
+    )
+    rows = [explain(i) for token in tokens for i in projection.student_ids_of(token)]
+    if against is None:
+        rows += [explain(i) for i in example_ids(projection, num_examples)]
+    matching = comparison = None
+    if is_listing:
+        ids = _worst_first(projection, token_class, kind)
+        matching = len(ids)
+        rows += [explain(i) for i in ids[: worst or 20].tolist()]
+    if against is not None:
+        from xtok.inspection.compare import compare, count_tokens
+
+        counts = count_tokens(texts, tokenizers["student"], field) if texts else None
+        comparison = compare(
+            projection, against, token_counts=counts, num_examples=num_examples or 10, names=names
+        )
+    kinds = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
+    slots = projection.weights[projection.is_slot]
+    total = float(projection.weights.sum(dtype=np.float64))
+    columns_used, largest = _columns(projection)
+    return Inspection(
+        student=describe_side(projection.student),
+        teacher=describe_side(projection.teacher),
+        method=projection.method,
+        history=projection.history,
+        nnz=projection.nnz,
+        top_k=projection.top_k,
+        enable_scale_trick=projection.enable_scale_trick,
+        rows_by_kind={kind.name.lower(): kinds[kind] for kind in RowKind if kinds[kind]},
+        rows_by_entries=_sizes(projection.entries_per_row),
+        rows_with_slot=len(slots),
+        slot_share=float(slots.sum(dtype=np.float64)) / total if total else 0.0,
+        columns_used=columns_used,
+        largest_columns=largest,
+        coverage=coverage_by_class(projection) if classes else None,
+        rows=tuple(rows),
+        rows_matching=matching,
+        comparison=comparison,
+    )
+
+
+def _loaded(model: ModelLike | None) -> Any:
+    if model is None:
+        return None
+    from xtok.tokenizers import as_tokenizer
+
+    return as_tokenizer(model)
+
+
+def _sizes(entries: NDArray[np.int64]) -> dict[int, int]:
+    """Return how many rows have how many entries."""
+    return {n: count for n, count in enumerate(np.bincount(entries).tolist()) if count}
+
+
+def _columns(projection: ProjectionMap) -> tuple[int, tuple[ColumnDescription, ...]]:
+    """Return how many columns some row has, and the heaviest."""
+    width = projection.shape[1]
+    rows = np.bincount(projection.teacher_ids, minlength=width)
+    weight = np.bincount(projection.teacher_ids, projection.weights, width).astype(np.float64)
+    heaviest = np.argsort(-weight, kind="stable")[:_LARGEST]
+    return int(np.count_nonzero(rows)), tuple(
+        ColumnDescription(
+            teacher_id=t,
+            token=token_name(projection.teacher, t),
+            rows=int(rows[t]),
+            weight=float(weight[t]),
+        )
+        for t in heaviest.tolist()
+        if rows[t]
+    )
+
+
+def _worst_first(
+    projection: ProjectionMap, token_class: str | None, kind: str | None
+) -> NDArray[np.int64]:
+    """Return the student ids of a class and a kind, those with the lightest best entry first."""
     use = np.ones(projection.shape[0], np.bool_)
     table = projection.student.table
     if table is not None:
@@ -138,66 +243,74 @@ def worst_rows(
     first = row_starts(projection.student_ids)
     heaviest[projection.student_ids[first]] = projection.weights[first]
     rows = np.flatnonzero(use)
-    worst = rows[np.argsort(heaviest[rows], kind="stable")[:count]]
-    return RowListing(found=len(rows), rows=tuple(projection[row] for row in worst.tolist()))
+    worst: NDArray[np.int64] = rows[np.argsort(heaviest[rows], kind="stable")]
+    return worst
 
 
-def inspect(
-    projection: MapLike,
-    *,
-    tokens: Sequence[str | bytes] = (),
-    ids: Sequence[int] = (),
-    num_examples: int = 0,
-    classes: bool = True,
-) -> MapDescription:
-    """Describe a map, with some of its rows as examples.
+def _inspect_events(
+    events: EventMap,
+    tokens: Sequence[str | bytes | int],
+    tokenizers: Mapping[str, Any],
+    num_examples: int,
+) -> Inspection:
+    for side, tokenizer in tokenizers.items():
+        if tokenizer is not None:
+            table, other = getattr(events, side).table, tokenizer.vocabulary.model_id
+            require_same_tokens(side, table, tokenizer.table, what="the event map", other=other)
+    explain = {
+        "student": partial(inspect_token, events, "student", tokenizer=tokenizers["teacher"]),
+        "teacher": partial(inspect_token, events, "teacher", tokenizer=tokenizers["student"]),
+    }
+    rows = [explain[side](i) for token in tokens for side, i in _ids_of(events, token)]
+    num = events.num_events
+    ours, theirs = (
+        np.bincount(s, minlength=num) for s in (events.student_event, events.teacher_event)
+    )
+    is_rest = np.arange(num) == (-1 if events.rest is None else events.rest)
+    order = np.argsort(-(ours + theirs), kind="stable")
+    if any("measures" in step for step in events.history):
+        order = np.arange(num)  # numbered by falling mass on the counted text
+    listed = order[~is_rest[order]][:num_examples]
+    first = np.unique(events.student_event, return_index=True)[1]  # a token of each event
+    rows += [explain["student"](i, num_members=_MEMBERS) for i in first[listed].tolist()]
+    by_kind = {
+        "one_to_one": (ours == 1) & (theirs == 1),
+        "one_student": (ours == 1) & (theirs > 1),
+        "one_teacher": (ours > 1) & (theirs == 1),
+        "several": (ours > 1) & (theirs > 1),
+    }
+    kinds = {kind: int((use & ~is_rest).sum()) for kind, use in by_kind.items()}
+    return Inspection(
+        student=describe_side(events.student),
+        teacher=describe_side(events.teacher),
+        method="events",
+        history=events.history,
+        nnz=sum(events.shape),
+        top_k=None,
+        enable_scale_trick=False,
+        rows_by_kind={**kinds, "rest": int(is_rest.sum())},
+        rows_by_entries=_sizes(ours + theirs),
+        rows_with_slot=0,
+        slot_share=0.0,
+        columns_used=None,
+        largest_columns=(),
+        coverage=None,
+        rows=tuple(rows),
+        rows_matching=None,
+        comparison=None,
+    )
 
-    Args:
-        projection: a map, or the path of one.
-        tokens: student tokens to show the rows of, as `ProjectionMap.student_ids_of` takes them.
-        ids: student ids to show the rows of.
-        num_examples: how many rows to show besides, evenly spread over those with several entries.
-        classes: describe rows and teacher ids by class of token, which takes most of the time.
 
-    Raises:
-        XtokError: if the student has no such token or id.
-    """
-    projection = as_map(projection)
-    chosen = [i for token in tokens for i in projection.student_ids_of(token)]
-    student_ids = [*chosen, *ids, *example_ids(projection, num_examples)]
-    kinds = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
-    entries = np.bincount(projection.entries_per_row).tolist()
-    slots = projection.weights[projection.is_slot]
-    total = float(projection.weights.sum(dtype=np.float64))
-    width = projection.shape[1]
-    rows = np.bincount(projection.teacher_ids, minlength=width)
-    weight = np.bincount(projection.teacher_ids, projection.weights, width).astype(np.float64)
-    least = np.sort(weight)[-_LARGEST:][0]
-    largest = np.flatnonzero((weight >= least) & (weight > 0))
-    return MapDescription(
-        student=describe_side(projection.student),
-        teacher=describe_side(projection.teacher),
-        method=projection.method,
-        history=projection.history,
-        top_k=projection.top_k,
-        enable_scale_trick=projection.enable_scale_trick,
-        nnz=projection.nnz,
-        rows_by_kind={kind.name.lower(): kinds[kind] for kind in RowKind if kinds[kind]},
-        rows_by_entries={n: count for n, count in enumerate(entries) if count},
-        rows_with_slot=len(slots),
-        slot_share=float(slots.sum(dtype=np.float64)) / total if total else 0.0,
-        columns_used=int(np.count_nonzero(rows)),
-        largest_columns=tuple(
-            ColumnDescription(
-                teacher_id=t,
-                token=token_name(projection.teacher, t),
-                rows=int(rows[t]),
-                weight=float(weight[t]),
-            )
-            for t in largest[np.argsort(-weight[largest], kind="stable")][:_LARGEST].tolist()
-        ),
-        coverage=cover(projection) if classes else None,
-        examples=tuple(projection[s] for s in student_ids),
+def _ids_of(events: EventMap, token: str | bytes | int) -> list[tuple[str, int]]:
+    """Return the side and the ids of a token; an id is the student's."""
+    if isinstance(token, int):
+        return [("student", token)]
+    for side in ("student", "teacher"):
+        if ids := getattr(events, side).table.ids_of(token):
+            return [(side, i) for i in ids]
+    raise XtokError(
+        f"neither side has a token {token!r}",
+        hint="a space is part of a token, as in ' the'; bytes are written like '\\xe4'",
     )
 
 
@@ -250,29 +363,17 @@ def weight_notes(projection: ProjectionMap) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassCoverage:
-    """What a map has for one class of tokens, on both sides.
+    """What a map has for one class of tokens, on both sides."""
 
-    Attributes:
-        token_class: the name of a `TokenClass`, in lower case.
-        label: the class as a person reads it.
-        rows: student tokens of the class.
-        exact: exact rows, of equal bytes or of one role.
-        empty: rows without an entry.
-        mean_entries: entries per row that has any, slots left out.
-        slot_share: the part of these rows' weight that is on slots.
-        teacher_ids: teacher tokens of the class.
-        teacher_unreached: those that no row leads to, but by a slot.
-    """
-
-    token_class: str
-    label: str
+    token_class: str  # the name of a `TokenClass`, in lower case
+    label: str  # as a person reads it
     rows: int
-    exact: int
+    exact: int  # of equal bytes or of one role
     empty: int
-    mean_entries: float
-    slot_share: float
+    mean_entries: float  # per row that has any, slots left out
+    slot_share: float  # of these rows' weight
     teacher_ids: int
-    teacher_unreached: int
+    teacher_unreached: int  # no row leads to them, but by a slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,8 +384,11 @@ class Coverage:
     advice: Advice
 
 
-def cover(projection: ProjectionMap) -> Coverage | None:
+def coverage_by_class(projection: ProjectionMap) -> Coverage | None:
     """Measure a map by class of token; None if it carries no tokens."""
+    from xtok.inspection.advice import advise
+    from xtok.inspection.pair_facts import pair_facts
+
     rows, columns = projection.student.table, projection.teacher.table
     if rows is None or columns is None:
         return None

@@ -18,7 +18,7 @@ from xtok.counting.texts import find_texts
 from xtok.inspection.advice import Advice, Fit, advise, fits
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.evaluate import Evaluation, measure
-from xtok.inspection.inspect import MapDescription, inspect
+from xtok.inspection.inspect import Inspection, inspect
 from xtok.inspection.pair_facts import Shared, TextCounts, TextFacts, pair_facts
 from xtok.inspection.samples import Sample, align_sample, sentences_of
 from xtok.inspection.verdict import Finding, MapNumbers, findings
@@ -95,7 +95,7 @@ class MapFacts:
 
     name: str
     sha256: str
-    description: MapDescription
+    description: Inspection
     verification: Verification
     classes: tuple[MapClass, ...]
     fits: tuple[Fit, ...]
@@ -213,7 +213,7 @@ def examine(
             MapFacts(
                 name=name,
                 sha256=mapfile.sha256(m),
-                description=inspect(m, classes=False),
+                description=inspect(m),
                 verification=verification,
                 classes=_map_classes(m, pair),
                 fits=fits(m, facts, failed=n.failed, measures=n.measures, empty_text=n.empty_text),

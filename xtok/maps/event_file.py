@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from xtok import io
 from xtok.errors import MapFileError
+from xtok.maps import file as mapfile
 from xtok.maps.event_map import EventMap
 from xtok.maps.file import (
     MALFORMED,
@@ -19,6 +20,7 @@ from xtok.maps.file import (
     unpack_side,
 )
 from xtok.maps.nemo import require
+from xtok.maps.projection_map import ProjectionMap
 
 _ARRAYS = ("student_event", "teacher_event", "student_link", "teacher_link")
 _HINT = "make the event map again with xtok events, or give another file"
@@ -68,6 +70,11 @@ def holds_events(path: str | PathLike[str]) -> bool:
             return "student_event" in file.keys()  # noqa: SIM118
     except (OSError, SafetensorError):
         return False
+
+
+def load_any(path: str | PathLike[str]) -> ProjectionMap | EventMap:
+    """Read an event map or a projection map, whichever the file holds."""
+    return load(path) if holds_events(path) else mapfile.load(path)
 
 
 def load(path: str | PathLike[str]) -> EventMap:

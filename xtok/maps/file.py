@@ -176,7 +176,7 @@ def _read(
         if is_event_map(tensors):
             raise MapFileError(
                 f"{source} is an event map, not a projection map",
-                hint="xtok inspect, explain, verify and evaluate read it; xtok build makes a map",
+                hint="xtok inspect, verify and evaluate read it; xtok build makes a map",
             )
         if "xtok" in header:
             if normalize is None:

@@ -2,90 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from xtok.report._tables import cell, new_table, printing
 
 if TYPE_CHECKING:
-    from xtok.inspection.events import EventExplanation, EventsDescription, EventsEvaluation
-
-_STEPS = ("shared vocabulary", "bytes alone", "these events")
-
-
-def print_events(description: EventsDescription) -> None:
-    """Print an event map: its sides, its events by kind, its measures, its largest events."""
-    with printing() as console:
-        for side in ("student", "teacher"):
-            about = getattr(description, side)
-            console.print(
-                cell(f"{side} {about.model_id}: {about.vocab_size:,} tokens"), soft_wrap=True
-            )
-        table = new_table("events", "", right=(1,))
-        for label, count in (
-            ("all", description.num_events),
-            ("one token on each side", description.one_to_one),
-            ("one student token, several teacher tokens", description.one_student),
-            ("one teacher token, several student tokens", description.one_teacher),
-            ("several tokens on both sides", description.several),
-        ):
-            table.add_row(label, f"{count:,}")
-        table.caption = (
-            f"{description.rest[0]:,} student and {description.rest[1]:,} teacher tokens go with "
-            "nothing: special tokens without a partner, and unused ids. They are one event."
-        )
-        console.print(table)
-        if description.measures:
-            table = new_table("on the counted text", "events", "leak", "bits", right=(1, 2, 3))
-            for name, point in zip(_STEPS, description.measures, strict=False):
-                bits = f"{point['student_bits']:.2f}, {point['teacher_bits']:.2f}"
-                table.add_row(name, f"{point['num_events']:,}", f"{point['leak']:.2%}", bits)
-            table.caption = (
-                "leak: how often the two tokens at a shared boundary are in different events; "
-                "bits: the entropy of the student's and of the teacher's events"
-            )
-            console.print(table)
-        listed = description.heaviest or description.largest
-        table = new_table("event", "student", "teacher", "such as", right=(0, 1, 2))
-        for event in listed:
-            table.add_row(
-                f"{event.event}",
-                f"{event.num_student:,}",
-                f"{event.num_teacher:,}",
-                cell("  ".join(event.examples)),
-            )
-        table.caption = (
-            "the events with the most mass on the counted text, and their tokens"
-            if description.heaviest
-            else "the events with the most tokens"
-        )
-        console.print(table)
-
-
-def print_event_explanations(explanations: Sequence[EventExplanation]) -> None:
-    """Print the tokens of each event, and why they are in it."""
-    with printing() as console:
-        for explained in explanations:
-            members = len(explained.members)
-            total = explained.num_student + explained.num_teacher
-            title = (
-                f"event {explained.event}: {explained.num_student:,} student and "
-                f"{explained.num_teacher:,} teacher tokens"
-            )
-            table = new_table("side", "id", "token", "why", right=(1,))
-            for member in explained.members:
-                table.add_row(
-                    member.side, f"{member.token_id}", cell(member.token), cell(member.why)
-                )
-            notes = [f"{total - members:,} more"] if total > members else []
-            if explained.is_rest:
-                notes.append("the event of the tokens that nothing goes with")
-            elif explained.by_text > 1:
-                notes.append(f"the text merged {explained.by_text} events into this one")
-            table.caption = "; ".join(notes)
-            console.print(title)
-            console.print(table)
+    from xtok.inspection.events import EventsEvaluation
 
 
 def print_events_evaluation(evaluation: EventsEvaluation) -> None:

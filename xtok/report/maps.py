@@ -1,9 +1,9 @@
-"""`inspect`, `explain` and `verify` as tables that fit 80 columns."""
+"""`inspect` and `verify` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,39 +12,49 @@ from xtok.report._tables import STYLES, cell, header, new_table, printing
 from xtok.vocab.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
-    from xtok.inspection.explain import Explanation, SpelledPiece
-    from xtok.inspection.inspect import Coverage, MapDescription, RowListing, SideDescription
+    from xtok.inspection.compare import Comparison
+    from xtok.inspection.inspect import Coverage, Inspection, SideDescription
+    from xtok.inspection.rows import InspectedEntry, InspectedRow, SpelledPiece
     from xtok.inspection.verify import Verification
-    from xtok.maps.projection_map import Row, RowEntry
 
 
-def print_description(description: MapDescription, *, classes: bool = False) -> None:
-    """Print a map's description as tables that fit 80 columns; by class of token on request."""
+def print_inspection(inspection: Inspection, *, overview: bool = True) -> None:
+    """Print a map or an event map; without its overview, the rows or the comparison in full."""
     with printing() as console:
-        for table in (
-            _overview(description),
-            _rows(description),
-            _columns(description),
-            *([_classes(description.coverage)] if classes and description.coverage else []),
-            *([_examples(description.examples)] if description.examples else []),
-        ):
-            console.print(table)
-        if classes and description.coverage:
-            console.print(cell(description.coverage.advice.sentence))
+        if overview:
+            for table in _description(inspection):
+                console.print(table)
+            if inspection.coverage is not None:
+                console.print(cell(inspection.coverage.advice.sentence))
+        elif inspection.comparison is not None:
+            for table in _comparison(inspection.comparison):
+                console.print(table)
+        elif inspection.rows_matching is not None:
+            listing = _rows(inspection.rows)
+            listing.caption = (
+                f"{len(inspection.rows):,} of {plural(inspection.rows_matching, 'row')}; first "
+                "those with the least weight on their heaviest entry"
+            )
+            console.print(listing)
+        else:
+            for row in inspection.rows:
+                console.print(_about(row))
+            console.print(_rows(inspection.rows))
 
 
-def print_listing(listing: RowListing) -> None:
-    """Print rows of a map, the worst first, and how many there are."""
-    with printing() as console:
-        table = _examples(listing.rows)
-        table.caption = (
-            f"{len(listing.rows):,} of {plural(listing.found, 'row')}; first those with the least "
-            "weight on their heaviest entry"
-        )
-        console.print(table)
+def _description(i: Inspection) -> Iterator[Table]:
+    yield _overview(i)
+    yield from map(_measures, (s["measures"] for s in i.history if "measures" in s))
+    yield _kinds(i)
+    if i.largest_columns:
+        yield _columns(i)
+    if i.coverage is not None:
+        yield _classes(i.coverage)
+    if i.rows:
+        yield _rows(i.rows)
 
 
-def _overview(d: MapDescription) -> Table:
+def _overview(d: Inspection) -> Table:
     table = new_table("map", "student (rows)", "teacher (columns)")
     for label, show in _SIDE_ROWS.items():
         table.add_row(label, cell(show(d.student)), cell(show(d.teacher)))
@@ -52,7 +62,26 @@ def _overview(d: MapDescription) -> Table:
     for step in d.history:
         options = ", ".join(f"{k}={v}" for k, v in sorted(step["options"].items()))
         table.add_row("made by", cell(str(step["stage"])), cell(options))
-    table.add_row("entries", f"{d.nnz:,}", f"at most {d.top_k} per row")
+    if d.top_k is None:
+        events = sum(d.rows_by_kind.values())
+        table.add_row("events", f"{events:,}", f"of {d.nnz:,} tokens")
+    else:
+        table.add_row("entries", f"{d.nnz:,}", f"at most {d.top_k} per row")
+    return table
+
+
+_STEPS = ("shared vocabulary", "bytes alone", "these events")
+
+
+def _measures(points: Sequence[Mapping[str, Any]]) -> Table:
+    table = new_table("on the counted text", "events", "leak", "bits", right=(1, 2, 3))
+    for name, point in zip(_STEPS, points, strict=False):
+        bits = f"{point['student_bits']:.2f}, {point['teacher_bits']:.2f}"
+        table.add_row(name, f"{point['num_events']:,}", f"{point['leak']:.2%}", bits)
+    table.caption = (
+        "leak: how often the two tokens at a shared boundary are in different events; bits: the "
+        "entropy of the student's and of the teacher's events"
+    )
     return table
 
 
@@ -70,12 +99,22 @@ def _width(side: SideDescription) -> str:
     return f"at least {side.vocab_size:,}" if side.width_source == "ids" else f"{side.vocab_size:,}"
 
 
-def _rows(d: MapDescription) -> Table:
+_EVENT_KINDS = {
+    "one_to_one": "1 token each",
+    "one_student": "1 student token",
+    "one_teacher": "1 teacher token",
+    "several": "several each",
+    "rest": "unlinked tokens",
+}
+
+
+def _kinds(d: Inspection) -> Table:
     total = sum(d.rows_by_kind.values())
-    table = new_table(
-        "rows by kind", "rows", "share", "rows by entries", "rows", "share", right=(1, 2, 4, 5)
-    )
-    kinds = [(kind, n) for kind, n in d.rows_by_kind.items()]
+    heads = ("rows by kind", "rows", "share", "rows by entries", "rows", "share")
+    if d.top_k is None:
+        heads = ("events of", "events", "share", "events by tokens", "events", "share")
+    table = new_table(*heads, right=(1, 2, 4, 5))
+    kinds = [(_EVENT_KINDS.get(kind, kind), n) for kind, n in d.rows_by_kind.items()]
     if d.enable_scale_trick:
         kinds.append(("with a scale slot", d.rows_with_slot))
     sizes = [(str(size), n) for size, n in d.rows_by_entries.items()]
@@ -109,8 +148,9 @@ def _classes(coverage: Coverage) -> Table:
     return table
 
 
-def _columns(d: MapDescription) -> Table:
-    share = d.columns_used / d.teacher.vocab_size
+def _columns(d: Inspection) -> Table:
+    used = d.columns_used or 0
+    share = used / d.teacher.vocab_size
     table = new_table("largest columns", "id", "rows", "weight", right=(1, 2, 3))
     for c in d.largest_columns:
         table.add_row(
@@ -119,27 +159,31 @@ def _columns(d: MapDescription) -> Table:
             f"{c.rows:,}",
             f"{c.weight:,.2f}",
         )
-    table.caption = f"{d.columns_used:,} of {_width(d.teacher)} columns in use ({share:.1%})"
+    table.caption = f"{used:,} of {_width(d.teacher)} columns in use ({share:.1%})"
     if d.enable_scale_trick:
         table.caption += f"; {d.slot_share:.2%} of all weight is on scale slots"
     return table
 
 
-def _examples(rows: Iterable[Row]) -> Table:
-    table = new_table("student token", "id", "kind", "teacher tokens", right=(1,))
+def _rows(rows: Iterable[InspectedRow]) -> Table:
+    table = new_table("token", "id", "kind", "entries", right=(1,))
     for row in rows:
+        entries = [_entry(e) for e in row.entries]
+        if row.num_entries > len(entries):
+            entries.append(f"… and {row.num_entries - len(entries):,} more")
         table.add_row(
-            cell(quoted(row.token, row.student_id)),
-            str(row.student_id),
+            cell(quoted(row.token, row.token_id)),
+            str(row.token_id),
             row.kind,
-            cell("\n".join(_entry(e) for e in row.entries) or "(nothing)"),
+            cell("\n".join(entries) or "(nothing)"),
         )
     return table
 
 
-def _entry(e: RowEntry) -> str:
-    slot = " (slot)" if e.is_slot else ""
-    return f"{e.weight:.4f} {quoted(e.token, e.teacher_id)}{slot}"
+def _entry(e: InspectedEntry) -> str:
+    before = e.side if e.weight is None else f"{e.weight:.4f}"
+    relation = f" ({e.relation})" if e.relation else ""
+    return f"{before} {quoted(e.token, e.token_id)}{relation}"
 
 
 def print_verification(verification: Verification) -> None:
@@ -160,25 +204,17 @@ def print_verification(verification: Verification) -> None:
         console.print(cell(f"{verification.path}: {failed}"), soft_wrap=True)
 
 
-def print_explanations(rows: Iterable[Explanation]) -> None:
-    """Print why rows are as they are, as tables that fit 80 columns."""
-    with printing() as console:
-        for row in rows:
-            console.print(_about(row))
-            if row.entries:
-                console.print(_explained(row))
-
-
-def _about(row: Explanation) -> Table:
-    table = new_table(f"student id {row.student_id}", header(quoted(row.token)))
+def _about(row: InspectedRow) -> Table:
+    table = new_table(f"{row.side} id {row.token_id}", header(quoted(row.token, row.token_id)))
     table.add_row("bytes", shortened(row.bytes) or "none")
     is_text = [row.token_class] if row.bytes else []
-    table.add_row("type", "; ".join([row.type.replace("_", " "), *is_text]))
+    table.add_row("type", "; ".join([row.type.replace("_", " "), *is_text]) or "unknown")
     if row.roles:
         table.add_row("roles", cell(", ".join(row.roles)))
-    table.add_row(row.kind, row.why)
+    table.add_row(row.kind, cell(row.why))
     if row.forward is not None:
-        table.add_row("forward", cell(_pieces(row.forward) or "the teacher cannot spell it"))
+        other = "student" if row.side == "teacher" else "teacher"
+        table.add_row("forward", cell(_pieces(row.forward) or f"the {other} cannot spell it"))
     if row.reverse is not None:
         more = f" and {row.reverse_count or 0:,} in all" if (row.reverse_count or 0) > 10 else ""
         table.add_row("reverse", cell((_pieces(row.reverse) or "no teacher token") + more))
@@ -193,9 +229,49 @@ def _pieces(pieces: Sequence[SpelledPiece]) -> str:
     return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
 
 
-def _explained(row: Explanation) -> Table:
-    table = new_table("weight", "id", "teacher token", "what it is to the student's", right=(1,))
-    for e in row.entries:
-        token = cell(quoted(e.token))
-        table.add_row(f"{e.weight:.4f}", str(e.teacher_id), token, e.relation)
+def _comparison(comparison: Comparison) -> Iterator[Table]:
+    """Show how many rows differ, by class, and examples."""
+    yield _distance(comparison)
+    if comparison.classes:
+        yield _class_differences(comparison)
+    if comparison.examples:
+        yield _differences(comparison)
+
+
+def _distance(comparison: Comparison) -> Table:
+    table = new_table(header(f"{comparison.student} → {comparison.teacher}"), "", right=(1,))
+    table.add_row("rows", f"{comparison.rows:,}")
+    total = max(1, comparison.rows)
+    for label, number in (
+        ("rows that differ", comparison.rows_that_differ),
+        ("rows whose heaviest entry is another", comparison.rows_of_other_top),
+    ):
+        table.add_row(label, f"{number:,} ({number / total:.1%})")
+    weighed = ", weighted by the text" if comparison.weighted_by_text else ""
+    table.add_row(f"mean total variation distance{weighed}", f"{comparison.mean_distance:.4f}")
+    return table
+
+
+def _class_differences(comparison: Comparison) -> Table:
+    table = new_table("student token", "rows", "that differ", "mean distance", right=range(1, 4))
+    for c in comparison.classes:
+        table.add_row(
+            c.token_class, f"{c.rows:,}", f"{c.rows_that_differ:,}", f"{c.mean_distance:.4f}"
+        )
+    return table
+
+
+def _differences(comparison: Comparison) -> Table:
+    share = ["share of text"] if comparison.weighted_by_text else []
+    table = new_table("row", "distance", *share, "first map", "second map", right=(1,))
+    for row in comparison.examples:
+        table.add_row(
+            cell(f"{quoted(row.token)} #{row.student_id}"),
+            f"{row.distance:.3f}",
+            *([f"{row.share:.3%}"] if share else []),
+            *(
+                cell("\n".join(f"{w:.4f} {quoted(t)}" for t, w in entries[:4]) or "(nothing)")
+                for entries in (row.first, row.second)
+            ),
+        )
     return table

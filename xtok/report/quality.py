@@ -1,4 +1,4 @@
-"""`evaluate` and `compare` as tables that fit 80 columns."""
+"""`evaluate` as tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from xtok.report._tables import cell, header, new_table, printing
+from xtok.report._tables import cell, new_table, printing
 from xtok.vocab.display import quoted
 
 if TYPE_CHECKING:
     from xtok.inspection.bootstrap import Interval
-    from xtok.inspection.compare import Comparison
     from xtok.inspection.evaluate import Evaluation, MapMeasures
 
 
@@ -125,53 +124,4 @@ def _worst(evaluation: Evaluation, numbers: dict[str, str]) -> Table:
         token = cell(f"{quoted(row.token)} #{row.student_id}")
         table.add_row(token, numbers[row.name], f"{row.excess:.4f}", cell(wanted))
     table.caption = "excess: what the row adds to the cross-entropy above the floor"
-    return table
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """Print how many rows differ, by class, and examples."""
-    with printing() as console:
-        console.print(_overview(comparison))
-        if comparison.classes:
-            console.print(_class_differences(comparison))
-        if comparison.examples:
-            console.print(_examples(comparison))
-
-
-def _overview(comparison: Comparison) -> Table:
-    table = new_table(header(f"{comparison.student} → {comparison.teacher}"), "", right=(1,))
-    table.add_row("rows", f"{comparison.rows:,}")
-    total = max(1, comparison.rows)
-    for label, number in (
-        ("rows that differ", comparison.rows_that_differ),
-        ("rows whose heaviest entry is another", comparison.rows_of_other_top),
-    ):
-        table.add_row(label, f"{number:,} ({number / total:.1%})")
-    weighed = ", weighted by the text" if comparison.weighted_by_text else ""
-    table.add_row(f"mean total variation distance{weighed}", f"{comparison.mean_distance:.4f}")
-    return table
-
-
-def _class_differences(comparison: Comparison) -> Table:
-    table = new_table("student token", "rows", "that differ", "mean distance", right=range(1, 4))
-    for c in comparison.classes:
-        table.add_row(
-            c.token_class, f"{c.rows:,}", f"{c.rows_that_differ:,}", f"{c.mean_distance:.4f}"
-        )
-    return table
-
-
-def _examples(comparison: Comparison) -> Table:
-    share = ["share of text"] if comparison.weighted_by_text else []
-    table = new_table("row", "distance", *share, "first map", "second map", right=(1,))
-    for row in comparison.examples:
-        table.add_row(
-            cell(f"{quoted(row.token)} #{row.student_id}"),
-            f"{row.distance:.3f}",
-            *([f"{row.share:.3%}"] if share else []),
-            *(
-                cell("\n".join(f"{w:.4f} {quoted(t)}" for t, w in entries[:4]) or "(nothing)")
-                for entries in (row.first, row.second)
-            ),
-        )
     return table
