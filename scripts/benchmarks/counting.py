@@ -1,4 +1,4 @@
-"""`estimate` beside the tokenizers' own batch encoding; `doctor` and `overlap` beside loading."""
+"""Counting on text beside the tokenizers' own batch encoding; `doctor` and `overlap` beside loading."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def evaluate(
 
     Args:
         maps: a map, the path of one, or several of either, all of one pair.
-        texts: paths and globs of text, as `estimate` takes them.
+        texts: paths and globs of text, as `build` takes them.
         student_model: the model of the rows, as `build` takes it.
         teacher_model: the model of the columns, likewise.
         names: what to call the maps; paths by default, or `map 1` and so on. Repeated ones get a

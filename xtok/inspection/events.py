@@ -143,7 +143,7 @@ def evaluate_events(
 
     Args:
         maps: at least one.
-        texts: paths and globs of text, as `estimate` takes them.
+        texts: paths and globs of text, as `build` takes them.
         student_model: the model of the student, as `build` takes it.
         teacher_model: the teacher's.
         names: what to call the maps.

@@ -52,7 +52,7 @@ def teacher_to_student_kl(
         student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
             Columns beyond the map's width are ignored.
         teacher_logits: `[B, T_t, V]`, likewise; no gradient. None with `top_ids`.
-        module: a map from the teacher to the student: `build` or `estimate` with their roles
+        module: a map from the teacher to the student: `build` with their roles
             swapped. It is frozen, and on the logits' device.
         alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
         config: the options; the defaults if None. There is no reverse KL: where q is 0 it is
