@@ -1,4 +1,4 @@
-"""Counting on text beside the tokenizers' own batch encoding; `doctor` and `overlap` beside loading."""
+"""Counting on text beside the tokenizers' own batch encoding; `doctor` beside loading."""
 
 from __future__ import annotations
 
