@@ -13,6 +13,7 @@ from conftest import REAL, Cli
 from test_formats import word_piece
 from test_tokenizers import hf_folder_of_ranks
 
+from xtok.conversation import tool_suffix
 from xtok.inspection import Check
 from xtok.inspection.doctor import PROBE, TokenizerDiagnosis, doctor
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -62,9 +63,9 @@ def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
     ids = {name: i for i, name in byte_level.table.control_names.items()}
     suffix = found.tool_suffix_ids
     assert suffix is not None
-    assert suffix[0] == ids["<|im_start|>"]
+    assert suffix[1] == ids["<|im_start|>"]
     text = "".join(byte_level.table.name(i) for i in suffix)
-    assert text == r"<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
+    assert text == r"\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> None:
@@ -77,7 +78,6 @@ def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> Non
         "absent",
     ]
     assert check(found, "prefix, user turn").level == "warning"
-    assert found.tool_suffix_ids is None
     assert doctor([byte_level], template=REWRITING).failed == ()
     assert doctor([byte_level], template=REWRITING, tools=True).failed == (
         "small-byte-level: prefix, tool message",
@@ -315,7 +315,9 @@ def test_real_templates_keep_what_they_wrote(
     [found] = doctor([load_real(tokenizer)], template=path).tokenizers
     assert check(found, "prefix, tool message").level == tool
     assert check(found, "prefix, user turn").level == user
-    assert (found.tool_suffix_ids is not None) == (tool == "ok")
+    result = {"role": "tool", "name": "add", "tool_call_id": "a1B2c3D4e", "content": "4"}
+    suffix = tool_suffix(load_real(tokenizer), [result], template=path)
+    assert found.tool_suffix_ids == tuple(suffix.tolist())
 
 
 def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
-from xtok.conversation import Conversation, byte_offsets, render
+from xtok.conversation import Conversation, render
 from xtok.conversation.templates import Message
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, byte_offsets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

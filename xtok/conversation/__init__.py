@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.conversation._places import MessageSpan as MessageSpan
+from xtok.conversation._places import Places
+from xtok.conversation._places import Span as Span
 from xtok.conversation._tracking import Run
 from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad
@@ -20,43 +25,6 @@ from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 
 _PROBE = ({"role": "user", "content": "x"},)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A stretch of a rendered conversation, in three units; each `(start, end)`.
-
-    Attributes:
-        chars: in characters of the text.
-        bytes: in bytes of the text's UTF-8.
-        tokens: the tokens that have at least one byte of it; `ids[start:end]`.
-    """
-
-    chars: tuple[int, int]
-    bytes: tuple[int, int]
-    tokens: tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MessageSpan:
-    """Where one message is in a rendered conversation.
-
-    Attributes:
-        role: the message's role.
-        whole: everything that was rendered for it, header and end of turn included; None if
-            nothing was. Messages that a template merges share a stretch or lie within one another.
-        content: where its `content` is; None if the template drops it or it has none.
-        source: characters of `content` that the span `content` begins and ends with, so that a
-            template that strips it is seen: `message["content"][source[0]:source[1]]`. None where
-            the content is a list of parts.
-        verbatim: whether `content` is the text of `source`, character by character.
-    """
-
-    role: str
-    whole: Span | None
-    content: Span | None
-    source: tuple[int, int] | None
-    verbatim: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,38 +92,102 @@ def render(
     Raises:
         XtokError: if there is no template, or it raises, or a format does not allow a message.
     """
-    options: dict[str, Any] = {"template": template, "variables": variables}
-    rendering = _render(
-        tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, **options
-    )
-    asked = ""  # what asks for an answer: its header
-    if any(m["role"] == "assistant" for m in messages) and not rendering.generated:
-        if not add_generation_prompt:
-            # A template that wants more than a user's message leaves the header unknown.
-            with suppress(XtokError):
-                probe = _render(tokenizer, _PROBE, add_generation_prompt=True, **options)
-                asked = probe.generation_prompt
-        else:
-            asked = rendering.generation_prompt
+    given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
+    given["add_generation_prompt"] = add_generation_prompt
+    chat = _encoded(tokenizer, messages, given)
+    for i, message in enumerate(messages):
+        # Templates may drop what was thought before a call.
+        parts = ("tool_calls",) if message.get("tool_calls") else ("content",)
+        _require(parts, i, chat, tokenizer, messages, given)
+    return chat
+
+
+def _encoded(
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
+) -> Conversation:
+    """Render as `render` does, whatever the template drops."""
+    rendering = _render(tokenizer, messages, **given)
     encoding = tokenizer.encode(rendering.text)
     control = np.isin(encoding.ids, list(tokenizer.table.control_names))
-    spans = _Spans(rendering, encoding.bounds)
-    targets = rendering.generated or tuple(
-        target
-        for i, m in enumerate(messages)
-        if m["role"] == "assistant" and (target := spans.target(i, asked, control)) is not None
-    )
+    places = Places(rendering, encoding.bounds)
     mask = np.zeros(len(encoding.ids), np.bool_)
+    targets: Iterable[tuple[int, int]] = rendering.generated
+    if not targets:
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        asked = _asked(tokenizer, rendering, given) if answers else ""
+        without_prompt = {**given, "add_generation_prompt": False}
+
+        def up_to(index: int) -> str:
+            with suppress(XtokError):
+                return _render(tokenizer, messages[: index + 1], **without_prompt).text
+            return ""
+
+        targets = chain.from_iterable(
+            places.targets(i, asked, control, partial(up_to, i)) for i in answers
+        )
     for start, end in targets:
-        mask[slice(*spans.span(start, end).tokens)] = True
+        mask[slice(*places.span(start, end).tokens)] = True
+    for run in rendering.runs:  # a template may write one message within another
+        if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
+            mask[slice(*places.span(run.start, run.end).tokens)] = False
     return Conversation(
         text=rendering.text,
         ids=encoding.ids,
         bounds=encoding.bounds,
         assistant_mask=mask,
-        message_spans=tuple(spans.of_message(i, m) for i, m in enumerate(messages)),
+        message_spans=tuple(places.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
     )
+
+
+def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any]) -> str:
+    """Return what asks for an answer: its header."""
+    if given["add_generation_prompt"]:
+        return rendering.generation_prompt
+    # A template that wants more than a user's message leaves the header unknown.
+    with suppress(XtokError):
+        chosen = {**given, "tools": None, "add_generation_prompt": True}
+        return _render(tokenizer, _PROBE, **chosen).generation_prompt
+    return ""
+
+
+def _require(
+    parts: Sequence[str],
+    index: int,
+    chat: Conversation,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    given: Mapping[str, Any],
+) -> None:
+    """Raise an error if the template drops parts of a message."""
+    message = messages[index]
+    written = {run.path[0] for run in chat.runs if run.message == index}
+    if chat.message_spans[index].content is not None:
+        written.add("content")
+    for part in set(parts) - written:
+        if (altered := _altered(message.get(part))) == message.get(part):
+            continue  # there is nothing in it
+        # Its origin may be lost: does the text depend on it?
+        again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
+        with suppress(XtokError):
+            if _render(tokenizer, again, **given).text == chat.text:
+                break
+    else:
+        return
+    raise XtokError(
+        f"message {index}, the {message['role']}'s: the template drops its {part}",
+        hint="give a template that writes it, with {option}, or leave it out",
+        parameter="template",
+    )
+
+
+def _altered(value: Any) -> Any:
+    """Return a part of a message with other text in it."""
+    if isinstance(value, str):
+        return f"{value}x" if value.strip() else value
+    if isinstance(value, Mapping):
+        return {k: v if k in ("type", "id") else _altered(v) for k, v in value.items()}
+    return [_altered(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def tool_suffix(
@@ -184,8 +216,8 @@ def tool_suffix(
         int32 `[T]`.
 
     Raises:
-        XtokError: as `render` does; also if the template drops one of the messages, or does not end
-            the assistant's turn with a control token.
+        XtokError: as `render` does; also if what the model wrote ends within a token, or goes on
+            behind what the tools say.
         ValueError: if there are no messages.
     """
     check_messages(messages)
@@ -193,33 +225,69 @@ def tool_suffix(
         raise ValueError("messages is empty")
     if all(message["role"] != "assistant" for message in messages):
         messages = [*_calling(messages[0]), *messages]
-    options: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
-    found = render(tokenizer, messages, add_generation_prompt=True, **options)
+    given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
+    given["add_generation_prompt"] = True
+    chat = _encoded(tokenizer, messages, given)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    turns = [span.whole for span in found.message_spans[last:]]
-    problem = "does not end with a control token"
+    for i in range(last + 1, len(messages)):
+        _require(("content",), i, chat, tokenizer, messages, given)
+    turns = [span.whole for span in chat.message_spans[last:]]
+    problem = f"message {last}, the assistant's, goes on behind what the tools say"
     if None in turns:
         last += turns.index(None)
-        problem = "is not in the text"
-    elif turns[0] is not None:
-        start, stop = turns[0].tokens
-        control = np.isin(found.ids, list(tokenizer.table.control_names))
-        written = start + np.flatnonzero(found.assistant_mask[start:stop])
-        for i in written[control[written]][-1:]:
-            # Some training templates count the line break behind the end of a turn to the turn.
-            places = found.bounds[[i + 1, written[-1] + 1]].tolist()
-            if not found.text.encode()[slice(*places)].strip():
-                return found.ids[i + 1 :]
+        problem = f"message {last}, the {messages[last]['role']}'s, is not in the text"
+    else:
+        own, *others = [turn for turn in turns if turn is not None]
+        stop = min([own.tokens[1], *(other.tokens[0] for other in others)])
+        written = own.tokens[0] + np.flatnonzero(chat.assistant_mask[slice(*own.tokens)])
+        control = np.isin(chat.ids[written], list(tokenizer.table.control_names))
+        if not (written >= stop).any():
+            data = chat.text.encode()
+            for i in written[control][-1:]:
+                # Some training templates count the line break behind the end of a turn to the turn.
+                if not data[chat.bounds[i + 1] : chat.bounds[written[-1] + 1]].strip():
+                    return chat.ids[i + 1 :]
+            # No control token ends the turn, so all of it was there when the tools were called.
+            if chat.bounds[own.tokens[1]] == own.bytes[1] and stop == own.tokens[1]:
+                return chat.ids[stop:]
+            problem = f"message {last}, the assistant's, does not end with a token"
     raise XtokError(
-        f"message {last}, the {messages[last]['role']}'s, {problem}",
+        problem,
         hint="give a template that knows tools and ends turns with control tokens, with {option}",
         parameter="template",
     )
 
 
-def _calling(message: Message) -> list[dict[str, Any]]:
+def is_prefix_preserving(
+    tokenizer: Tokenizer,
+    *,
+    template: str | Path | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> bool:
+    """Tell whether the ids up to a tool call stay the same when the tool's message follows.
+
+    A loop that appends tools' messages needs no more. TRL's `is_chat_template_prefix_preserving`
+    asks the same.
+
+    Raises:
+        XtokError: as `render` does, as of templates that take no messages of tools.
+    """
+    given: dict[str, Any] = {"template": template, "variables": variables}
+    tool = {"role": "tool", "name": "dummy", "content": "dummy"}
+    call = _calling(tool)
+    try:
+        before = _render(tokenizer, call, **given).text
+    except XtokError:  # DeepSeek's own templates take no objects
+        call = _calling(tool, arguments="{}")
+        before = _render(tokenizer, call, **given).text
+    after = _render(tokenizer, [*call, tool], add_generation_prompt=True, **given).text
+    first, full = (tokenizer.encode(text).ids for text in (before, after))
+    return np.array_equal(full[: len(first)], first)
+
+
+def _calling(message: Message, arguments: str | None = None) -> list[dict[str, Any]]:
     """Return a conversation that calls the tool of a message."""
-    function = {"name": message.get("name", "tool"), "arguments": {}}
+    function = {"name": message.get("name", "tool"), "arguments": arguments or {}}
     call_id = message.get("tool_call_id", "000000000")  # Mistral's templates want nine characters
     call = {"type": "function", "id": call_id, "function": function}
     return [*_PROBE, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -287,101 +355,3 @@ def find_template(
             f"the chat template {template} cannot be read: {reason}",
             hint=f"give a Jinja file, or one of the formats {', '.join(FORMATS)}",
         ) from error
-
-
-def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
-    return np.concatenate([[0], np.cumsum([len(char.encode()) for char in text], dtype=np.int64)])
-
-
-class _Spans:
-    """The places of one rendering, in characters, bytes and tokens."""
-
-    def __init__(self, rendering: Rendering, bounds: NDArray[np.int64]) -> None:
-        self._text, self._turns, self._bounds = rendering.text, rendering.turns, bounds
-        self._byte_of = byte_offsets(rendering.text)
-        self._all_runs = rendering.runs
-        self._runs: dict[int, list[Run]] = {}
-        for run in rendering.runs:
-            self._runs.setdefault(run.message, []).append(run)
-
-    def span(self, start: int, end: int) -> Span:
-        first, last = int(self._byte_of[start]), int(self._byte_of[end])
-        stop = begin = int(np.searchsorted(self._bounds[:-1], last, side="left"))
-        if first < last:
-            begin = int(np.searchsorted(self._bounds[1:], first, side="right"))
-        return Span(chars=(start, end), bytes=(first, last), tokens=(begin, stop))
-
-    def of_message(self, index: int, message: Message) -> MessageSpan:
-        content, whole = message.get("content"), self._whole(index)
-        runs: list[Run] = []  # of the content's first appearance in the text
-        for run in self._runs.get(index, ()):
-            if run.path[:1] == ("content",):
-                if runs and (run.path, run.offset) <= (runs[-1].path, runs[-1].offset):
-                    break  # it is repeated
-                runs.append(run)
-        place: tuple[int, int] | None = (runs[0].start, runs[-1].end) if runs else None
-        source: tuple[int, int] | None = None
-        verbatim = False
-        if place and isinstance(content, str) and runs[0].offset >= 0:
-            source = (runs[0].offset, runs[-1].offset + runs[-1].end - runs[-1].start)
-            verbatim = self._text[slice(*place)] == content[slice(*source)]
-        if place is None and isinstance(content, str) and content.strip() and whole is not None:
-            stripped = content.strip()
-            first = self._text.find(stripped, *whole)
-            if first >= 0:  # a filter lost the origin, and did not change the text
-                place, start = (first, first + len(stripped)), content.index(stripped)
-                source, verbatim = (start, start + len(stripped)), True
-        return MessageSpan(
-            role=message["role"],
-            whole=None if whole is None else self.span(*whole),
-            content=None if place is None else self.span(*place),
-            source=source,
-            verbatim=verbatim,
-        )
-
-    def target(self, index: int, asked: str, control: NDArray[np.bool_]) -> tuple[int, int] | None:
-        """Return what the assistant wrote of a message: from its header to the end of its turn."""
-        whole = self._whole(index)
-        if whole is None:
-            return None
-        runs = self._runs.get(index, [])
-        written = [run for run in runs if run.path[:1] != ("role",)]
-        first = written[0].start if written else whole[1]
-        start = self._after_header(whole[0], first, asked)
-        if not asked and written and written[0].path[:1] == ("content",) and runs[0] != written[0]:
-            start = first  # nothing asks for an answer; the header is what has the role
-        end = max((run.end for run in written), default=start)
-        inside = self.span(end, whole[1]).tokens
-        ends = np.flatnonzero(control[slice(*inside)])
-        if len(ends):
-            byte = int(self._bounds[inside[0] + int(ends[-1]) + 1])
-            limit = int(np.searchsorted(self._byte_of, byte, side="left"))
-            # A control token may have taken the whitespace behind it, and that of the next turn.
-            end = max(end, min(limit, whole[1]))
-        else:  # the turn's end is text, or there is none
-            end = max(end, whole[0] + len(self._text[slice(*whole)].rstrip()))
-        return (start, end) if start < end else None
-
-    def _after_header(self, start: int, first: int, asked: str) -> int:
-        """Return where an answer begins in a turn whose first written character is at `first`."""
-        for length in range(len(asked), max(1, len(asked) // 2) - 1, -1):
-            place = self._text.find(asked[:length], start, first)
-            if place >= 0:
-                return place + length
-        return start if not asked or self._text.endswith(asked, 0, start) else first
-
-    def _whole(self, index: int) -> tuple[int, int] | None:
-        """Return the turn, or for a message outside the loop, what is around its characters.
-
-        What stands before the first turn is the first message's if that is written there, as a
-        system message is; a message that is written within another one's turn has its own
-        characters only.
-        """
-        written = self._runs.get(index)
-        if self._turns[index] is not None or not written:
-            return self._turns[index]
-        start, end = written[0].start, written[-1].end
-        first = min((turn[0] for turn in self._turns if turn is not None), default=0)
-        alone = all(run.message == index for run in self._all_runs if run.start < first)
-        return (0, first) if end <= first and alone else (start, end)

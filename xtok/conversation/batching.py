@@ -35,19 +35,20 @@ def collate(
     """Stack samples into a batch of B, each field padded to its own longest length.
 
     A field is per token if all samples have an array of at least one dimension for it (NumPy, or a
-    tensor on the CPU), or all have a list of integers as long as their `ids`, such as
+    tensor on the CPU), or all have a list of integers as long as their ids, such as
     `token_type_ids`: `[T_i, …]` becomes `[B, T, …]`. Every other field is passed on as a list of
     B, untouched.
 
     Args:
-        samples: conversations, or mappings with at least `ids`; all with the same fields.
-        pad_id: fills `ids`; `PromptFormat.pad_id` knows that of a format.
+        samples: conversations, or mappings with at least `ids` or `input_ids`, such as the rows of
+            `xtok render`; all with the same fields.
+        pad_id: fills the ids; `PromptFormat.pad_id` knows that of a format.
         pad_values: by field, what fills it; by default -100 for `labels`, else False or 0.
         padding_side: `left`, as generation needs it, or `right`.
 
     Returns:
         The fields, NumPy arrays where per token, and `attention_mask`, bool `[B, T]`, False where
-        `ids` is padding.
+        the ids are padding.
 
     Raises:
         ValueError: if a sample lacks a field that another has, or there are no samples.
@@ -57,15 +58,16 @@ def collate(
         dict(s) if isinstance(s, Mapping) else {name: getattr(s, name) for name in fields}
         for s in samples
     ]
-    if not rows or any(row.keys() != rows[0].keys() for row in rows) or "ids" not in rows[0]:
-        raise ValueError("a batch needs samples that have `ids`, and all the same fields")
-    fill = {"ids": pad_id, "labels": -100, **(pad_values or {})}
+    key = next((name for name in ("ids", "input_ids") if rows and name in rows[0]), None)
+    if key is None or any(row.keys() != rows[0].keys() for row in rows):
+        raise ValueError("a batch needs samples with `ids` or `input_ids`, all of the same fields")
+    fill = {key: pad_id, "labels": -100, **(pad_values or {})}
     batch: dict[str, Any] = {}
     for name in rows[0]:
         batch[name] = [row[name] for row in rows]
-        if name == "ids" or all(_is_per_token(row[name], len(row["ids"])) for row in rows):
+        if name == key or all(_is_per_token(row[name], len(row[key])) for row in rows):
             batch[name] = pad(batch[name], fill.get(name, 0), padding_side=padding_side)
-    masks = [np.ones(len(row["ids"]), np.bool_) for row in rows]
+    masks = [np.ones(len(row[key]), np.bool_) for row in rows]
     batch["attention_mask"] = pad(masks, False, padding_side=padding_side)
     return batch
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from xtok.conversation import find_template, render
+from xtok.conversation import find_template, is_prefix_preserving, render, tool_suffix
 from xtok.conversation.formats import PromptFormat
 from xtok.errors import XtokError
 from xtok.inspection import Check, Level
@@ -51,15 +52,18 @@ class ChatTrial:
         return [i for i in targets[-2:] if i in self._table.control_names]
 
     def tool_suffix_ids(self) -> tuple[int, ...] | None:
-        """Return the ids that a tool message adds; None if what stands before it changes."""
-        try:
-            before, after = self._ids(_USER, _CALL), self._ids(_USER, _CALL, _RESULT, prompt=True)
-        except XtokError:
-            return None
-        return tuple(after[len(before) :]) if after[: len(before)] == before else None
+        """Return what `tool_suffix` gives for a tool's message; None if it gives an error."""
+        with suppress(XtokError):
+            return tuple(tool_suffix(self._tokenizer, [_RESULT], template=self._template).tolist())
+        return None
 
-    def checks(self, ends: Sequence[int] | None, suffix: Sequence[int] | None) -> Iterator[Check]:
-        """Check what the template does; `ends` and `suffix` are from the two methods above."""
+    def checks(
+        self, ends: Sequence[int] | None, suffix: Sequence[int] | None, *, tools: bool
+    ) -> Iterator[Check]:
+        """Check what the template does; `ends` and `suffix` are from the two methods above.
+
+        With `tools`, one that is not fit for a loop of tool calls fails.
+        """
         name = "chat template"
         if not self._has_template:
             yield Check(name, "warning", "none; name a template file or a format to check one")
@@ -71,7 +75,7 @@ class ChatTrial:
         yield self._roles_check()
         if ends is not None:
             yield self._end_check(ends)
-        yield from self._tool_checks(suffix)
+        yield from self._tool_checks(suffix, tools)
         yield from self._turn_checks()
 
     def _roles_check(self) -> Check:
@@ -101,25 +105,34 @@ class ChatTrial:
         message = f"{shown}, which is not eos: generation does not stop there by itself"
         return Check(name, "warning", message)
 
-    def _tool_checks(self, suffix: Sequence[int] | None) -> Iterator[Check]:
+    def _tool_checks(self, suffix: Sequence[int] | None, tools: bool) -> Iterator[Check]:
         """Append a tool message, and see whether what stood before is rendered as before."""
         name = "prefix, tool message"
-        if self._error(_USER, _CALL, _RESULT):
-            message = "the template takes no tool messages, or not in this form"
-            yield Check(name, "note", message)
+        if error := self._error(_USER, _CALL, _RESULT):
+            yield Check(name, "note", f"the template takes no tool messages, or not so: {error}")
             return
         empty = {**_TOOL_CALL, "content": ""}
         calls = {"content present": _CALL, "empty": empty, "absent": _TOOL_CALL}
         results = {kind: self._keeps(_USER, call, then=_RESULT) for kind, call in calls.items()}
+        lines = [f"{kind}: {result}" for kind, result in results.items()]
+        level: Level = "warning"
+        if not any(result.startswith("changed") for result in results.values()):
+            level = "note"
         if set(results.values()) == {"kept"}:
-            yield Check(name, "ok", "kept")
-        else:
-            changed = any(result.startswith("changed") for result in results.values())
-            message = "\n".join(f"{kind}: {result}" for kind, result in results.items())
-            yield Check(name, "warning" if changed else "note", message)
+            lines, level = ["kept"], "ok"
+        elif level == "warning" and self._suits_loops():
+            lines.append("a loop that appends tool messages needs no more than empty content")
+        elif level == "warning" and tools:
+            level = "failed"
+        yield Check(name, level, "\n".join(lines))
         if suffix is not None:
             text = "".join(map(self._table.name, suffix))
             yield Check("tool suffix", "ok", f"{len(suffix)} ids, '{text}'")
+
+    def _suits_loops(self) -> bool:
+        with suppress(XtokError):
+            return is_prefix_preserving(self._tokenizer, template=self._template)
+        return False
 
     def _turn_checks(self) -> Iterator[Check]:
         """Do the same with a further user turn, after an answer with thinking in it too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.table import TokenTable, TokenType
 
 _EXAMPLES = 3
-_LOSES_PREFIX = "prefix, tool message", "warning"
 
 # Text that must round-trip byte for byte, by kind. Written for this purpose.
 PROBE: Mapping[str, str] = {
@@ -202,13 +201,8 @@ def _diagnose(tokenizer: Tokenizer, template: str | Path | None, tools: bool) ->
         Check("round trip", "note" if lost else "ok", "\n".join(round_trip)),
         *_role_checks(table),
         *_probe_checks(tokenizer),
-        *chat.checks(turn_ends, tool_suffix_ids),
+        *chat.checks(turn_ends, tool_suffix_ids, tools=tools),
     )
-    if tools:
-        checks = tuple(
-            replace(one, level="failed") if (one.name, one.level) == _LOSES_PREFIX else one
-            for one in checks
-        )
     return TokenizerDiagnosis(
         model_id=vocabulary.model_id,
         backend=vocabulary.backend or "unknown",
