@@ -11,13 +11,14 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Cli
 from test_cli import HEAVY, two_files
 
-from xtok import __version__
+from xtok import __version__, report
 from xtok.cli import make_app
 
 APP = make_app()
@@ -279,7 +280,7 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
         printed = shown.read(65536).decode()
     assert done.stdout == b"map.safetensors\n"
     bars = [part for part in re.split(r"[\r\n]", printed) if "%|" in part]
-    assert {bar.split(":")[0] for bar in bars} == {"counting", "synthetic text"}
+    assert {bar.split(":")[0] for bar in bars} == {"counting", "counting synthetic texts"}
     assert max(map(len, bars)) == columns - 3  # behind them is room for the terminal's ^C
     drawn: dict[str, str] = {}
     for line in printed.replace("\r\n", "\n").split("\n"):
@@ -287,3 +288,19 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
         for part in line.split("\r"):
             drawn[line] = part + drawn[line][len(part) :]
     assert not [line for line in drawn.values() if "%|" in line]
+
+
+def test_a_long_step_is_told_where_there_is_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "SLOW", 1000)
+    with report.progress_bar("quick", 3) as advance:
+        advance(3)
+    monkeypatch.setattr(report, "SLOW", 0)
+    told, end = "", time.monotonic() + 60
+    with report.text_progress_bar("counting\x1b", 3):
+        while not told and time.monotonic() < end:
+            told += capsys.readouterr().err
+            time.sleep(0.01)
+    assert told == "counting\\x1b …\n"
+    assert capsys.readouterr().err == ""

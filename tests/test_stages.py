@@ -236,8 +236,8 @@ def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer
 
     multitoken(student, teacher, progress=progress)
     assert seen == [
-        ("spelling in teacher.tiktoken", 262),
-        ("spelling in student.tiktoken", 263),
+        ("spelling tokens in teacher.tiktoken", 262),
+        ("spelling tokens in student.tiktoken", 263),
     ]
     assert sum(steps) == 262 + 263
 

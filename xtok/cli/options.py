@@ -103,7 +103,7 @@ class Widths(Config):
         "Width of the student's logits, instead of that of the map's file or the model's config.",
         min=1,
     )
-    teacher_vocab_size: int | None = option(None, "Width of the teacher's logits, likewise.", min=1)
+    teacher_vocab_size: int | None = option(None, "Width of the teacher's logits.", min=1)
 
 
 PRESERVE_LAST = option(
@@ -161,15 +161,11 @@ def _model(help: str, short: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sides(Config):
-    panel = MODELS
-    student_model: str | None = _model(f"Model of the rows: {KINDS}", short="-s")
-    teacher_model: str | None = _model("Model of the columns, likewise.", short="-t")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Models(Safety, _Sides):
+class Models(Safety):
     """The models of the rows and the columns, and how they are loaded."""
+
+    student_model: str | None = _model(f"Model of the rows: {KINDS}", short="-s")
+    teacher_model: str | None = _model("Model of the columns.", short="-t")
 
     def name(self, side: str) -> str | None:
         """Return the model of a side as it was given, as an option or as an argument."""
@@ -257,14 +253,15 @@ class ModelArguments(Models):
     """The models, as two arguments or two options."""
 
     student: str | None = option(None, f"Model of the rows: {KINDS}", argument="STUDENT")
-    teacher: str | None = option(None, "Model of the columns, likewise.", argument="TEACHER")
+    teacher: str | None = option(None, "Model of the columns.", argument="TEACHER")
     student_model: str | None = _model("Model of the rows, instead of STUDENT.", short="-s")
     teacher_model: str | None = _model("Model of the columns, instead of TEACHER.", short="-t")
 
 
 def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
     """Load a tokenizer, and print the notes on how it was loaded."""
-    tokenizer = xtok.load_tokenizer(model, **loading)
+    with report.announced(f"loading {model}"):
+        tokenizer = xtok.load_tokenizer(model, **loading)
     report.print_notes(tokenizer.notes)
     return tokenizer
 

@@ -130,7 +130,10 @@ def prior_edges(
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
     encoded = []
-    with TextEncoder(student, teacher) as encoder, progress("synthetic text", num_texts) as advance:
+    with (
+        TextEncoder(student, teacher) as encoder,
+        progress("counting synthetic texts", num_texts) as advance,
+    ):
         for start in range(0, num_texts, 25_000):
             size = min(25_000, num_texts - start)
             student_texts, teacher_texts = encoder.encode(source.texts(size, rng))

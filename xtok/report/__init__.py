@@ -7,8 +7,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from threading import Timer
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.report.stdout import safe_json
@@ -20,17 +21,39 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport
 
 
+SLOW = 3.0
+"""Seconds after which a step that has no bar says what it does."""
+
+
+@contextmanager
+def announced(label: str) -> Iterator[None]:
+    """Say on stderr what is going on, once it takes long."""
+
+    def announce() -> None:
+        with suppress(OSError, ValueError):  # nobody reads it
+            print(f"{printable(label)} …", file=sys.stderr, flush=True)  # noqa: T201
+
+    timer = Timer(SLOW, announce)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on stderr, on a terminal only."""
-    with _new_bar(label, total, "tok") as bar:
+    """Show a bar on stderr; elsewhere than on a terminal a line, if the step takes long."""
+    with _new_bar(label, total, "") as bar, announced(label) if bar.disable else nullcontext():
         yield bar.update
 
 
 @contextmanager
 def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """Show a bar of the bytes of text with tokens per second on stderr, on a terminal only."""
-    with _new_bar(label, total, "B") as bar:
+    """Show a bar of the bytes of text with tokens per second, as `progress_bar` does."""
+    with _new_bar(label, total, "B") as bar, announced(label) if bar.disable else nullcontext():
         done = 0
 
         def advance(size: int, tokens: int) -> None:

@@ -165,7 +165,7 @@ def _links(student: Tokenizer, teacher: Tokenizer, progress: Progress) -> Ids:
     links[list(exact)] = list(exact.values())
     ids = rows.text_ids[links[rows.text_ids] < 0].tolist()
     tokens = rows.tokens()
-    with progress(f"spelling in {teacher.vocabulary.model_id}", len(ids)) as advance:
+    with progress(f"spelling tokens in {teacher.vocabulary.model_id}", len(ids)) as advance:
         for token_id, pieces in zip(
             ids, teacher.segment_batch([tokens[i] for i in ids]), strict=True
         ):

@@ -170,7 +170,7 @@ def _spell(
     all_tokens = table.tokens()
     tokens = [all_tokens[i] for i in ids.tolist()]
     pieces: list[Sequence[int] | None] = []
-    with progress(f"spelling in {tokenizer.vocabulary.model_id}", len(tokens)) as advance:
+    with progress(f"spelling tokens in {tokenizer.vocabulary.model_id}", len(tokens)) as advance:
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
             pieces += tokenizer.segment_batch(chunk)
