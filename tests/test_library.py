@@ -222,3 +222,8 @@ def test_a_map_without_tokens_has_rows_by_id(tmp_path: Path) -> None:
     assert [(e.teacher_id, e.token) for e in found[0].entries] == [(1, None), (2, None)]
     with pytest.raises(XtokError, match="carries no tokens"):
         found["201"]
+
+
+def test_who_looks_for_load_map_finds_it() -> None:
+    with pytest.raises(AttributeError, match=r"ProjectionMap\.load"):
+        xtok.load_map  # noqa: B018

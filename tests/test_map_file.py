@@ -532,8 +532,13 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "link.safetensors").is_symlink()
     assert same(ProjectionMap.load(tmp_path / "real.safetensors"), TINY)
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(OutputError, match="is not a regular file"):
-        TINY.save(tmp_path / "pipe.pt")
+    (tmp_path / "loop.pt").symlink_to("loop.pt")
+    for name in ("pipe.pt", "loop.pt", "nul\0.pt"):
+        with pytest.raises(OutputError, match=name.partition(".")[0]):
+            TINY.save(tmp_path / name)
+    with pytest.raises(MapFileError, match="NUL"):
+        ProjectionMap.load(tmp_path / "nul\0.pt")
+    assert (tmp_path / "loop.pt").is_symlink()
 
 
 @pytest.mark.parametrize(("added", "width", "largest"), [(0, 2, 3), (10, 4, 13)])

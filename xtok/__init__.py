@@ -102,7 +102,8 @@ def __getattr__(name: str) -> Any:
     elif name in _SUBMODULES:
         value = importlib.import_module(f"xtok.{_SUBMODULES[name]}")
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = ": xtok.ProjectionMap.load reads a map" if name in ("load_map", "load") else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
 

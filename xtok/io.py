@@ -37,7 +37,14 @@ def check_output(
         OutputError: if the suffix is another one, the path is a folder or a device, or its folder
             cannot be written to.
     """
+    if "\0" in os.fspath(path):
+        raise OutputError(f"the {what} {path} has a NUL character", hint="give another path")
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
+    if target.is_symlink():
+        raise OutputError(
+            f"the {what} {target} is a symbolic link that leads to itself",
+            hint="remove it, or give another path",
+        )
     if target.is_dir():
         raise OutputError(f"the {what} {target} is a folder", hint="name a file in it")
     if target.suffix not in suffixes:

@@ -230,6 +230,8 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
 
     The kind of file is told from its first bytes; the suffix decides where these tell nothing.
     """
+    if "\0" in str(source):
+        raise MapFileError(f"the map {source} has a NUL in its name", hint="give another path")
     try:
         with source.open("rb") as file:
             start = file.read(9)
