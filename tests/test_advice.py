@@ -16,7 +16,6 @@ import xtok
 from xtok.config import BuildConfig
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
-from xtok.inspection.page import examine
 from xtok.inspection.pair_facts import (
     EventFacts,
     PairFacts,
@@ -25,6 +24,7 @@ from xtok.inspection.pair_facts import (
     count_tokens,
     pair_facts,
 )
+from xtok.inspection.report import examine
 from xtok.progress import silent_texts
 from xtok.tokenizers import Tokenizer
 
@@ -126,7 +126,7 @@ def test_every_command_says_the_same_sentence(
     assert without is not None
     for command in (["doctor", *models], ["inspect", "m.safetensors", "--classes"]):
         assert without.sentence in " ".join(cli(*command).stdout.split())
-    assert examine(tmp_path / "m.safetensors").page.advice.sentence == without.sentence
+    assert examine(tmp_path / "m.safetensors").report.advice.sentence == without.sentence
     by_text = doctor([byte_level, digits], tmp_path / "text.txt").advice
     assert by_text is not None
     assert by_text.direction == "teacher → student"
@@ -137,7 +137,7 @@ def test_every_command_says_the_same_sentence(
         texts=[tmp_path / "text.txt"],
         tokenizers=(byte_level, digits),
     )
-    assert page.page.advice.sentence == by_text.sentence
+    assert page.report.advice.sentence == by_text.sentence
 
 
 def test_what_a_map_fits(tmp_path: Path) -> None:

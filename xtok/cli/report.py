@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -22,54 +21,35 @@ _TEXTS = text_option(
 
 @dataclass(frozen=True, kw_only=True)
 class PageOutput(Config):
-    """Where a page is written, and how large it may be."""
+    """Where a page is written."""
 
     panel = OUTPUT
     output: Path = option(Path("report.html"), "Where to write the page: .html.", short="-o")
     json: bool = option(False, "Also write the page's data as JSON, beside it.", flag=True)
-    max_kb: int = option(
-        2000,
-        "Most kilobytes of the page: what does not fit is left out of its search, and it says so.",
-        min=200,
-    )
 
-    def check(self) -> None:
-        """Check that the files can be written, before anything costs time."""
+    def files(self) -> dict[Path, Path]:
+        """Return the files as they are called, and where they are written, which can be."""
         from xtok.io import check_output
 
-        for suffix in (".html", ".json")[: 1 + self.json]:
-            check_output(self._path(suffix), [suffix], "page")
-
-    def write(self, page: bytes, data: Any) -> None:
-        """Write the page, and the data if it was asked for; print the paths on stdout."""
-        from xtok.io import check_output, write
-
-        files = {".html": page}
+        files = {self.output: check_output(self.output, [".html"], "page")}
         if self.json:
-            files[".json"] = f"{reports.to_json(data)}\n".encode()
-        for suffix, content in files.items():
-            path = self._path(suffix)
-            write(check_output(path, [suffix], "page"), [content])
-            print_path(path)
-
-    def _path(self, suffix: str) -> Path:
-        return self.output if suffix == ".html" else self.output.with_suffix(suffix)
+            data = self.output.with_suffix(".json")
+            files[data] = check_output(data, [".json"], "page")
+        return files
 
 
 @command
 def report(
-    context: typer.Context,
     *,
     map_paths: list[Path] = option(
-        [],
+        ...,
         "A map file, or two of one pair to put side by side.",
-        argument="[MAP...]",
+        argument="MAP...",
         autocompletion=map_files,
     ),
     text: list[str] = _TEXTS,
     models: Models,
     field: str = TEXT_FIELD,
-    num_worst: int = option(10, "List this many of each map's most costly rows.", min=0),
     page_output: PageOutput,
     map_options: MapOptions,
 ) -> None:
@@ -77,15 +57,15 @@ def report(
 
     With the models it has sentences in both tokenizations; with --text, the map's quality.
     """
-    if len(map_paths) not in (1, 2):
-        raise typer.BadParameter("give a map, or two")
+    if len(map_paths) > 2:
+        raise typer.BadParameter("give one map, or two of one pair")
     if text or models.sides():
         models.both()
-    page_output.check()
-    from xtok.inspection.page import examine
+    page_output.files()
+    from xtok.inspection.report import examine
+    from xtok.io import write
     from xtok.report.page import render
 
-    words = _command(context)
     find_texts(text)
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
@@ -99,29 +79,10 @@ def report(
         else None,
         names=[path.name for path in map_paths],
         field=field,
-        num_worst=num_worst,
         progress=reports.progress_bar,
         text_progress=reports.text_progress_bar,
     )
-    page = render(examined, command=words, max_bytes=1000 * page_output.max_kb)
-    page_output.write(page, examined.page)
-
-
-def _command(context: typer.Context) -> list[str]:
-    """Return the command as it was typed, whatever its output is called."""
-    words = ["xtok", "report"]
-    options: list[str] = []
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name in ("output", "json", "quiet"):
-            continue
-        value = context.params[name]
-        values = value if isinstance(value, list | tuple) else [value]
-        if parameter.param_type_name == "argument":
-            words += map(str, values)
-        elif isinstance(value, bool):
-            options.append((parameter.opts if value else parameter.secondary_opts)[0])
-        else:
-            options += [w for one in values for w in (max(parameter.opts, key=len), str(one))]
-    return [*words, *options, "--output", "report.html"]
+    contents = render(examined), f"{reports.to_json(examined.report)}\n".encode()
+    for (name, path), content in zip(page_output.files().items(), contents, strict=False):
+        write(path, [content])
+        print_path(name)

@@ -1,5 +1,5 @@
 "use strict";
-// Sorting, hover, and the search of the map. Whatever comes from a vocabulary is set as text only.
+// Sorting, and the search of the map. Whatever comes from a vocabulary is set as text only.
 
 const byId = (id) => document.getElementById(id);
 const numbers = new Intl.NumberFormat("en-US");
@@ -27,43 +27,12 @@ function sortBy(header) {
   const value = (cell) => (isNumber ? Number(cell.dataset.v) : cell.textContent);
   const compare = isNumber ? (a, b) => a - b : (a, b) => a.localeCompare(b, "en", { numeric: true });
   cells.sort(([a], [b]) => (falls ? -1 : 1) * compare(value(a), value(b)));
-  const isTotal = (row) => row.classList.contains("total");
-  body.append(...cells.map(([, row]) => row).filter((row) => !isTotal(row)));
-  body.append(...cells.map(([, row]) => row).filter(isTotal));
+  body.append(...cells.map(([, row]) => row));
 }
 
 for (const button of document.querySelectorAll("button.sort"))
   button.addEventListener("click", () => sortBy(button.closest("th")));
 
-// What a bar says on hover and on focus
-
-const tip = byId("tip");
-
-function showTip(element, x, y) {
-  tip.replaceChildren(...element.dataset.tip.split("\n").map((line) => make("div", { dir: "auto" }, line)));
-  tip.hidden = false;
-  const size = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(8, Math.min(x + 12, innerWidth - size.width - 8))}px`;
-  tip.style.top = `${y + 18 + size.height > innerHeight ? y - size.height - 12 : y + 18}px`;
-}
-
-addEventListener("mousemove", (event) => {
-  const bar = event.target.closest && event.target.closest("[data-tip]");
-  if (bar) showTip(bar, event.clientX, event.clientY);
-  else showFocused(); // browsers send moves of a resting mouse, too, when the page scrolls below it
-});
-function showFocused() {
-  const bar = document.activeElement;
-  tip.hidden = !bar.dataset.tip;
-  if (tip.hidden) return;
-  const box = bar.getBoundingClientRect();
-  showTip(bar, box.left, box.bottom - 10);
-}
-
-addEventListener("focusin", showFocused);
-addEventListener("focusout", () => (tip.hidden = true));
-addEventListener("keydown", (event) => event.key === "Escape" && (tip.hidden = true));
-addEventListener("scroll", showFocused, true);
 addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });
@@ -415,7 +384,6 @@ function follow() {
 }
 
 async function start() {
-  if (!byId("data")) return;
   const box = byId("query");
   if (!("DecompressionStream" in window)) {
     box.placeholder = "needs a browser of 2023 or later";

@@ -1,4 +1,4 @@
-"""The pictures of a page, as SVG: overlaps that are true to area, bars, and ranges.
+"""The pictures of a page, as SVG: overlaps that are true to area, amounts, and ranges.
 
 Widths are in percent, so that a picture is as wide as its place; colours are classes of `page.css`.
 """
@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import acos, pi, sqrt
-from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
 from xtok.inspection.pair_facts import Shared
-
-
-class Segment(NamedTuple):
-    """A part of a bar: its class in `page.css`, how much it is, and what it says."""
-
-    style: str
-    amount: float
-    words: str = ""
 
 
 def overlap(shared: Shared, label: str) -> Markup:
@@ -89,24 +80,6 @@ def _lens(x: Sequence[float], radii: Sequence[float], distance: float) -> str:
     )
 
 
-def bar(segments: Sequence[Segment], label: str, *, tip: str = "", height: int = 14) -> Markup:
-    """Draw parts of a whole as a bar; `tip` is shown beside it on hover and on focus."""
-    total = sum(segment.amount for segment in segments) or 1.0
-    parts, x = [], 0.0
-    for segment in segments:
-        share = 100 * segment.amount / total
-        if share:
-            parts.append(
-                f'<rect class="{segment.style}" x="{x:.3f}%" width="{share:.3f}%" height="100%"/>'
-            )
-        x += share
-    about = f' tabindex="0" data-tip="{escape(tip)}"' if tip else ""
-    return Markup(
-        f'<svg class="bar" width="100%" height="{height}" role="img" '
-        f'aria-label="{escape(label)}"{about}>{"".join(parts)}</svg>'
-    )
-
-
 def measure(value: float, largest: float, style: str, label: str) -> Markup:
     """Draw one amount as a bar; `largest` is as wide as the place."""
     share = 100 * max(0.0, min(1.0, value / largest if largest else 0.0))
@@ -117,21 +90,18 @@ def measure(value: float, largest: float, style: str, label: str) -> Markup:
 
 
 def span(
-    floor: float, recipe: float, values: Sequence[float], largest: float, label: str
+    floor: float, recipe: float, value: float, largest: float, style: str, label: str
 ) -> Markup:
-    """Draw where maps lie between a floor and a recipe, from 0 to the largest of all values."""
+    """Draw where a map lies between a floor and a recipe, from 0 to the largest of all values."""
 
     def at(value: float) -> str:
         return f"{2 + 96 * max(0.0, min(1.0, value / largest if largest else 0.0)):.3f}%"
 
-    dots = "".join(
-        f'<circle class="map{number}" cx="{at(value)}" cy="12" r="5.5"/>'
-        for number, value in enumerate(values, start=1)
-    )
     return Markup(
         f'<svg class="span" width="100%" height="24" role="img" aria-label="{escape(label)}">'
         f'<line class="axis" x1="2%" x2="98%" y1="12" y2="12"/>'
         f'<line class="between" x1="{at(floor)}" x2="{at(recipe)}" y1="12" y2="12"/>'
         f'<line class="floor" x1="{at(floor)}" x2="{at(floor)}" y1="4" y2="20"/>'
-        f'<line class="recipe" x1="{at(recipe)}" x2="{at(recipe)}" y1="4" y2="20"/>{dots}</svg>'
+        f'<line class="recipe" x1="{at(recipe)}" x2="{at(recipe)}" y1="4" y2="20"/>'
+        f'<circle class="{style}" cx="{at(value)}" cy="12" r="5.5"/></svg>'
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.inspection.page import Examined
+from xtok.inspection.report import Examined
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.vocab.table import TokenTable, match_bytes
 
@@ -27,83 +26,57 @@ SHOWN_BYTES = 160
 MOST_PIECES = 16
 """Pieces of a token that a page holds."""
 
+_LEAST_SIZE, _SIZE_OF_TOKEN = 500_000, 6
+"""Characters of the search data: so many, and for each token of both vocabularies."""
+
 Columns = dict[str, tuple[int, str]]
 """Name to bytes per number, and base64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What the page searches.
-
-    Attributes:
-        columns: packed numbers by name.
-        long: true sizes of tokens that are longer than what the page holds, by side and id.
-        left_out: sentences about what is not on the page.
-    """
+    """What the page searches."""
 
     columns: Columns
-    long: tuple[dict[int, int], dict[int, int]]
-    left_out: tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        """Characters that it takes on the page."""
-        return _size(self.columns)
+    long: tuple[dict[int, int], dict[int, int]]  # true sizes of cut tokens, by side and id
+    left_out: tuple[str, ...]  # sentences about what is not on the page
 
 
-def pack(examined: Examined, max_size: int) -> Search:
-    """Pack maps so that they take at most `max_size` characters, or a little more.
+def pack(examined: Examined, max_size: int | None = None) -> Search:
+    """Pack maps into at most `max_size` characters; by default more for larger vocabularies.
 
-    What does not fit is left out in this order: the lightest entries of rows, by weight times how
-    often the token occurs in the text; pieces; the last tokens, or those that are rarest in the
-    text. The heaviest entry of a row stays as long as its token.
+    Tokens and the heaviest entry of each row are always there. What does not fit is left out in
+    this order: the lightest entries, by weight times how often the token occurs in the text; the
+    pieces of tokens.
     """
     first = examined.maps[0]
     tables = require_table(first.student), require_table(first.teacher)
+    if max_size is None:
+        max_size = _LEAST_SIZE + _SIZE_OF_TOKEN * sum(map(len, tables))
     packer = _Packer(examined, *tables)
     left_out: list[str] = []
-    columns = packer.tokens(1.0)
-    room = max_size - _size(columns)
-    least = _size(packer.entries(0))
-    if least > room:
-        most = max_size - max_size // 8  # the rest for entries
-        share = _most(lambda n: _size(packer.tokens(n / 64)) + least <= most, 64) / 64
-        columns = packer.tokens(share)
-        room = max_size - _size(columns)
-        kept = [int(share * len(table)) for table in tables]
-        which = "most frequent in the text" if examined.counts else "first"
-        left_out.append(
-            f"the names of all but the {kept[0]:,} student and {kept[1]:,} teacher tokens that are "
-            f"{which}"
-        )
-    pieces = packer.pieces()
-    if pieces and _size(pieces) + least <= room:
+    columns, pieces, entries = packer.tokens(), packer.pieces(), packer.entries(0)
+    room = max_size - _size(columns) - _size(entries)
+    if _size(pieces) <= room:
         columns |= pieces
         room -= _size(pieces)
-    elif pieces:
+    else:
         left_out.append("the pieces of tokens")
-    total = packer.num_entries
-    kept_entries = total
-    if _size(packer.entries(total)) > room:
-        kept_entries = _most(lambda n: _size(packer.entries(n * total // 64)) <= room, 64)
-        kept_entries = kept_entries * total // 64
-    columns |= packer.entries(kept_entries)
-    weight = packer.weight_without(kept_entries)
+    kept = packer.num_entries
+    least, room = _size(entries), room + _size(entries)
+    entries = packer.entries(kept)
+    while kept and (size := _size(entries)) > room:  # packed size is nearly linear in entries
+        share = (room - least) / max(1, size - least)
+        kept = max(0, int(0.98 * share * kept)) if share > 0.01 else 0
+        entries = packer.entries(kept)
+    columns |= entries
+    weight = packer.weight_without(kept)
     if weight > 0:
         left_out.append(
             f"the lightest entries of rows, {weight:.2%} of the weight"
             + (", counted by the text" if examined.counts else "")
         )
     return Search(columns=columns, long=packer.long, left_out=tuple(left_out))
-
-
-def _most(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the largest number below `limit` that fits, 0 if none does."""
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _size(columns: Columns) -> int:
@@ -116,9 +89,12 @@ def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
     largest = int(array.max(initial=0))
     width = next(n for n in (1, 2, 3, 4) if largest < 256**n)
     planes = array.astype("<u4")[:, None].view(np.uint8)[:, :width].T
-    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)  # without zlib's header
+    deflater = zlib.compressobj(6, zlib.DEFLATED, -15)  # without zlib's header
     data = deflater.compress(planes.tobytes()) + deflater.flush()
     return width, base64.b64encode(data).decode()
+
+
+_SIDES = "student", "teacher"
 
 
 class _Packer:
@@ -142,16 +118,12 @@ class _Packer:
             long.append(dict(zip(ids.tolist(), table.lengths[ids].tolist(), strict=True)))
         self.long = long[0], long[1]
 
-    def tokens(self, share: float) -> Columns:
-        """Pack the tokens' bytes, or names: all, or the share that is most frequent or first."""
+    def tokens(self) -> Columns:
+        """Pack the tokens' bytes, or names."""
         columns = {"partner": packed(_deltas(self.partner))}
-        for side, table, number in zip(("student", "teacher"), self.tables, (0, 1), strict=True):
-            kept = np.ones(len(table), np.bool_)
-            if share < 1:
-                counts = np.zeros(len(table)) if self.counts is None else self.counts[number]
-                kept[np.argsort(-counts, kind="stable")[int(share * len(table)) :]] = False
+        for number, (side, table) in enumerate(zip(_SIDES, self.tables, strict=True)):
             shown = [
-                (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES] if kept[i] else b""
+                (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES]
                 for i, token in enumerate(table.tokens())
             ]
             if side == "teacher":  # those of the student's bytes are on the page already
@@ -173,7 +145,7 @@ class _Packer:
             return columns
         alone = (self.partner < 0, ~self.shared)
         for side, table, others, into in zip(
-            ("student", "teacher"), self.tables, alone, self.tokenizers[::-1], strict=True
+            _SIDES, self.tables, alone, self.tokenizers[::-1], strict=True
         ):
             ids = np.flatnonzero(others & (table.lengths > 0) & (table.lengths <= SHOWN_BYTES))
             tokens = table.tokens()
@@ -257,13 +229,3 @@ def _deltas(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     deltas = np.zeros(len(ids), np.int64)
     deltas[known] = np.where(steps >= 0, 2 * steps + 1, -2 * steps)
     return deltas
-
-
-def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
-    """Return the numbers of a column again, int64; what `page.js` does, for tests and readers."""
-    width, data = columns[name]
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(data), -15), np.uint8)
-    numbers = np.zeros(len(planes) // width, np.int64)
-    for place, plane in enumerate(planes.reshape(width, -1)):
-        numbers += plane.astype(np.int64) << 8 * place
-    return numbers

@@ -44,114 +44,85 @@ BUILT_IN = (
 )
 """Shown where there is no text. Written for this purpose."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class SampleToken:
-    """A token of a sentence; `token` is escaped."""
-
-    token_id: int
-    token: str
+Tokens = tuple[tuple[int, str], ...]
+"""Ids, and the tokens escaped."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleChunk:
-    """Tokens of both sides that belong together.
+class SentenceChunk:
+    """Tokens of both sides that belong together."""
 
-    Attributes:
-        student: tokens.
-        teacher: tokens.
-        kind: `same` for one token on each side, `split` for other chunks of equal bytes,
-            `different` for unequal bytes, `alone` for a token without a counterpart.
-    """
-
-    student: tuple[SampleToken, ...]
-    teacher: tuple[SampleToken, ...]
+    student: Tokens
+    teacher: Tokens
+    # `same` for one token on each side, `split` for other chunks of equal bytes, `different` for
+    # unequal bytes, `alone` for a token without a counterpart.
     kind: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A sentence in both tokenizations.
+class AlignedSentence:
+    """A sentence in both tokenizations."""
 
-    Attributes:
-        label: its language, its script and file, or what it is.
-        language: for fonts, as BCP 47 has it; empty if unknown.
-        direction: `ltr` or `rtl`.
-        num_student: the student's tokens.
-        num_teacher: the teacher's tokens.
-        chunks: in the order of the text.
-    """
-
-    label: str
-    language: str
-    direction: str
-    num_student: int
+    label: str  # its language, its script and file, or what it is
+    language: str  # for fonts, as BCP 47 has it; empty if unknown
+    direction: str  # `ltr` or `rtl`
+    num_student: int  # tokens
     num_teacher: int
-    chunks: tuple[SampleChunk, ...]
+    chunks: tuple[SentenceChunk, ...]
 
 
-def align_sample(
-    aligner: TokenAligner, student: Tokenizer, teacher: Tokenizer, sentence: Sentence
-) -> Sample | None:
-    """Align a sentence; None if one side cannot spell it."""
-    data = sentence.text.encode()
-    [student_ids], [teacher_ids] = student.segment_batch([data]), teacher.segment_batch([data])
-    if student_ids is None or teacher_ids is None:
-        return None
-    rows, columns = aligner.student.table, aligner.teacher.table
-    chunks: list[SampleChunk] = []
-    done = [0, 0]
-
-    def alone(up_to: tuple[int, int]) -> None:
-        chunks.extend(
-            SampleChunk(student=_tokens(rows, [i]), teacher=(), kind="alone")
-            for i in student_ids[done[0] : up_to[0]]
-        )
-        chunks.extend(
-            SampleChunk(student=(), teacher=_tokens(columns, [i]), kind="alone")
-            for i in teacher_ids[done[1] : up_to[1]]
-        )
-
-    for pair in aligner.pairs(student_ids, teacher_ids):
-        alone((pair.student_tokens[0], pair.teacher_tokens[0]))
-        one_to_one = len(pair.student_ids) == len(pair.teacher_ids) == 1
-        kind = "different" if not pair.is_correct else "same" if one_to_one else "split"
-        chunks.append(
-            SampleChunk(
-                student=_tokens(rows, pair.student_ids),
-                teacher=_tokens(columns, pair.teacher_ids),
-                kind=kind,
-            )
-        )
-        done = [pair.student_tokens[1], pair.teacher_tokens[1]]
-    alone((len(student_ids), len(teacher_ids)))
-    return Sample(
-        label=sentence.label,
-        language=sentence.language,
-        direction=_direction(sentence.text),
-        num_student=len(student_ids),
-        num_teacher=len(teacher_ids),
-        chunks=tuple(chunks),
-    )
-
-
-def _tokens(table: TokenTable, ids: list[int] | tuple[int, ...]) -> tuple[SampleToken, ...]:
-    return tuple(SampleToken(token_id=i, token=table.shown(i)) for i in ids)
-
-
-def _direction(text: str) -> str:
-    kinds = Counter(map(unicodedata.bidirectional, text))
-    return "rtl" if kinds["R"] + kinds["AL"] > kinds["L"] else "ltr"
-
-
-def sentences_of(paths: Sequence[Path], field: str) -> tuple[Sentence, ...]:
-    """Return sentences of every script and file of a text; built-in ones without."""
+def aligned_sentences(
+    student: Tokenizer, teacher: Tokenizer, paths: Sequence[Path], field: str
+) -> tuple[AlignedSentence, ...]:
+    """Return sentences of every script and file of a text, or built-in ones, aligned."""
     picker = SentencePicker()
     for shard in find_shards(paths, field):
         for batch in islice(read_batches([shard]), 1):
             for document in batch.texts[:_LOOKED_AT]:
                 picker.look(document, shard.path.name)
-    return picker.sentences
+    aligner = TokenAligner(student, teacher)
+    return tuple(_aligned(aligner, student, teacher, one) for one in picker.sentences)
+
+
+def _aligned(
+    aligner: TokenAligner, student: Tokenizer, teacher: Tokenizer, sentence: Sentence
+) -> AlignedSentence:
+    [ours], [theirs] = student.library_ids([sentence.text]), teacher.library_ids([sentence.text])
+    rows, columns = student.table, teacher.table
+    chunks: list[SentenceChunk] = []
+    s_done = t_done = 0
+
+    def alone(s_end: int, t_end: int) -> None:
+        chunks.extend(
+            SentenceChunk(student=_tokens(rows, [i]), teacher=(), kind="alone")
+            for i in ours[s_done:s_end]
+        )
+        chunks.extend(
+            SentenceChunk(student=(), teacher=_tokens(columns, [i]), kind="alone")
+            for i in theirs[t_done:t_end]
+        )
+
+    for pair in aligner.pairs(ours, theirs):
+        alone(pair.student_tokens[0], pair.teacher_tokens[0])
+        one_to_one = len(pair.student_ids) == len(pair.teacher_ids) == 1
+        kind = "different" if not pair.is_correct else "same" if one_to_one else "split"
+        s, t = _tokens(rows, pair.student_ids), _tokens(columns, pair.teacher_ids)
+        chunks.append(SentenceChunk(student=s, teacher=t, kind=kind))
+        s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
+    alone(len(ours), len(theirs))
+    directions = Counter(map(unicodedata.bidirectional, sentence.text))
+    return AlignedSentence(
+        label=sentence.label,
+        language=sentence.language,
+        direction="rtl" if directions["R"] + directions["AL"] > directions["L"] else "ltr",
+        num_student=len(ours),
+        num_teacher=len(theirs),
+        chunks=tuple(chunks),
+    )
+
+
+def _tokens(table: TokenTable, ids: Sequence[int]) -> Tokens:
+    return tuple((i, table.shown(i)) for i in ids)
 
 
 class SentencePicker:

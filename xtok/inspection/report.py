@@ -1,0 +1,265 @@
+"""`report`: what `inspect`, `verify`, `evaluate` and `doctor` say of a map, or of two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xtok import __version__
+from xtok.counting.texts import find_texts
+from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
+from xtok.inspection.compare import Comparison, compare
+from xtok.inspection.evaluate import Evaluation, MapMeasures, measure
+from xtok.inspection.inspect import Inspection, inspect
+from xtok.inspection.pair_facts import PairFacts, TextCounts, pair_facts
+from xtok.inspection.sentences import AlignedSentence, aligned_sentences
+from xtok.inspection.verify import Verification, verify
+from xtok.maps import file as mapfile
+from xtok.maps.file import MapLike, as_maps
+from xtok.maps.pair import of_one_pair, with_vocabularies
+from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.events import events
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.display import plural
+
+_MOST_FINDINGS = 6
+_GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that stands out: a figure, and the words that follow it in a sentence."""
+
+    level: Grade
+    number: str
+    text: str
+    place: str  # the part of the page that shows more
+    map_number: int | None = None  # of two maps the one that it is about, from 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapReport:
+    """One map: what it holds, whether it is in order, and what it is fit for."""
+
+    name: str
+    sha256: str  # of the map as `.safetensors`
+    description: Inspection
+    verification: Verification
+    fits: tuple[Fit, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the page shows."""
+
+    pair: PairFacts
+    advice: Advice
+    findings: tuple[Finding, ...]  # three to six, the worst first
+    maps: tuple[MapReport, ...]  # one or two
+    evaluation: Evaluation | None  # None without text
+    comparison: Comparison | None  # None for one map
+    sentences: tuple[AlignedSentence, ...]  # none without the tokenizers
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Examined:
+    """A report, and what the search of its page is made of."""
+
+    report: Report
+    maps: tuple[ProjectionMap, ...]
+    counts: TextCounts | None
+    tokenizers: tuple[Tokenizer, Tokenizer] | None
+
+
+def examine(
+    maps: MapLike | Sequence[MapLike],
+    *,
+    texts: Sequence[str | Path] = (),
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    names: Sequence[str] = (),
+    field: str = "text",
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
+) -> Examined:
+    """Examine a map, or two of one pair.
+
+    Args:
+        maps: a map or two, or their paths.
+        texts: paths and globs of text, as `evaluate` takes them.
+        tokenizers: of the rows and of the columns, to spell tokens, sentences and text.
+        names: what the page calls the maps.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
+
+    Raises:
+        XtokError: if a map carries no tokens and there are no tokenizers, two maps are of different
+            pairs, or a text cannot be read.
+        ValueError: for text without tokenizers.
+    """
+    if texts and tokenizers is None:
+        raise ValueError("text needs both tokenizers")
+    loaded, names = as_maps(maps, names)
+    if tokenizers is not None:
+        student, teacher = (side.vocabulary for side in tokenizers)
+        loaded = [
+            with_vocabularies(m, student=student, teacher=teacher, widths=True, name=name)
+            for m, name in zip(loaded, names, strict=True)
+        ]
+    loaded = of_one_pair(loaded, names)
+    repeated = {name for name, times in Counter(names).items() if times > 1}
+    names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
+    sides = loaded[0].student, loaded[0].teacher
+    paths = find_texts(texts) if texts else []
+    evaluation = counts = pair = None
+    if tokenizers is not None and texts:
+        evaluation, counts = measure(
+            loaded, paths, *tokenizers, names=names, field=field, group_by=None, for_loss="p-kl",
+            num_worst=5, seed=0, progress=progress, text_progress=text_progress,
+        )  # fmt: skip
+        pair = evaluation.pair
+    if pair is None:
+        of_pair = None if tokenizers is None else events(*tokenizers, progress=progress)
+        pair = pair_facts(*sides, None, of_pair)
+    reports, findings = [], _of_pair(pair, evaluation)
+    for number, (m, name) in enumerate(zip(loaded, names, strict=True), start=1):
+        measures = None
+        if evaluation is not None:
+            measures = [one for one in evaluation.measures if one.name == name][-1]
+        description, verification = inspect(m, classes=True), verify(m)
+        empty_text = None if counts is None else _empty_text(m, counts)
+        of_map = fits(
+            m, pair, failed=verification.failed, measures=measures, empty_text=empty_text or 0.0
+        )
+        reports.append(
+            MapReport(
+                name=name,
+                sha256=mapfile.sha256(m),
+                description=description,
+                verification=verification,
+                fits=of_map,
+            )
+        )
+        about = number if len(loaded) > 1 else None
+        findings += _of_map(reports[-1], pair, measures, empty_text, about)
+    findings.sort(key=lambda one: _GRADES.index(one.level))
+    report = Report(
+        pair=pair,
+        advice=advise(pair, texts=[str(text) for text in texts]),
+        findings=tuple(findings[:_MOST_FINDINGS]),
+        maps=tuple(reports),
+        evaluation=evaluation,
+        comparison=compare(
+            *loaded, names=names, token_counts=None if counts is None else counts.tokens[0]
+        )
+        if len(loaded) == 2
+        else None,
+        sentences=() if tokenizers is None else aligned_sentences(*tokenizers, paths, field),
+        version=__version__,
+    )
+    return Examined(report=report, maps=tuple(loaded), counts=counts, tokenizers=tokenizers)
+
+
+def _empty_text(m: ProjectionMap, counts: TextCounts) -> float:
+    """Return the share of the text's student tokens that stand for text and have an empty row."""
+    empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)
+    return float(counts.tokens[0][empty].sum() / max(1, counts.tokens[0].sum()))
+
+
+def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> list[Finding]:
+    findings = []
+    share = f"{pair.student_share:.0%}"
+    same = "of the student's tokens are in the teacher's vocabulary, byte for byte"
+    if pair.text is not None:
+        at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
+        same += f"; {at_place:.0%} of the text's tokens are the same token at the same place"
+    findings.append(Finding(level="note", number=share, text=f"{same}.", place="pair"))
+    missing = pair.numbers.student - pair.numbers.both
+    if missing:
+        in_text, often = pair.missing_numbers_text, missing > pair.numbers.student / 2
+        words = f"of {plural(pair.numbers.student, 'multi-digit number')} of the student have no "
+        words += "exact counterpart"
+        if in_text is not None:
+            words += f"; they are {in_text:.2%} of the text"
+            often = in_text > 0.001
+        level: Grade = "care" if often else "note"
+        findings.append(Finding(level=level, number=f"{missing:,}", text=f"{words}.", place="pair"))
+    if evaluation is not None and evaluation.lost_bytes:
+        lost = evaluation.lost_bytes / max(1, evaluation.num_bytes)
+        words = "of the text is spelled differently by the two tokenizers, and not measured."
+        level = "bad" if lost > 0.05 else "care"
+        findings.append(Finding(level=level, number=f"{lost:.1%}", text=words, place="quality"))
+    return findings
+
+
+def _of_map(
+    report: MapReport,
+    pair: PairFacts,
+    measures: MapMeasures | None,
+    empty_text: float | None,
+    number: int | None,
+) -> list[Finding]:
+    findings = []
+
+    def add(level: Grade, figure: str, text: str, place: str) -> None:
+        findings.append(
+            Finding(level=level, number=figure, text=text, place=place, map_number=number)
+        )
+
+    failed = report.verification.failed
+    if failed:
+        words = f"of verify's checks failed: {', '.join(failed)}."
+        add("bad", f"{len(failed):,}", words, "provenance")
+    if measures is not None:
+        add(*_quality(measures), "quality")
+    coverage = report.description.coverage
+    classes = () if coverage is None else coverage.classes
+    text = [one for one in classes if one.token_class not in ("control", "unused")]
+    of_text = sum(one.empty for one in text)
+    of_special = sum(one.empty for one in classes if one.token_class == "control")
+    if of_text or of_special:
+        level: Grade = "note" if not (of_text or pair.roles_alone) else "care"
+        level = "bad" if (empty_text or 0) > 0.01 else level
+        in_text = "" if empty_text is None else f" ({empty_text:.2%} of the text)"
+        words = "rows are empty" if of_text + of_special > 1 else "row is empty"
+        words += f": {of_text:,} of tokens that stand for text{in_text}, {of_special:,} of special "
+        words += "tokens"
+        if pair.roles_alone:
+            words += f"; roles without a counterpart: {', '.join(pair.roles_alone[:4])}"
+            words += ", …" * (len(pair.roles_alone) > 4)
+        add(level, f"{of_text + of_special:,}", f"{words}.".replace("_", " "), "classes")
+    else:
+        add("good", "0", "rows of tokens are empty.", "classes")
+    description = report.description
+    if description.rows_with_slot:
+        words = "rows have a scale slot, whose weight leads to no token: "
+        words += f"{description.slot_share:.0%} of all weight."
+        add("note", f"{description.rows_with_slot:,}", words, "classes")
+    unreached = sum(one.teacher_unreached for one in text)
+    share = unreached / max(1, sum(one.teacher_ids for one in text))
+    level = "good" if share < 0.01 else "note" if share < 0.5 else "care"
+    words = "of the teacher's tokens are in no row: the map never predicts them."
+    if not unreached:
+        words = "of the teacher's tokens are in no row: the map can predict all of them."
+    add(level, f"{share:.0%}" if share >= 0.01 else f"{unreached:,}", words, "classes")
+    return findings
+
+
+def _quality(m: MapMeasures) -> tuple[Grade, str, str]:
+    """Say how near a map comes over chunks to the best one."""
+    value = m.chunk_cross_entropy.value
+    if m.chunk_closed is None:
+        words = "nats over chunks; X-Token's recipe is already close to the best map in hindsight."
+        return "good", f"{value:.3f}", words
+    closed = m.chunk_closed.value
+    figures = f"X-Token's recipe has {m.chunk_recipe:.3f}, the best map in hindsight "
+    figures += f"{m.chunk_floor:.3f}."
+    if closed < 0:
+        return "bad", f"{value:.3f}", f"nats over chunks, worse than X-Token's recipe: {figures}"
+    words = "of the way from X-Token's recipe to the best map in hindsight is closed over chunks: "
+    words += f"{value:.3f} nats; {figures}"
+    return "good" if closed >= 0.5 else "care", f"{closed:.0%}", words
