@@ -20,6 +20,8 @@ from xtok.training.collator import DistillationCollator
 from xtok.training.losses import LossName, make_loss
 from xtok.training.losses.named import NEED_A_MAP
 
+pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
+
 STEPS = 6
 
 

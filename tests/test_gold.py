@@ -22,6 +22,7 @@ from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import load_tokenizer
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning"),
     # What TRL 1.16 and transformers 5 say of themselves and of one another.
     pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
@@ -132,6 +133,10 @@ def test_on_policy_and_off(
     one.train()
     assert len(logged(one)) == 5
     assert np.isfinite(logged(one)).all()
+    made_of = zip(logged(one, "cross_entropy"), logged(one, "distillation"), strict=True)
+    weights = one.args.uld_crossentropy_weight, one.args.uld_distillation_weight
+    totals = [weights[0] * own + weights[1] * kd for own, kd in made_of]
+    assert totals == pytest.approx(logged(one), abs=1e-3)
     assert logged(one, "on_policy_loss")
     assert logged(one, "off_policy_loss")
     assert np.isfinite(one.evaluate()["eval_loss"])

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hf_trainer
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -25,6 +27,9 @@ from xtok.training.collator import prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
 from xtok.training.module import ProjectionModule
 from xtok.training.objective import make_objective
+
+# Maps of the recipe train well enough here, and take no time to build.
+pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
 
 CHAT = [
     {"role": "user", "content": "How many steps?"},
@@ -141,6 +146,7 @@ def test_every_loss_trains(
     found = logged(one)
     assert len(found) == 12
     assert found[-1] < found[0] - 0.005
+    assert logged(one, "distillation") == pytest.approx(found, abs=1e-3)  # the total is rounded
     after = weights_of(one.teachers[0])
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -229,6 +235,38 @@ def test_workers_and_several_teachers(
     )
     one.train()
     assert len(logged(one)) == 2
+
+
+def test_what_the_loss_is_made_of_is_logged(
+    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}
+    one = trainer(
+        collator,
+        arguments(tmp_path, max_steps=4, logging_steps=2, **options),
+        loss="p-kl",
+        projection=projection,
+        combine=CombineConfig(distillation_weight=2, cross_entropy_weight=0.5),
+    )
+    one.train()
+    own, distillation, coverage = (
+        np.array(logged(one, name)) for name in ("cross_entropy", "distillation", "coverage")
+    )
+    assert len(own) == 2
+    assert 0.5 * own + 2 * distillation == pytest.approx(logged(one), abs=1e-3)
+    assert ((coverage > 0.5) & (coverage <= 1)).all()
+
+
+def test_a_map_of_the_recipe_is_not_for_p_kl(
+    collator: DistillationCollator, projection: xtok.ProjectionMap
+) -> None:
+    with pytest.warns(UserWarning, match="exact row"):
+        losses.make_loss("p-kl", module=ProjectionModule(projection))
+    for_p_kl = xtok.build(collator.student, collator.teachers[0], xtok.BuildConfig.for_loss("p-kl"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses.make_loss("p-kl", module=ProjectionModule(for_p_kl))
+        losses.make_loss("h-kl", module=ProjectionModule(projection))
 
 
 # The objective

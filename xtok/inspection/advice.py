@@ -131,20 +131,21 @@ def fits(
         why = f"The map is not in order: {', '.join(failed)}."
         return (*(Fit(loss=loss, level="bad", why=why) for loss in get_args(Loss)), event_kl)
     is_text = require_table(projection.student).lengths > 0
-    exact = int((is_text & (projection.row_kind == RowKind.EXACT)).sum())
+    exact = _exact_rows(projection)
     heavy = np.zeros(len(is_text), np.bool_)
     heavy[projection.student_ids[~projection.is_slot & (projection.weights >= _HEAVY)]] = True
     heavy_share = float(heavy[is_text].mean()) if is_text.any() else 0.0
     gold = _gold(pair, exact)
     return (
-        _p_kl(projection, exact, measures, empty_text),
+        p_kl_fit(projection, measures, empty_text),
         gold,
         _h_kl(gold, exact, heavy_share),
         event_kl,
     )
 
 
-def _p_kl(m: ProjectionMap, exact: int, measures: MapMeasures | None, empty_text: float) -> Fit:
+def p_kl_fit(m: ProjectionMap, measures: MapMeasures | None = None, empty_text: float = 0.0) -> Fit:
+    """Tell whether a map suits P-KL, by itself or, with text, by its measures on it."""
     closed = None if measures is None else measures.chunk_closed
     if measures is not None and closed is not None and closed.value < 0:
         value, recipe = measures.chunk_cross_entropy.value, measures.chunk_recipe
@@ -153,7 +154,7 @@ def _p_kl(m: ProjectionMap, exact: int, measures: MapMeasures | None, empty_text
     if empty_text > 0.01:
         why = f"{empty_text:.1%} of the text's tokens have an empty row."
         return Fit(loss="p-kl", level="bad", why=why)
-    counted, slots = _is_counted(m), m.weights[m.is_slot]
+    counted, slots, exact = _is_counted(m), m.weights[m.is_slot], _exact_rows(m)
     problems = []
     if len(slots):
         problems.append(f"a scale slot takes {slots.mean():.0%} of {plural(len(slots), 'row')}")
@@ -172,6 +173,14 @@ def _p_kl(m: ProjectionMap, exact: int, measures: MapMeasures | None, empty_text
         f"; they close {closed.value:.0%} of the way to this text's best map" if closed else ""
     )
     return Fit(loss="p-kl", level="good", why=f"{rows}, without exact rows or slots{measured}.")
+
+
+def _exact_rows(projection: ProjectionMap) -> int:
+    """Return how many rows are exact; of a map with tokens, only of those with bytes."""
+    is_exact = projection.row_kind == RowKind.EXACT
+    if projection.student.table is not None:
+        is_exact = is_exact & (projection.student.table.lengths > 0)
+    return int(is_exact.sum())
 
 
 def _is_counted(projection: ProjectionMap) -> bool | None:

@@ -12,15 +12,43 @@ from transformers import Trainer, TrainingArguments
 from xtok.errors import XtokError
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.objective import Loss, Objective, Projection, make_objective
+from xtok.training.objective import Loss, Objective, Projection, Terms, make_objective
 
 
-class DistillationTrainer(Trainer):
+class LogsTerms:
+    """A `Trainer` that logs what its loss is made of, beside the total.
+
+    Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
+    targets that are in a chunk), means over the same optimizer steps and over all processes.
+    """
+
+    state: Any
+    accelerator: Any
+    _sums: Tensor | None = None
+    _logged_at = 0
+
+    def add_terms(self, terms: Terms) -> None:
+        """Add what a batch's share of an optimizer step is made of."""
+        new = torch.stack([term.float() for term in terms[1:]])
+        self._sums = new if self._sums is None else self._sums + new
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, with the terms beside the total."""
+        if "loss" in logs and self._sums is not None:
+            steps = max(1, self.state.global_step - self._logged_at)
+            sums = self.accelerator.reduce(self._sums, "sum") / steps
+            logs |= dict(zip(Terms._fields[1:], sums.tolist(), strict=True))
+            self._sums, self._logged_at = None, self.state.global_step
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+
+class DistillationTrainer(LogsTerms, Trainer):
     """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
 
     It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
     is exact over gradient accumulation and processes: the mean over the chunks and targets of all
-    batches of an optimizer's step. Only the model is trained and saved, not the teachers.
+    batches of an optimizer's step. What it is made of is logged beside it (`LogsTerms`). Only the
+    model is trained and saved, not the teachers.
 
     Args:
         model: the student, a causal language model.
@@ -31,7 +59,8 @@ class DistillationTrainer(Trainer):
         teachers: causal language models, one for each of the collator's; they are put on the
             model's device, and not trained.
         loss: the name of a loss or a `losses.BatchLoss`, for all teachers or one for each.
-        projection: a map, its file or its module, likewise; None for losses without a map.
+        projection: a map, its file or its module, for all teachers or one for each; None for
+            losses without a map.
         teacher_weights: of the teachers' losses; each is 1 if None.
         combine: the weights of distillation and cross-entropy; 1 and 1 if None.
         **kwargs: as of a `Trainer`: datasets, callbacks, optimizers …
@@ -144,7 +173,9 @@ def loss_of(
                 input_ids=side["input_ids"], attention_mask=side["attention_mask"], use_cache=False
             )
             logits.append(of_teacher.logits)
-    loss = objective(of_student.logits, logits, batch, totals)
+    terms = objective.terms(of_student.logits, logits, batch, totals)
+    loss = terms.loss
     if totals is not None:
+        trainer.add_terms(terms)
         loss = loss * trainer.accelerator.num_processes
     return (loss, of_student) if outputs else loss

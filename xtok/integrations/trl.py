@@ -9,7 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from xtok.errors import XtokError
-from xtok.integrations.transformers import all_counts, loss_of, require_one_device
+from xtok.integrations.transformers import LogsTerms, all_counts, loss_of, require_one_device
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
@@ -63,7 +63,7 @@ def _gold() -> tuple[type, type]:
 _GOLDTrainer, GOLDConfig = _gold()
 
 
-class XTokGOLDTrainer(_GOLDTrainer):  # type: ignore[misc, valid-type]
+class XTokGOLDTrainer(LogsTerms, _GOLDTrainer):  # type: ignore[misc, valid-type]
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
     On policy (`lmbda` > 0) the student generates, and the teacher reads the same bytes, spelled in

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
 from xtok.maps.event_map import EventMap
 from xtok.maps.pair import require_same_tokens, with_vocabularies
@@ -27,18 +28,21 @@ Loss = LossName | BatchLoss
 Projection = ProjectionMap | ProjectionModule | EventMap | str | PathLike[str]
 
 
+class Terms(NamedTuple):
+    """What an objective adds up, each a scalar; all but `loss` without a gradient."""
+
+    loss: Tensor
+    cross_entropy: Tensor  # of the student alone; 0 if it does not count
+    distillation: Tensor  # the weighted sum over the teachers
+    coverage: Tensor  # the share of the targets that are in a chunk, a mean over the teachers
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A student's loss on a batch of `prepare`, exact over accumulated batches and processes.
+    """A student's loss on a batch of `prepare`, exact over accumulated batches and processes."""
 
-    Attributes:
-        losses: one per teacher.
-        teacher_weights: of the teachers' losses; each is 1 if None.
-        combine: how distillation and cross-entropy are added.
-    """
-
-    losses: Sequence[BatchLoss]
-    teacher_weights: Sequence[float] | None = None
+    losses: Sequence[BatchLoss]  # one per teacher
+    teacher_weights: Sequence[float] | None = None  # each is 1 if None
     combine: CombineConfig = field(default_factory=CombineConfig)
 
     def count(self, batch: Mapping[str, Any]) -> Tensor:
@@ -65,12 +69,22 @@ class Objective:
         Two choices are made per batch and not over all: the columns of a P-KL with `top_k`, and
         the factor of `dynamic_scaling`.
         """
+        return self.terms(student_logits, teacher_logits, batch, totals).loss
+
+    def terms(
+        self,
+        student_logits: Tensor,
+        teacher_logits: Sequence[Tensor],
+        batch: Mapping[str, Any],
+        totals: Tensor | None = None,
+    ) -> Terms:
+        """Return the loss of a batch, as `__call__` does, and what it is made of."""
         targets: Tensor = batch["targets"]
+        inside = targets >= 0
         count = self.count(batch)
         shares = (count / (count if totals is None else totals.to(count)).clamp(min=1)).tolist()
         own = student_logits.new_zeros((), dtype=torch.float32)
         if self.combine.dynamic_scaling or self.combine.cross_entropy_weight > 0:
-            inside = targets >= 0
             rows = student_logits[inside].float()
             own = torch.nn.functional.cross_entropy(rows, targets[inside], reduction="sum")
             own = own * (shares[0] / max(1, int(count[0])))
@@ -80,8 +94,20 @@ class Objective:
             for (loss, logits, side), share in zip(sides, shares[1:], strict=True)
         ]
         if not parts:
-            return self.combine.cross_entropy_weight * own
-        return combine(sum_teachers(parts, self.teacher_weights), own, self.combine)
+            loss, distillation = self.combine.cross_entropy_weight * own, torch.zeros_like(own)
+        else:
+            distillation = sum_teachers(parts, self.teacher_weights)
+            loss = combine(distillation, own, self.combine)
+        covered = [_in_chunks(side["shifted"])[inside].sum() for side in batch["teachers"]]
+        coverage = sum(covered, torch.zeros_like(own)) / max(1, len(covered))
+        coverage = coverage * (shares[0] / max(1, int(count[0])))
+        return Terms(loss, own.detach(), distillation.detach(), coverage)
+
+
+def _in_chunks(shifted: AlignmentBatch) -> Tensor:
+    """Return which of the student's positions predict into a chunk that counts, bool `[B, T]`."""
+    ids, valid = torch.as_tensor(shifted.student_chunk_id), torch.as_tensor(shifted.pair_valid)
+    return (ids >= 0) & valid.gather(1, ids.clamp(min=0))
 
 
 def make_objective(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -9,6 +10,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from xtok.errors import XtokError
+from xtok.inspection.advice import p_kl_fit
 from xtok.training.losses.boundaries import predicted_starts
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl
@@ -44,11 +46,9 @@ def _starts(batch: Batch, side: Batch) -> int:
 class BatchLoss:
     """A loss as a trainer calls it, on a prepared batch and a teacher's part of it.
 
-    Attributes:
-        mean: takes the student's logits, the teacher's, the batch and the teacher's part; returns
-            a scalar, the mean over some terms.
-        count: takes the batch and the teacher's part; returns how many terms these are. By
-            default they are the chunks.
+    `mean` takes the student's logits, the teacher's, the batch and the teacher's part, and returns
+    a scalar, the mean over some terms. `count` takes the batch and the teacher's part, and returns
+    how many terms these are: the chunks by default.
     """
 
     mean: Callable[[Tensor, Tensor, Batch, Batch], Tensor]
@@ -81,7 +81,7 @@ def make_loss(
             `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`. Already on
             its device.
         temperature: as in the configurations.
-        reverse_kl: likewise; `uld` ignores it, and `teacher-to-student-kl` has none.
+        reverse_kl: the reverse KL; `teacher-to-student-kl` has none.
         top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
 
     Raises:
@@ -117,6 +117,13 @@ def make_loss(
             _starts,
         )
     if name == "p-kl":
+        fit = p_kl_fit(module.map)
+        if fit.level != "good":
+            warnings.warn(
+                f"this map is not made for P-KL: {fit.why} Build one for it: xtok.get_map(student, "
+                'teacher, for_loss="p-kl")',
+                stacklevel=2,
+            )
         projected = PKLConfig(**common, **cut)
         return BatchLoss(lambda s, t, batch, side: p_kl(s, t, module, side["shifted"], projected))
     threshold = H_KL_THRESHOLD if name == "h-kl" else None
