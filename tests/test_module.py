@@ -249,7 +249,7 @@ def test_to_moves_everything() -> None:
 @pytest.mark.parametrize("columns", [None, torch.tensor([5, 1])])
 def test_compiled(learnable: bool, columns: Tensor | None) -> None:
     module = ProjectionModule(SLOTTED, learnable=learnable)
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(module, backend="aot_eager")
     results = []
     for form in (module, compiled):
         probs = PROBS.clone().requires_grad_()

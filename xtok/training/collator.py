@@ -165,10 +165,6 @@ class DistillationCollator:
             _runs(row[keep], is_target[keep])
             for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
         ]
-        # Ids that stand for nothing, which a model wider than its tokenizer may write, are in no
-        # chunk.
-        nothing = np.append(self.aligners[0].student.stands_for_nothing, True)
-        wanted &= ~nothing[np.where(wanted, ids, -1)] if self.teachers else wanted
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         batch["teachers"] = []
         for number, teacher in enumerate(self.teachers):
@@ -178,10 +174,13 @@ class DistillationCollator:
                 for row, prompt in zip(rows, prompts or [None] * len(rows), strict=True)
             ]
             side = _pad(theirs, teacher, self.max_length)
+            # Ids that stand for nothing, which a model wider than its tokenizer may write, are in
+            # no chunk.
+            nothing = self.aligners[number].student.stands_for_nothing
             side["alignment"] = self.aligners[number].align(
                 input_ids,
                 side["input_ids"],
-                student_attention_mask=wanted,
+                student_attention_mask=wanted & ~nothing[np.where(wanted, ids, 0)],
                 teacher_attention_mask=side["labels"] != IGNORED,
             )
             batch["teachers"].append(side)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
@@ -169,6 +170,7 @@ class ProjectionModule(nn.Module):
         return f"{rows} → {columns}, nnz={len(self.weights)}, learnable={self.learnable}"
 
 
+@torch.compiler.disable
 def project_token_likelihoods(
     student_probs: Tensor,
     student_ids: Tensor,
@@ -190,9 +192,13 @@ def project_token_likelihoods(
     Returns:
         float32 `[..., V_teacher]` or `[..., k]`, float64 if the probabilities are; with gradients
         to the probabilities and to the weights.
+
+    `torch.sparse.mm` alone would not do (PyTorch 2.13): its gradient to the weights is dense,
+    `[V_teacher, V_student]`, and `torch.compile` cannot trace sparse tensors. So this is its own
+    function, outside of compiled graphs.
     """
     flat = student_probs.reshape(-1, student_probs.shape[-1])
-    projected: Tensor = _project(flat, student_ids, offsets, weights, columns)
+    projected: Tensor = _Project.apply(flat, student_ids, offsets, weights, columns)  # type: ignore[no-untyped-call]
     return projected.reshape(*student_probs.shape[:-1], projected.shape[-1])
 
 
@@ -217,21 +223,13 @@ def check_columns(columns: Tensor, width: int) -> None:
 
 
 class Restricted(NamedTuple):
-    """A map restricted to k columns, as local indices.
+    """A map restricted to k columns, as local indices; m entries, int64 each."""
 
-    Attributes:
-        used: int64 `[R]`, the student ids that have an entry there, rising.
-        rows: int64 `[m]`, for each entry its place in `used`.
-        columns: int64 `[m]`, for each entry its place among the k columns, rising.
-        picked: int64 `[m]`, for each entry its place among all entries.
-        num_columns: k.
-    """
-
-    used: Tensor
-    rows: Tensor
-    columns: Tensor
-    picked: Tensor
-    num_columns: int
+    used: Tensor  # [R], the student ids that have an entry there, rising
+    rows: Tensor  # [m], each entry's place in `used`
+    columns: Tensor  # [m], each entry's place among the k columns, rising
+    picked: Tensor  # [m], each entry's place among all entries
+    num_columns: int  # k
 
 
 def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor | None) -> Restricted:
@@ -284,68 +282,51 @@ def work_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
 
 
-@torch.library.custom_op("xtok::project", mutates_args=())
-def _project(
-    probs: Tensor, student_ids: Tensor, offsets: Tensor, weights: Tensor, columns: Tensor | None
-) -> Tensor:
-    dtype = work_dtype(probs)
-    restricted = restrict(student_ids, offsets, columns)
-    matrix, _ = sparse_pair(restricted, weights[restricted.picked].to(dtype))
-    out = probs.new_empty((len(probs), restricted.num_columns), dtype=dtype)
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        probs: Tensor,
+        student_ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor,
+        columns: Tensor | None,
+    ) -> Tensor:
+        dtype = work_dtype(probs)
+        restricted = restrict(student_ids, offsets, columns)
+        matrix, ctx.matrix = sparse_pair(restricted, weights[restricted.picked].to(dtype))
+        ctx.save_for_backward(probs, weights)
+        ctx.restricted = restricted
+        out = probs.new_empty((len(probs), restricted.num_columns), dtype=dtype)
+        for block in _blocks(probs, restricted):
+            part = probs[block].index_select(1, restricted.used).to(dtype)
+            out[block] = multiply(matrix, part.t()).t()
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        probs, weights = ctx.saved_tensors
+        dtype, restricted = work_dtype(probs), ctx.restricted
+        grad_probs = torch.zeros_like(probs)
+        grad_entries = torch.zeros(len(restricted.picked), dtype=dtype, device=probs.device)
+        for block in _blocks(probs, restricted):
+            back = grad[block].to(dtype).t().contiguous()
+            grad_probs[block, restricted.used] = multiply(ctx.matrix, back).t().to(probs.dtype)
+            if ctx.needs_input_grad[3]:
+                part = probs[block].index_select(1, restricted.used).to(dtype).t().contiguous()
+                grad_entries += entry_gradient(restricted, part, back)
+        if not ctx.needs_input_grad[3]:
+            return grad_probs, None, None, None, None
+        grad_weights = torch.zeros_like(weights)
+        grad_weights[restricted.picked] = grad_entries.to(weights.dtype)
+        return grad_probs, None, None, grad_weights, None
+
+
+def _blocks(probs: Tensor, restricted: Restricted) -> Iterator[slice]:
     step = block_length(probs, max(restricted.num_columns, len(restricted.used)))
     for start in range(0, len(probs), step):
-        part = probs[start : start + step].index_select(1, restricted.used).to(dtype)
-        out[start : start + step] = multiply(matrix, part.t()).t()
-    return out
-
-
-@_project.register_fake
-def _(
-    probs: Tensor, student_ids: Tensor, offsets: Tensor, weights: Tensor, columns: Tensor | None
-) -> Tensor:
-    width = len(offsets) - 1 if columns is None else len(columns)
-    return probs.new_empty((len(probs), width), dtype=work_dtype(probs))
-
-
-@torch.library.custom_op("xtok::project_backward", mutates_args=())
-def _project_backward(
-    grad: Tensor,
-    probs: Tensor,
-    student_ids: Tensor,
-    offsets: Tensor,
-    weights: Tensor,
-    columns: Tensor | None,
-    learnable: bool,
-) -> tuple[Tensor, Tensor]:
-    dtype = work_dtype(probs)
-    restricted = restrict(student_ids, offsets, columns)
-    _, matrix = sparse_pair(restricted, weights[restricted.picked].to(dtype))
-    grad_probs = torch.zeros_like(probs)
-    grad_weights = torch.zeros_like(weights)
-    grad_entries = torch.zeros(len(restricted.picked), dtype=dtype, device=probs.device)
-    step = block_length(probs, max(restricted.num_columns, len(restricted.used)))
-    for start in range(0, len(probs), step):
-        block = slice(start, start + step)
-        back = grad[block].to(dtype).t().contiguous()
-        grad_probs[block, restricted.used] = multiply(matrix, back).t().to(probs.dtype)
-        if learnable:
-            part = probs[block].index_select(1, restricted.used).to(dtype).t().contiguous()
-            grad_entries += entry_gradient(restricted, part, back)
-    grad_weights[restricted.picked] = grad_entries.to(weights.dtype)
-    return grad_probs, grad_weights
-
-
-@_project_backward.register_fake
-def _(
-    grad: Tensor,
-    probs: Tensor,
-    student_ids: Tensor,
-    offsets: Tensor,
-    weights: Tensor,
-    columns: Tensor | None,
-    learnable: bool,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(probs), torch.empty_like(weights)
+        yield slice(start, start + step)
 
 
 def entry_gradient(restricted: Restricted, probs: Tensor, grad: Tensor) -> Tensor:
@@ -356,19 +337,3 @@ def entry_gradient(restricted: Restricted, probs: Tensor, grad: Tensor) -> Tenso
         part = slice(start, start + step)
         total[part] = (probs[restricted.rows[part]] * grad[restricted.columns[part]]).sum(1)
     return total
-
-
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    probs, student_ids, offsets, weights, columns = ctx.saved_tensors
-    to_probs, to_weights = _project_backward(
-        grad, probs, student_ids, offsets, weights, columns, ctx.needs_input_grad[3]
-    )
-    for_probs, _, _, for_weights, _ = ctx.needs_input_grad
-    return to_probs if for_probs else None, None, None, to_weights if for_weights else None, None
-
-
-_project.register_autograd(_differentiate, setup_context=_set_up)
