@@ -15,7 +15,7 @@ import pytest
 from conftest import Cli
 
 from xtok import render
-from xtok.counting.conversations import ChatRecord, read_conversations
+from xtok.conversation.files import ChatRecord, read_conversations
 from xtok.errors import XtokError
 from xtok.tokenizers import load_tokenizer
 

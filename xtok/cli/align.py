@@ -10,7 +10,7 @@ import xtok
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, ModelArguments
 from xtok.config import MODELS, option
-from xtok.counting.conversations import read_conversations
+from xtok.conversation.files import read_conversations
 from xtok.errors import XtokError
 from xtok.report.alignment import print_alignment
 

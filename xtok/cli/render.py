@@ -14,9 +14,9 @@ from xtok.cli.command import command
 from xtok.cli.doctor import Loading
 from xtok.cli.options import KINDS
 from xtok.config import MODELS, OUTPUT, option
-from xtok.counting.conversations import read_conversations
-from xtok.counting.texts import need
+from xtok.conversation.files import read_conversations
 from xtok.errors import OutputError, XtokError
+from xtok.input_files import need
 from xtok.io import check_output, replacing, write
 from xtok.report.stdout import print_path, result_stream, safe_json
 

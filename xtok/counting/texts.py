@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import importlib
-import io
 import json
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from xtok.errors import XtokError, install_hint
+from xtok.errors import XtokError
+from xtok.input_files import compression_of, decompressed, parquet_file, reading
 
 Format = Literal["text", "jsonl", "parquet"]
 
@@ -42,8 +39,6 @@ _SUFFIXES: dict[str, Format] = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f; pzstd writes one before each frame
 _BLOCK = 1 << 17
 
 
@@ -140,7 +135,7 @@ def shards(path: Path, field: str = "text", group_by: str | None = None) -> list
         if kind == "parquet":
             total, step = parquet_file(path).metadata.num_row_groups, 1
         else:
-            total, step = (1, 1) if _compression(raw) else (size, SHARD_BYTES)
+            total, step = (1, 1) if compression_of(raw) else (size, SHARD_BYTES)
     bounds = [*(range(0, total, step) or [0]), total]
     return [
         TextShard(
@@ -236,59 +231,6 @@ def _parts(text: str) -> list[str]:
         return [text]
     starts = range(0, len(text), MAX_CHARACTERS)
     return [text[start : start + MAX_CHARACTERS] for start in starts]
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what a damaged or missing file raises into an `XtokError` that names it."""
-    try:
-        yield
-    except Exception as error:
-        is_damage = isinstance(error, OSError | EOFError | UnicodeDecodeError | zlib.error)
-        if not is_damage and type(error).__module__.partition(".")[0] != "pyarrow":
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise XtokError(
-            f"the text {path} cannot be read: {reason}",
-            hint="check the path and its permissions; fetch a damaged file again",
-        ) from error
-
-
-def need(module: str, path: Path) -> Any:
-    """Import a module that a file needs.
-
-    Raises:
-        XtokError: if it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise XtokError(
-            f"{path} needs the package {package}, which is not installed",
-            hint=install_hint(package),
-        ) from error
-
-
-def _compression(raw: BinaryIO) -> Literal["gzip", "zstd"] | None:
-    head = raw.read(4)
-    raw.seek(0)
-    if head.startswith(_GZIP):
-        return "gzip"
-    is_skipped = head[1:] == _ZSTD_SKIPPED and head[0] >> 4 == 5
-    return "zstd" if head == _ZSTD or is_skipped else None
-
-
-def decompressed(raw: BinaryIO, path: Path) -> Any:
-    """Return a buffered reader (with `peek`) of a file's contents."""
-    compression = _compression(raw)
-    if compression == "gzip":
-        import gzip
-
-        return gzip.GzipFile(fileobj=raw)
-    if compression == "zstd":  # unlike the package zstandard, pyarrow reports a truncated frame
-        return io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
-    return raw
 
 
 def _lines(shard: TextShard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
@@ -397,11 +339,6 @@ def _problem_of(value: Any, shard: TextShard) -> str:
     if shard.group_by and shard.group_by not in value:
         return f"no field {shard.group_by!r} to group by"
     return ""
-
-
-def parquet_file(path: Path) -> Any:
-    """Return an opened Parquet file."""
-    return need("pyarrow.parquet", path).ParquetFile(path)
 
 
 def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:

@@ -10,23 +10,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from xtok.counting.texts import decompressed, parquet_file, reading, text_format
 from xtok.errors import XtokError
+from xtok.input_files import decompressed, parquet_file, reading
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRecord:
-    """A conversation of a file, as `conversation.render` takes it.
+    """A conversation of a file, as `conversation.render` takes it."""
 
-    Attributes:
-        place: the file, and the line or row of it, as errors name them.
-        messages: at least one; not checked.
-        tools: JSON schemas of the tools.
-        variables: what else the template reads.
-    """
-
-    place: str
-    messages: list[Any]
+    place: str  # the file, and the line or row of it, as errors name them
+    messages: list[Any]  # at least one; not checked
     tools: list[Any]
     variables: dict[str, Any]
 
@@ -52,7 +45,7 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
 
 
 def _records(path: Path) -> Iterator[ChatRecord]:
-    if text_format(path) == "parquet":
+    if path.suffix.lower() == ".parquet":
         yield from _parquet_rows(path)
         return
     with path.open("rb") as raw:
