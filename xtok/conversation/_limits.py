@@ -15,7 +15,6 @@ from typing import Any
 
 MAX_SECONDS = 10.0
 MAX_SIZE = 500_000_000  # bytes or so of everything made on the way; a conversation has a few MB
-_MAX_BITS = 10_000  # of an integer: Python writes no longer ones
 
 
 class LimitError(RuntimeError):
@@ -60,10 +59,9 @@ def spend(size: float = 1) -> None:
 def text_size(value: Any, indent: int = 0) -> int:
     """Estimate how long a value is as text; a part that is in it twice counts twice.
 
+    `indent` is what may be put before a line, or before an item for each list that it is in.
     Counting stops beyond the limit: a few nested lists can be endless text.
     """
-    if isinstance(value, str):
-        return len(value)
     size = 0
     left: list[tuple[Any, int]] = [(value, 0)]
     while left and size <= MAX_SIZE:
@@ -75,6 +73,8 @@ def text_size(value: Any, indent: int = 0) -> int:
             left += [(part, depth + 1) for item in one.items() for part in item]
         elif isinstance(one, (list, tuple, set, frozenset)):
             left += [(part, depth + 1) for part in one]
+    if indent and isinstance(value, str):
+        size += indent * (1 + value.count("\n") + value.count("\t"))
     return size
 
 
@@ -83,9 +83,10 @@ def spend_on_operator(operator: str, left: Any, right: Any) -> None:
     if operator == "%" and isinstance(left, str):
         spend(_formatted(left, right))
     elif isinstance(left, int) and isinstance(right, int):
-        bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * right}
-        if bits.get(operator, 0) > _MAX_BITS:
-            raise LimitError(f"it computes an integer of more than {_MAX_BITS} bits")
+        bits = (
+            left.bit_length() * right if operator == "**" else (abs(left) | abs(right)).bit_length()
+        )
+        spend(bits * bits)  # the time that a product takes
     elif operator == "*":
         count, many = (left, right) if isinstance(left, int) else (right, left)
         spend(_length(many) * max(0, count) if isinstance(count, int) else 1)
@@ -93,37 +94,29 @@ def spend_on_operator(operator: str, left: Any, right: Any) -> None:
         spend(_length(left) + _length(right))
 
 
+# Filters, and methods of strings, that make text of all that is in a value, or add to each line.
+_MAKING_TEXT = re.compile(
+    "tojson|pprint|indent|wordwrap|center|ljust|rjust|zfill|batch|slice|expandtabs|translate|sum|"
+    "string|safe|escape|e|forceescape|xmlattr|urlencode|urlize|trim|lower|upper|title|capitalize|"
+    "striptags|wordcount"
+)
+
+
 def spend_on_call(name: str, value: Any, values: Sequence[Any]) -> None:
     """Take what a filter, or a method of a string, list or object, makes from the budget."""
-    number = max((v for v in values if isinstance(v, int)), default=8)
-    longest = max((len(v) for v in values if isinstance(v, str)), default=0)
     size: float = _length(value)
-    if name in ("tojson", "pprint"):
-        size = text_size(value, indent=1 + number + longest)
-    elif name in ("format", "format_map"):
+    if name in ("format", "format_map"):
         size = _formatted(str(value), values)
     elif name == "replace":
+        old, new = [*(v for v in values if isinstance(v, str)), "", ""][:2]
         size = text_size(value)
-        size += _replaced(str(value) if size <= MAX_SIZE else "", values)
-    elif name in ("indent", "wordwrap"):
-        size = text_size(value) * (1 + longest) + (str(value).count("\n") + 1) * number
-    elif name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "truncate"):
-        size = text_size(value) + 8 * number + longest
-    elif name == "expandtabs":
-        size += str(value).count("\t") * number
-    elif name == "translate":
-        size *= 1 + text_size(values)
-    elif name == "sum":
-        size *= size if any(isinstance(v, (list, tuple)) for v in values) else 1
-    elif name in _TEXT_FILTERS:
-        size = text_size(value)
+        size += str(value).count(old) * len(new) if size <= MAX_SIZE else 0
+    elif _MAKING_TEXT.fullmatch(name):
+        numbers = (v if isinstance(v, int) else len(v) for v in values if isinstance(v, (int, str)))
+        size = text_size(value, indent=max(numbers, default=8))
+        if name in ("wordwrap", "translate"):
+            size *= 1 + text_size(values)
     spend(size)
-
-
-_TEXT_FILTERS = (
-    *("string", "safe", "escape", "e", "forceescape", "xmlattr", "urlencode", "urlize"),
-    *("trim", "lower", "upper", "title", "capitalize", "striptags", "wordcount"),
-)
 
 
 def _length(value: Any) -> int:
@@ -132,27 +125,12 @@ def _length(value: Any) -> int:
     return 8 * len(value) if isinstance(value, (list, tuple, Mapping)) else 1
 
 
-def _replaced(text: str, values: Sequence[Any]) -> int:
-    old, new = (*values, "", "")[:2]
-    if not isinstance(old, str) or not isinstance(new, str):
-        return 0
-    return str.count(text, old) * len(new)
-
-
-# A field of a format, with its width and precision: numbers, or `*` and `{}` for an argument.
-_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*([\d*.]*)|\{[^{}]*:([^{}]*\{?)|\{")
-_NUMBER = re.compile(r"\d+")
-
-
 def _formatted(form: str, values: Any) -> int:
     """Return how long a format with `%` or braces becomes at most."""
-    given = text_size(values)
-    flat = list(values) if isinstance(values, (list, tuple)) else [values]
-    flat += [v for one in flat if isinstance(one, (list, tuple)) for v in one]
-    largest = max([given, *(abs(v) for v in flat if isinstance(v, int))])
-    size = len(form)
-    for field in _FIELD.finditer(form):
-        spec = (field[1] or "") + (field[2] or "")
-        size += given + sum(int(number[:12]) for number in _NUMBER.findall(spec))
-        size += largest if "*" in spec or "{" in spec else 0
-    return size
+    numbers = [int(number[:12]) for number in re.findall(r"\d+", form)]
+    if re.search(r"\*|:[^{}]*\{", form):  # a width, or precision, is among the values
+        flat = list(values) if isinstance(values, (list, tuple)) else [values]
+        flat += [v for one in flat if isinstance(one, (list, tuple)) for v in one]
+        numbers += [abs(v) for v in flat if isinstance(v, int)]
+    fields = form.count("%") + form.count("{")
+    return len(form) + fields * (text_size(values) + max(numbers, default=0))
