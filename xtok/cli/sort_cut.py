@@ -1,7 +1,6 @@
 """`xtok sort-cut`."""
 
 import xtok
-from xtok import report
 from xtok.cli.command import command
 from xtok.cli.options import PRESERVE_LAST, MapArgument, RefinedOutput
 from xtok.cli.spellings import refined_name
@@ -20,10 +19,7 @@ def sort_cut(
     map_path = source.one_path()
     output = output.beside(map_path)
     output.check()
-    from xtok.inspection.inspect import weight_notes
-
     projection = xtok.sort_cut(
         xtok.ProjectionMap.load(map_path, preserve_last=preserve_last), config
     )
     output.write(projection, output.path(refined_name(map_path, "sort-cut", projection)))
-    report.print_notes(weight_notes(projection))

@@ -344,23 +344,6 @@ def describe_side(vocabulary: Vocabulary) -> SideDescription:
     )
 
 
-def weight_notes(projection: ProjectionMap) -> list[str]:
-    """Return the distribution of the weights, and where a row's heaviest entry stands, in words."""
-    weights = projection.weights
-    if not len(weights):
-        return []
-    quantiles = np.percentile(weights, [50, 90, 95, 99])
-    shown = zip(("median", "90th percentile", "95th", "99th"), quantiles.tolist(), strict=True)
-    starts = row_starts(projection.student_ids)
-    first = int(np.count_nonzero(weights[starts] == np.maximum.reduceat(weights, starts)))
-    return [
-        f"{len(weights):,} weights: mean {weights.mean(dtype=np.float64):.4f}, "
-        + ", ".join(f"{name} {value:.4f}" for name, value in shown)
-        + f", least {weights.min():.4f}, largest {weights.max():.4f}",
-        f"heaviest entry: the first in {first:,} rows, a scale slot in {len(starts) - first:,}",
-    ]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ClassCoverage:
     """What a map has for one class of tokens, on both sides."""

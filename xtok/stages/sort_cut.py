@@ -55,4 +55,21 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
     edges = edges._replace(weights=weights)
     slot = projection.scale_slot
     result = map_of_edges(edges, before=projection, scale_slot=slot, top_k=config.top_k)
-    return result.after("sort-cut", asdict(config), counts)
+    return result.after("sort-cut", asdict(config), counts, _weight_notes(result))
+
+
+def _weight_notes(projection: ProjectionMap) -> tuple[str, ...]:
+    """Return the distribution of the weights, and where a row's heaviest entry stands, in words."""
+    weights = projection.weights
+    if not len(weights):
+        return ()
+    quantiles = np.percentile(weights, [50, 90, 95, 99])
+    shown = zip(("median", "90th percentile", "95th", "99th"), quantiles.tolist(), strict=True)
+    starts = row_starts(projection.student_ids)
+    first = int(np.count_nonzero(weights[starts] == np.maximum.reduceat(weights, starts)))
+    return (
+        f"{len(weights):,} weights: mean {weights.mean(dtype=np.float64):.4f}, "
+        + ", ".join(f"{name} {value:.4f}" for name, value in shown)
+        + f", least {weights.min():.4f}, largest {weights.max():.4f}",
+        f"heaviest entry: the first in {first:,} rows, a scale slot in {len(starts) - first:,}",
+    )
