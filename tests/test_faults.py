@@ -215,8 +215,10 @@ def test_sixteen_processes_build_at_once(cli: Cli, small: Path, tmp_path: Path) 
 
 KERNEL = """
 import numpy as np
-from xtok.alignment.kernels import _hash
-print(_hash(np.arange(20, dtype=np.uint16), 3))
+from xtok.embeddings.kernels import keep_largest
+values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
+keep_largest(np.arange(20, dtype=np.float32).reshape(1, 20), 20, 0, False, values, ids)
+print(values, ids)
 """
 
 

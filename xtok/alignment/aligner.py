@@ -259,7 +259,7 @@ class TokenAligner:
         t_ids: NDArray[np.int32],
         t_bounds: NDArray[np.int64],
     ) -> FlatAlignment:
-        from xtok.alignment.kernels import align_documents
+        from xtok.alignment.kernels import align_documents, align_rest
 
         if len(s_bounds) != len(t_bounds):
             raise ValueError(
@@ -269,11 +269,14 @@ class TokenAligner:
         masks = [np.zeros(len(ids), np.bool_) for ids in (s_ids, t_ids, s_ids)]
         num_chunks = np.zeros(len(s_bounds) - 1, np.int64)
         max_comb_len = min(self.max_comb_len, len(s_ids) + len(t_ids))  # fits into an int64
-        align_documents(
+        sides = (
             s_ids, s_bounds, self.student.symbols, self.student.offsets,
             t_ids, t_bounds, self.teacher.symbols, self.teacher.offsets,
-            self._exact, max_comb_len, *chunks, *masks, num_chunks,
         )  # fmt: skip
+        results = (*chunks, *masks, num_chunks, np.empty((len(num_chunks), 2), np.int64))
+        align_documents(*sides, self._exact, *results)
+        if (results[-1] >= 0).any():  # seldom, so that these kernels are seldom compiled
+            align_rest(*sides, max_comb_len, *results)
         place = np.arange(len(s_ids)) - np.repeat(s_bounds[:-1], np.diff(s_bounds))
         has_chunk = place < np.repeat(num_chunks, np.diff(s_bounds))
         return FlatAlignment(chunks[0], chunks[1], num_chunks, masks[2][has_chunk])

@@ -13,27 +13,153 @@ correct chunk of one token each. All kernels are serial, release the GIL, and ch
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numba import njit
+
+from xtok.kernels import inner_kernel, kernel
 
 CONTROL = 256  # the first symbol that is not a byte
 RUN = 12  # symbols that must agree before two texts count as in step again
 NEAR = 24  # skipped symbols up to which every combination is tried, the fewest first
-WINDOWS = (64, 512, 4096, 65536)  # skipped symbols up to which runs are looked up, in turn
+FIRST_WINDOW, LAST_WINDOW = 64, 65536  # skipped symbols up to which runs are looked up, in turn
 BAND = 64  # width of the band of the Needleman-Wunsch table beyond its slope
 SMALL = 512  # tokens per side up to which a last stretch without a shared end is aligned
 
-OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
+
+@kernel
+def align_documents(  # type: ignore[no-untyped-def]
+    s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets, exact,
+    s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks, differs,
+):  # fmt: skip
+    """Align many documents: document d is `s_ids[s_bounds[d]:s_bounds[d + 1]]` and its like.
+
+    `correct` has the student's layout: chunk k of document d is `correct[s_bounds[d] + k]`. Both
+    sides are walked from one shared boundary to the next. `exact[student id]` is the teacher id of
+    the same symbols, or −1: most tokens need no more than that look. `align_rest` goes on from the
+    first symbol that differs: `differs[d]` (int64 `[documents, 2]`) has the tokens there, or −1.
+    """
+    for d in range(len(s_bounds) - 1):
+        n, m = s_bounds[d + 1], t_bounds[d + 1]
+        i, j, k = s_bounds[d], t_bounds[d], np.int64(0)
+        base = i
+        differs[d, 0] = differs[d, 1] = -1
+        while i < n and j < m:
+            s_id, t_id = s_ids[i], t_ids[j]
+            if exact[s_id] == t_id:
+                s_chunk[i] = t_chunk[j] = k
+                s_exact[i] = t_exact[j] = True
+                correct[base + k] = True
+                i, j, k = i + 1, j + 1, k + 1
+                continue
+            a, a_end = s_offsets[s_id], s_offsets[s_id + 1]
+            if a == a_end:
+                i += 1
+                continue
+            b, b_end = t_offsets[t_id], t_offsets[t_id + 1]
+            if b == b_end:
+                j += 1
+                continue
+            s_to, t_to = i, j
+            s_chunk[i] = t_chunk[j] = k
+            together = True
+            while True:
+                while a < a_end and b < b_end:
+                    if s_symbols[a] != t_symbols[b]:
+                        together = False
+                        break
+                    a, b = a + 1, b + 1
+                if not together or (a == a_end and b == b_end):
+                    break
+                if a == a_end:
+                    s_to += 1
+                    while s_to < n and s_offsets[s_ids[s_to]] == s_offsets[s_ids[s_to] + 1]:
+                        s_to += 1
+                    if s_to == n:
+                        break
+                    s_chunk[s_to] = k
+                    a, a_end = s_offsets[s_ids[s_to]], s_offsets[s_ids[s_to] + 1]
+                else:
+                    t_to += 1
+                    while t_to < m and t_offsets[t_ids[t_to]] == t_offsets[t_ids[t_to] + 1]:
+                        t_to += 1
+                    if t_to == m:
+                        break
+                    t_chunk[t_to] = k
+                    b, b_end = t_offsets[t_ids[t_to]], t_offsets[t_ids[t_to] + 1]
+            if not together or s_to == n or t_to == m:
+                for x in range(i, min(s_to + 1, n)):
+                    s_chunk[x] = -1
+                for y in range(j, min(t_to + 1, m)):
+                    t_chunk[y] = -1
+                if not together:
+                    differs[d, 0], differs[d, 1] = i, j
+                break
+            s_exact[i] = t_exact[j] = s_to == i and t_to == j
+            correct[base + k] = True
+            i, j, k = s_to + 1, t_to + 1, k + 1
+        num_chunks[d] = k
 
 
-@njit(**OPTIONS)
-def _emit(s_from, s_to, t_from, t_to, is_correct, k, s, t, out):  # type: ignore[no-untyped-def]
+@kernel
+def align_rest(  # type: ignore[no-untyped-def]
+    s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets, max_comb_len,
+    s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks, differs,
+):  # fmt: skip
+    """Go on where `align_documents` found a difference; it fills the same arrays.
+
+    Where symbols differ, both sides skip to the nearest place from which they agree again; the
+    tokens between the shared boundaries around it are a stretch for `_align_stretch`.
+    """
+    for d in range(len(num_chunks)):
+        i, j = differs[d, 0], differs[d, 1]
+        if i < 0:
+            continue
+        n, m = s_bounds[d + 1], t_bounds[d + 1]
+        k, base = num_chunks[d], s_bounds[d]
+        x, x_ends = _stream(s_ids, s_symbols, s_offsets, i, n)
+        y, y_ends = _stream(t_ids, t_symbols, t_offsets, j, m)
+        p = q = np.int64(0)
+        is_other = np.int64(0)  # whether symbols differ since the last shared boundary
+        while p < len(x) and q < len(y):
+            if x[p] == y[q]:
+                p, q = p + 1, q + 1
+            else:
+                a, b = _skip(x, p, y, q)
+                is_other = np.int64(1)
+                if a < 0:
+                    break
+                p, q = p + a, q + b
+            s_end = i if p == 0 else x_ends[p - 1]
+            t_end = j if q == 0 else y_ends[q - 1]
+            # A token's end in the past of a skip is no boundary: only p and q themselves count.
+            if s_end >= 0 and t_end >= 0:
+                if is_other:
+                    k = _align_stretch(
+                        i, s_end, j, t_end, s_ids, s_symbols, s_offsets, t_ids, t_symbols,
+                        t_offsets, max_comb_len, k, base, s_chunk, t_chunk, s_exact, t_exact,
+                        correct,
+                    )  # fmt: skip
+                else:
+                    k = _emit(
+                        i, s_end, j, t_end, np.int64(1), k, base, s_ids, s_offsets, t_ids,
+                        t_offsets, s_chunk, t_chunk, s_exact, t_exact, correct,
+                    )  # fmt: skip
+                i, j = s_end, t_end
+                is_other = np.int64(0)
+        if is_other and n - i <= SMALL and m - j <= SMALL:
+            k = _align_stretch(
+                i, n, j, m, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets,
+                max_comb_len, k, base, s_chunk, t_chunk, s_exact, t_exact, correct,
+            )  # fmt: skip
+        num_chunks[d] = k
+
+
+@inner_kernel
+def _emit(  # type: ignore[no-untyped-def]
+    s_from, s_to, t_from, t_to, is_correct, k, base, s_ids, s_offsets, t_ids, t_offsets,
+    s_chunk, t_chunk, s_exact, t_exact, correct,
+):  # fmt: skip
     """Write chunk k over the tokens [s_from, s_to) and [t_from, t_to); return k + 1."""
-    s_ids, _, s_offsets = s
-    t_ids, _, t_offsets = t
-    s_chunk, t_chunk, s_exact, t_exact, correct = out
     num_s = num_t = 0
     for i in range(s_from, s_to):
         if s_offsets[s_ids[i] + 1] > s_offsets[s_ids[i]]:
@@ -43,7 +169,7 @@ def _emit(s_from, s_to, t_from, t_to, is_correct, k, s, t, out):  # type: ignore
         if t_offsets[t_ids[j] + 1] > t_offsets[t_ids[j]]:
             t_chunk[j] = k
             num_t += 1
-    correct[k] = is_correct
+    correct[base + k] = is_correct != 0
     if is_correct and num_s == 1 and num_t == 1:
         for i in range(s_from, s_to):
             s_exact[i] = s_chunk[i] == k
@@ -52,134 +178,27 @@ def _emit(s_from, s_to, t_from, t_to, is_correct, k, s, t, out):  # type: ignore
     return k + 1
 
 
-@njit(**OPTIONS)
-def align_document(s, t, exact, max_comb_len, out):  # type: ignore[no-untyped-def]
-    """Align one document; return the number of chunks.
+@inner_kernel
+def _stream(ids, symbols, offsets, start, stop):  # type: ignore[no-untyped-def]
+    """Return the symbols of some tokens, and for each the token after the one that ends there.
 
-    Both sides are walked from one shared boundary to the next. `exact[student id]` is the teacher
-    id of the same symbols, or −1: most tokens need no more than that look. From the first symbol
-    on that differs, `_align_streams` goes on.
+    That is int64, and −1 within a token.
     """
-    s_ids, s_symbols, s_offsets = s
-    t_ids, t_symbols, t_offsets = t
-    s_chunk, t_chunk, s_exact, t_exact, correct = out
-    n, m = len(s_ids), len(t_ids)
-    i = j = k = 0
-    while i < n and j < m:
-        s_id, t_id = s_ids[i], t_ids[j]
-        if exact[s_id] == t_id:
-            s_chunk[i] = t_chunk[j] = k
-            s_exact[i] = t_exact[j] = True
-            correct[k] = True
-            i, j, k = i + 1, j + 1, k + 1
-            continue
-        a, a_end = s_offsets[s_id], s_offsets[s_id + 1]
-        if a == a_end:
-            i += 1
-            continue
-        b, b_end = t_offsets[t_id], t_offsets[t_id + 1]
-        if b == b_end:
-            j += 1
-            continue
-        s_to, t_to = i, j
-        s_chunk[i] = t_chunk[j] = k
-        together = True
-        while True:
-            length = min(a_end - a, b_end - b)
-            for x in range(length):
-                if s_symbols[a + x] != t_symbols[b + x]:
-                    together = False
-                    break
-            if not together:
-                break
-            a, b = a + length, b + length
-            if a == a_end and b == b_end:
-                break
-            if a == a_end:
-                s_to += 1
-                while s_to < n and s_offsets[s_ids[s_to]] == s_offsets[s_ids[s_to] + 1]:
-                    s_to += 1
-                if s_to == n:
-                    break
-                s_chunk[s_to] = k
-                a, a_end = s_offsets[s_ids[s_to]], s_offsets[s_ids[s_to] + 1]
-            else:
-                t_to += 1
-                while t_to < m and t_offsets[t_ids[t_to]] == t_offsets[t_ids[t_to] + 1]:
-                    t_to += 1
-                if t_to == m:
-                    break
-                t_chunk[t_to] = k
-                b, b_end = t_offsets[t_ids[t_to]], t_offsets[t_ids[t_to] + 1]
-        if not together or s_to == n or t_to == m:
-            s_chunk[i : s_to + 1] = -1
-            t_chunk[j : t_to + 1] = -1
-            if together:
-                return k
-            return _align_streams(i, j, s, t, max_comb_len, k, out)
-        s_exact[i] = t_exact[j] = s_to == i and t_to == j
-        correct[k] = True
-        i, j, k = s_to + 1, t_to + 1, k + 1
-    return k
-
-
-@njit(**OPTIONS)
-def _stream(side, start):  # type: ignore[no-untyped-def]
-    """Return the symbols from a token on, and for each the token that ends with it, or −1."""
-    ids, symbols, offsets = side
     total = 0
-    for i in range(start, len(ids)):
+    for i in range(start, stop):
         total += offsets[ids[i] + 1] - offsets[ids[i]]
     stream = np.empty(total, np.uint16)
-    ends = np.full(total, -1, np.int32)
+    ends = np.empty(total, np.int64)
     place = 0
-    for i in range(start, len(ids)):
+    for i in range(start, stop):
         for x in range(offsets[ids[i]], offsets[ids[i] + 1]):
             stream[place] = symbols[x]
+            ends[place] = i + 1 if x + 1 == offsets[ids[i] + 1] else -1
             place += 1
-        if offsets[ids[i] + 1] > offsets[ids[i]]:
-            ends[place - 1] = i
     return stream, ends
 
 
-@njit(**OPTIONS)
-def _align_streams(i, j, s, t, max_comb_len, k, out):  # type: ignore[no-untyped-def]
-    """Continue from the shared boundary before tokens i and j, past what differs.
-
-    Where symbols differ, both sides skip to the nearest place from which they agree again; the
-    tokens between the shared boundaries around it are a stretch for `_align_stretch`.
-    """
-    x, x_ends = _stream(s, i)
-    y, y_ends = _stream(t, j)
-    p = q = 0
-    differs = False
-    while p < len(x) and q < len(y):
-        if x[p] == y[q]:
-            p, q = p + 1, q + 1
-        else:
-            a, b = _skip(x, p, y, q)
-            if a < 0:
-                differs = True
-                break
-            p, q = p + a, q + b
-            differs = True
-        s_end = i - 1 if p == 0 else x_ends[p - 1]
-        t_end = j - 1 if q == 0 else y_ends[q - 1]
-        # A token's end in the past of a skip is not a boundary: only p and q themselves count.
-        if (p == 0 or x_ends[p - 1] >= 0) and (q == 0 or y_ends[q - 1] >= 0):
-            if differs:
-                k = _align_stretch(i, s_end + 1, j, t_end + 1, s, t, max_comb_len, k, out)
-            else:
-                k = _emit(i, s_end + 1, j, t_end + 1, True, k, s, t, out)
-            i, j = s_end + 1, t_end + 1
-            differs = False
-    n, m = len(s[0]), len(t[0])
-    if differs and n - i <= SMALL and m - j <= SMALL:
-        k = _align_stretch(i, n, j, m, s, t, max_comb_len, k, out)
-    return k
-
-
-@njit(**OPTIONS)
+@inner_kernel
 def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
     """Tell whether RUN symbols agree from here on, or all that are left on both sides."""
     left = min(len(x) - p, len(y) - q)
@@ -191,24 +210,7 @@ def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
     return left > 0
 
 
-@njit(**OPTIONS)
-def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return how many symbols to skip on both sides until they agree, the fewest; −1 for none."""
-    for total in range(1, NEAR + 1):
-        for a in range(total + 1):
-            b = total - a
-            if p + a < len(x) and q + b < len(y) and _agree(x, p + a, y, q + b):
-                return a, b
-    for window in WINDOWS:
-        a, b = _look_up(x, p, y, q, window)
-        if a >= 0:
-            return a, b
-        if p + window >= len(x) and q + window >= len(y):
-            break
-    return -1, -1
-
-
-@njit(**OPTIONS)
+@inner_kernel
 def _hash(x, p):  # type: ignore[no-untyped-def]
     value = np.uint64(1469598103934665603)
     for offset in range(RUN):
@@ -216,31 +218,49 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(29))
 
 
-@njit(**OPTIONS)
-def _look_up(x, p, y, q, window):  # type: ignore[no-untyped-def]
-    """Find a run of RUN symbols of both sides by a hash table of one side's runs."""
-    table = np.full(4 * window, -1, np.int32)
-    mask = np.uint64(4 * window - 1)
-    for b in range(min(window, len(y) - q - RUN + 1)):
-        slot = _hash(y, q + b) & mask
-        if table[slot] < 0:
-            table[slot] = b
-    best_a = best_b = -1
-    for a in range(min(window, len(x) - p - RUN + 1)):
-        if best_a >= 0 and a >= best_a + best_b:
+@inner_kernel
+def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
+    """Return how many symbols to skip on both sides until they agree, the fewest; −1 for none.
+
+    Beyond NEAR, a hash table of the runs of RUN symbols of one side is looked up by the other's.
+    """
+    for total in range(1, NEAR + 1):
+        for a in range(total + 1):
+            b = total - a
+            if p + a < len(x) and q + b < len(y) and _agree(x, p + a, y, q + b):
+                return a, b
+    window = FIRST_WINDOW
+    while window <= LAST_WINDOW:
+        table = np.empty(4 * window, np.int32)
+        for slot in range(4 * window):
+            table[slot] = -1
+        mask = np.uint64(4 * window - 1)
+        for b in range(min(window, len(y) - q - RUN + 1)):
+            place = _hash(y, q + b) & mask
+            if table[place] < 0:
+                table[place] = b
+        best_a = best_b = np.int64(-1)
+        for a in range(min(window, len(x) - p - RUN + 1)):
+            if best_a >= 0 and a >= best_a + best_b:
+                break
+            b = np.int64(table[_hash(x, p + a) & mask])
+            closer = b >= 0 and (best_a < 0 or a + b < best_a + best_b)
+            if closer and _agree(x, p + a, y, q + b):
+                best_a, best_b = np.int64(a), b
+        if best_a >= 0:
+            return best_a, best_b
+        if p + window >= len(x) and q + window >= len(y):
             break
-        b = table[_hash(x, p + a) & mask]
-        closer = b >= 0 and (best_a < 0 or a + b < best_a + best_b)
-        if closer and _agree(x, p + a, y, q + b):
-            best_a, best_b = a, b
-    return best_a, best_b
+        window *= 8
+    return np.int64(-1), np.int64(-1)
 
 
-@njit(**OPTIONS)
-def _equal(i, num_s, j, num_t, s, t, s_tokens, t_tokens):  # type: ignore[no-untyped-def]
+@inner_kernel
+def _equal(  # type: ignore[no-untyped-def]
+    i, num_s, j, num_t, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets, s_tokens,
+    t_tokens,
+):  # fmt: skip
     """Return how many symbols num_s tokens before i and num_t before j share; 0 if they differ."""
-    s_ids, s_symbols, s_offsets = s
-    t_ids, t_symbols, t_offsets = t
     length = other = 0
     for x in range(i - num_s, i):
         length += s_offsets[s_ids[s_tokens[x]] + 1] - s_offsets[s_ids[s_tokens[x]]]
@@ -262,22 +282,20 @@ def _equal(i, num_s, j, num_t, s, t, s_tokens, t_tokens):  # type: ignore[no-unt
     return length
 
 
-@njit(**OPTIONS)
-def _with_symbols(side, start, end):  # type: ignore[no-untyped-def]
-    ids, _, offsets = side
-    found = np.empty(end - start, np.int64)
+@inner_kernel
+def _with_symbols(ids, offsets, start, end):  # type: ignore[no-untyped-def]
+    tokens = np.empty(end - start, np.int64)
     count = 0
     for i in range(start, end):
         if offsets[ids[i] + 1] > offsets[ids[i]]:
-            found[count] = i
+            tokens[count] = i
             count += 1
-    return found[:count]
+    return tokens, count
 
 
-@njit(**OPTIONS)
-def _text_between(side, tokens, start, end):  # type: ignore[no-untyped-def]
+@inner_kernel
+def _text_between(ids, symbols, offsets, tokens, start, end):  # type: ignore[no-untyped-def]
     """Narrow a range to what control tokens at its two ends leave; nothing if one is within."""
-    ids, symbols, offsets = side
     while start < end and symbols[offsets[ids[tokens[start]]]] >= CONTROL:
         start += 1
     while start < end and symbols[offsets[ids[tokens[end - 1]]]] >= CONTROL:
@@ -288,8 +306,11 @@ def _text_between(side, tokens, start, end):  # type: ignore[no-untyped-def]
     return start, end
 
 
-@njit(**OPTIONS)
-def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # type: ignore[no-untyped-def]
+@inner_kernel
+def _align_stretch(  # type: ignore[no-untyped-def]
+    s_from, s_to, t_from, t_to, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets,
+    max_comb_len, k, base, s_chunk, t_chunk, s_exact, t_exact, correct,
+):  # fmt: skip
     """Align the tokens of a stretch that differs: banded Needleman-Wunsch over groups of tokens.
 
     Groups of up to `max_comb_len` tokens on each side match if their symbols are equal; the most
@@ -297,8 +318,8 @@ def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # t
     is not correct, if it has text on both sides and no more than `max_comb_len` tokens on either.
     (Needleman and Wunsch, J. Mol. Biol. 48, 1970, with groups as in NeMo-RL's aligner.)
     """
-    s_tokens, t_tokens = _with_symbols(s, s_from, s_to), _with_symbols(t, t_from, t_to)
-    n, m = len(s_tokens), len(t_tokens)
+    s_tokens, n = _with_symbols(s_ids, s_offsets, s_from, s_to)
+    t_tokens, m = _with_symbols(t_ids, t_offsets, t_from, t_to)
     if n == 0 or m == 0:
         return k
     max_comb_len = min(max_comb_len, max(n, m))  # so that a step fits into its int32
@@ -319,7 +340,10 @@ def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # t
                 for num_t in range(1, min(max_comb_len, j) + 1):
                     before = j - num_t - low[i - num_s]
                     if 0 <= before < width:
-                        length = _equal(i, num_s, j, num_t, s, t, s_tokens, t_tokens)
+                        length = _equal(
+                            np.int64(i), np.int64(num_s), j, np.int64(num_t), s_ids, s_symbols,
+                            s_offsets, t_ids, t_symbols, t_offsets, s_tokens, t_tokens,
+                        )  # fmt: skip
                         gain = score[i - num_s, before] + 256 * length + 1
                         if length > 0 and gain > best:
                             best, step[i, c] = gain, 2 + num_s * (max_comb_len + 1) + num_t
@@ -333,58 +357,39 @@ def _align_stretch(s_from, s_to, t_from, t_to, s, t, max_comb_len, k, out):  # t
         if c < 0 or c >= width:
             break
         if step[i, c] >= 2:
-            num_s, num_t = divmod(step[i, c] - 2, max_comb_len + 1)
+            num_s = (step[i, c] - 2) // (max_comb_len + 1)
+            num_t = (step[i, c] - 2) % (max_comb_len + 1)
             i, j = i - num_s, j - num_t
-            matches[count] = (i, i + num_s, j, j + num_t)
+            matches[count, 0], matches[count, 1] = i, i + num_s
+            matches[count, 2], matches[count, 3] = j, j + num_t
             count += 1
         elif step[i, c] == 1:
             j -= 1
         else:
             i -= 1
-    i = j = 0
+    i = j = np.int64(0)
     for index in range(count, -1, -1):
         to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
-        s_first, s_last = _text_between(s, s_tokens, i, to_i)
-        t_first, t_last = _text_between(t, t_tokens, j, to_j)
+        s_first, s_last = _text_between(s_ids, s_symbols, s_offsets, s_tokens, i, to_i)
+        t_first, t_last = _text_between(t_ids, t_symbols, t_offsets, t_tokens, j, to_j)
         if 0 < s_last - s_first <= max_comb_len and 0 < t_last - t_first <= max_comb_len:
             k = _emit(
                 s_tokens[s_first], s_tokens[s_last - 1] + 1,
                 t_tokens[t_first], t_tokens[t_last - 1] + 1,
-                False, k, s, t, out,
+                np.int64(0), k, base, s_ids, s_offsets, t_ids, t_offsets,
+                s_chunk, t_chunk, s_exact, t_exact, correct,
             )  # fmt: skip
         if index > 0:
             i, j = matches[index - 1, 1], matches[index - 1, 3]
             k = _emit(
                 s_tokens[to_i], s_tokens[i - 1] + 1, t_tokens[to_j], t_tokens[j - 1] + 1,
-                True, k, s, t, out,
+                np.int64(1), k, base, s_ids, s_offsets, t_ids, t_offsets,
+                s_chunk, t_chunk, s_exact, t_exact, correct,
             )  # fmt: skip
     return k
 
 
-@njit(**OPTIONS)
-def align_documents(  # type: ignore[no-untyped-def]
-    s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets,
-    exact, max_comb_len,
-    s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks,
-):  # fmt: skip
-    """Align many documents: document d is `s_ids[s_bounds[d]:s_bounds[d + 1]]` and its like.
-
-    `correct` has the student's layout: chunk k of document d is `correct[s_bounds[d] + k]`.
-    """
-    for d in range(len(s_bounds) - 1):
-        s_from, s_to, t_from, t_to = s_bounds[d], s_bounds[d + 1], t_bounds[d], t_bounds[d + 1]
-        out = (
-            s_chunk[s_from:s_to], t_chunk[t_from:t_to],
-            s_exact[s_from:s_to], t_exact[t_from:t_to], correct[s_from:s_to],
-        )  # fmt: skip
-        num_chunks[d] = align_document(
-            (s_ids[s_from:s_to], s_symbols, s_offsets),
-            (t_ids[t_from:t_to], t_symbols, t_offsets),
-            exact, max_comb_len, out,
-        )  # fmt: skip
-
-
-@njit(**OPTIONS)
+@kernel
 def share_logprobs(  # type: ignore[no-untyped-def]
     s_bounds, s_chunk, t_bounds, t_chunk, num_chunks, is_correct, s_counts, t_logprobs,
     s_logprobs, by_student, logprobs, valid,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from numba import njit
+from xtok.kernels import kernel
 
 STRIDE = 64  # similarities that are compared at once, before any is looked at alone
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def keep_largest(tile, num_columns, first_id, absolute, values, ids):  # type: ignore[no-untyped-def]
     """Merge a tile of similarities into each row's `k` largest so far.
 

@@ -1,0 +1,70 @@
+"""How Numba compiles kernels, once per machine, and which folder keeps them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import config, njit
+from numba.core import event
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a kernel when it is first called. It is serial, and releases the GIL.
+
+    Numba keeps it beside the package, else in the user's cache folder; if it may write neither, in
+    a folder that only this user can read, below the one for temporary files.
+    """
+    try:
+        return njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:  # there is no folder to keep it in
+        folder = _private_folder()
+        if folder is None:
+            return njit(**OPTIONS)(function)
+        config.CACHE_DIR = str(folder)
+        return njit(cache=True, **OPTIONS)(function)
+
+
+def inner_kernel(function: Callable[..., Any]) -> Any:
+    """Compile a kernel that only other kernels call: the way in from Python takes long to compile.
+
+    A literal argument would compile it a second time: hence `np.int64(0)`.
+    """
+    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+
+
+def _private_folder() -> Path | None:
+    """Return a folder for kernels, which are code: nobody else may write there."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"xtok-kernels-{user}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+        is_private = about.st_uid == user and about.st_mode & 0o777 == 0o700
+        return folder if is_private and os.access(folder, os.W_OK) and folder.is_dir() else None
+    except OSError:
+        return None
+
+
+class _Announcer(event.Listener):  # type: ignore[misc]
+    """Says on a terminal, once per process, that kernels are being compiled."""
+
+    def __init__(self) -> None:
+        self.is_silent = not sys.stderr.isatty()
+
+    def on_start(self, event: Any) -> None:
+        if not self.is_silent and "xtok" in getattr(event.data["dispatcher"], "__module__", ""):
+            self.is_silent = True
+            sys.stderr.write("note: compiling kernels, once on this machine, for some seconds\n")
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Announcer())
