@@ -227,6 +227,25 @@ def test_counted_map_comes_to_the_floor(
     assert found.coverage_of_floor == pytest.approx(1)
 
 
+def test_a_map_measured_on_its_own_text_is_noted(
+    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+) -> None:
+    counted = estimate(byte_level, digits, [corpus], counting(alpha=0.01), base=recipe)
+    (tmp_path / "copy.jsonl").write_bytes(corpus.read_bytes())
+    other = tmp_path / "other.jsonl"
+    other.write_text(corpus.read_text().replace("cat", "cow"))
+    maps, names = [counted, recipe], ["counted", "recipe"]
+
+    def noted(path: Path) -> list[str]:
+        notes = evaluate(maps, path, byte_level, digits, names=names).notes
+        return [note.split(",")[0] for note in notes]
+
+    [little] = noted(other)
+    mine, again = noted(tmp_path / "copy.jsonl")
+    assert again == little
+    assert mine.startswith("counted was counted on copy.jsonl")
+
+
 def test_groups_classes_and_worst_rows(
     byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
 ) -> None:

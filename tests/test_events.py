@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from math import log2
@@ -19,13 +21,19 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from test_losses import alignment
+from test_mutants import mutant, within
 from test_projection_map import vocabulary
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError
 from xtok.config import EventsConfig
 from xtok.errors import MapFileError
-from xtok.maps.event_map import EventMap
+from xtok.inspection.evaluate import evaluate
+from xtok.inspection.inspect import inspect
+from xtok.inspection.verify import verify
+from xtok.maps.events import EventMap
+from xtok.report.maps import print_inspection
+from xtok.report.quality import print_evaluation
 from xtok.stages.events import EventMeasures, _components, _numbered, _Pairs, events
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
@@ -408,9 +416,63 @@ def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path, tmp_p
     missed = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0", "--json")
     assert missed.returncode == 3
     assert "is above 0" in missed.stderr
-    [measure] = json.loads(missed.stdout)["measures"]
+    [measure] = json.loads(missed.stdout)["event_measures"]
     assert 0 < measure["leak"] <= 0.002
     assert measure["shared_leak"] > measure["leak"]
+
+
+def test_two_event_maps_are_measured_side_by_side(
+    sentencepiece: Tokenizer,
+    byte_level: Tokenizer,
+    corpus: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    by_bytes = events(sentencepiece, byte_level)
+    merged = events(sentencepiece, byte_level, corpus, EventsConfig(max_leak=0))
+    evaluation = evaluate(
+        [by_bytes, merged], corpus, sentencepiece, byte_level, names=["bytes", "text"]
+    )
+    leaks = {m.name: m.leak for m in evaluation.event_measures}
+    assert leaks["text"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak
+    assert evaluation.measures == ()
+    of_class = {(c.name, c.token_class): c for c in evaluation.classes}
+    assert len(of_class) == len(evaluation.classes)
+    total = sum(c.starts * c.loss for c in evaluation.classes if c.name == "bytes")
+    assert total / evaluation.event_measures[0].starts == pytest.approx(leaks["bytes"])
+    assert {row.name for row in evaluation.worst_rows} == {"bytes"}
+    assert any(weight == 0 for row in evaluation.worst_rows for *_, weight in row.wanted)
+    assert len(evaluation.notes) == 2  # little text, and the map was counted on it
+    print_evaluation(evaluation)
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    classes = {c.token_class for c in evaluation.classes}
+    listed = [[cell.strip() for cell in row] for row in rows if row[0].strip() in classes]
+    assert len(listed) == len(classes)
+    for name, starts, shared, *shown in listed:
+        one, two = of_class["bytes", name], of_class["text", name]
+        assert (starts, shared) == (f"{one.starts:,}", f"{one.reference:.2%}")
+        assert shown == [f"{one.loss:.2%}", f"{two.loss:.2%}"]
+
+
+def test_mutants_of_event_maps(
+    digits: Tokenizer, byte_level: Tokenizer, corpus: Path, tmp_path: Path
+) -> None:
+    """Each loads and works, or is refused in a line; what is damaged is not verified."""
+    path = tmp_path / "e.safetensors"
+    events(byte_level, digits, corpus).save(path)
+    data, chance = path.read_bytes(), random.Random(7)
+    end = 8 + int.from_bytes(data[:8], "little")
+    for number in range(400):
+        if number % 2:
+            path.write_bytes(mutant(data[:end], chance) + data[end:])
+        else:
+            path.write_bytes(mutant(data, chance))
+        with within(10), contextlib.suppress(MapFileError):
+            sound = not verify(path).failed
+            try:
+                print_inspection(inspect(path, 100, num_examples=2))
+                assert sound, number
+            except MapFileError:
+                assert not sound, number
 
 
 def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xtok.inspection.inspect import inspect as inspect
     from xtok.inspection.verify import verify as verify
     from xtok.maps.convert import convert as convert
-    from xtok.maps.event_map import EventMap as EventMap
+    from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.stages.build import build as build
     from xtok.stages.build import get_map as get_map
@@ -65,7 +65,7 @@ _MODULES = {
     "inspection.inspect": ["inspect"],
     "inspection.verify": ["verify"],
     "maps.convert": ["convert"],
-    "maps.event_map": ["EventMap"],
+    "maps.events": ["EventMap"],
     "maps.projection_map": ["ProjectionMap"],
     "stages.build": ["build", "get_map"],
     "stages.events": ["events"],

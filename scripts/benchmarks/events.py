@@ -12,7 +12,6 @@ import xtok
 from benchmarks.harness import Row, chosen, race, tokenizer
 from benchmarks.training import finish, make_alignment, peak_above
 from xtok import EventMap, EventsConfig
-from xtok.inspection.events import evaluate_events
 from xtok.training.losses import event_index, event_kl
 
 PAIRS = (
@@ -37,15 +36,15 @@ def events(options: Namespace) -> Iterator[Row]:
             start = time.perf_counter()
             made[f"text, {leak}"] = xtok.events(*sides, texts, EventsConfig(max_leak=leak))
             taken[f"text, {leak}"] = time.perf_counter() - start
-        measured = evaluate_events(list(made.values()), held_out, *sides, names=list(made))
+        measured = xtok.evaluate(list(made.values()), held_out, *sides, names=list(made))
         for name, event_map in made.items():
             row: Row = {"pair": label, "events of": name, "events": event_map.num_events}
             row["s"] = taken[name]
-            for m in measured.measures:
+            for m in measured.event_measures:
                 if m.name == name:
                     row[m.group.partition(".")[0]] = f"{m.leak:.4f} / {m.kept:.3f}"
             yield row
-        shared = {m.group.partition(".")[0]: m.shared_leak for m in measured.measures}
+        shared = {m.group.partition(".")[0]: m.shared_leak for m in measured.event_measures}
         words = {group: f"{leak:.4f}" for group, leak in shared.items()}
         yield {"pair": label, "events of": "shared vocabulary", **words}
 

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import xtok
-from xtok.inspection.events import evaluate_events
-from xtok.stages.events import shared_vocabulary
+from xtok.stages.events import common_ids
 
 LANGUAGES = ("en", "de", "zh")  # of the models' text
 VOCAB = {"long": 4000, "short": 1600}
@@ -196,10 +195,10 @@ def make_artefacts(work: Path, name: str) -> dict[str, str]:
         list(back.values()), held_out, teacher, student, names=list(back)
     ).measures
     words |= {m.name: f"{m.cross_entropy.value:.3f} nats at starts" for m in measured}
-    leaks = evaluate_events(list(events.values()), held_out, student, teacher, names=list(events))
+    leaks = xtok.evaluate(list(events.values()), held_out, student, teacher, names=list(events))
     return words | {
         m.name: f"leak {m.leak:.4f}, {m.kept:.3f} kept"
-        for m in leaks.measures
+        for m in leaks.event_measures
     }  # fmt: skip
 
 
@@ -207,7 +206,7 @@ def shared_events(
     events: xtok.EventMap, student: xtok.Tokenizer, teacher: xtok.Tokenizer
 ) -> xtok.EventMap:
     """Return the events of a shared vocabulary: one for each token of both sides, and a rest."""
-    ours, theirs = shared_vocabulary(student.table, teacher.table)
+    ours, theirs = common_ids(student.table, teacher.table)
     _, labels = np.unique(np.concatenate([ours, theirs]), return_inverse=True)
     partners = np.full(ours.max() + 1, -1)
     partners[theirs[theirs >= 0]] = np.flatnonzero(theirs >= 0)

@@ -11,9 +11,7 @@ from xtok.cli.command import command, show
 from xtok.cli.options import JSON, TEXT_FIELD, TEXTS, MapOptions, Models, map_files
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import find_texts
-from xtok.inspection.events import evaluate_events
-from xtok.maps import event_file
-from xtok.report.events import print_events_evaluation
+from xtok.maps.events import EventMap, holds_events
 from xtok.report.quality import print_evaluation
 
 
@@ -55,37 +53,24 @@ def evaluate(
     """
     models.both()
     find_texts(text)
-    are_events = [event_file.holds_events(path) for path in map_paths]
-    if any(are_events):
-        if not all(are_events) or for_loss or min_coverage or max_cross_entropy:
-            raise typer.BadParameter(
-                "event maps are measured by --max-leak, and not beside projection maps"
-            )
-        student, teacher = models.pair()
-        measured = evaluate_events(
-            [xtok.EventMap.load(path) for path in map_paths],
-            text,
-            student,
-            teacher,
-            names=[str(path) for path in map_paths],
-            field=field,
-            group_by=group_by,
-            num_worst=num_worst,
-            text_progress=report.text_progress_bar,
-        )
-        missed = [] if max_leak is None else measured.leaking(max_leak)
-        report.print_failed(missed, stderr)
-        show(measured, print_events_evaluation, json=json)
-        if missed:
-            raise typer.Exit(3)
-        return
-    if max_leak is not None:
+    are_events = [holds_events(path) for path in map_paths]
+    if max_leak is not None and not all(are_events):
         raise typer.BadParameter("--max-leak is for event maps")
-    maps = [map_options.load(path) for path in map_paths]
+    if any(are_events) and (for_loss or min_coverage is not None or max_cross_entropy is not None):
+        raise typer.BadParameter(
+            "--for, --min-coverage and --max-cross-entropy are not for event maps"
+        )
     names = [str(path) for path in map_paths]
-    maps[0], tokenizers = models.with_map(maps[0], name=names[0])
-    for projection in maps:
-        report.print_reports(projection.reports)
+    maps = [
+        EventMap.load(path) if of_events else map_options.load(path)
+        for path, of_events in zip(map_paths, are_events, strict=True)
+    ]
+    if isinstance(maps[0], EventMap):
+        tokenizers = models.given()
+    else:
+        maps[0], tokenizers = models.with_map(maps[0], name=names[0])
+    for one in maps:
+        report.print_reports(one.reports)
     evaluation = xtok.evaluate(
         maps,
         text,
@@ -98,7 +83,9 @@ def evaluate(
         progress=report.progress_bar,
         text_progress=report.text_progress_bar,
     )
-    missed = evaluation.failing(min_coverage=min_coverage, max_cross_entropy=max_cross_entropy)
+    missed = evaluation.failing(
+        min_coverage=min_coverage, max_cross_entropy=max_cross_entropy, max_leak=max_leak
+    )
     report.print_failed(missed, stderr)
     show(evaluation, print_evaluation, json=json)
     if missed:

@@ -10,8 +10,7 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import option
-from xtok.maps import event_file
-from xtok.maps.event_map import EventMap
+from xtok.maps.events import EventMap, holds_events
 from xtok.maps.projection_map import ProjectionMap
 
 _ROWS = "Rows, the worst first"
@@ -97,8 +96,8 @@ def inspect(
     if num_examples is None:
         num_examples = 5 if is_overview and not classes else 0
     loaded: ProjectionMap | EventMap
-    if event_file.holds_events(map_path):
-        loaded, tokenizers = event_file.load(map_path), models.given()
+    if holds_events(map_path):
+        loaded, tokenizers = EventMap.load(map_path), models.given()
     else:
         loaded, tokenizers = models.with_map(map_options.load(map_path), name=map_path)
     report.print_reports(loaded.reports)

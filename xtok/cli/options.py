@@ -306,9 +306,9 @@ class EventsOutput(FileOutput):
 
     def check(self) -> None:
         """Check that the event map can be written, before anything costs time."""
-        from xtok.maps import event_file
+        from xtok.maps import events
 
-        event_file.check_output(self.path("events.safetensors"))
+        events.check_output(self.path("events.safetensors"))
 
 
 @dataclass(frozen=True, kw_only=True)

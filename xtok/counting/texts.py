@@ -108,6 +108,17 @@ def find_texts(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
     return list(files)
 
 
+LITTLE_TEXT = 1_000_000
+"""Bytes of text below which figures, and maps counted on it, say little."""
+
+
+def little_text(num_bytes: int) -> list[str]:
+    """Return a note if a text is too short to count on, or to measure with."""
+    if num_bytes >= LITTLE_TEXT:
+        return []
+    return [f"{num_bytes:,} bytes are little text: take a megabyte or more"]
+
+
 def describe_text(path: Path) -> TextSource:
     """Read a file once for its size and digest.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 from xtok.errors import XtokError
 from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
-from xtok.maps.event_file import load_any
-from xtok.maps.event_map import EventMap
+from xtok.maps.events import AnyMapLike, EventMap, as_any_map
 from xtok.maps.file import MapLike
 from xtok.maps.pair import require_same_tokens, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
@@ -80,7 +78,7 @@ class Inspection:
 
 
 def inspect(
-    projection: MapLike | EventMap,
+    projection: AnyMapLike,
     tokens: str | bytes | int | Sequence[str | bytes | int] = (),
     *,
     student_model: ModelLike | None = None,
@@ -126,8 +124,7 @@ def inspect(
         XtokError: if there is no such token, class or kind, the map is of other tokenizers, or an
             event map is asked for what only maps have.
     """
-    if isinstance(projection, str | PathLike):
-        projection = load_any(projection)
+    projection = as_any_map(projection)
     tokenizers = {"student": _loaded(student_model), "teacher": _loaded(teacher_model)}
     if texts and student_model is None:
         raise ValueError("texts need the student's model")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.counting.encode import PairCounts, TextEncoder, boundary_keys
 from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.texts import find_shards
-from xtok.maps.event_map import EventMap
+from xtok.maps.events import EventMap
 from xtok.maps.projection_map import require_table
 from xtok.progress import TextProgress
 from xtok.stages.events import common_ids
@@ -48,7 +48,7 @@ class TextFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class EventFacts:
-    """A pair's events by their bytes alone; see `evaluate_events` for leak and kept."""
+    """A pair's events by their bytes alone; `EventMapMeasures` has leak and kept."""
 
     num_events: int
     leak: float | None = None  # None without text

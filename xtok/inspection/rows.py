@@ -10,7 +10,7 @@ import numpy as np
 
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
-from xtok.maps.event_map import EventMap
+from xtok.maps.events import EventMap
 from xtok.maps.projection_map import (
     ProjectionMap,
     RowEntry,

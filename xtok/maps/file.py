@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
@@ -56,26 +56,27 @@ def as_map(source: MapLike) -> ProjectionMap:
 
 
 def as_maps(
-    sources: MapLike | Sequence[MapLike], names: Sequence[str] = ()
-) -> tuple[list[ProjectionMap], list[str]]:
+    sources: Any, names: Sequence[str] = (), read: Callable[[Any], Any] = as_map
+) -> tuple[list[Any], list[str]]:
     """Return the maps of one source or several, and what messages call them.
 
     Args:
         sources: maps or paths.
         names: a name for each; by default a file's path, and `map 1` and so on for other maps.
+        read: makes a map of a source.
 
     Raises:
         ValueError: if there are other numbers of names than of maps.
     """
-    if isinstance(sources, str | PathLike | ProjectionMap):
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
     if names and len(names) != len(sources):
         raise ValueError(f"{len(sources)} maps, {len(names)} names")
     defaults = [
-        f"map {number}" if isinstance(source, ProjectionMap) else os.fspath(source)
+        os.fspath(source) if isinstance(source, str | PathLike) else f"map {number}"
         for number, source in enumerate(sources, 1)
     ]
-    return [as_map(source) for source in sources], list(names or defaults)
+    return [read(source) for source in sources], list(names or defaults)
 
 
 # Writing
@@ -362,7 +363,7 @@ def pack_sides(
 def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> ProjectionMap:
     """Make a map of a file's tensors and JSON text as `assemble` does, and check its digests."""
     projection, digests = assemble(tensors, metadata)
-    for side, digest in zip(_SIDES, digests, strict=True):
+    for side, digest in digests.items():
         table = getattr(projection, side).table
         require(table is None or table.sha256() == digest, f"the {side}'s table_sha256")
     return projection
@@ -370,11 +371,11 @@ def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> ProjectionMap:
 
 def assemble(
     tensors: Mapping[str, NDArray[Any]], metadata: str
-) -> tuple[ProjectionMap, tuple[str | None, str | None]]:
+) -> tuple[ProjectionMap, dict[str, str | None]]:
     """Make a map of a file's parts, whose invariants and digests are not yet checked.
 
     Returns:
-        the map, and what the file says of the `table_sha256` of student and teacher.
+        the map, and what the file says of each side's `table_sha256`.
 
     Raises:
         ValueError: if they are not a map; or any other of `MALFORMED`.
@@ -395,10 +396,7 @@ def assemble(
         history=tuple(dict(step) for step in fields["history"]),
     )
     require(type(projection.top_k) is int and projection.top_k <= MAX_WIDTH, "top_k")
-    return projection, (
-        fields["student"].get("table_sha256"),
-        fields["teacher"].get("table_sha256"),
-    )
+    return projection, {side: fields[side].get("table_sha256") for side in _SIDES}
 
 
 def _row_kind(kind: NDArray[np.uint8], history: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from xtok.counting.texts import little_text
 from xtok.report._tables import STYLES, cell, header, new_table, printing
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def _on_text(text: TextFacts, events: EventFacts, overlap: Overlap | None) -> Ta
     table.caption = (
         "Left open: what a token of one side leaves open of the other's where both begin, in bits: "
         "no map in that direction can tell. Leak: how often the two tokens are in different events."
+        + "".join(f" {note}." for note in little_text(text.num_bytes))
     )
     table.add_row("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes")
     if overlap is not None and overlap.text_shares is not None:

@@ -18,6 +18,7 @@ from xtok.counting.counts import (
 )
 from xtok.counting.encode import LONGEST_CHUNK, pair_edges, unit_of
 from xtok.counting.smoothing import choose_alpha, smooth
+from xtok.counting.texts import little_text
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest
 from xtok.maps.pair import with_vocabularies
@@ -105,7 +106,8 @@ def map_of_counts(
 def _notes(totals: TextTotals, alpha: float, config: BuildConfig) -> list[str]:
     notes = [
         f"{plural(totals.documents, 'document')}, {totals.student_tokens:,} student and "
-        f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries"
+        f"{totals.teacher_tokens:,} teacher tokens, {totals.starts:,} shared token boundaries",
+        *little_text(totals.num_bytes),
     ]
     if config.alpha is None and totals.held_out:
         notes.append(f"alpha {alpha:g}, chosen on {plural(totals.held_out, 'held-out document')}")

@@ -24,7 +24,8 @@ from xtok.counting.counts import (
     require_starts,
 )
 from xtok.counting.measures import entropy_of, share_of
-from xtok.maps.event_map import EventMap
+from xtok.counting.texts import little_text
+from xtok.maps.events import EventMap
 from xtok.maps.projection_map import StageReport
 from xtok.maps.results import tokenizer_notes
 from xtok.progress import Progress, TextProgress, silent, silent_texts
@@ -69,8 +70,8 @@ def events(
     First each token joins the token of the other side that has its bytes or its role, else the
     first piece of its spelling in the other vocabulary. That needs no text. Then, of all pairs of
     events that tokens at shared boundaries of the text fall apart into, those are merged that take
-    away most leak per bit of entropy lost, until at most `max_leak` is left. Tokens that nothing
-    is linked to, such as special tokens without a partner, are together in the event `rest`.
+    away most leak per bit of entropy lost, until at most `max_leak` is left. Unlinked tokens, such
+    as special tokens without a partner, are together in the event `rest`.
 
     Args:
         student_model: the model of the student, as `build` takes it.
@@ -106,6 +107,7 @@ def events(
     s_link, t_link = _links(student, teacher, progress), _links(teacher, student, progress)
     joined = _components(s_link, t_link)
     measures: list[EventMeasures] = []
+    notes: list[str] = []
     if pairs is not None:
         shared = common_ids(student.table, teacher.table)
         measures.append(pairs.measures(np.concatenate(shared)))
@@ -114,6 +116,7 @@ def events(
     labels, rest = _numbered(joined, mass, len(s_link))
     if pairs is not None:
         measures.append(pairs.measures(labels))
+        notes = little_text(totals.num_bytes)
         about["measures"] = [asdict(point) for point in measures]
     options = {"max_leak": config.max_leak} if pairs is not None else {}
     step = {"stage": "events", "options": options, **about, "xtok_version": __version__}
@@ -130,17 +133,21 @@ def events(
     result.check()
     if checkpoint is not None:
         remove_checkpoints(checkpoint)
-    return replace(result, reports=(_report(result, student, teacher, measures),))
+    return replace(result, reports=(_report(result, student, teacher, measures, notes),))
 
 
 def _report(
-    result: EventMap, student: Tokenizer, teacher: Tokenizer, measures: Sequence[EventMeasures]
+    result: EventMap,
+    student: Tokenizer,
+    teacher: Tokenizer,
+    measures: Sequence[EventMeasures],
+    more: Sequence[str],
 ) -> StageReport:
     alone = [int((links < 0).sum()) for links in (result.student_link, result.teacher_link)]
     counts = {
         "events": result.num_events,
-        "student tokens that nothing goes with": alone[0],
-        "teacher tokens that nothing goes with": alone[1],
+        "unlinked student tokens": alone[0],
+        "unlinked teacher tokens": alone[1],
     }
     notes = tokenizer_notes(student, teacher)
     if measures:
@@ -154,7 +161,7 @@ def _report(
             f"teacher's; a shared vocabulary keeps {shared.student_bits:.2f} and "
             f"{shared.teacher_bits:.2f}"
         )
-    return StageReport("events", counts, tuple(notes))
+    return StageReport("events", counts, (*notes, *more))
 
 
 def _links(student: Tokenizer, teacher: Tokenizer, progress: Progress) -> Ids:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
-from xtok.maps.event_map import EventMap
+from xtok.maps.events import EventMap
 from xtok.maps.pair import require_same_tokens, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from xtok.maps.event_map import EventMap
+from xtok.maps.events import EventMap
 from xtok.training.losses.boundaries import Rows, boundary_loss
 from xtok.training.losses.chunks import log_probabilities
 from xtok.training.losses.config import ChunkLossConfig

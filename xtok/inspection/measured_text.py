@@ -1,4 +1,4 @@
-"""Text as `evaluate` sees it: pairs at shared token boundaries, and losses over chunks."""
+"""What `evaluate` measures in text: pairs at shared token boundaries, and losses over chunks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def losses_of_chunks(
 
 
 @dataclass(frozen=True)
-class SeenText:
+class MeasuredText:
     """Pairs per document, and chunk losses per document and map.
 
     An entry says that a document has a pair, and how often.
@@ -63,20 +63,24 @@ class SeenText:
     batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
     shape: tuple[int, int]
 
+    def amounts(self, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """Return how often each pair occurs in the chosen documents, or in all, float64."""
+        counts = self.counts if chosen is None else self.counts * chosen[self.documents]
+        return np.bincount(self.places, counts, len(self.keys)).astype(np.float64)
+
     def token_counts(self, paths: Sequence[Path]) -> TextCounts:
         """Return how often tokens occur in all text, which is in these files."""
         tokens = [np.zeros(width, np.int64) for width in self.shape]
         for sides in self.batches:
             for count, side in zip(tokens, sides, strict=True):
                 count += np.bincount(side.ids, minlength=len(count))
-        amounts = np.bincount(self.places, self.counts, len(self.keys)).astype(np.int64)
         return TextCounts(
             files=tuple(path.name for path in paths),
             num_bytes=self.num_bytes,
             num_documents=len(self.groups),
             tokens=tuple(tokens),
             keys=self.keys,
-            amounts=amounts,
+            amounts=self.amounts().astype(np.int64),
         )
 
     def hindsight_losses(self, chosen: NDArray[np.bool_], top_k: int) -> NDArray[np.float64]:
@@ -102,7 +106,7 @@ class SeenText:
         return np.concatenate([losses_of_chunks(rows, self.shape[1], *b)[0] for b in batches])
 
 
-def read_text(
+def measure_text(
     maps: Sequence[Edges],
     shape: tuple[int, int],
     paths: Sequence[Path],
@@ -111,7 +115,7 @@ def read_text(
     field: str,
     group_by: str | None,
     progress: TextProgress,
-) -> SeenText:
+) -> MeasuredText:
     """Read text once, for all maps; documents are grouped by file, or by a field's value."""
     rows = [Rows.of(edges, shape[0]) for edges in maps]
     groups: list[str] = []
@@ -140,7 +144,7 @@ def read_text(
         np.concatenate, zip(*parts, strict=True)
     )
     unique, places = np.unique(keys, return_inverse=True)
-    return SeenText(
+    return MeasuredText(
         groups=groups,
         keys=unique,
         documents=documents.astype(np.int32),
