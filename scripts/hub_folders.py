@@ -1,7 +1,7 @@
-"""Write Llama 3, Qwen3, DeepSeek-V3 and Mistral v0.3 as folders, with configs as on the hub.
+"""Write folders with configs as on the hub: Llama 3, Qwen3, DeepSeek-V3, Mistral, Gemma, Llama 2.
 
-`tokenizer.json` is made from the fetched tokenizers, by Transformers' converters. Tests and the
-benchmark `folders` use them.
+`tokenizer.json` is made from the fetched tokenizers, by Transformers' converters; that of Gemma and
+Llama 2 has Mistral's vocabulary. Tests and the benchmark `folders` use them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers._tiktoken import LLAMA_3_PATTERN, QWEN_PATTERN
 from xtok.vocab.table import TokenType
 
-NAMES = ("llama3", "qwen", "deepseek-v3", "mistral-v3")
+NAMES = ("llama3", "qwen", "deepseek-v3", "mistral-v3", "gemma3", "llama2")
 Config = dict[str, Any]
 
 
@@ -30,9 +30,8 @@ def write(name: str, folder: Path, source: Path = fetch_tokenizers.DEFAULT_DIR) 
         FileNotFoundError: if the tokenizer was not fetched.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    {"llama3": _llama, "qwen": _qwen, "deepseek-v3": _deepseek, "mistral-v3": _mistral}[name](
-        folder, source
-    )
+    writers = (_llama, _qwen, _deepseek, _mistral, _gemma, _llama_2)
+    dict(zip(NAMES, writers, strict=True))[name](folder, source)
     return folder
 
 
@@ -99,6 +98,58 @@ def _mistral(folder: Path, source: Path) -> None:
         "tokenizer_class": "LlamaTokenizer", "use_default_system_prompt": False,
     }  # fmt: skip
     _write(folder, rust, config, {"model_type": "mistral", "vocab_size": 32768})
+    _write_json(folder / "special_tokens_map.json", special)
+
+
+def _gemma(folder: Path, source: Path) -> None:
+    """Write what google/gemma-3-4b-it has, but for its vocabulary."""
+    shutil.copy(source / "mistral-v3.model", folder / "tokenizer.model")
+    small_tokenizers.sentencepiece_hf(folder, folder / "tokenizer.model")
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    names = ("<bos>", "<eos>", "<pad>", "<mask>", "<start_of_turn>", "<end_of_turn>")
+    names += ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+    mistrals = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]")
+    mistrals += ("[/TOOL_RESULTS]", "[IMG]", "[PREFIX]")
+    for mistral, gemma in zip(mistrals, names, strict=True):
+        text = text.replace(json.dumps(mistral), json.dumps(gemma))
+    document = json.loads(text)
+    spaces = {"pattern": {"String": " "}}
+    document["normalizer"] = {"type": "Replace", **spaces, "content": "▁"}
+    document["pre_tokenizer"] = {
+        "type": "Split", **spaces, "behavior": "MergedWithPrevious", "invert": False
+    }  # fmt: skip
+    for token in document["added_tokens"]:
+        token["special"] = token["content"] != "<mask>"
+    rust = Tokenizer.from_str(json.dumps(document))
+    image = {"boi_token": names[6], "eoi_token": names[7], "image_token": names[8]}
+    config: Config = {
+        "add_bos_token": True, "add_eos_token": False, "added_tokens_decoder": _listed(rust),
+        "bos_token": "<bos>", "chat_template": _template(source, "gemma3"),
+        "clean_up_tokenization_spaces": False, "eos_token": "<eos>", "extra_special_tokens": image,
+        "model_max_length": 10**30, "pad_token": "<pad>", "processor_class": "Gemma3Processor",
+        "sp_model_kwargs": None, "spaces_between_special_tokens": False, "unk_token": "<unk>",
+        "tokenizer_class": "GemmaTokenizer", "use_default_system_prompt": False, **image,
+    }  # fmt: skip
+    (folder / "tokenizer.model").unlink()
+    _write(folder, rust, config, {"model_type": "gemma3", "vocab_size": 32768})
+
+
+def _llama_2(folder: Path, source: Path) -> None:
+    """Write what meta-llama/Llama-2-7b-chat-hf has, but for its vocabulary."""
+    shutil.copy(source / "mistral-v1.model", folder / "tokenizer.model")
+    small_tokenizers.sentencepiece_hf(folder, folder / "tokenizer.model")
+    rust = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spaces = normalizers.Replace(" ", "▁")
+    rust.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    flags = {"__type": "AddedToken", "lstrip": False, "normalized": False, "rstrip": False}
+    config: Config = {
+        "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
+        **{k: {**flags, "content": v, "single_word": False} for k, v in special.items()},
+        "legacy": False, "model_max_length": 10**30, "pad_token": None, "padding_side": "right",
+        "sp_model_kwargs": {}, "tokenizer_class": "LlamaTokenizer",
+    }  # fmt: skip
+    _write(folder, rust, config, {"model_type": "llama", "vocab_size": 32000})
     _write_json(folder / "special_tokens_map.json", special)
 
 

@@ -25,6 +25,12 @@ TEXTS = (
     "<|im_start|>user\nq<|im_end|> <s>[INST] b[/INST]</s> <｜User｜>q<|eot_id|>",
     "", " ",
 )  # fmt: skip
+GEMMA = {
+    "tokenizer_class": "GemmaTokenizerFast", "pad_token": "<s>", "bos_token": "<s>",
+    "eos_token": "</s>", "mask_token": "<think>", "extra_special_tokens": {"image_token": "<s>"},
+}  # fmt: skip
+GPT2 = {"tokenizer_class": "GPT2Tokenizer", **dict.fromkeys(
+    ("bos_token", "eos_token", "unk_token"), "<|end_of_text|>")}  # fmt: skip
 Edit = Callable[[Path], None]
 checked = pytest.mark.skipif(not hf_folder.is_checked(), reason="Transformers decides every folder")
 QWEN = {
@@ -138,6 +144,20 @@ SHORT: dict[str, tuple[str, list[Edit]]] = {
         model(model_type="deepseek_v3", auto_map={"AutoConfig": "configuration.Config"})]),
     "mistral": ("small-hf", [
         tokens(**LLAMA, add_prefix_space=True), lists(), model(model_type="mistral")]),
+    "llama 2": ("small-hf", [tokens(**LLAMA), lists(), model(model_type="llama")]),
+    "llama 2, not legacy": ("small-hf", [
+        tokens(**{**LLAMA, "legacy": False}), model(model_type="llama")]),
+    "llama 2, no prefix": ("small-hf", [
+        tokens(**LLAMA, add_prefix_space=False), model(model_type="llama")]),
+    "gemma": ("small-hf", [
+        tokens(**GEMMA, boi_token="</s>"), lists(), model(model_type="gemma3_text")]),
+    "gemma, no class": ("small-hf", [
+        tokens(**{**GEMMA, "tokenizer_class": None}), model(model_type="gemma2")]),
+    "gpt 2": ("small-byte-level", [tokens(**GPT2), model(model_type="gpt2")]),
+    "gpt 2, a prefix": ("small-byte-level", [
+        tokens(**GPT2, add_prefix_space=True), lists(), model(model_type="gpt2")]),
+    "named extra tokens": ("small-digits", [
+        tokens(extra_special_tokens={"image_token": "<|im_end|>"})]),
 }  # fmt: skip
 
 
@@ -177,21 +197,43 @@ def overlaps(folder: Path) -> None:
     edit(folder / "tokenizer.json", added_tokens=[token, *document["added_tokens"]])
 
 
-LONG_QWEN: dict[str, list[Edit]] = {
-    "another pattern": [pattern],
-    "an added token in the vocabulary": [overlaps],
-    "no NFC": [lambda folder: edit(folder / "tokenizer.json", normalizer=None)],
-    "a prefix space": [tokens(add_prefix_space=True)],
-    "a special token by default": [
-        adds("tokenizer_config.json", json.dumps({k: QWEN[k] for k in QWEN if k != "pad_token"}))
-    ],
-    "another class": [tokens(tokenizer_class="GPT2Tokenizer")],
-}
+QWEN_CHANGES: dict[str, tuple[bool, list[Edit]]] = {  # whether Transformers is left out
+    "another pattern": (True, [pattern]),
+    "another pattern, as it is": (
+        False, [pattern, tokens(tokenizer_class="PreTrainedTokenizerFast")]),
+    "an added token in the vocabulary": (True, [overlaps]),
+    "no NFC": (True, [lambda folder: edit(folder / "tokenizer.json", normalizer=None)]),
+    "a prefix space": (True, [tokens(add_prefix_space=True)]),
+    "a special token by default": (False, [
+        adds("tokenizer_config.json", json.dumps({k: QWEN[k] for k in QWEN if k != "pad_token"}))]),
+    "another class": (False, [tokens(tokenizer_class="GPT2Tokenizer")]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LONG_QWEN)
+@checked
+@pytest.mark.parametrize("name", QWEN_CHANGES)
 def test_folders_that_qwens_class_changes(qwen_like: Path, tmp_path: Path, name: str) -> None:
-    folder = copied(qwen_like, tmp_path / "folder", *LONG_QWEN[name])
+    short, edits = QWEN_CHANGES[name]
+    folder = copied(qwen_like, tmp_path / "folder", *edits)
+    assert is_short(folder) == short
+    assert_as_transformers(folder)
+
+
+def normalized(folder: Path) -> None:
+    """Have a normalizer change the text that an added token is looked for in."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"][-1]["normalized"] = True
+    edit(folder / "tokenizer.json", **document)
+
+
+@pytest.mark.parametrize("edits", [
+    [tokens(**{**GEMMA, "mask_token": "<mask>"}), model(model_type="gemma")],
+    [tokens(**LLAMA), model(model_type="llama"), normalized],
+    [tokens(**GPT2), model(model_type="gpt2", tokenizer_class="GPT2Tokenizer"),
+     tokens(tokenizer_class=None)],
+], ids=["a new token", "a normalized token", "a class elsewhere"])  # fmt: skip
+def test_folders_that_other_classes_change(small: Path, tmp_path: Path, edits: list[Edit]) -> None:
+    folder = copied(small / "small-hf", tmp_path / "folder", *edits)
     assert not is_short(folder)
     assert_as_transformers(folder)
 
@@ -206,7 +248,7 @@ LONG: dict[str, list[Edit]] = {
     "a token that tokenizer.json lacks": [tokens(pad_token="<|new|>")],
     "a text token made special": [tokens(pad_token="<think>")],
     "an extra token made special": [tokens(additional_special_tokens=["<think>"])],
-    "named extra tokens": [tokens(extra_special_tokens={"image_token": "<|im_end|>"})],
+    "a named extra token made special": [tokens(image_token="<think>")],
     "another flag": [lists(special=True)],
     "old lists": [adds("special_tokens_map.json", '{"unk_token": "<|pad|>"}')],
     "old added tokens": [adds("added_tokens.json", '{"<|new|>": 800}')],
@@ -311,7 +353,7 @@ def test_a_folder_like_gemmas(small: Path, tmp_path: Path) -> None:
         "type": "Replace", "pattern": {"String": " "}, "content": "▁"}, pre_tokenizer={
         "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
         "invert": False})  # fmt: skip
-    assert not is_short(folder)
+    assert is_short(folder) == hf_folder.is_checked()
     assert_as_transformers(folder)
 
 

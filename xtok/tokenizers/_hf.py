@@ -72,6 +72,10 @@ class HuggingFaceBackend(ConfiguredBackend):
         name = getattr(self._rust.model, "unk_token", None)
         if name is not None:
             return self._rust.token_to_id(name)
+        if type(self._rust.model).__name__ == "BPE" and self._byte_fallback:
+            # LlamaTokenizer of Transformers 5 declares the token, and builds a model without it.
+            declared: int | None = getattr(self._hf, "unk_token_id", None)
+            return declared
         if type(self._rust.model).__name__ != "Unigram":
             return None
         unknown: int | None = json.loads(self._rust.to_str())["model"].get("unk_id")

@@ -6,8 +6,8 @@ Transformers decides:
 
 - The installed Transformers is of a version that this rule was checked with.
 - For the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer
-  takes `tokenizer.json` as it is; or it builds a Qwen2Tokenizer, and `tokenizer.json` has just the
-  parts that this class builds.
+  takes `tokenizer.json` as it is; or it builds a Qwen2Tokenizer, GemmaTokenizer, LlamaTokenizer or
+  GPT2Tokenizer around its vocabulary and merges, which is done here as these classes do it.
 - `tokenizer_config.json` has only keys that change neither tokens nor how text is encoded.
 - The added and special tokens that it lists are those of `tokenizer.json`, flags included.
 - No other file lists tokens or chat templates, and `tokenizer.json` neither pads nor truncates.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._folder import SPECIAL_NAMES, chat_templates
@@ -147,16 +147,26 @@ class PlainTokenizer:
             self.backend_tokenizer.get_added_tokens_decoder()
         )
         self.chat_template: Mapping[str, str] = {}
+        self._change: Callable[[RustTokenizer], None] | None = None
 
     def _read(self) -> RustTokenizer:
         from tokenizers import Tokenizer as RustTokenizer
 
         return RustTokenizer.from_file(str(self._path))
 
+    def apply(self, change: Callable[[RustTokenizer], None]) -> None:
+        """Change the tokenizer as a class of Transformers does."""
+        self._change = change
+        change(self.backend_tokenizer)
+        self.added_tokens_decoder = self.backend_tokenizer.get_added_tokens_decoder()
+
     @functools.cached_property
     def _prompts(self) -> RustTokenizer:
         """The tokenizer for whole prompts, which few commands encode; the backend has the other."""
-        return self._read()
+        rust = self._read()
+        if self._change is not None:
+            self._change(rust)
+        return rust
 
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
         """Encode whole texts as they are, without further special tokens."""
@@ -168,30 +178,105 @@ class PlainTokenizer:
 
 
 # By a model's type, "" without a config.json: the classes for which AutoTokenizer takes
-# tokenizer.json as it is, or builds the same (_is_qwen). From models/auto/tokenization_auto.py of
-# transformers 5.8.1, 5.12.1, 5.16.1, 5.20.2 and 5.23.0. Some versions before lose DeepSeek's spaces
+# tokenizer.json as it is, and those that build around its vocabulary and merges (_PARTS). From
+# models/auto/tokenization_auto.py and the classes' own files of transformers 5.8.1, 5.12.1, 5.16.1,
+# 5.20.2 and 5.23.0. Some versions before lose DeepSeek's spaces
 # (https://github.com/huggingface/transformers/issues/45488).
 _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-_LLAMA = _PLAIN | {"LlamaTokenizer", "LlamaTokenizerFast"}
+_LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
 _DEEPSEEK_TYPES = ("deepseek_v2", "deepseek_v3")
 _MISTRAL_TYPES = ("mistral", "mixtral", "mistral3", "ministral3")
 _QWEN_TYPES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_GEMMA_TYPES = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
 _CLASSES = {
     **dict.fromkeys(("", "llama", "llama4", "gpt_oss", "glm4_moe", "nemotron_h"), _PLAIN),
-    **dict.fromkeys((*_DEEPSEEK_TYPES, *_MISTRAL_TYPES), _LLAMA),
-    **dict.fromkeys(_QWEN_TYPES, _PLAIN | {"Qwen2Tokenizer", "Qwen2TokenizerFast"}),
+    **dict.fromkeys((*_DEEPSEEK_TYPES, *_MISTRAL_TYPES), _PLAIN | _LLAMA),
+    **dict.fromkeys(_QWEN_TYPES, _PLAIN),
 }
+_BUILT = {
+    **dict.fromkeys(_QWEN_TYPES, "Qwen2Tokenizer"),
+    **dict.fromkeys(_GEMMA_TYPES, "GemmaTokenizer"),
+    "llama": "LlamaTokenizer",
+    "gpt2": "GPT2Tokenizer",
+}
+
+
+class _Parts(NamedTuple):
+    """What a class of Transformers builds around the vocabulary and merges of a BPE."""
+
+    normalizer: Any
+    pre_tokenizer: Any
+    decoder: Any
+    special: Mapping[str, str]  # the tokens that the class gives roles where the config does not
+    unk_token: str | None = None
+    fuse_unk: bool = False
+    byte_fallback: bool = False
+
+    def changes(self, rust: RustTokenizer) -> bool:
+        """Tell whether this differs from what `tokenizer.json` has."""
+        parts = ("normalizer", "pre_tokenizer", "decoder")
+        options = ("unk_token", "fuse_unk", "byte_fallback")
+        return (
+            any(_specs(getattr(self, part)) != _specs(getattr(rust, part)) for part in parts)
+            or any(getattr(self, name) != getattr(rust.model, name) for name in options)
+            or bool(rust.model.dropout or rust.model.ignore_merges)
+        )
+
+    def apply(self, rust: RustTokenizer) -> None:
+        """Build what the class builds."""
+        rust.normalizer, rust.pre_tokenizer = self.normalizer, self.pre_tokenizer
+        rust.decoder, model = self.decoder, rust.model
+        model.unk_token, model.fuse_unk = self.unk_token, self.fuse_unk
+        model.byte_fallback, model.dropout, model.ignore_merges = self.byte_fallback, None, False
+
+
+def _specs(part: Any) -> list[dict[str, Any]]:
+    return [{k: v for k, v in spec.items() if k != "trim_offsets"} for spec in components(part)]
+
+
+def _parts_of(name: str, config: Mapping[str, Any]) -> _Parts:
+    """Return what a class builds: `models/*/tokenization_*.py` of transformers 5.23.0."""
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+    ends = dict.fromkeys(("eos_token", "unk_token"), "<|endoftext|>")
+    if name == "Qwen2Tokenizer":
+        space = bool(config.get("add_prefix_space"))
+        split = pre_tokenizers.Split(Regex(QWEN_PATTERN), behavior="isolated")
+        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
+        pre = pre_tokenizers.Sequence([split, as_bytes])
+        special = {**ends, "pad_token": "<|endoftext|>"}
+        return _Parts(normalizers.NFC(), pre, decoders.ByteLevel(), special)
+    if name == "GPT2Tokenizer":
+        space = bool(config.get("add_prefix_space"))
+        pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+        special = {**ends, "bos_token": "<|endoftext|>"}
+        return _Parts(None, pre_tokenizer, decoders.ByteLevel(), special)
+    decoder = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if name == "GemmaTokenizer":
+        special = {f"{role}_token": f"<{role}>" for role in ("unk", "bos", "eos", "pad", "mask")}
+        unknown = _content(config.get("unk_token", "<unk>"))
+        split = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+        spaces = normalizers.Replace(" ", "▁")
+        return _Parts(spaces, split, decoders.Sequence(decoder), special, unknown, True, True)
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    space = config.get("add_prefix_space") is not False
+    if space:
+        decoder.append(decoders.Strip(content=" ", left=1))
+    scheme = ("always" if config.get("legacy") else "first") if space else "never"
+    marks = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    return _Parts(None, marks, decoders.Sequence(decoder), special, None, True, True)
+
 
 _NAMES = frozenset(f"{role}_token" for role in SPECIAL_NAMES)
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 _HARMLESS = {  # about decoding, lengths, the ends of a text; or for slow tokenizers alone
     *("add_bos_token", "add_eos_token", "backend", "chat_template", "clean_up_tokenization_spaces"),
     *("errors", "is_local", "legacy", "local_files_only", "model_input_names", "model_max_length"),
-    *("padding_side", "sp_model_kwargs", "spaces_between_special_tokens", "truncation_side"),
-    *("use_default_system_prompt",),
+    *("padding_side", "processor_class", "sp_model_kwargs", "spaces_between_special_tokens"),
+    *("truncation_side", "use_default_system_prompt"),
 }
 _CHECKED = {"added_tokens_decoder", "add_prefix_space", "split_special_tokens", "tokenizer_class"}
-_KEYS = {*_NAMES, *_EXTRA, *_HARMLESS, *_CHECKED}
+_KEYS = {*_EXTRA, *_HARMLESS, *_CHECKED}
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -214,12 +299,39 @@ def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
     except files.error:  # what is missing or damaged: Transformers has its own answer
         return None
     plain = _read_file(path)
-    if plain is None or not _tokens_allow(plain, config, model_type):
+    if plain is None:
         return None
-    plain.chat_template, rust = templates, plain.backend_tokenizer
-    for name in (name for name in _NAMES if config.get(name) is not None):
-        setattr(plain, f"{name}_id", rust.token_to_id(_content(config[name])))
+    parts = _parts_of(_BUILT[model_type], config) if model_type in _BUILT else None
+    if config.get("tokenizer_class") in _PLAIN:  # which of the two, versions differ for Qwen
+        if model_type in _QWEN_TYPES and not (
+            parts and _fits(plain, parts) and parts.special.keys() <= config.keys()
+        ):
+            return None
+        parts = None
+    if not _tokens_allow(plain, config, model_type, parts):
+        return None
+    roles = _with_roles(config, parts)
+    if parts is not None:
+        plain.apply(functools.partial(_build, parts, set(roles.values())))
+    plain.chat_template = templates
+    for name, token in roles.items():
+        setattr(plain, f"{name}_id", plain.backend_tokenizer.token_to_id(token))
     return plain
+
+
+def _with_roles(config: Mapping[str, Any], parts: _Parts | None) -> dict[str, str]:
+    """Return the special tokens that have a role: the class's, unless the config has another."""
+    named = {**(parts.special if parts else {}), **{k: config[k] for k in _NAMES if k in config}}
+    return {name: _content(token) for name, token in named.items() if token is not None}
+
+
+def _build(parts: _Parts, special: set[str], rust: RustTokenizer) -> None:
+    """Build what a class builds, and make special what has a role."""
+    parts.apply(rust)
+    for token in rust.get_added_tokens_decoder().values():
+        if token.content in special and not token.special:
+            token.special = True
+            rust.add_special_tokens([token])
 
 
 def _read_file(path: Path) -> PlainTokenizer | None:
@@ -238,31 +350,56 @@ def _read_file(path: Path) -> PlainTokenizer | None:
 
 def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model_type: str) -> bool:
     """Tell whether the configs, and which files there are, leave it to `tokenizer.json`."""
-    old_files = ("special_tokens_map.json", "added_tokens.json")  # read without the listing
+    name = config.get("tokenizer_class")
+    built = _BUILT.get(model_type)
+    if name is None and built != "LlamaTokenizer":  # the type's own
+        name = None if "tokenizer_class" in files.json("config.json") else built
+    keys = {key for key, value in config.items() if not _is_token(key, value)}
     return (
-        str(config.get("tokenizer_class")) in _CLASSES.get(model_type, ())
-        and config.keys() <= _KEYS
+        name is not None
+        and (name in _CLASSES.get(model_type, ()) or str(name).removesuffix("Fast") == built)
+        and keys <= _KEYS
         and not config.get("split_special_tokens")
         and not (model_type in _MISTRAL_TYPES and find_spec("mistral_common"))
-        and ("added_tokens_decoder" in config or not any(map(files.find, old_files)))
+        and ("added_tokens_decoder" in config or not _old_files_change(files, config))
         and not files.has_folder("additional_chat_templates")
     )
 
 
-def _tokens_allow(plain: PlainTokenizer, config: Mapping[str, Any], model_type: str) -> bool:
-    """Tell whether the config lists the tokens of `tokenizer.json`, and the class has its parts."""
+def _old_files_change(files: ModelFiles, config: Mapping[str, Any]) -> bool:
+    """Tell whether what is read where the config does not list the tokens says something else."""
+    old = files.json("special_tokens_map.json").items()
+    same = all(k in _NAMES and _content(v) == _content(config.get(k)) for k, v in old)
+    return not same or files.find("added_tokens.json") is not None
+
+
+def _is_token(key: str, value: Any) -> bool:
+    """Tell whether an entry names a special token: one of the roles, or one of the model's own."""
+    return key in _NAMES or (key.endswith("_token") and isinstance(value, str))
+
+
+def _tokens_allow(
+    plain: PlainTokenizer, config: Mapping[str, Any], model_type: str, parts: _Parts | None
+) -> bool:
+    """Tell whether the config lists the tokens of `tokenizer.json`, and the class can be built."""
     added = plain.added_tokens_decoder
     listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
     special = {token.content for token in added.values() if token.special}
-    named = [config[name] for name in _NAMES if config.get(name) is not None]
+    named = [t for k, t in config.items() if _is_token(k, t) and t is not None]
     for key in _EXTRA:
-        named += extra if isinstance(extra := config.get(key) or [], list) else [extra]
+        extra = config.get(key) or []
+        named += extra.values() if isinstance(extra, dict) else extra
+    if parts is not None:  # a class makes special what has a role
+        roles = set(_with_roles(config, parts).values())
+        special |= roles & {token.content for token in added.values()}
+        named += roles
     byte_level = type(plain.backend_tokenizer.decoder).__name__ == "ByteLevel"
     return (
         config.get("added_tokens_decoder", listed) == listed
         and special.issuperset(map(_content, named))
         and (model_type not in _DEEPSEEK_TYPES or byte_level)
-        and (model_type not in _QWEN_TYPES or (byte_level and _is_qwen(plain, config)))
+        and not (parts is not None and _BUILT[model_type] == "LlamaTokenizer" and byte_level)
+        and (parts is None or _fits(plain, parts, exactly=False))
     )
 
 
@@ -271,29 +408,21 @@ def _content(token: Any) -> str:
     return str(token.get("content") if isinstance(token, dict) else token)
 
 
-def _is_qwen(plain: PlainTokenizer, config: Mapping[str, Any]) -> bool:
-    """Tell whether `tokenizer.json` has just the parts that a Qwen2Tokenizer builds.
+def _fits(plain: PlainTokenizer, parts: _Parts, *, exactly: bool = True) -> bool:
+    """Tell whether a class makes of `tokenizer.json` what `_build` does; exactly: nothing new.
 
-    It takes vocabulary and merges from the file, numbers added tokens from the vocabulary's end,
-    and has defaults for special tokens (models/qwen2/tokenization_qwen2.py, transformers 5.23.0).
+    A class takes vocabulary and merges of a BPE, and numbers the added tokens that the vocabulary
+    lacks from its end.
     """
-    rust = plain.backend_tokenizer
+    rust, added = plain.backend_tokenizer, plain.added_tokens_decoder
     model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
-    splits = [
-        {key: value for key, value in spec.items() if key != "trim_offsets"}
-        for spec in components(rust.pre_tokenizer)
-    ]
+    if type(model).__name__ != "BPE":
+        return False
+    new = [i for i, token in sorted(added.items()) if model.token_to_id(token.content) != i]
+    is_normalized = any(token.normalized for token in added.values())
     return (
-        type(model).__name__ == "BPE"
-        and not (model.dropout or model.unk_token or model.fuse_unk or model.byte_fallback)
-        and not (model.continuing_subword_prefix or model.end_of_word_suffix or model.ignore_merges)
-        and [spec["type"] for spec in components(rust.normalizer)] == ["NFC"]
-        and splits == [
-            {"type": "Split", "pattern": {"Regex": QWEN_PATTERN}, "behavior": "Isolated",
-             "invert": False},
-            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-        ]
-        and not config.get("add_prefix_space")
-        and sorted(plain.added_tokens_decoder) == list(range(size, rust.get_vocab_size()))
-        and {"eos_token", "pad_token", "unk_token"} <= config.keys()
-    )  # fmt: skip
+        not (model.continuing_subword_prefix or model.end_of_word_suffix)
+        and new == list(range(size, rust.get_vocab_size()))
+        and not (is_normalized and _specs(parts.normalizer) != _specs(rust.normalizer))
+        and not (exactly and parts.changes(rust))
+    )
