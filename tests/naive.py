@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -168,3 +168,34 @@ def projected_logprobs(
             now = round(total / unit * (end / ends[-1]))
             shares[i], valid[i], before = (now - before) * unit, True, now
     return shares, valid
+
+
+def ngrams(token: bytes) -> Counter[tuple[object, int]]:
+    """The n-grams of a token, each numbered by how often it stood before."""
+    symbols = ["^", *token, "$"]
+    grams: list[object] = [("whole", token), *token]
+    for n in (2, 3, 4):
+        grams += [tuple(symbols[i : i + n]) for i in range(len(symbols) - n + 1)]
+    return Counter((g, number) for g, n in Counter(grams).items() for number in range(n))
+
+
+def spelling_cosines(rows: list[bytes], columns: list[bytes], most_columns: int) -> list[Row]:
+    """The positive cosines of spelling of each row with the columns, as `spelling` defines them."""
+    row_grams, column_grams = list(map(ngrams, rows)), list(map(ngrams, columns))
+    counts = sum([*row_grams, *column_grams], Counter())
+    in_columns = sum(column_grams, Counter())
+    total = len(rows) + len(columns)
+
+    def cosines(row: Counter[tuple[object, int]], limit: int) -> Row:
+        def square(grams: Counter[tuple[object, int]]) -> int:
+            kept = [g for g in grams if in_columns[g] <= limit]
+            return sum(round(16 * math.log2((total + 1) / counts[g]) + 1) ** 2 for g in kept)
+
+        products = {place: square(row & column) for place, column in enumerate(column_grams)}
+        return {
+            place: product / math.sqrt(square(row)) / math.sqrt(square(column_grams[place]))
+            for place, product in products.items()
+            if product
+        }
+
+    return [cosines(row, most_columns) or cosines(row, len(columns)) for row in row_grams]

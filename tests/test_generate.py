@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from test_stages import byte_ranks
@@ -22,14 +24,15 @@ from test_stages import byte_ranks
 import xtok
 from xtok.config import GenerateConfig
 from xtok.embeddings import sources
-from xtok.embeddings.cache import Cache
 from xtok.embeddings.checkpoint import Model, find_layer
 from xtok.embeddings.generate import generate
 from xtok.embeddings.similarity import TILE, Cosine
+from xtok.embeddings.spelling import most_similar
 from xtok.errors import EmbeddingError, XtokError
 from xtok.io import cache_folder
 from xtok.maps.file import to_safetensors
 from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.progress import silent
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import match_bytes
@@ -47,11 +50,10 @@ class Table:
 
     def __init__(self, vectors: dict[str, Sequence[float]]) -> None:
         self.key: dict[str, Any] = {"kind": "table"}
-        self.vectors = vectors
-        self.calls = 0
+        self.vectors, self.notes, self.seen = vectors, list[str](), list[Sequence[str]]()
 
     def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
-        self.calls += 1
+        self.seen.append(texts)
         dimension = len(next(iter(self.vectors.values())))
         return np.array([self.vectors.get(t, [0] * dimension) for t in texts], np.float32)
 
@@ -79,30 +81,125 @@ def rows_of(projection: ProjectionMap) -> dict[int, list[tuple[int, float]]]:
     return {s: [(t, round(w, 5)) for t, w in row] for s, row in rows.items()}
 
 
-# Weights
+# By spelling
+
+TOKENS = st.lists(st.text("ab ", min_size=1, max_size=6).map(str.encode), max_size=12, unique=True)
+
+
+@given(TOKENS, TOKENS, st.integers(1, 5), st.integers(1, 4))
+def test_cosines_of_spelling_are_those_of_the_definition(
+    rows: list[bytes], columns: list[bytes], k: int, most_columns: int
+) -> None:
+    values, places = most_similar(rows, columns, k, silent, most_columns)
+    expected = naive.spelling_cosines(rows, columns, most_columns)
+    for row, cosines in enumerate(expected):
+        best = sorted(cosines.items(), key=lambda item: (-round(item[1], 12), item[0]))[:k]
+        assert [int(p) for p in places[row] if p >= 0] == [place for place, _ in best]
+        np.testing.assert_allclose(values[row, : len(best)], [c for _, c in best], rtol=1e-12)
+        assert not values[row, len(best) :].any()
+
+
+def test_runs_of_spaces_are_nearest_to_runs_of_like_length() -> None:
+    runs = [b" " * n for n in range(1, 40)]
+    _, places = most_similar(runs, runs, 3, silent)
+    assert places[7, 0] == 7
+    assert places[7, 1] in (6, 8)
+
+
+@pytest.mark.parametrize("pair", [("byte_level", "sentencepiece"), ("ranks", "digits")])
+def test_every_text_token_has_a_row_and_what_both_have_itself_on_top(
+    pair: tuple[str, str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = map(request.getfixturevalue, pair)
+    found = generate(student, teacher)
+    found.check()
+    text = student.table.text_ids
+    assert np.flatnonzero(found.row_kind).tolist() == text.tolist()
+    assert set(found.row_kind[text].tolist()) == {RowKind.SIMILAR}
+    equal = match_bytes(student.table, teacher.table)
+    assert len(equal) > 200
+    assert found.heaviest_teacher_ids[list(equal)].tolist() == list(equal.values())
+    assert found.method == "spelling"
+    monkeypatch.setattr("xtok.embeddings.spelling.available_cores", lambda: 7)
+    monkeypatch.setattr("xtok.embeddings.spelling._BLOCK", 3)
+    assert to_safetensors(generate(student, teacher, "spelling")) == to_safetensors(found)
+
+
+def test_weights_by_spelling(student: Tokenizer, teacher: Tokenizer) -> None:
+    """The exponent is 10 times the largest cosine, in eighths."""
+    found = generate(student, teacher, config=GenerateConfig(top_k=3))
+    rows, columns = student.table.tokens()[:258], teacher.table.tokens()[:260]
+    for row, cosines in list(enumerate(naive.spelling_cosines(rows, columns, 1000)))[250:]:
+        best = sorted(cosines.items(), key=lambda item: (-item[1], item[0]))[:3]
+        powers = np.array([c ** (round(80 * best[0][1]) / 8) for _, c in best])
+        ids, weights = found.row(row)
+        assert ids.tolist() == [place for place, _ in best]
+        np.testing.assert_allclose(weights, powers / powers.sum(), rtol=1e-6)
+
+
+def test_near_equivalents_are_spelled_alike(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the")
+    found = generate(student, teacher, config=GenerateConfig(top_k=2, canonicalization="relaxed"))
+    assert found.row(256)[0][0] == ord(",")
+    assert found.row(257)[0][0] == 256
+
+
+def test_a_threshold_on_shares_of_the_top_k(student: Tokenizer, teacher: Tokenizer) -> None:
+    whole = generate(student, teacher)
+    cut = generate(student, teacher, config=GenerateConfig(weight_threshold=0.2))
+    expected = int((whole.weights >= np.float32(0.2)).sum())
+    assert cut.nnz == expected < whole.nnz
+    assert cut.reports[0].counts["entries below the threshold"] == whole.nnz - expected
+
+
+@pytest.mark.real
+def test_real_vocabularies_by_spelling(load_real: Callable[[str], Tokenizer]) -> None:
+    student, teacher = load_real("mistral-v3.model"), load_real("claude-2")
+    found = generate(student, teacher)
+    text = student.table.text_ids
+    assert np.flatnonzero(found.row_kind).tolist() == text.tolist()
+    equal = match_bytes(student.table, teacher.table)
+    assert found.heaviest_teacher_ids[list(equal)].tolist() == list(equal.values())
+    table = teacher.table
+    best = [table[t] for t in found.row(" function")[0][:3].tolist()]
+    assert best == [b" function", b" functions", b" functional"]
+
+
+def test_progress_is_told_where_stderr_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xtok.report, "SECONDS_PER_LINE", 0)
+    with xtok.report.progress_bar("embedding", 8) as advance:
+        advance(2)
+        advance(6)
+    assert capsys.readouterr().err == "note: embedding: 25%, about 0 minutes left\n"
+
+
+# Weights of embeddings
 
 
 def test_weights_by_the_power_of_the_largest_cosine(
-    student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path
+    student: Tokenizer, teacher: Tokenizer, source: Table
 ) -> None:
-    found = generate(student, teacher, "table", GenerateConfig(top_k=3), cache=Cache(tmp_path))
+    found = generate(student, teacher, "table", GenerateConfig(top_k=3))
     found.check()
     # |cosines| of "the" with "the", " the", "abc", "th" are 1, 0.8, 0.6, 0; the exponent is 10.
     powers = np.array([1, 0.8**10, 0.6**10])
     ids = [258, 257, 259]
     expected = [(i, round(w, 5)) for i, w in zip(ids, powers / powers.sum(), strict=True)]
     assert rows_of(found) == {256: expected, 257: expected}
-    assert found.row_kind[256] == found.row_kind[257] == RowKind.EMBEDDING
+    assert found.row_kind[256] == found.row_kind[257] == RowKind.SIMILAR
     assert np.count_nonzero(found.row_kind) == 2
     assert found.scale_slot is None
-    assert (found.method, found.top_k) == ("generate", 3)
+    assert (found.method, found.top_k) == ("table", 3)
 
 
 def test_softmax_takes_the_sign_into_account(
-    student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path
+    student: Tokenizer, teacher: Tokenizer, source: Table
 ) -> None:
     config = GenerateConfig(top_k=2, transform="softmax", temperature=0.5)
-    found = rows_of(generate(student, teacher, "table", config, cache=Cache(tmp_path)))
+    found = rows_of(generate(student, teacher, "table", config))
     weights = np.exp(np.array([1, 0.8]) / 0.5)
     first, second = (round(float(w), 5) for w in weights / weights.sum())
     assert found[256] == [(258, first), (257, second)]
@@ -111,7 +208,7 @@ def test_softmax_takes_the_sign_into_account(
 
 @pytest.mark.parametrize(("transform", "kept"), [("power", [258, 257]), ("softmax", [258, 257])])
 def test_the_threshold_is_on_shares_of_the_whole_row(
-    student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path,
+    student: Tokenizer, teacher: Tokenizer, source: Table,
     transform: Any, kept: list[int],
 ) -> None:  # fmt: skip
     cosines = np.array([1, 0.8, 0.6, 0])
@@ -119,10 +216,9 @@ def test_the_threshold_is_on_shares_of_the_whole_row(
     shares = weights / weights.sum()
     assert shares[1] > 0.01 > shares[2]
     config = GenerateConfig(top_k=1, transform=transform, weight_threshold=0.99)
-    cache = Cache(tmp_path)
-    assert generate(student, teacher, "table", config, cache=cache).row_kind[256] == RowKind.EMPTY
+    assert generate(student, teacher, "table", config).row_kind[256] == RowKind.EMPTY
     config = replace(config, top_k=4, weight_threshold=0.01)
-    found = generate(student, teacher, "table", config, cache=cache)
+    found = generate(student, teacher, "table", config)
     ids, w = found.row(256)
     assert ids.tolist() == kept
     np.testing.assert_allclose(w, shares[:2] / shares[:2].sum(), rtol=1e-6)
@@ -130,7 +226,7 @@ def test_the_threshold_is_on_shares_of_the_whole_row(
 
 
 def test_what_has_no_text_is_left_out_and_counted(
-    byte_level: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path, monkeypatch: Any
+    byte_level: Tokenizer, sentencepiece: Tokenizer, monkeypatch: Any
 ) -> None:
     class Seen(Table):
         def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
@@ -138,7 +234,7 @@ def test_what_has_no_text_is_left_out_and_counted(
             return random_vectors(len(texts), 4)
 
     monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *a, **o: Seen({"": [1]}))
-    found = generate(byte_level, sentencepiece, "x", cache=Cache(tmp_path))
+    found = generate(byte_level, sentencepiece, "x")
     table = byte_level.vocabulary.table
     assert table is not None
     for i in range(len(table)):
@@ -147,7 +243,22 @@ def test_what_has_no_text_is_left_out_and_counted(
         except UnicodeDecodeError:
             has_text = False
         assert bool(found.row_kind[i]) == has_text, table.name(i)
-    assert "235 partial UTF-8, 5 control, 80 unused" in found.reports[0].notes[0]
+    assert "235 partial UTF-8, 5 control, 80 unused" in found.reports[0].notes[1]
+
+
+def test_relaxed_forms_are_embedded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table({",": [1, 0], " ,": [0, 1], "\n\n": [1, 1], "\r\n\r\n": [1, -1]})
+    monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *args, **options: table)
+    student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
+    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the")
+    exact = generate(student, teacher, "table", GenerateConfig(top_k=1))
+    config = GenerateConfig(top_k=1, canonicalization="relaxed")
+    relaxed = generate(student, teacher, "table", config)
+    seen = [list(texts)[-2:] for texts in table.seen]
+    assert seen == [[" ,", "\r\n\r\n"], ["\n\n", " the"], [",", "\n\n"], ["\n\n", " the"]]
+    assert rows_of(exact)[256] == [(256, 1.0)]  # "\n\n": 0.7, "," none
+    assert rows_of(relaxed)[256] == [(ord(","), 1.0)]
+    assert rows_of(relaxed)[257] == [(256, 1.0)]
 
 
 # Similarity
@@ -296,25 +407,22 @@ def test_tied_embeddings_are_found_under_either_name(small: Path, tmp_path: Path
     save_file({"lm_head.weight": torch.randn(4, 3)}, folder / "model.safetensors")
     assert find_layer(Model(folder)).name == "lm_head.weight"
     (folder / "config.json").write_text('{"tie_word_embeddings": false}')
-    with pytest.raises(EmbeddingError, match=r"none of the 1 tensors of .* is an input-embedding"):
+    with pytest.raises(EmbeddingError):
         find_layer(Model(folder))
 
 
-def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer, tmp_path: Path) -> None:
+def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer) -> None:
     folder = models / "student"
     pieces = load_tokenizer(str(folder))
     matrix = weights_of(folder)
     source = sources.InputLayer(Model(folder))
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
-    vectors = source.embed(texts, xtok.progress.silent)
+    vectors = source.embed(texts, silent)
     for text, vector in zip(texts, vectors, strict=True):
         expected = matrix[pieces.segment(text.encode())].mean(axis=0)
         np.testing.assert_allclose(vector, expected, atol=1e-6)
     config = GenerateConfig(top_k=5)
-    found = generate(
-        sentencepiece, load_tokenizer(str(models / "teacher")), f"input:{folder}", config,
-        cache=Cache(tmp_path),
-    )  # fmt: skip
+    found = generate(sentencepiece, models / "teacher", f"input:{folder}", config)
     found.check()
     for token in (b" the", b"e"):  # what is spelled alike is embedded alike
         tables = [v.table for v in (found.student, found.teacher)]
@@ -360,104 +468,24 @@ def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path, 
 def test_ridge_makes_up_for_other_dimensions(models: Path) -> None:
     student, teacher = str(models / "student"), str(models / "teacher")
     generate(student, teacher, "own").check()
-    with pytest.raises(
-        EmbeddingError, match=r"have 32 dimensions, the teacher's 48.*give ridge with anchor_fit="
-    ):
+    with pytest.raises(EmbeddingError, match="32 dimensions, the teacher's 48") as caught:
         generate(student, teacher, "own", GenerateConfig(anchor_fit="orthogonal"))
+    assert caught.value.parameter == "anchor_fit"
 
 
-# The cache
-
-
-def test_embeddings_are_cached_by_content(
-    student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path
-) -> None:
-    folder = tmp_path / "new" / "cache"
-    first = generate(student, teacher, "table", cache=Cache(folder))
-    assert source.calls == 2
-    assert len(list(folder.iterdir())) == 2
-    second = generate(student, teacher, "table", cache=Cache(folder))
-    assert source.calls == 2
-    assert to_safetensors(first) == to_safetensors(second)
-    generate(student, teacher, "table", cache=Cache(folder, recompute=True))
-    assert source.calls == 4
-    next(folder.iterdir()).write_bytes(b"damaged")
-    generate(student, teacher, "table", cache=Cache(folder))
-    assert source.calls == 5
-    source.key = {**source.key, "sha256": "another"}
-    generate(student, teacher, "table", cache=Cache(folder))
-    assert source.calls == 7
-
-
-def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
-    """The system's own limit on a file's size stands for the disk."""
-    code = (
-        "import sys, resource, numpy as np\n"
-        "from pathlib import Path\n"
-        "from xtok.embeddings.cache import Cache\n"
-        "from xtok.errors import EmbeddingError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n"
-        "try:\n"
-        "    Cache(Path(sys.argv[1])).put({}, np.zeros((1000, 10), np.float32))\n"
-        "except EmbeddingError as error:\n"
-        "    print(error.message)\n"
+def test_weights_of_two_dtypes(models: Path, small: Path, tmp_path: Path) -> None:
+    """The same numbers stored as float32: bfloat16 and float32 compare alike."""
+    folder = tmp_path / "teacher"
+    shutil.copytree(small / "small-byte-level", folder)
+    matrix = torch.from_numpy(weights_of(models / "teacher"))
+    save_file({"model.embed_tokens.weight": matrix}, folder / "model.safetensors")
+    found, expected = (
+        generate(models / "student", teacher, "own") for teacher in (folder, models / "teacher")
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith(f"embeddings cannot be cached in {tmp_path}: "), done.stderr
-    assert "File too large" in done.stdout
-    assert not list(tmp_path.iterdir())
+    assert rows_of(found) == rows_of(expected)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux")
-def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("XTOK_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "xtok"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "xtok"
-    monkeypatch.setenv("XTOK_CACHE_DIR", "~/elsewhere")
-    assert cache_folder() == tmp_path / "elsewhere"
-
-
-def test_two_processes_at_once_do_not_corrupt_it(models: Path, tmp_path: Path) -> None:
-    args = ["generate", "--student-model", str(models / "student"), "--teacher-model"]
-    args += [str(models / "teacher"), "--embedding-model", f"input:{models / 'teacher'}"]
-    args += ["--cache-dir", str(tmp_path / "cache"), "--quiet", "--force-recompute", "--output"]
-    running = [
-        subprocess.Popen([sys.executable, "-m", "xtok", *args, str(tmp_path / f"{i}.safetensors")])
-        for i in range(3)
-    ]
-    assert [process.wait(timeout=300) for process in running] == [0, 0, 0]
-    assert len({(tmp_path / f"{i}.safetensors").read_bytes() for i in range(3)}) == 1
-    files = sorted((tmp_path / "cache").iterdir())
-    assert len(files) == 2
-    assert all(path.suffix == ".safetensors" for path in files)
-
-
-def test_an_interrupted_run_goes_on_from_what_it_embedded(
-    student: Tokenizer, teacher: Tokenizer, source: Table, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    embed = source.embed
-
-    def interrupted(texts: Sequence[str], progress: object) -> NDArray[np.float32]:
-        if source.calls == 1:
-            raise KeyboardInterrupt
-        return embed(texts, progress)
-
-    monkeypatch.setattr(source, "embed", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        generate(student, teacher, "table", cache=Cache(tmp_path))
-    monkeypatch.undo()
-    monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *args, **options: source)
-    generate(student, teacher, "table", cache=Cache(tmp_path))
-    assert source.calls == 2  # the student's are from the first run
-
-
-# Without an embedding model
+# Sentence models
 
 
 @pytest.fixture(scope="module")
@@ -500,6 +528,155 @@ def sentence_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_sentence_model_is_the_mean_of_the_last_layer(
+    sentence_bert: Path, tmp_path: Path
+) -> None:
+    """Each text alone, so without padding, by the definition."""
+    from transformers import AutoModel, AutoTokenizer
+
+    texts = ["the cat", "c", "cat " * 40, "the"]
+    source = sources.SentenceModel(Model(sentence_bert), GenerateConfig(), tmp_path)
+    found = source.embed(texts, silent)
+    tokenizer = AutoTokenizer.from_pretrained(sentence_bert)
+    model = AutoModel.from_pretrained(sentence_bert, dtype=torch.float32)
+    for text, vector in zip(texts, found, strict=True):
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=16)
+        with torch.inference_mode():
+            mean = model(**inputs).last_hidden_state[0].mean(dim=0)
+        np.testing.assert_allclose(vector, mean / mean.norm(), atol=2e-6)
+
+
+def test_sentence_embeddings_are_kept_by_what_they_depend_on(
+    sentence_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    compute = sources.SentenceModel._computed
+
+    def counting(self: Any, texts: Sequence[str], progress: Any) -> NDArray[np.float32]:
+        computed.append(len(texts))
+        return compute(self, texts, progress)
+
+    monkeypatch.setattr(sources.SentenceModel, "_computed", counting)
+    folder = tmp_path / "new" / "cache"
+
+    def embedded(texts: Sequence[str], **how: Any) -> NDArray[np.float32]:
+        config = GenerateConfig(dtype=how.pop("dtype", "float32"))
+        source = sources.SentenceModel(Model(sentence_bert), config, folder, **how)
+        return source.embed(texts, silent)
+
+    first = embedded(["the", "cat"])
+    np.testing.assert_array_equal(embedded(["the", "cat"]), first)
+    assert computed == [2]
+    embedded(["the"])
+    embedded(["the", "cat"], dtype="bfloat16")
+    embedded(["the", "cat"], force_recompute=True)
+    assert computed == [2, 1, 2, 2]
+    for path in folder.iterdir():
+        path.write_bytes(b"damaged")
+    np.testing.assert_array_equal(embedded(["the", "cat"]), first)
+    assert computed == [2, 1, 2, 2, 2]
+    monkeypatch.setattr(sources, "replacing", lambda path: (_ for _ in ()).throw(OSError(28, "x")))
+    assert len(embedded(["cat"])) == 1  # a full disk does not cost the work
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the folder of Linux")
+def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XTOK_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "xtok"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "xtok"
+    monkeypatch.setenv("XTOK_CACHE_DIR", "~/elsewhere")
+    assert cache_folder() == tmp_path / "elsewhere"
+
+
+def test_two_processes_at_once_do_not_corrupt_the_cache(
+    sentence_bert: Path, small: Path, tmp_path: Path
+) -> None:
+    args = ["generate", str(small / "small.model"), str(small / "small-digits"), "--quiet"]
+    args += ["--embedding-model", f"sentence:{sentence_bert}", "--force-recompute"]
+    args += ["--cache-dir", str(tmp_path / "cache"), "--output"]
+    running = [
+        subprocess.Popen([sys.executable, "-m", "xtok", *args, str(tmp_path / f"{i}.safetensors")])
+        for i in range(3)
+    ]
+    assert [process.wait(timeout=300) for process in running] == [0, 0, 0]
+    assert len({(tmp_path / f"{i}.safetensors").read_bytes() for i in range(3)}) == 1
+    files = sorted((tmp_path / "cache").iterdir())
+    assert [path.suffix for path in files] == [".npy", ".npy"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("modules.json", "{"),
+        ("modules.json", '{"a": 1}'),
+        ("1_Pooling/config.json", '{"pooling_mode_cls_token": true}'),
+        ("model.safetensors", "cut"),
+    ],
+)
+def test_sentence_models_that_are_damaged_or_pool_otherwise(
+    sentence_bert: Path, tmp_path: Path, file: str, content: str
+) -> None:
+    folder = tmp_path / "bert"
+    shutil.copytree(sentence_bert, folder)
+    (folder / file).write_text(content)
+    with pytest.raises(EmbeddingError, match="bert"):
+        generate("bytes", "bytes", f"sentence:{folder}", cache_dir=tmp_path / "cache")
+
+
+def test_a_model_without_sentence_embeddings(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(EmbeddingError, match=r"has no modules.json.*input:"):
+        generate("./no", "./no", f"sentence:{models / 'student'}", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("pair", [("bytes", "null:300"), ("null:300", "bytes")])
+@pytest.mark.parametrize("kind", ["spelling", "sentence"])
+def test_a_side_without_texts_has_an_empty_map(
+    pair: tuple[str, str], kind: str, sentence_bert: Path, tmp_path: Path
+) -> None:
+    model = "spelling" if kind == "spelling" else f"sentence:{sentence_bert}"
+    found = generate(*pair, model, cache_dir=tmp_path)
+    found.check()
+    assert found.nnz == 0
+
+
+@pytest.fixture
+def minilm(real: Callable[[str], str]) -> str:
+    return real("minilm")
+
+
+@pytest.mark.real
+def test_minilm_knows_what_words_mean(minilm: str, cli: Cli, tmp_path: Path) -> None:
+    words = (" the", " cat", "cat", " kitten", " nine", " money", " dollar")
+    byte_ranks(tmp_path / "student.tiktoken", *words[:6])
+    byte_ranks(tmp_path / "teacher.tiktoken", " Cat", " kitten", " money", " 9", " cash")
+    pattern = r"\p{N}{1,3}| ?\p{L}+|\s+"
+    args = ["generate", "--student-model", f"student.tiktoken@{pattern}"]
+    args += ["--teacher-model", f"teacher.tiktoken@{pattern}"]
+    args += ["--embedding-model", f"sentence:{minilm}", "--cache-dir", "cache"]
+    files = set()
+    for threads in ("1", "2"):
+        done = cli(*args, "--force-recompute", env={"OMP_NUM_THREADS": threads})
+        assert done.returncode == 0, done.stderr
+        files.add((tmp_path / done.stdout.strip()).read_bytes())
+    assert len(files) == 1
+    found = ProjectionMap.load(tmp_path / done.stdout.strip())
+    table = found.teacher.table
+    assert table is not None
+    best = {i: [table[t] for t in found.row(256 + i)[0][:2].tolist()] for i in range(6)}
+    assert best[1][0] == best[2][0] == b" Cat"  # the model is uncased, and drops spaces
+    assert best[3][0] == b" kitten"
+    assert set(best[5]) == {b" money", b" cash"}
+    again = cli(*args)
+    assert again.stderr.count("from the cache") == 2
+    assert (tmp_path / again.stdout.strip()).read_bytes() in files
+
+
+# Without an embedding model
+
+
 def cached_repo(home: Path, repo: str, folder: Path) -> Path:
     """Put a folder into the hub's cache as a repo that was fetched."""
     base = home / "hub" / f"models--{repo.replace('/', '--')}"
@@ -509,193 +686,9 @@ def cached_repo(home: Path, repo: str, folder: Path) -> Path:
     return base
 
 
-def test_the_default_is_the_models_own_embeddings(
-    cli: Cli, args: list[str], tmp_path: Path
-) -> None:
-    done = cli(*args)
-    assert (done.returncode, done.stdout) == (
-        0, "student_to_teacher_generate_top10_no-scale-trick_embedding-model-own.safetensors\n"
-    ), done.stderr  # fmt: skip
-    assert "note: embeddings: own, as both models have weights\n" in done.stderr
-    explicit = cli(*args, "--embedding-model", "own", "--output", "own.safetensors")
-    assert "note: embeddings" not in explicit.stderr
-    made = (tmp_path / done.stdout.strip()).read_bytes()
-    assert made == (tmp_path / "own.safetensors").read_bytes()
-    assert to_safetensors(xtok.generate(args[2], args[4])) == made
-
-
-def test_the_default_of_a_file_is_a_sentence_model(
-    cli: Cli, args: list[str], small: Path, sentence_bert: Path, tmp_path: Path
-) -> None:
-    """From the hub's cache, without a network and without sentence-transformers."""
-    env = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://[::1]:9"}
-    env["HF_HUB_CACHE"] = str(tmp_path / "hf" / "hub")
-    args[2] = str(small / "small.model")
-    missing = cli(*args, env={**env, "HF_HUB_OFFLINE": "1"})
-    fails(
-        missing,
-        "the student small.model has no safetensors weights, and the default embedding model is "
-        "not usable: sentence-transformers/all-MiniLM-L6-v2 is no file or folder here and not in "
-        "the local cache",
-        "hf download sentence-transformers/all-MiniLM-L6-v2; without the hub: "
-        "python scripts/fetch_tokenizers.py minilm",
-    )
-    assert not list(tmp_path.glob("*.safetensors"))
-    cached_repo(tmp_path / "hf", "sentence-transformers/all-MiniLM-L6-v2", sentence_bert)
-    done = cli(*args, "--output", "a.safetensors", env={**env, "HF_HUB_OFFLINE": "1"})
-    assert (done.returncode, done.stdout) == (0, "a.safetensors\n"), done.stderr
-    assert (
-        "note: embeddings: sentence:sentence-transformers/all-MiniLM-L6-v2, because the student "
-        "small.model has no safetensors weights\n" in done.stderr
-    )
-    [step] = ProjectionMap.load(tmp_path / "a.safetensors").history
-    model = step["options"]["embedding_model"]
-    assert (model["kind"], model["model"]) == (
-        "sentence", "sentence-transformers/all-MiniLM-L6-v2"
-    )  # fmt: skip
-    name = "sentence:sentence-transformers/all-MiniLM-L6-v2"
-    done = cli(
-        *args, "--embedding-model", name, "--output", "b.pt", env={**env, "HF_HUB_OFFLINE": "1"}
-    )
-    assert (done.returncode, done.stdout) == (0, "b.pt\n"), done.stderr
-    assert "2 vocabularies' embeddings from the cache" in done.stderr
-
-
-def test_offline_it_is_known_or_an_error_whether_a_repo_has_weights(
-    cli: Cli, models: Path, small: Path, tmp_path: Path
-) -> None:
-    """A map does not depend on what happens to be in the cache."""
-    home = tmp_path / "hf"
-    env = {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub")}
-    whole = cached_repo(home, "org/whole", models / "teacher")
-    bare = cached_repo(home, "org/bare", small / "small-digits")
-    pair = ["generate", "--student-model", "org/bare", "--teacher-model", "org/whole"]
-    fails(
-        cli(*pair, "--cache-dir", "cache", env=env),
-        "the weights of org/bare are not in the local cache",
-        "hf download org/bare --include 'model*.safetensors*'",
-    )
-    for name in ("model.safetensors", "model.safetensors.index.json"):  # the hub has none
-        (bare / ".no_exist" / ("1" * 40)).mkdir(parents=True, exist_ok=True)
-        (bare / ".no_exist" / ("1" * 40) / name).touch()
-    done = cli(*pair, "--cache-dir", "cache", env=env)
-    fails(done, "the student org/bare has no safetensors weights, and the default", "hf download")
-    pair[2] = "org/whole"
-    assert cli(*pair, env={**env, "HF_HUB_OFFLINE": "1"}).returncode == 0
-    for shard in (whole / "snapshots" / ("1" * 40)).glob("model-*"):
-        shard.unlink()
-    fails(
-        cli(*pair, env={**env, "HF_HUB_OFFLINE": "1"}), "org/whole at revision 1111", "hf download"
-    )
-
-
-def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
-    done = cli(
-        "generate", "--student-model", models / "student", "--teacher-model", models / "teacher",
-        "--keep_top_tokens", "-1", "--data_dir", "new/data", "--top_k", "10",
-        "--weight_threshold", "0.0", "--force_recompute", "--use_canonicalization",
-    )  # fmt: skip
-    name = "new/data/temp_projection_map_student_to_teacher_top_10.pt"
-    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
-    assert "own embeddings are of ids, not texts: canonicalization changes nothing" in done.stderr
-    done = cli(
-        "generate", "--student-model", models / "student", "--teacher-model", models / "teacher",
-        "--embedding-model", f"input:{models / 'student'}", "--data-dir", "new/data",
-        "--output", "a.pt",
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "a.pt\n"), done.stderr
-    assert len(list((tmp_path / "new" / "data").iterdir())) == 3  # the first map, and embeddings
-    done = cli(
-        "generate", "--student-model", models / "student", "--teacher-model", models / "teacher",
-        "--keep_top_tokens", "100",
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "generate always takes every token" in done.stderr
-
-
-def test_relaxed_forms_are_embedded_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
-
-    class Seen(Table):
-        def embed(self, texts: Sequence[str], progress: object) -> NDArray[np.float32]:
-            seen.append(list(texts)[-2:])
-            return super().embed(texts, progress)
-
-    table = Seen({",": [1, 0], " ,": [0, 1], "\n\n": [1, 1], "\r\n\r\n": [1, -1]})
-    monkeypatch.setattr("xtok.embeddings.generate.open_source", lambda *args, **options: table)
-    student = byte_ranks(tmp_path / "student.tiktoken", " ,", "\r\n\r\n")
-    teacher = byte_ranks(tmp_path / "teacher.tiktoken", "\n\n", " the")
-    cache = Cache(tmp_path / "cache")
-    exact = generate(student, teacher, "table", GenerateConfig(top_k=1), cache=cache)
-    config = GenerateConfig(top_k=1, canonicalization="relaxed")
-    relaxed = generate(student, teacher, "table", config, cache=cache)
-    assert seen == [[" ,", "\r\n\r\n"], ["\n\n", " the"], [",", "\n\n"], ["\n\n", " the"]]
-    assert rows_of(exact)[256] == [(256, 1.0)]  # "\n\n": 0.7, "," none
-    assert rows_of(relaxed)[256] == [(ord(","), 1.0)]
-    assert rows_of(relaxed)[257] == [(256, 1.0)]
-    assert "canonicalization" not in exact.history[0]["options"]
-    assert relaxed.history[0]["options"]["canonicalization"] == "relaxed"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("no layer", "is an input-embedding layer that xtok knows"),
-        ("cut shard", "model.safetensors is not a whole safetensors file"),
-        ("empty index", "is not an index of shards"),
-    ],
-)
-def test_damaged_weights_are_one_line(
-    cli: Cli, args: list[str], small: Path, tmp_path: Path, damage: str, message: str
-) -> None:
-    folder = tmp_path / "damaged"
-    shutil.copytree(small / "small-digits", folder)
-    name = "h.0.weight" if damage == "no layer" else "model.embed_tokens.weight"
-    save_file({name: torch.zeros(2000, 8)}, folder / "model.safetensors")
-    if damage == "cut shard":
-        os.truncate(folder / "model.safetensors", 9000)
-    elif damage == "empty index":
-        (folder / "model.safetensors.index.json").touch()
-    args[2] = str(folder)
-    fails(cli(*args), message)
-    assert sorted(os.listdir(tmp_path)) == ["damaged"]
-
-
-@pytest.mark.parametrize("pair", [("bytes", "null:300"), ("null:300", "bytes")])
-def test_a_side_without_texts_has_an_empty_map(
-    pair: tuple[str, str], sentence_bert: Path, tmp_path: Path
-) -> None:
-    found = generate(*pair, f"sentence:{sentence_bert}", cache=Cache(tmp_path))
-    found.check()
-    assert rows_of(found) == {}
-
-
-def test_an_empty_folder_is_no_model(cli: Cli, args: list[str], tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    args[2] = "empty"
-    fails(cli(*args), "empty has no tokenizer.json")
-    assert os.listdir(tmp_path) == ["empty"]
-
-
-def test_weights_of_two_dtypes(models: Path, small: Path, tmp_path: Path) -> None:
-    """The same numbers stored as float32: bfloat16 and float32 compare alike."""
-    folder = tmp_path / "teacher"
-    shutil.copytree(small / "small-byte-level", folder)
-    matrix = torch.from_numpy(weights_of(models / "teacher"))
-    save_file({"model.embed_tokens.weight": matrix}, folder / "model.safetensors")
-    found, expected = (
-        generate(models / "student", teacher, "own") for teacher in (folder, models / "teacher")
-    )
-    assert rows_of(found) == rows_of(expected)
-
-
-# The command
-
-
 @pytest.fixture
-def args(models: Path, tmp_path: Path) -> list[str]:
-    given = ["generate", "--student-model", str(models / "student"), "--teacher-model"]
-    return [*given, str(models / "teacher"), "--cache-dir", str(tmp_path / "cache")]
+def args(models: Path) -> list[str]:
+    return ["generate", str(models / "student"), str(models / "teacher")]
 
 
 def fails(done: subprocess.CompletedProcess[str], message: str, hint: str = "") -> None:
@@ -708,6 +701,103 @@ def fails(done: subprocess.CompletedProcess[str], message: str, hint: str = "") 
     assert "Traceback" not in done.stderr
 
 
+def test_the_default_is_the_models_own_embeddings(
+    cli: Cli, args: list[str], tmp_path: Path
+) -> None:
+    done = cli(*args)
+    assert (done.returncode, done.stdout) == (
+        0, "student_to_teacher_generate_top10_own.safetensors\n"
+    ), done.stderr  # fmt: skip
+    assert "own embeddings" in done.stderr
+    explicit = cli(*args, "--embedding-model", "own", "--output", "own.safetensors")
+    assert explicit.returncode == 0
+    made = (tmp_path / done.stdout.strip()).read_bytes()
+    assert made == (tmp_path / "own.safetensors").read_bytes()
+    assert to_safetensors(xtok.generate(args[1], args[2])) == made
+
+
+def test_without_weights_on_a_side_the_default_is_spelling(
+    cli: Cli, args: list[str], small: Path, tmp_path: Path
+) -> None:
+    """No network, no PyTorch, and no file but the map."""
+    env = {"XTOK_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPROFILEIMPORTTIME": "1"}
+    done = cli("generate", "--student-model", small / "small.model", "--teacher-model", args[2],
+               env=env)  # fmt: skip
+    name = "small_to_teacher_generate_top10_spelling.safetensors"
+    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
+    assert "note: compared by spelling: the student small.model has no" in done.stderr
+    assert "| torch\n" not in done.stderr
+    assert os.listdir(tmp_path) == [name]
+    made = ProjectionMap.load(tmp_path / name)
+    assert made.method == "spelling"
+    [step] = made.history
+    assert step["options"]["embedding_model"] == {"kind": "spelling"}
+    done = cli("generate", args[1], small / "small-digits", "-o", "a.pt")
+    assert (done.returncode, done.stdout) == (0, "a.pt\n")
+    assert "note: compared by spelling: the teacher small-digits has no" in done.stderr
+    kinds = json.loads(cli("inspect", "a.pt", "--json").stdout)["rows_by_kind"]
+    assert set(kinds) == {"empty", "similar"}
+
+
+def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
+    cli: Cli, models: Path, small: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "hf"
+    env = {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub")}
+    whole = cached_repo(home, "org/whole", models / "teacher")
+    bare = cached_repo(home, "org/bare", small / "small-digits")
+    pair = ["generate", "org/bare", "org/whole", "-o", "a.pt"]
+    done = cli(*pair, env=env)
+    assert (done.returncode, done.stdout) == (0, "a.pt\n"), done.stderr
+    assert "org/bare are not in the local cache" in done.stderr
+    for name in ("model.safetensors", "model.safetensors.index.json"):  # the hub has none
+        (bare / ".no_exist" / ("1" * 40)).mkdir(parents=True, exist_ok=True)
+        (bare / ".no_exist" / ("1" * 40) / name).touch()
+    assert "org/bare has no safetensors weights" in cli(*pair, env=env).stderr
+    hub = {**env, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://[::1]:9"}
+    assert cli(*pair, env=hub).returncode == 0
+    pair[1] = "org/whole"
+    assert "own embeddings" in cli(*pair, env=env).stderr
+    for shard in (whole / "snapshots" / ("1" * 40)).glob("model-*"):  # there, and broken
+        shard.unlink()
+    fails(cli(*pair, env=env), "org/whole at revision 1111", "hf download")
+
+
+@pytest.mark.parametrize("damage", ["no layer", "cut shard", "empty index"])
+def test_weights_that_are_there_and_broken_are_an_error(
+    cli: Cli, args: list[str], small: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(small / "small-digits", folder)
+    name = "h.0.weight" if damage == "no layer" else "model.embed_tokens.weight"
+    save_file({name: torch.zeros(2000, 8)}, folder / "model.safetensors")
+    if damage == "cut shard":
+        os.truncate(folder / "model.safetensors", 9000)
+    elif damage == "empty index":
+        (folder / "model.safetensors.index.json").touch()
+    args[1] = str(folder)
+    fails(cli(*args), "damaged")
+    assert os.listdir(tmp_path) == ["damaged"]
+
+
+def test_nemo_rls_command_line(cli: Cli, models: Path, tmp_path: Path) -> None:
+    args = ["generate", "--student-model", models / "student", "--teacher-model"]
+    done = cli(
+        *args, models / "teacher", "--keep_top_tokens", "-1", "--data_dir", "new/data", "--top_k",
+        "10", "--weight_threshold", "0.0", "--force_recompute", "--use_canonicalization",
+    )  # fmt: skip
+    name = "new/data/temp_projection_map_student_to_teacher_top_10.pt"
+    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
+    done = cli(*args, "bytes", "--data-dir", "new/data", "--weight_threshold", "0.1")
+    name = "new/data/temp_projection_map_student_to_bytes_top_10_thresh_0.100.pt"
+    assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
+    assert len(list((tmp_path / "new" / "data").iterdir())) == 2
+    assert cli(*args, models / "teacher", "--keep_top_tokens", "100").returncode == 2
+
+
+# The command
+
+
 def test_the_same_file_whatever_the_chunks_and_threads(
     cli: Cli, args: list[str], models: Path, tmp_path: Path
 ) -> None:
@@ -718,12 +808,9 @@ def test_the_same_file_whatever_the_chunks_and_threads(
             env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
             done = cli(
                 *args, "--embedding-model", embedding, "--chunk-size", chunk_size,
-                "--force-recompute", "--weight-threshold", "0.001", env=env,
+                "--weight-threshold", "0.001", env=env,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
-            assert done.stdout.startswith(
-                "student_to_teacher_generate_top10_no-scale-trick_weight-threshold-0.001_embedding-"
-            )
             files.add((tmp_path / done.stdout.strip()).read_bytes())
         assert len(files) == 1
 
@@ -747,18 +834,18 @@ def test_the_history_says_what_made_it(
         "embedding_model": {
             "kind": "input", "model": "student", "pooling": "mean", "revision": None
         },
-        "ridge": 0.01,
+        "canonicalization": "exact",
         "temperature": 0.05,
         "top_k": 3,
         "weight_threshold": 0.0,
         "transform": "power",
     }  # fmt: skip
-    assert set(found["rows_by_kind"]) == {"empty", "embedding"}
+    assert set(found["rows_by_kind"]) == {"empty", "similar"}
     path = "--initial-projection-path"
     assert cli("reapply-exact", path, "a.safetensors", "--output", "b.safetensors").returncode == 0
     assert cli("sort-cut", path, "b.safetensors", "--output", "c.pt").returncode == 0
     kinds = json.loads(cli("inspect", "c.pt", "--json").stdout)["rows_by_kind"]
-    assert set(kinds) == {"empty", "embedding", "exact", "role"}
+    assert set(kinds) == {"empty", "similar", "exact", "role"}
 
 
 def test_strict_refuses_tokens_without_bytes(
@@ -776,9 +863,9 @@ def test_strict_refuses_tokens_without_bytes(
     embedding = ["--embedding-model", f"input:{models / 'teacher'}"]
     whole = cli(*args, *embedding, "--strict", "--output", "whole.safetensors")
     assert (whole.returncode, whole.stdout) == (0, "whole.safetensors\n"), whole.stderr
-    args[2] = str(folder)
+    args[1] = str(folder)
     done = cli(*args, *embedding, "--strict", "--output", "strict.safetensors")
-    fails(done, f"student student: no bytes behind 1 id: {empty} ", "leave out --strict")
+    fails(done, f"student student: no bytes behind 1 id: {empty} ", "--strict")
     assert not (tmp_path / "strict.safetensors").exists()
     lax = cli(*args, *embedding, "--output", "lax.safetensors")
     assert (lax.returncode, lax.stdout) == (0, "lax.safetensors\n"), lax.stderr
@@ -791,48 +878,43 @@ def test_bad_input_is_one_line(
     good = f"input:{models / 'student'}"
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    (tmp_path / "other").mkdir()
-    save_file({"h.0.weight": torch.zeros(3)}, tmp_path / "other" / "model.safetensors")
     before = sorted(os.listdir(tmp_path))
     for options, message, hint in (
-        (["--embedding-model", str(models)], "does not say what to take of it", "sentence:MODEL"),
-        (["--embedding-model", "input:./none"], "no such folder: ./none", ""),
+        (["--embedding-model", str(models)], str(models), "sentence:MODEL"),
+        (["--embedding-model", "input:./none"], "./none", ""),
         (["--embedding-model", "input:file"], "file is a file", ""),
-        (["--embedding-model", "input:empty"], "neither model.safetensors nor", ""),
-        (["--embedding-model", "input:other"], "is an input-embedding layer", "embed_tokens"),
-        (["--embedding-model", "input:no/body"], "no/body is no file or folder here", "hf down"),
-        (["--embedding-model", good, "--embedding-revision", "v1"], "has no revision v1", ""),
-        (["--embedding-model", good, "--device", "tpu"], "no device tpu", "cuda:0"),
-        (["--embedding-model", good, "--device", "cpu:"], "no device cpu:", "cuda:0"),
-        (["--embedding-model", good, "--device", "cuda:\u0663"], "no device cuda:", "cuda:0"),
-        (["--embedding-model", good, "--top-k", "4000"], "top_k 4000 is more than", "--top-k"),
-        (["--embedding-model", good, "--cache-dir", "file/x"], "file/x cannot be used", "--cache"),
-        (["--embedding-model", good, "--output", "file/a.pt"], "the output, file, is a file", ""),
+        (["--embedding-model", "input:empty"], "model.safetensors", ""),
+        (["--embedding-model", "input:no/body@v1"], "no/body at revision v1", "hf down"),
+        (["--device", "tpu"], "tpu", "cuda:0"),
+        (["--device", "cpu:"], "cpu:", "cuda:0"),
+        (["--device", "cuda:\u0663"], "cuda:", "cuda:0"),
+        (["--top-k", "4000"], "4000", "--top-k"),
+        (["--embedding-model", good, "--output", "file/a.pt"], "file", ""),
+        (["--embedding-model", "own", "-t", str(small / "small.model")], "small.model", "--embed"),
+        (["-t", "empty"], "empty", ""),
     ):
-        fails(cli(*args, *options), message, hint)
-    tokenizer = str(small / "small.model")
-    done = cli(*args, "--embedding-model", "own", "--student-model", tokenizer)
-    fails(done, "small.model is a tokenizer file: it has no embeddings", "--embedding-model")
-    left = set(os.listdir(tmp_path)) - set(before)
-    assert left <= {"cache"}
-    done = cli(*args, "--embedding-revision", "v1")
-    fails(done, "the embedding revision v1 is of no embedding model", "name one: ")
+        typed = args[:2] if "-t" in options else args
+        fails(cli(*typed, *options), message, hint)
+    assert sorted(os.listdir(tmp_path)) == before
     for option, value in (
         ("--temperature", "0"), ("--weight-threshold", "1"), ("--dtype", "int8"),
-        ("--keep_top_tokens", "100"), ("--canonicalization", "none"),
+        ("--canonicalization", "none"),
     ):  # fmt: skip
-        assert cli(*args, "--embedding-model", good, option, value).returncode == 2
+        assert cli(*args, option, value).returncode == 2
+
+
+def test_an_unusable_cache_folder(
+    cli: Cli, args: list[str], sentence_bert: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    done = cli(*args, "--embedding-model", f"sentence:{sentence_bert}", "--cache-dir", "file/x")
+    fails(done, "file/x", "--cache-dir")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_asked_for_and_absent(cli: Cli, args: list[str]) -> None:
     for device in ("cuda", "cuda:3"):
-        done = cli(*args, "--embedding-model", "own", "--device", device)
-        fails(
-            done,
-            f"PyTorch finds 0 CUDA devices, and not the device {device}",
-            "give cpu with --device",
-        )
+        fails(cli(*args, "--device", device), device, "--device")
 
 
 def test_nan_names_the_tokens(cli: Cli, args: list[str], small: Path, tmp_path: Path) -> None:
@@ -845,12 +927,11 @@ def test_nan_names_the_tokens(cli: Cli, args: list[str], small: Path, tmp_path: 
     for path in folder.glob("model*"):
         path.unlink()
     save_file({"model.embed_tokens.weight": matrix}, folder / "model.safetensors")
-    args[2] = str(folder)
+    args[1] = str(folder)
     for embedding in (f"input:{folder}", "own"):
         done = cli(*args, "--embedding-model", embedding)
-        fails(done, "are not finite: of tokens ", "check the checkpoint")
+        fails(done, "are not finite")
         assert f"{the} ' the'" in done.stderr
-    assert not list((tmp_path / "cache").glob("*"))
 
 
 def test_a_tokenizer_that_the_checkpoint_does_not_hold(
@@ -895,125 +976,14 @@ def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
         find_layer(Model(tmp_path)).read()
 
 
-def test_top_k_and_anchors_that_are_not_there(
-    student: Tokenizer, tmp_path: Path, source: Table
-) -> None:
-    with pytest.raises(XtokError, match="top_k 300 is more than the 258 tokens of the teacher"):
-        generate(student, student, "table", GenerateConfig(top_k=300), cache=Cache(tmp_path))
+def test_top_k_and_anchors_that_are_not_there(student: Tokenizer, source: Table) -> None:
+    with pytest.raises(XtokError, match=r"300.*258") as caught:
+        generate(student, student, "table", GenerateConfig(top_k=300))
+    assert caught.value.parameter == "top_k"
     wrong: list[dict[str, Any]] = [
-        {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0}, {"ridge": -1.0},
+        {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0},
         {"transform": "sofmax"}, {"anchor_fit": "none"}, {"dtype": "int8"},
     ]  # fmt: skip
     for options in wrong:
         with pytest.raises(ValueError, match=next(iter(options))):
             GenerateConfig(**options)
-
-
-# sentence-transformers
-
-
-@pytest.fixture
-def without_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *rest: None if name == "sentence_transformers" else find(name, *rest),
-    )
-
-
-@pytest.mark.usefixtures("without_sentence_transformers")
-def test_the_extra_is_named_where_it_is_missing(sentence_bert: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "bert"
-    shutil.copytree(sentence_bert, folder)
-    pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    with pytest.raises(EmbeddingError, match="is no BERT with mean pooling") as caught:
-        generate("./no", "./no", f"sentence:{folder}", cache=Cache(tmp_path))
-    expected = "pip install sentence-transformers"
-    assert caught.value.hint == expected
-
-
-def test_a_sentence_bert_needs_transformers_alone(sentence_bert: Path) -> None:
-    """Each text alone, so without padding, by the definition: the mean of the last layer."""
-    from transformers import AutoModel, AutoTokenizer
-
-    texts = ["the cat", "c", "cat " * 40, "the"]
-    source = sources.SentenceModel(Model(sentence_bert), "cpu", "float32")
-    found = source.embed(texts, xtok.progress.silent)
-    tokenizer = AutoTokenizer.from_pretrained(sentence_bert)
-    model = AutoModel.from_pretrained(sentence_bert, dtype=torch.float32)
-    for text, vector in zip(texts, found, strict=True):
-        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=16)
-        with torch.inference_mode():
-            mean = model(**inputs).last_hidden_state[0].mean(dim=0)
-        np.testing.assert_allclose(vector, mean / mean.norm(), atol=2e-6)
-    assert "sentence_transformers" not in sys.modules
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_bits_as_sentence_transformers(sentence_bert: Path, dtype: Any) -> None:
-    pytest.importorskip("sentence_transformers")
-    source = sources.SentenceModel(Model(sentence_bert), "cpu", dtype)
-    texts = ["the cat", "c", "", "cat " * 40, "the"]
-    found = source.embed(texts, xtok.progress.silent)
-    source._loaded, source._pooling = None, None
-    np.testing.assert_array_equal(found, source.embed(texts, xtok.progress.silent))
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("modules.json", "{", "is no sentence-transformers model that can be read"),
-        ("modules.json", '{"a": 1}', "is no sentence-transformers model that can be read"),
-        ("model.safetensors", "cut", "the sentence model bert cannot be loaded"),
-    ],
-)
-def test_a_damaged_sentence_model(
-    sentence_bert: Path, cli: Cli, tmp_path: Path, file: str, content: str, message: str
-) -> None:
-    folder = tmp_path / "bert"
-    shutil.copytree(sentence_bert, folder)
-    (folder / file).write_text(content)
-    args = ["--student-model", "bytes", "--teacher-model", "bytes", "--cache-dir", "cache"]
-    fails(cli("generate", *args, "--embedding-model", f"sentence:{folder}"), message)
-    assert sorted(os.listdir(tmp_path)) == ["bert", "cache"]
-
-
-def test_a_model_without_sentence_embeddings(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(EmbeddingError, match=r"has no modules.json.*input:"):
-        generate("./no", "./no", f"sentence:{models / 'student'}", cache=Cache(tmp_path))
-
-
-@pytest.fixture
-def minilm(real: Callable[[str], str]) -> str:
-    return real("minilm")
-
-
-@pytest.mark.real
-def test_minilm_knows_what_words_mean(minilm: str, cli: Cli, tmp_path: Path) -> None:
-    words = (" the", " cat", "cat", " kitten", " nine", " money", " dollar")
-    byte_ranks(tmp_path / "student.tiktoken", *words[:6])
-    byte_ranks(tmp_path / "teacher.tiktoken", " Cat", " kitten", " money", " 9", " cash")
-    pattern = r"\p{N}{1,3}| ?\p{L}+|\s+"
-    args = ["generate", "--student-model", f"student.tiktoken@{pattern}"]
-    args += ["--teacher-model", f"teacher.tiktoken@{pattern}"]
-    args += ["--embedding-model", f"sentence:{minilm}", "--cache-dir", "cache"]
-    files = set()
-    for threads in ("1", "2"):
-        done = cli(*args, "--force-recompute", env={"OMP_NUM_THREADS": threads})
-        assert done.returncode == 0, done.stderr
-        files.add((tmp_path / done.stdout.strip()).read_bytes())
-    assert len(files) == 1
-    found = ProjectionMap.load(tmp_path / done.stdout.strip())
-    table = found.teacher.table
-    assert table is not None
-    best = {i: [table[t] for t in found.row(256 + i)[0][:2].tolist()] for i in range(6)}
-    assert best[1][0] == best[2][0] == b" Cat"  # the model is uncased, and drops spaces
-    assert best[3][0] == b" kitten"
-    assert set(best[5]) == {b" money", b" cash"}
-    again = cli(*args)
-    assert "2 vocabularies' embeddings from the cache" in again.stderr
-    assert (tmp_path / again.stdout.strip()).read_bytes() in files

@@ -334,7 +334,11 @@ class GenerateConfig(Config):
 
     top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES)
     weight_threshold: float = option(
-        0.0, "Drop entries whose share of the whole row is less.", min=0, below=1
+        0.0,
+        "Drop entries whose share of the row is less: of the whole row by embeddings, of its "
+        "top_k by spelling.",
+        min=0,
+        below=1,
     )
     transform: Transform = option(
         "power",
@@ -345,12 +349,9 @@ class GenerateConfig(Config):
     anchor_fit: AnchorFit = option(
         "ridge", "With own embeddings: how exact tokens bring the student's to the teacher's space."
     )
-    ridge: float = option(
-        0.01, "Penalty of the ridge regression, as a share of the mean variance.", above=0
-    )
     canonicalization: Canonicalization = option(
         "exact",
-        "relaxed embeds near-equivalent tokens, such as ' ,' and ',' and the forms of a line "
+        "relaxed compares near-equivalent tokens, such as ' ,' and ',' and the forms of a line "
         "break, as one text.",
         panel=MATCHING,
     )

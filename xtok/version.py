@@ -14,7 +14,7 @@ from xtok import __version__
 _PACKAGES = (
     *("filelock", "huggingface-hub", "numba", "numpy", "protobuf", "safetensors", "sentencepiece"),
     *("tiktoken", "tokenizers", "torch", "transformers", "typer"),
-    *("pyarrow", "ray", "sentence-transformers", "trl"),  # optional
+    *("pyarrow", "ray", "trl"),  # optional
 )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from benchmarks.harness import Row, chosen, documents, path_of, race, tokenizer
 from xtok import doctor, load_tokenizer
 from xtok.counting.counts import TextCounter
-from xtok.counting.encode import EncodedBatch, TextEncoder, available_cores
+from xtok.counting.encode import EncodedBatch, TextEncoder
 from xtok.counting.texts import Place
+from xtok.threads import available_cores
 from xtok.tokenizers import Tokenizer
 
 EIGHT = (

@@ -21,20 +21,18 @@ def generate(
     output: StrictOutput,
     embedding_model: str | None = option(
         None,
-        "sentence:MODEL, a sentence-transformers model; input:MODEL, the input-embedding layer of "
-        "a language model; or own, the two models' own input embeddings. By default own if both "
-        "models have weights, else all-MiniLM-L6-v2 of sentence-transformers.",
+        "What tokens are compared by: own, the two models' own input embeddings; spelling, byte "
+        "n-grams, without a model; sentence:MODEL, a sentence-transformers model with mean "
+        "pooling; input:MODEL, the input-embedding layer of a language model. By default own if "
+        "both models have safetensors weights, else spelling.",
         metavar="KIND:MODEL",
         panel=MODELS,
-    ),
-    embedding_revision: str | None = option(
-        None, "Branch, tag or commit of the embedding model's repo.", panel=MODELS
     ),
     config: GenerateConfig,
     cache_dir: Path | None = option(
         None,
-        "Where embeddings are kept. By default $XTOK_CACHE_DIR, or xtok in the user's cache "
-        "folder.",
+        "Where sentence embeddings are kept. By default $XTOK_CACHE_DIR, or xtok in the user's "
+        "cache folder.",
         metavar="FOLDER",
         panel=COMPUTING,
     ),
@@ -43,19 +41,16 @@ def generate(
     ),
     widths: Widths,
 ) -> None:
-    """Map each student token to the teacher tokens whose embeddings are most similar."""
+    """Map each student token to the teacher tokens that are most similar."""
     output.check()
-    from xtok.embeddings.cache import Cache
-    from xtok.io import cache_folder
-
     student, teacher = models.pair(widths)
     projection = xtok.generate(
         student,
         teacher,
         embedding_model,
         config,
-        embedding_revision=embedding_revision,
-        cache=Cache(cache_dir or cache_folder(), recompute=force_recompute),
+        cache_dir=cache_dir,
+        force_recompute=force_recompute,
         progress=report.progress_bar,
     )
     name = nemo_name(context, models, config) or map_name(projection, "generate")

@@ -5,7 +5,6 @@ A pair is an int64, `student_id << 32 | teacher_id`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from xtok.config import Target
 from xtok.counting.texts import Place, TextShard, read_batches
 from xtok.maps.edges import Edges, pair_order
+from xtok.threads import available_cores
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
@@ -184,13 +184,6 @@ class TextEncoder:
 def _joined(rows: Iterable[NDArray[np.int32]]) -> EncodedTexts:
     arrays = [*rows, np.zeros(0, np.int32)]  # the last, so that there is one to concatenate
     return EncodedTexts(np.concatenate(arrays), np.cumsum([0, *map(len, arrays[:-1])]))
-
-
-def available_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def pair_keys(

@@ -44,23 +44,12 @@ class Model(ModelFiles):
         """The name that a map gives it: a folder's own, without the path to it."""
         return self.model.name if isinstance(self.model, Path) else self.model
 
-    def has_checkpoint(self) -> bool:
+    def has_checkpoint(self) -> bool | None:
         """Tell whether there is a safetensors checkpoint, without fetching it.
 
-        Raises:
-            EmbeddingError: if that is unknown, because the repo is not in the local cache.
+        None if that is unknown, because the repo is not in the local cache.
         """
-        if self.find(_INDEX) is not None:
-            return True
-        has_file = self.has(_FILE)
-        if has_file is None:
-            raise EmbeddingError(
-                f"the weights of {self} are not in the local cache, so its own embeddings are "
-                "not available offline",
-                hint=f"where there is a network: hf download {self} --include "
-                "'model*.safetensors*'; or name an embedding model",
-            )
-        return has_file
+        return True if self.find(_INDEX) is not None else self.has(_FILE)
 
 
 @dataclass(frozen=True)

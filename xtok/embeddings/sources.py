@@ -1,39 +1,39 @@
-"""Where embeddings of tokens come from: a sentence model, an input-embedding layer, or a cache."""
+"""Models that embed tokens as text: sentence models, and input-embedding layers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Canonicalization, Dtype, GenerateConfig
-from xtok.embeddings.cache import Cache
+from xtok.config import GenerateConfig
 from xtok.embeddings.checkpoint import Model, find_layer
 from xtok.embeddings.similarity import Vectors
-from xtok.errors import EmbeddingError, install_hint
+from xtok.errors import EmbeddingError
+from xtok.io import cache_folder, replacing
 from xtok.progress import Progress
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.display import quoted
 from xtok.vocab.table import TokenTable
 
-if TYPE_CHECKING:
-    import torch
-
 _BATCH = 256  # texts; fixed, because what they are padded to changes the last bits
 
 
 class Source(Protocol):
-    """A model that embeds texts. Its `key` holds everything that the vectors depend on."""
+    """A model that embeds texts."""
 
     model_id: str
-    key: dict[str, Any]
+    key: dict[str, Any]  # what the vectors depend on, besides the texts
+    notes: list[str]
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Return a vector for each text, float32 `[n, d]`; zero if the model has none for it."""
@@ -42,9 +42,10 @@ class Source(Protocol):
 def open_source(
     embedding_model: str,
     config: GenerateConfig,
+    cache_dir: Path | None,
     *,
-    revision: str | None = None,
-    offline: bool = False,
+    force_recompute: bool,
+    offline: bool,
 ) -> Source:
     """Return the source that `sentence:MODEL` or `input:MODEL` names, fetched but not loaded.
 
@@ -56,107 +57,121 @@ def open_source(
         raise EmbeddingError(
             f"the embedding model {embedding_model} does not say what to take of it",
             hint="give sentence:MODEL for its sentence embeddings, input:MODEL for its "
-            "input-embedding layer, or own for the two models' own layers",
+            "input-embedding layer, own for the two models' own layers, or spelling for none",
         )
     path = Path(location).expanduser()
-    if path.exists() and revision is not None:
-        raise EmbeddingError(
-            f"{location} is a local path, which has no revision {revision}",
-            hint="leave out {option}, or give a repo id",
-            parameter="embedding_revision",
-        )
     if path.exists() and not path.is_dir():
         raise EmbeddingError(f"{location} is a file, not a folder", hint="give the folder it is in")
     if not path.exists() and (len(location.split("/")) > 2 or location[0] in "./~"):
         raise EmbeddingError(
             f"no such folder: {location}", hint="give the path of a model's folder, or a repo id"
         )
-    model = Model(path.resolve() if path.exists() else location, revision=revision, offline=offline)
+    repo, _, revision = location.partition("@")
+    if path.exists():
+        model = Model(path.resolve(), offline=offline)
+    else:
+        model = Model(repo, revision=revision or None, offline=offline)
     if kind == "input":
         return InputLayer(model)
-    return SentenceModel(model, config.device, config.dtype)
-
-
-def _key(kind: str, model: Model, sha256: str, **more: str) -> dict[str, Any]:
-    return {
-        "kind": kind, "model": model.model_id, "revision": model.revision, "sha256": sha256, **more
-    }  # fmt: skip
+    folder = cache_dir or cache_folder()
+    return SentenceModel(model, config, folder, force_recompute=force_recompute)
 
 
 class SentenceModel:
-    """A sentence-transformers model; its own pooling and normalization apply."""
+    """A sentence-transformers model: the mean of the last layer over a text's tokens.
 
-    def __init__(self, model: Model, device: str, dtype: Dtype) -> None:
-        from importlib.util import find_spec
+    It takes minutes, so vectors are kept in a folder, by what they depend on; several processes may
+    share it.
+    """
 
-        modules = model.find("modules.json", required=True)
-        if modules is None:
-            raise EmbeddingError(
-                f"{model} has no modules.json, so it is no sentence-transformers model",
-                hint=f"give input:{model} for its input-embedding layer, or another model",
-            )
-        self._pooling = _mean_pooling(model, modules)
-        if self._pooling is None and find_spec("sentence_transformers") is None:
-            raise EmbeddingError(
-                f"{model} is no BERT with mean pooling, so it needs the package "
-                "sentence-transformers, which is not installed",
-                hint=install_hint("sentence-transformers"),
-            )
+    def __init__(
+        self, model: Model, config: GenerateConfig, cache: Path, *, force_recompute: bool = False
+    ) -> None:
+        self._max_length, self._normalize = _mean_pooling(model)
         self._folder, self.model_id = model.folder(), model.model_id
-        self._device, self._dtype = device, dtype
-        self._loaded: Any = None
-        self.key = _key(
-            "sentence", model, _folder_sha256(self._folder), pooling="sentence-transformers",
-            device=device.partition(":")[0], dtype=dtype,
-        )  # fmt: skip
+        self._config, self._cache, self._recompute = config, cache, force_recompute
+        self.notes: list[str] = []
+        self._loaded: tuple[Any, Any] | None = None
+        self.key = {
+            "kind": "sentence", "model": self.model_id, "revision": model.revision,
+            "sha256": _folder_sha256(self._folder), "pooling": "mean",
+            "device": config.device.partition(":")[0], "dtype": config.dtype,
+        }  # fmt: skip
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+        if not os.access(cache, os.W_OK | os.X_OK):
+            raise EmbeddingError(
+                f"the cache folder {cache} cannot be used",
+                hint="give another one with {option}",
+                parameter="cache_dir",
+            )
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
+        """Embed the texts, or take what the cache folder has of them."""
+        digest = hashlib.sha256(json.dumps([self.key, *texts], sort_keys=True).encode())
+        path = self._cache / f"{digest.hexdigest()}.npy"
+        if not self._recompute:
+            with suppress(OSError, ValueError):  # missing or damaged
+                vectors = np.load(path)
+                if vectors.dtype == np.float32 and vectors.shape[:-1] == (len(texts),):
+                    self.notes.append(f"embeddings of {len(texts):,} tokens from the cache")
+                    return np.asarray(vectors)
+        vectors = self._computed(texts, progress)
+        if np.isfinite(vectors).all():
+            try:
+                with replacing(path) as temporary, temporary.open("wb") as file:
+                    np.save(file, vectors)
+            except OSError as error:  # better no cache than minutes of work lost
+                self.notes.append(f"embeddings are not kept in {self._cache}: {error.strerror}")
+        return vectors
+
+    def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Embed batches of texts of like length, each on one thread."""
         import torch
 
-        self._loaded = model = self._loaded or self._load()
-        lock = Lock()
+        self._loaded = self._loaded or self._load()
+        (tokenizer, model), lock, device = self._loaded, Lock(), self._config.device
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
         batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
+        cut: dict[str, Any] = {"truncation": True, "max_length": self._max_length}
 
         def work(batch: list[int]) -> Vectors:
             with lock:  # a fast tokenizer is not to be shared
-                features = model.preprocess([texts[i] for i in batch])
+                part = [texts[i] for i in batch]
+                features = tokenizer(part, padding=True, return_tensors="pt", **cut).to(device)
             with torch.inference_mode():
-                on_device = {k: v.to(self._device) if isinstance(v, torch.Tensor) else v
-                             for k, v in features.items()}  # fmt: skip
-                vectors = model(on_device)["sentence_embedding"].float().cpu().numpy()
+                hidden = model(**features).last_hidden_state
+                mask = features["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+                sums = (hidden * mask).sum(dim=1, dtype=torch.float32)
+                counts = mask.sum(dim=1, dtype=torch.float32).clamp(min=1e-9)
+                mean = (sums / counts).to(hidden.dtype)
+                if self._normalize:
+                    mean = torch.nn.functional.normalize(mean, dim=1)
             advance(len(batch))
-            return np.asarray(vectors, np.float32)
+            return np.asarray(mean.float().cpu().numpy())
 
         label = f"embedding with {self.model_id}"
         with one_thread_each() as pool, progress(label, len(texts)) as advance:
-            run = pool.map if self._device == "cpu" else map
+            run = pool.map if device == "cpu" else map
             parts = list(run(work, batches))
         result = np.empty((len(texts), parts[0].shape[1] if parts else 0), np.float32)
         for batch, vectors in zip(batches, parts, strict=True):
             result[batch] = vectors
         return result
 
-    def _load(self) -> Any:
+    def _load(self) -> tuple[Any, Any]:
         import torch
+        from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging
 
         had_bars = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one for weights that load in no time
-        dtype = getattr(torch, self._dtype)
+        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        dtype = getattr(torch, self._config.dtype)
         try:
-            if self._pooling is not None:
-                return _MeanPooledBert(self._folder, self._pooling, self._device, dtype)
-            from sentence_transformers import SentenceTransformer
-
-            model = SentenceTransformer(
-                str(self._folder),
-                device=self._device,
-                model_kwargs={"dtype": dtype},
-                local_files_only=True,
-                trust_remote_code=False,
-            )
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(self._folder), **local)
+            model: Any = AutoModel.from_pretrained(str(self._folder), dtype=dtype, **local)
+            return tokenizer, model.to(self._config.device).eval()
         except Exception as error:
             raise EmbeddingError(
                 f"the sentence model {self.model_id} cannot be loaded: {error}",
@@ -165,70 +180,37 @@ class SentenceModel:
         finally:
             if had_bars:
                 logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-        return model.eval()
 
 
-class _Pooling(NamedTuple):
-    """How a BERT model's last layer becomes one vector: the mean of so many tokens at most."""
-
-    max_length: int
-    normalize: bool
-
-
-def _mean_pooling(model: Model, modules_file: Path) -> _Pooling | None:
-    """Return the pooling of a plain BERT with mean pooling; None for every other model."""
+def _mean_pooling(model: Model) -> tuple[int, bool]:
+    """Return a sentence model's longest text, in tokens, and whether its vectors are normalized."""
+    path = model.find("modules.json", required=True)
+    if path is None:
+        raise EmbeddingError(
+            f"{model} has no modules.json, so it is no sentence-transformers model",
+            hint=f"give input:{model} for its input-embedding layer, or another model",
+        )
     try:
-        modules = json.loads(modules_file.read_bytes())
+        modules = json.loads(path.read_bytes())
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-        if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-            return None
-        config, text = model.json("config.json"), model.json("sentence_bert_config.json")
-        pooling = model.json(f"{modules[1]['path']}/config.json")
+        text, pooling = {}, {}
+        if kinds[1:2] == ["Pooling"]:
+            text = model.json("sentence_bert_config.json")
+            pooling = model.json(f"{modules[1]['path']}/config.json")
         modes = {k for k, on in pooling.items() if k.startswith("pooling_mode_") and on}
-        mean = modes == {"pooling_mode_mean_tokens"} or pooling.get("pooling_mode") == "mean"
-        length: Any = text.get("max_seq_length")
-        plain = text == {"max_seq_length": length, "do_lower_case": False} and length is not None
-        bert = config.get("model_type") == "bert" and modules[0]["path"] == ""
-        if bert and plain and mean and int(length) <= config["max_position_embeddings"]:
-            return _Pooling(int(length), normalize="Normalize" in kinds)
+        is_mean = modes == {"pooling_mode_mean_tokens"} or pooling.get("pooling_mode") == "mean"
+        is_plain = kinds[0] == "Transformer" and modules[0]["path"] == ""
+        if is_plain and is_mean and kinds[2:] in ([], ["Normalize"]) and not text["do_lower_case"]:
+            return int(text["max_seq_length"]), "Normalize" in kinds
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise EmbeddingError(
             f"{model} is no sentence-transformers model that can be read: {error!r}",
             hint="check its modules.json and config.json, or fetch it again",
         ) from error
-    return None
-
-
-class _MeanPooledBert:
-    """A BERT with mean pooling by transformers alone: bit for bit what sentence-transformers gives.
-
-    It has the two methods of a `SentenceTransformer` that are used here.
-    """
-
-    def __init__(self, folder: Path, pooling: _Pooling, device: str, dtype: torch.dtype) -> None:
-        from transformers import AutoModel, AutoTokenizer
-
-        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), **local)
-        model: Any = AutoModel.from_pretrained(str(folder), dtype=dtype, **local)
-        self._model, self._pooling = model.to(device).eval(), pooling
-
-    def preprocess(self, texts: list[str]) -> Any:
-        """Return the tensors that the model takes."""
-        cut: dict[str, Any] = {"truncation": True, "max_length": self._pooling.max_length}
-        return self._tokenizer(texts, padding=True, return_tensors="pt", **cut)
-
-    def __call__(self, features: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the embeddings, `[n, d]`; padding does not count."""
-        import torch
-
-        hidden = self._model(**features).last_hidden_state
-        mask = features["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-        sums = (hidden * mask).sum(dim=1, dtype=torch.float32)
-        mean = (sums / mask.sum(dim=1, dtype=torch.float32).clamp(min=1e-9)).to(hidden.dtype)
-        if self._pooling.normalize:
-            mean = torch.nn.functional.normalize(mean, dim=1)
-        return {"sentence_embedding": mean}
+    raise EmbeddingError(
+        f"{model} is no plain Transformer with mean pooling: its modules are {', '.join(kinds)}",
+        hint="give another sentence model, such as all-MiniLM-L6-v2, or input:MODEL",
+    )
 
 
 class InputLayer:
@@ -244,16 +226,19 @@ class InputLayer:
                 hint="give a folder that holds the model's tokenizer as well",
             )
         self._matrix = self._layer.read()
-        self.model_id = model.model_id
+        self.model_id, self.notes = model.model_id, list[str]()
         digest = hashlib.sha256(tokenizer.read_bytes())
         digest.update(self._matrix.data)
-        self.key = _key("input", model, digest.hexdigest(), pooling="mean")
+        self.key = {
+            "kind": "input", "model": self.model_id, "revision": model.revision,
+            "sha256": digest.hexdigest(), "pooling": "mean",
+        }  # fmt: skip
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Cut the texts as in the middle of a longer one, and take the mean of their rows."""
         at = f"@{self._model.revision}" if self._model.revision else ""
         tokenizer = load_tokenizer(f"hf:{self._model}{at}", offline=self._model.offline)
-        _require_rows(tokenizer, len(self._matrix), self._layer.name)
+        require_rows(tokenizer, len(self._matrix), self._layer.name)
         result = np.zeros((len(texts), self._matrix.shape[1]), np.float32)
         with progress(f"embedding with {self.model_id}", len(texts)) as advance:
             for start in range(0, len(texts), 8192):
@@ -270,61 +255,7 @@ class InputLayer:
         return result
 
 
-def own_model(tokenizer: Tokenizer, *, offline: bool = False) -> Model | None:
-    """Return the folder or repo of a tokenizer; None for a file, which has no embeddings."""
-    location = tokenizer.location
-    if location is None or (isinstance(location, Path) and not location.is_dir()):
-        return None
-    return Model(location, revision=tokenizer.vocabulary.revision, offline=offline)
-
-
-def own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], *, offline: bool) -> Vectors:
-    """Return the rows of a model's own input-embedding layer, float32 `[n, d]`.
-
-    Raises:
-        EmbeddingError: if the tokenizer is not that of a folder or repo with such a layer.
-    """
-    model_id, model = tokenizer.vocabulary.model_id, own_model(tokenizer, offline=offline)
-    if model is None:
-        raise EmbeddingError(
-            f"{model_id} is a tokenizer file: it has no embeddings of its own",
-            hint="give the model's folder or repo id, or another {option}",
-            parameter="embedding_model",
-        )
-    layer = find_layer(model)
-    _require_rows(tokenizer, layer.shape[0], layer.name)
-    vectors = layer.read()[ids]
-    _require_finite(vectors, ids, tokenizer.table, model_id)
-    return vectors
-
-
-def table_embeddings(
-    source: Source,
-    table: TokenTable,
-    ids: NDArray[np.int64],
-    texts: Sequence[str],
-    cache: Cache,
-    progress: Progress,
-    canonicalization: Canonicalization,
-) -> tuple[Vectors, bool]:
-    """Return the vectors of a table's ids, float32 `[n, d]`, and whether they were cached.
-
-    Raises:
-        EmbeddingError: if a vector is not finite.
-    """
-    key = {**source.key, "table_sha256": table.sha256()}
-    if canonicalization != "exact":  # other texts of the same table
-        key["canonicalization"] = canonicalization
-    vectors = cache.get(key, len(ids))
-    if vectors is not None:
-        return vectors, True
-    vectors = source.embed(texts, progress)
-    _require_finite(vectors, ids, table, source.model_id)
-    cache.put(key, vectors)
-    return vectors, False
-
-
-def _require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
+def require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
     """Check that a layer has a row for every id of a tokenizer."""
     needed = tokenizer.vocabulary.tokenizer_vocab_size or 0
     if num_rows < needed:
@@ -335,7 +266,7 @@ def _require_rows(tokenizer: Tokenizer, num_rows: int, name: str) -> None:
         )
 
 
-def _require_finite(
+def require_finite(
     vectors: Vectors, ids: NDArray[np.int64], table: TokenTable, model_id: str
 ) -> None:
     """Check that no embedding holds NaN or infinity; the error names the tokens."""

@@ -260,7 +260,7 @@ def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) 
         RowKind.ROLE: "a special token, paired by role or by name",
         RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
         RowKind.PIECES: pieces,
-        RowKind.EMBEDDING: "by the similarity of embeddings",
+        RowKind.SIMILAR: "by the similarity of spelling or embeddings",
         RowKind.COUNTED: "counted on text, given or synthetic, and not exact",
         RowKind.MIXED: "from several sources, or an unknown one",
     }[kind]

@@ -54,7 +54,7 @@ def map_name(projection: ProjectionMap, stage: str = "") -> str:
         exact = "exact-match"
     elif stage in ("", "sort-cut") and "multitoken" in stages and not has_exact:
         exact = "no-exact-match"
-    slot = "" if projection.enable_scale_trick else "no-scale-trick"
+    slot = "" if projection.enable_scale_trick or stage == "generate" else "no-scale-trick"
     ids = projection.student.model_id, projection.teacher.model_id
     words = [
         word
@@ -110,8 +110,8 @@ def option_words(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> lis
 def _word(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return name if value else f"no-{name}"
-    if value == {"kind": "own"}:  # an embedding model that has no name of its own
-        return f"{name}-own"
+    if isinstance(value, Mapping) and value.keys() == {"kind"}:  # no embedding model
+        return str(value["kind"])
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         return f"{name}-{hashlib.sha256(json.dumps(value).encode()).hexdigest()[:6]}"
     return f"{name}-{_name_part(str(value))}"

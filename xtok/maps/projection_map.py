@@ -36,7 +36,7 @@ class RowKind(IntEnum):
     EXACT = 1
     PIECES = 2
     ROLE = 3
-    EMBEDDING = 4
+    SIMILAR = 4
     COUNTED = 5
     MIXED = 6
     RELAXED = 7

@@ -60,7 +60,7 @@ _IN_WORDS = {
     RowKind.EXACT: "exact",
     RowKind.PIECES: "from pieces",
     RowKind.ROLE: "by role",
-    RowKind.EMBEDDING: "by embedding",
+    RowKind.SIMILAR: "by similarity",
     RowKind.COUNTED: "counted",
     RowKind.MIXED: "mixed",
     RowKind.RELAXED: "relaxed",

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 SLOW = 3.0
 """Seconds after which a step that has no bar says what it does."""
+
+
+SECONDS_PER_LINE = 60.0
+"""How often progress is told where stderr is no terminal."""
 
 
 @contextmanager
@@ -45,9 +50,24 @@ def announced(label: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on stderr; elsewhere than on a terminal a line, if the step takes long."""
+    """Show a bar on stderr; elsewhere than on a terminal a line per minute, if it takes long."""
     with _new_bar(label, total, "") as bar, announced(label) if bar.disable else nullcontext():
-        yield bar.update
+        yield _lines(label, total) if bar.disable else bar.update
+
+
+def _lines(label: str, total: int) -> Callable[[int], object]:
+    start = shown = time.monotonic()
+    done = 0
+
+    def advance(size: int) -> None:
+        nonlocal done, shown
+        done, now = done + size, time.monotonic()
+        if now - shown >= SECONDS_PER_LINE and done < total:
+            minutes = (now - start) * (total - done) / max(done, 1) / 60
+            print_note(f"{label}: {done / total:.0%}, about {minutes:.0f} minutes left")
+            shown = now
+
+    return advance
 
 
 @contextmanager
