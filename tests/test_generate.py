@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from test_stages import byte_ranks
 
 import xtok
+from xtok import report
 from xtok.config import GenerateConfig
 from xtok.embeddings import sources
 from xtok.embeddings.checkpoint import Model, find_layer
@@ -169,8 +170,8 @@ def test_real_vocabularies_by_spelling(load_real: Callable[[str], Tokenizer]) ->
 def test_progress_is_told_where_stderr_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xtok.report, "SECONDS_PER_LINE", 0)
-    with xtok.report.progress_bar("embedding", 8) as advance:
+    monkeypatch.setattr(report, "SECONDS_PER_LINE", 0)
+    with report.progress_bar("embedding", 8) as advance:
         advance(2)
         advance(6)
     assert capsys.readouterr().err == "note: embedding: 25%, about 0 minutes left\n"
