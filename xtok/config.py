@@ -70,7 +70,7 @@ def option(
     above: float | None = None,  # exclusive, as is below
     below: float | None = None,
     needs_one_of: tuple[str, ...] = (),  # options, or "option value": without, it does nothing
-    no_effect_with: tuple[str, ...] = (),  # likewise: with one of these, it does nothing
+    no_effect_with: tuple[str, ...] = (),  # with one of these, it does nothing
     parser: Callable[[str], Any] | None = None,
     autocompletion: Callable[[str], list[str]] | None = None,  # if not choices or any file
 ) -> Any:
@@ -86,13 +86,9 @@ def _types(config: Any) -> dict[str, Any]:
 
 
 class Config:
-    """What all configs have in common: their values are checked against their fields.
+    """What all configs have in common: their values are checked against their fields."""
 
-    Attributes:
-        panel: the part of the help that options stand in, if they do not say.
-    """
-
-    panel = MAKING
+    panel = MAKING  # the part of the help that its options stand in, if they do not say
 
     @classmethod
     def given(cls: type[C], config: C | None) -> C:

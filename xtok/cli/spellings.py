@@ -75,35 +75,17 @@ _OUTPUT = ("--output-dir", "--data-dir", "--output-filename")
 
 
 class Line:
-    """A command line in xtok's words.
-
-    Attributes:
-        args: what follows the command's name, NeMo-RL's spellings turned into xtok's.
-        typed: xtok's options that were typed in other words, and these words.
-        notes: what is to be said of options that have no effect.
-        is_nemo: whether a word of NeMo-RL's own was among them.
-        folder: the folder of outputs.
-        stem: the name of the output.
-    """
+    """A command line in xtok's words."""
 
     def __init__(self, typed: Sequence[str], own: Mapping[str, bool], command: str = "") -> None:
-        """Rewrite what follows the command's name.
-
-        Args:
-            typed: as it was typed.
-            own: the command's own options, and whether each has a value.
-            command: its name.
-
-        Raises:
-            typer.BadParameter: for a value of an option that xtok has no counterpart of.
-        """
+        """Rewrite what follows the command's name; `own` tells whether each option has a value."""
         self.own, self.command = own, command
-        self.args: list[str] = []
-        self.typed: dict[str, str] = {}
-        self.notes: list[str] = []
-        self.is_nemo = False
-        self.folder: str | None = None
-        self.stem: str | None = None
+        self.args: list[str] = []  # in xtok's words
+        self.typed: dict[str, str] = {}  # xtok's options that were typed in other words
+        self.notes: list[str] = []  # on options that have no effect
+        self.is_nemo = False  # whether a word of NeMo-RL's own was among them
+        self.folder: str | None = None  # of outputs
+        self.stem: str | None = None  # of the output's name
         rest = list(typed)
         while rest and rest[0] != "--":
             self._add(rest)

@@ -38,18 +38,11 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class EventMeasures:
-    """How many events tell how much, on counted text.
-
-    Attributes:
-        num_events: the number of events.
-        leak: how often the two tokens at a shared boundary are in different events.
-        student_bits: the entropy of the student's events at shared boundaries, in bits.
-        teacher_bits: of the teacher's.
-    """
+    """How many events tell how much, on counted text."""
 
     num_events: int
-    leak: float
-    student_bits: float
+    leak: float  # how often the two tokens at a shared boundary are in different events
+    student_bits: float  # the entropy of the student's events at shared boundaries
     teacher_bits: float
 
 

@@ -30,17 +30,17 @@ def reapply_exact(
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
 
-    Special tokens are paired likewise. These rows have no slot; the others stay. With the
+    Special tokens are paired by role. These rows have no slot; the others stay. With the
     canonicalization `relaxed`, a token without an exact counterpart that has a near-equivalent has
     this one entry, beside its slot. Token form and ignored ids are those the map was made with.
 
     Args:
         projection: a map that carries both token tables, or whose models are given; or its path.
         special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
-        canonicalization: likewise.
+        canonicalization: None takes what the map was made with.
         student_model: the model of the rows, as `build` takes it: for a map without tokens, and for
             display strings, which a map does not carry.
-        teacher_model: the model of the columns, likewise.
+        teacher_model: the model of the columns.
 
     Raises:
         XtokError: if the map carries no token tables, or was made with display strings and the

@@ -20,20 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExactMatches:
-    """The rows that need no spelling, and those that one near-equivalent settles.
+    """The rows that need no spelling, and those that one near-equivalent settles."""
 
-    Attributes:
-        equal: tokens of equal bytes, weight 1 each.
-        special: special tokens; each row sums to 1.
-        relaxed: near-equivalents of tokens without an exact counterpart, weight 1 each; these rows
-            keep their slot.
-        is_exact: bool `[V_student]`, the rows of `equal` and `special`.
-    """
-
-    equal: Edges
-    special: Edges
-    relaxed: Edges
-    is_exact: NDArray[np.bool_]
+    equal: Edges  # tokens of equal bytes, weight 1 each
+    special: Edges  # special tokens; each row sums to 1
+    relaxed: Edges  # of tokens without an exact counterpart, weight 1 each; they keep their slot
+    is_exact: NDArray[np.bool_]  # [V_student], the rows of `equal` and `special`
 
 
 def compared_tables(

@@ -51,7 +51,7 @@ def multitoken(
 
     Args:
         student_model: the model of the rows, as `build` takes it.
-        teacher_model: the model of the columns, likewise.
+        teacher_model: the model of the columns.
         config: the options; the defaults if None.
         initial: a map of the same pair, or its path, whose weights (but for slots) are added in.
         only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
