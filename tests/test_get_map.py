@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,12 +341,13 @@ def test_a_damaged_map_is_built_again(
 
 def test_mistakes_of_a_caller(sides: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
     path = tmp_path / "map.pt"
-    for call in (xtok.get_map, xtok.build):
-        options = {"path": path} if call is xtok.get_map else {}
+    get_map: Any = partial(xtok.get_map, *sides, path=path)
+    build: Any = partial(xtok.build, *sides)
+    for call in (get_map, build):
         with pytest.raises(ValueError, match="not both"):
-            call(*sides, BuildConfig(), for_loss="gold", **options)
+            call(BuildConfig(), for_loss="gold")
         with pytest.raises(ValueError, match="loss is 'kl'"):
-            call(*sides, for_loss="kl", **options)
+            call(for_loss="kl")
     for timeout in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="timeout"):
             xtok.get_map(*sides, timeout=timeout, path=path)

@@ -91,7 +91,7 @@ class Config:
     panel = MAKING  # the part of the help that its options stand in, if they do not say
 
     @classmethod
-    def given(cls: type[C], config: C | None) -> C:
+    def or_default(cls: type[C], config: C | None) -> C:
         """Return a config as it is, or the defaults if it is None.
 
         Raises:

@@ -73,7 +73,8 @@ def build(
     from xtok.stages.build import difference, kept_or_made
     from xtok.tokenizers import model_id
 
-    own_name = name_of_map(*map(model_id, names), config, loss=for_loss, texts=text)
+    student_id, teacher_id = map(model_id, names)
+    own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
     student, teacher, initial = models.pair_of_map(initial_projection_path, map_options)
     counting: Any = nullcontext()

@@ -120,7 +120,7 @@ def build(
 def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
     if config is not None and loss is not None:
         raise ValueError("give config or for_loss, not both: BuildConfig.for_loss takes options")
-    return BuildConfig.given(config) if loss is None else BuildConfig.for_loss(loss)
+    return BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
 
 
 def get_map(

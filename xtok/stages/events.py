@@ -80,7 +80,7 @@ def events(
     Raises:
         XtokError: if a text cannot be read, or there is nothing to count in it.
     """
-    config = EventsConfig.given(config)
+    config = EventsConfig.or_default(config)
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)

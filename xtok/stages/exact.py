@@ -48,7 +48,7 @@ def reapply_exact(
     """
     student = None if student_model is None else as_tokenizer(student_model)
     teacher = None if teacher_model is None else as_tokenizer(teacher_model)
-    given = {
+    given: dict[str, Any] = {
         "student": None if student is None else student.vocabulary,
         "teacher": None if teacher is None else teacher.vocabulary,
     }

@@ -61,7 +61,7 @@ def multitoken(
         XtokError: if `initial` is of other tokenizers.
         ValueError: for a `target` without the weights `prior`, which alone are counted.
     """
-    config = MultitokenConfig.given(config)
+    config = MultitokenConfig.or_default(config)
     if config.target != "start" and config.weights != "prior":
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)

@@ -27,7 +27,7 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
         XtokError: if nothing but the slot would be left of a row.
     """
     projection = as_map(projection)
-    config = SortCutConfig.given(config)
+    config = SortCutConfig.or_default(config)
     if projection.enable_scale_trick and config.top_k < 2:
         raise XtokError(
             "a row of one entry has no room beside its scale slot",
