@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xtok import __version__
@@ -146,7 +146,10 @@ def examine(
         )
         about = number if len(loaded) > 1 else None
         findings += _of_map(reports[-1], pair, measures, empty_text, about)
-    findings.sort(key=lambda one: _GRADES.index(one.level))
+    both = [replace(one, map_number=None) for one in findings]
+    alike = Counter(both)
+    merged = [each if alike[each] > 1 else one for one, each in zip(findings, both, strict=True)]
+    findings = sorted(dict.fromkeys(merged), key=lambda one: _GRADES.index(one.level))
     report = Report(
         pair=pair,
         advice=advise(pair, texts=[str(text) for text in texts]),
@@ -224,7 +227,7 @@ def _of_map(
     if of_text or of_special:
         level: Grade = "note" if not (of_text or pair.roles_alone) else "care"
         level = "bad" if (empty_text or 0) > 0.01 else level
-        in_text = "" if empty_text is None else f" ({empty_text:.2%} of the text)"
+        in_text = f" ({empty_text:.2%} of the text)" if empty_text and of_text else ""
         words = "rows are empty" if of_text + of_special > 1 else "row is empty"
         words += f": {of_text:,} of tokens that stand for text{in_text}, {of_special:,} of special "
         words += "tokens"
@@ -256,10 +259,10 @@ def _quality(m: MapMeasures) -> tuple[Grade, str, str]:
         words = "nats over chunks; X-Token's recipe is already close to the best map in hindsight."
         return "good", f"{value:.3f}", words
     closed = m.chunk_closed.value
-    figures = f"X-Token's recipe has {m.chunk_recipe:.3f}, the best map in hindsight "
-    figures += f"{m.chunk_floor:.3f}."
+    best = f"the best map in hindsight has {m.chunk_floor:.3f}."
     if closed < 0:
-        return "bad", f"{value:.3f}", f"nats over chunks, worse than X-Token's recipe: {figures}"
+        words = f"nats over chunks: worse than X-Token's recipe, {m.chunk_recipe:.3f}; {best}"
+        return "bad", f"{value:.3f}", words
     words = "of the way from X-Token's recipe to the best map in hindsight is closed over chunks: "
-    words += f"{value:.3f} nats; {figures}"
+    words += f"{value:.3f} nats; the recipe has {m.chunk_recipe:.3f}, the best {m.chunk_floor:.3f}."
     return "good" if closed >= 0.5 else "care", f"{closed:.0%}", words

@@ -109,7 +109,7 @@ def _environment() -> Environment:
     }
     environment.filters |= {
         "count": lambda number: f"{number:,}",
-        "percent": lambda share, digits=1: f"{share:.{digits}%}",
+        "percent": lambda share, digits=1: f"{round(share, digits + 2) + 0.0:.{digits}%}",
         "magnitude": log1p,
         "safe_text": printable,
         "token": _token,

@@ -291,11 +291,11 @@ function search(query) {
   byId("detail").replaceChildren();
 }
 
-function bar(weight) {
+function bar(weight, style) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   for (const [name, value] of [["class", "measure"], ["width", "100%"], ["height", "6"], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
   const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-  for (const [name, value] of [["class", "map1"], ["width", `${100 * weight}%`], ["height", "6"], ["rx", "2"]]) rect.setAttribute(name, value);
+  for (const [name, value] of [["class", style], ["width", `${100 * weight}%`], ["height", "6"], ["rx", "2"]]) rect.setAttribute(name, value);
   svg.append(rect);
   return svg;
 }
@@ -304,14 +304,14 @@ function weightText(weight) {
   return weight >= 0.001 ? weight.toFixed(weight >= 0.1 ? 3 : 4) : weight.toExponential(2);
 }
 
-function entriesTable(entries, side, title) {
+function entriesTable(entries, side, title, style) {
   const table = make("table", { class: "entries" }, make("caption", {}, title));
   const head = make("tr", {}, ...["weight", "", "token"].map((label) => make("th", { scope: "col" }, label)));
   const body = make("tbody", {});
   for (const { id, weight, isSlot } of entries.slice(0, 40)) {
     const token = make("td", {}, tokenButton(side, id));
     if (isSlot) token.append(make("span", { class: "soft small" }, " scale slot"));
-    body.append(make("tr", {}, make("td", { class: "n" }, weightText(weight)), make("td", { class: "picture" }, bar(weight)), token));
+    body.append(make("tr", {}, make("td", { class: "n" }, weightText(weight)), make("td", { class: "picture" }, bar(weight, style)), token));
   }
   if (!entries.length) body.append(make("tr", {}, make("td", { colspan: 3, class: "soft" }, "nothing")));
   if (entries.length > 40) body.append(make("tr", {}, make("td", { colspan: 3, class: "soft" }, `and ${count(entries.length - 40)} more`)));
@@ -342,7 +342,7 @@ function half(side, id) {
   maps.forEach((rows, number) => {
     const name = maps.length > 1 ? `Map ${number + 1}: ` : "";
     const title = isStudent ? `${name}row, ${data.kinds[number][rows.kinds[id]]}` : `${name}column: the rows that lead to it`;
-    parts.push(entriesTable(isStudent ? rows.row(id) : rows.column(id), other, title));
+    parts.push(entriesTable(isStudent ? rows.row(id) : rows.column(id), other, title, `map${number + 1}`));
   });
   parts.push(...pieces(side, id, other));
   return make("div", {}, ...parts);

@@ -26,8 +26,8 @@ SHOWN_BYTES = 160
 MOST_PIECES = 16
 """Pieces of a token that a page holds."""
 
-_LEAST_SIZE, _SIZE_OF_TOKEN = 500_000, 6
-"""Characters of the search data: so many, and for each token of both vocabularies."""
+_LEAST_SIZE, _SIZE_OF_TOKEN, _SIZE_OF_ROW = 500_000, 2, 5
+"""Characters of the search data: in any case, for each token, and for each token and map."""
 
 Columns = dict[str, tuple[int, str]]
 """Name to bytes per number, and base64."""
@@ -52,7 +52,8 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
     first = examined.maps[0]
     tables = require_table(first.student), require_table(first.teacher)
     if max_size is None:
-        max_size = _LEAST_SIZE + _SIZE_OF_TOKEN * sum(map(len, tables))
+        of_token = _SIZE_OF_TOKEN + _SIZE_OF_ROW * len(examined.maps)
+        max_size = _LEAST_SIZE + of_token * sum(map(len, tables))
     packer = _Packer(examined, *tables)
     left_out: list[str] = []
     columns, pieces, entries = packer.tokens(), packer.pieces(), packer.entries(0)
