@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.table import TokenTable, TokenType
 
 _EXAMPLES = 3
+_AT_ONCE = 1 << 13
+"""Tokens that are encoded at a time; the library holds more than their ids."""
 
 # Text that must round-trip byte for byte, by kind. Written for this purpose.
 PROBE: Mapping[str, str] = {
@@ -160,8 +162,7 @@ def doctor(
     diagnosed = []
     for one in tokenizers:
         with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
-            diagnosed.append(_diagnose(one, template, tools))
-            advance(len(one.table.text_ids))
+            diagnosed.append(_diagnose(one, template, tools, advance))
     return Diagnosis(tokenizers=tuple(diagnosed), overlap=overlap, pair=pair, advice=advice)
 
 
@@ -187,9 +188,14 @@ def _share(
     return int(counts[shared].sum()) / max(1, int(counts.sum()))
 
 
-def _diagnose(tokenizer: Tokenizer, template: str | Path | None, tools: bool) -> TokenizerDiagnosis:
+def _diagnose(
+    tokenizer: Tokenizer,
+    template: str | Path | None,
+    tools: bool,
+    advance: Callable[[int], object],
+) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
-    partial, lost = _round_trips(tokenizer)
+    partial, lost = _round_trips(tokenizer, advance)
     chat = ChatTrial(tokenizer, template)
     turn_ends, tool_suffix_ids = chat.turn_ends(), chat.tool_suffix_ids()
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]
@@ -246,20 +252,21 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
 
 
 def _duplicates(table: TokenTable) -> Check:
-    ids_of: dict[bytes, list[int]] = defaultdict(list)
-    for token_id, token in enumerate(table.tokens()):
-        if token:
-            ids_of[token].append(token_id)
-    shared = {token: ids for token, ids in ids_of.items() if len(ids) > 1}
-    if not shared:
+    ids = table.text_ids
+    count = len(ids) - len(table.canonical_ids())
+    if not count:
         return Check("duplicates", "ok", "none: no two ids have the same bytes")
-    some = list(shared.items())[:_EXAMPLES]
+    ids_of: dict[bytes, list[int]] = defaultdict(list)
+    for token_id, token in zip(ids.tolist(), filter(None, table.tokens()), strict=True):
+        ids_of[token].append(token_id)
+    some = list(islice((pair for pair in ids_of.items() if len(pair[1]) > 1), _EXAMPLES))
     examples = ", ".join(f"{quoted(escape(token))} {ids}" for token, ids in some)
-    count = sum(map(len, shared.values())) - len(shared)
     return Check("duplicates", "note", f"{count:,} ids have bytes that another has: {examples}")
 
 
-def _round_trips(tokenizer: Tokenizer) -> tuple[int, tuple[NotRoundTripping, ...]]:
+def _round_trips(
+    tokenizer: Tokenizer, advance: Callable[[int], object]
+) -> tuple[int, tuple[NotRoundTripping, ...]]:
     """Encode every token alone; return how many are partial UTF-8, and what does not round-trip."""
     table, tokens = tokenizer.table, tokenizer.table.tokens()
     ids, texts = [], []
@@ -272,7 +279,12 @@ def _round_trips(tokenizer: Tokenizer) -> tuple[int, tuple[NotRoundTripping, ...
             except UnicodeDecodeError:
                 causes["part of a character"].append(token_id)
     partial = sum(map(len, causes.values()))
-    for token_id, spelled in zip(ids, tokenizer.library_ids(texts), strict=True):
+    advance(partial)
+    encoded: list[list[int]] = []
+    for start in range(0, len(texts), _AT_ONCE):
+        encoded += tokenizer.library_ids(texts[start : start + _AT_ONCE])
+        advance(len(encoded) - start)
+    for token_id, spelled in zip(ids, encoded, strict=True):
         if spelled == [token_id]:
             continue
         if b"".join([tokens[i] for i in spelled]) != tokens[token_id]:
