@@ -437,6 +437,13 @@ def test_what_does_not_go_together(cli: Cli, args: list[str]) -> None:
     assert cli("report", *args).returncode == 2
 
 
+def test_models_are_no_maps(cli: Cli, small: Path) -> None:
+    done = cli("report", small / "small-byte-level", small / "small-digits")
+    assert done.returncode == 1
+    assert "hint: " in done.stderr
+    assert "xtok doctor" in done.stderr
+
+
 def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None:
     done = cli("report", "none.safetensors", "--output", "page.pdf")
     assert done.returncode == 1

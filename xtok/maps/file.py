@@ -250,10 +250,11 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
                 copy.flush()
                 yield Path(copy.name), is_pt
     except OSError as error:
-        raise MapFileError(
-            f"the map {source} cannot be read: {error.strerror or error}",
-            hint="give the path of a .safetensors or .pt map; xtok build makes one",
-        ) from error
+        hint = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+        if source.is_dir():
+            hint += ", xtok doctor compares them"
+        message = f"the map {source} cannot be read: {error.strerror or error}"
+        raise MapFileError(message, hint=hint) from error
 
 
 def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str] | None:
