@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -308,81 +307,73 @@ def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str)
     assert len(targets(found)) == 2
 
 
-def test_mistral_merges_the_system_text_into_a_turn(sentencepiece: Tokenizer) -> None:
-    found = render(sentencepiece, CHAT, template="mistral")
-    check(found, CHAT, sentencepiece)
-    assert found.text == (
-        "<s>[INST] Wie hoch, 3 < 4?\n[/INST]   201 Stufen 🌊.\n</s>"
-        "[INST]  Be brief. \n\nagain[/INST] 201</s>"
-    )
-    assert contents(found) == [m["content"] for m in CHAT]
-    assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
-    names = [sentencepiece.table.control_names.get(i) for i in found.ids.tolist()]
-    assert names.count("[INST]") == names.count("[/INST]") == names.count("</s>") == 2
-    assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
+SHORT = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": " yo "},
+    {"role": "user", "content": "u"},
+]
 
 
-def test_every_format_owns_what_it_needs(byte_level: Tokenizer) -> None:
-    assert list(FORMATS) == [
-        *("chatml", "llama3", "mistral", "mistral-v1", "mistral-v7", "gemma", "nemotron"),
-        *("nemotron-h-aligned", "deepseek", "identity", "plain"),
-    ]
-    assert FORMATS["nemotron"].roles["assistant"] == "Assistant"
-    assert FORMATS["gemma"].roles == {"user": "user", "assistant": "model"}
-    pad = FORMATS["chatml"].pad_id(byte_level.table)
-    assert byte_level.table.control_names[pad] == "<|pad|>"
-    plain = [m for m in CHAT if m["role"] != "system"]
-    for one in FORMATS.values():
-        variables = one.variables(byte_level.table)
-        text = render_template(
-            one.template, plain, variables={**variables, "bos_token": "<s>"}
-        ).text
-        assert text.count("again") == 1
-        assert text.count("<s>") <= 1
+@pytest.mark.parametrize(
+    ("name", "space", "text"),
+    [
+        ("llama3", " ", "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+         "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
+         "<|end_header_id|>\n\nyo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+        ("mistral", " ", "<s>[INST] hi[/INST]  yo </s>[INST] s\n\nu[/INST]"),
+        ("mistral", "", "<s>[INST]hi[/INST] yo </s>[INST]s\n\nu[/INST]"),
+        ("mistral-v1", " ", "<s> [INST] s\n\nhi [/INST]  yo </s> [INST] u [/INST]"),
+        ("mistral-v7", "", "<s>[SYSTEM_PROMPT]s[/SYSTEM_PROMPT][INST]hi[/INST] yo </s>"
+         "[INST]u[/INST]"),
+        ("gemma", " ", "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nyo"
+         "<end_of_turn>\n<start_of_turn>user\nu<end_of_turn>\n<start_of_turn>model\n"),
+        ("nemotron", " ", "<b><SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n"
+         "<SPECIAL_11>Assistant\n yo \n<SPECIAL_12>\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
+        ("nemotron-h-aligned", " ", "<SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n"
+         "<SPECIAL_11>Assistant\nyo\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
+        ("deepseek", " ", "<｜begin▁of▁sentence｜>s<｜User｜>hi<｜Assistant｜> yo "
+         "<｜end▁of▁sentence｜><｜User｜>u<｜Assistant｜>"),
+        ("identity", " ", "shi yo u"),
+        ("plain", " ", "<b>System\ns\n\nUser\nhi\n\nAssistant\n yo <e>\n\nUser\nu\n\n"
+         "Assistant\n"),
+    ],
+)  # fmt: skip
+def test_what_a_format_writes(name: str, space: str, text: str) -> None:
+    one = FORMATS[name]
+    variables = {"roles": one.roles, "space": space, "bos_token": "<b>", "eos_token": "<e>"}
+    chat = [m for m in SHORT if m["role"] in one.roles]
+    found = render_template(one.template, chat, variables=variables, add_generation_prompt=True)
+    assert found.text == text
+    generated = {"nemotron-h-aligned": "yo\n", "identity": " yo ", "plain": " yo <e>"}
+    expected = [generated[name]] if name in generated else []
+    assert [text[slice(*place)] for place in found.generated] == expected
 
 
-def test_mistral_v1_is_text(sentencepiece: Tokenizer, byte_level: Tokenizer) -> None:
-    found = render(sentencepiece, CHAT, template="mistral-v1")
-    assert found.text == (
-        "<s> [INST]  Be brief. \n\nWie hoch, 3 < 4?\n [/INST]   201 Stufen 🌊.\n</s>"
-        " [INST] again [/INST] 201</s>"
-    )
-    assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
-    assert contents(found) == [m["content"] for m in CHAT]
-    with pytest.raises(XtokError, match="has no </s>, which the format mistral-v1 needs"):
-        render(byte_level, CHAT, template="mistral-v1")
-
-
-def test_a_system_text_without_a_user_is_not_dropped(sentencepiece: Tokenizer) -> None:
+def test_mistrals_merged_system_text_has_its_span(
+    sentencepiece: Tokenizer, byte_level: Tokenizer
+) -> None:
     for name in ("mistral", "mistral-v1"):
-        with pytest.raises(XtokError, match="no user message that the system text could stand in"):
-            render(sentencepiece, CHAT[:1], template=name)
+        found = render(sentencepiece, CHAT, template=name)
+        check(found, CHAT, sentencepiece)
+        assert contents(found) == [m["content"] for m in CHAT]
+        assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
+        assert "no user message" in error_of(
+            lambda name=name: render(sentencepiece, CHAT[:1], template=name)
+        )
+    assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
+    assert "has no </s>, which" in error_of(lambda: render(byte_level, CHAT, template="mistral-v1"))
 
 
-def test_formats_that_every_vocabulary_has(byte_level: Tokenizer) -> None:
-    of_bytes = load_tokenizer("bytes")
-    found = render(of_bytes, CHAT[2:], template="plain")
+def test_plain_suits_every_vocabulary(byte_level: Tokenizer) -> None:
+    found = render(load_tokenizer("bytes"), CHAT[2:], template="plain")
     assert found.text == ("Assistant\n  201 Stufen 🌊.\n\n\nUser\nagain\n\nAssistant\n201\n\n")
     assert targets(found) == ["  201 Stufen 🌊.\n\n\n", "201\n\n"]
-    found = render(byte_level, CHAT[3:4], template="plain", add_generation_prompt=True)
-    assert found.text == "<|begin_of_text|>User\nagain\n\nAssistant\n"
     found = render(byte_level, CHAT[3:], template="plain")
-    assert found.text == ("<|begin_of_text|>User\nagain\n\nAssistant\n201<|end_of_text|>\n\n")
     assert targets(found) == ["201<|end_of_text|>"]
-    found = render(of_bytes, CHAT, template="identity")
-    assert found.text == "".join(m["content"] for m in CHAT)
-    assert targets(found) == ["  201 Stufen 🌊.\n", "201"]
-
-
-def test_nemotron_h_aligned_has_the_targets_of_megatron() -> None:
-    one = FORMATS["nemotron-h-aligned"]
-    found = render_template(one.template, CHAT, variables={"roles": one.roles})
-    assert found.text == (
-        "<SPECIAL_10>System\nBe brief.\n<SPECIAL_11>User\nWie hoch, 3 < 4?\n"
-        "<SPECIAL_11>Assistant\n201 Stufen 🌊.\n<SPECIAL_11>User\nagain\n"
-        "<SPECIAL_11>Assistant\n201\n"
-    )
-    assert [found.text[slice(*place)] for place in found.generated] == ["201 Stufen 🌊.\n", "201\n"]
+    pad = FORMATS["chatml"].pad_id(byte_level.table)
+    assert byte_level.table.control_names[pad] == "<|pad|>"
 
 
 def test_default_is_the_tokenizers_own_template(small: Path, tmp_path: Path) -> None:
@@ -886,88 +877,65 @@ def test_tool_suffixes_are_those_of_trl(
     assert or_error(lambda: is_prefix_preserving(tokenizer)) == keeps
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["qwen3", "gemma4", "gptoss", "llama3_1"])
+def test_characters_that_a_normalizer_changes(
+    name: str, family: Callable[[str], tuple[Any, Tokenizer]], tmp_path: Path
+) -> None:
+    """The library's ids, masks and spans by its offsets."""
+    from tokenizers import AddedToken, normalizers
+
+    library, _ = family(name)
+    library.backend_tokenizer.normalizer = normalizers.NFC()
+    library.add_tokens([AddedToken("<think>", normalized=False, special=False)])
+    library.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    chat = [
+        {"role": "user", "content": "cafe\u0301 <think> \u1100\u1161?"},
+        {"role": "assistant", "content": "e\u0301te\u0301 201"},
+        {"role": "user", "content": "<|im_end|>o\u0308"},
+        {"role": "assistant", "content": "u\u0308ber"},
+    ]
+    found = render(tokenizer, chat)
+    assert found.ids.tolist() == library.apply_chat_template(chat, return_dict=False)
+    assert contents(found) == [m["content"] for m in chat]
+    for message, target in zip(chat[1::2], targets(found), strict=True):
+        assert message["content"] in target
+    assert sum("\u0301" in text or "\u0308" in text for text in targets(found)) == 2
+
+
 def span_text(conversation: Conversation, span: MessageSpan) -> str:
     assert span.content is not None
     return conversation.text[slice(*span.content.chars)]
 
 
 @pytest.mark.real
-def test_qwen3_writes_earlier_turns_anew(load_real: Callable[[str], Tokenizer]) -> None:
+def test_qwen3_writes_earlier_turns_anew(
+    family: Callable[[str], tuple[Any, Tokenizer]],
+) -> None:
     """It cuts the thinking out of earlier turns; the spans are right all the same."""
-    path = TEMPLATES / "qwen3.jinja"
-    if not path.exists():
-        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    tokenizer = load_real("qwen.tiktoken")
+    _, tokenizer = family("qwen3")
     thinking = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nfour"}
     chat = [CHAT[1], thinking]
-    found = render(tokenizer, chat, template=path)
+    found = render(tokenizer, chat)
     assert targets(found) == ["<think>\nhm\n</think>\n\nfour<|im_end|>"]
-    found = render(tokenizer, [*chat, CHAT[3]], template=path)
+    found = render(tokenizer, [*chat, CHAT[3]])
     assert targets(found) == ["four<|im_end|>"]
     assert span_text(found, found.message_spans[1]) == "four"
     assert found.message_spans[1].source == (21, 25)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
 def test_reasoning_by_any_name_is_a_target(
-    load_real: Callable[[str], Tokenizer], name: str
+    family: Callable[[str], tuple[Any, Tokenizer]], key: str
 ) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    path = TEMPLATES / "qwen3.jinja"
-    if not path.exists():
-        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    chat = [CHAT[1], {"role": "assistant", "content": "four", name: "two and two"}]
-    found = render(load_real("qwen.tiktoken"), chat, template=path)
-    render_any: Any = render_jinja_template
-    [expected], _ = render_any([chat], chat_template=path.read_text())
-    assert found.text == expected
+    library, tokenizer = family("qwen3")
+    chat = [CHAT[1], {"role": "assistant", "content": "four", key: "two and two"}]
+    found = render(tokenizer, chat)
+    assert found.ids.tolist() == library.apply_chat_template(chat, return_dict=False)
     assert targets(found) == ["<think>\ntwo and two\n</think>\n\nfour<|im_end|>"]
     assert span_text(found, found.message_spans[1]) == "four"
-
-
-@pytest.mark.real
-def test_tool_calls_are_targets(load_real: Callable[[str], Tokenizer]) -> None:
-    path = TEMPLATES / "qwen3.jinja"
-    if not path.exists():
-        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    found = render(load_real("qwen.tiktoken"), TOOLS, template=path)
-    assert targets(found)[0] == (
-        '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": "zwei"}}\n</tool_call><|im_end|>'
-    )
-    assert json.dumps(TOOLS[1]["content"]) == '""'
-    assert found.message_spans[1].content is None
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    ("name", "model", "expected"),
-    [
-        ("qwen3", "qwen.tiktoken",
-         "\n<|im_start|>user\n<tool_response>\nfour\n</tool_response><|im_end|>\n"
-         "<|im_start|>assistant\n"),
-        # Its generation block has the line break behind the end of turn, too.
-        ("qwen3_training", "qwen.tiktoken",
-         "\n<|im_start|>user\n<tool_response>\nfour\n</tool_response><|im_end|>\n"
-         "<|im_start|>assistant\n"),
-        ("llama3_1", "llama3.tiktoken",
-         '<|start_header_id|>ipython<|end_header_id|>\n\n"four"<|eot_id|>'
-         "<|start_header_id|>assistant<|end_header_id|>\n\n"),
-        ("deepseekv3_training", "deepseek-v3",
-         "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>four<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"),
-    ],
-)  # fmt: skip
-def test_tool_suffixes_of_real_templates(
-    load_real: Callable[[str], Tokenizer], name: str, model: str, expected: str
-) -> None:
-    path = TEMPLATES / f"{name}.jinja"
-    if not path.exists():
-        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    tokenizer = load_real(model)
-    for messages in (TOOLS[2:3], TOOLS[:3]):
-        ids = tool_suffix(tokenizer, messages, template=path)
-        assert of_ids(tokenizer, ids.tolist()) == expected
 
 
 @pytest.mark.real
@@ -992,24 +960,3 @@ def test_mistrals_ids_are_those_of_its_sentencepiece_models(
     expected += [3, *encode(f"Be brief.\n\n{again}"), 4, *encode(last), 2]
     found = render(load_real("mistral-v3.model"), chat, template="mistral")
     assert found.ids.tolist() == expected
-
-
-@pytest.mark.real
-def test_tekken_has_no_spaces(load_real: Callable[[str], Tokenizer]) -> None:
-    tekken = load_real("tekken.json")
-    found = render(tekken, CHAT[:1] + CHAT[3:], template="mistral")
-    assert found.text == "<s>[INST] Be brief. \n\nagain[/INST]201</s>"
-    assert targets(found) == ["201</s>"]
-    found = render(tekken, CHAT[:1] + CHAT[3:], template="mistral-v7")
-    assert found.text == "<s>[SYSTEM_PROMPT] Be brief. [/SYSTEM_PROMPT][INST]again[/INST]201</s>"
-
-
-@pytest.mark.real
-def test_deepseek_is_its_template(load_real: Callable[[str], Tokenizer]) -> None:
-    path = TEMPLATES / "deepseekv3_training.jinja"
-    if not path.exists():
-        pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    tokenizer = load_real("deepseek-v3")
-    found = render(tokenizer, CHAT, template="deepseek")
-    assert found.text == render(tokenizer, CHAT, template=path).text
-    assert targets(found) == ["  201 Stufen 🌊.\n<｜end▁of▁sentence｜>", "201<｜end▁of▁sentence｜>"]

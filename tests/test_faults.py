@@ -8,8 +8,10 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tracemalloc
 import warnings
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Cli
+from conftest import ROOT, Cli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_cli import fails, two_files
@@ -35,7 +37,6 @@ from xtok.io import STALE_AFTER
 from xtok.maps import file as mapfile
 from xtok.maps.file import MAX_BRACKETS, MAX_HEADER, to_nemo
 from xtok.maps.projection_map import ProjectionMap
-from xtok.vocab.display import shortened
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")
@@ -161,12 +162,95 @@ def test_a_folder_that_vanishes_while_the_file_is_written(
     assert not folder.exists()
 
 
-def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root writes anywhere")
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="is not writable"):
-        TINY.save(tmp_path / "map.safetensors")
+@pytest.fixture
+def nobody() -> Iterator[tuple[Path, Callable[..., subprocess.CompletedProcess[str]]]]:
+    """A folder of root's, and a function that runs a program in it as a user who is not root."""
+    folder = Path(tempfile.mkdtemp(prefix="xtok-"))  # pytest's own is closed to others
+    folder.chmod(0o755)
+    (folder / "own").mkdir(mode=0o777)
+    (folder / "own").chmod(0o777)
+    prefix = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    if os.geteuid():
+        prefix = []
+        folder.chmod(0o500)
+    env = {**os.environ, "HOME": "/nonexistent", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+
+    def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [*prefix, sys.executable, *map(str, args)]
+        return subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
+
+    try:
+        if prefix and (shutil.which("setpriv") is None or run("-c", "import numpy").returncode):
+            pytest.skip("nobody cannot run this Python")
+        yield folder, run
+    finally:
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
+    folder, run = nobody
+    folder.chmod(0o755)
+    for name in ("small.model", "secret.model", "secret.txt"):
+        shutil.copy(small / "small.model", folder / name)
+        (folder / name).chmod(0 if name.startswith("secret") else 0o644)
+    folder.chmod(0o555)
+    build = "-m", "xtok", "build", "small.model", "bytes", "-o"
+    done = run(*build, "own/map.safetensors")
+    assert (done.returncode, done.stdout) == (0, "own/map.safetensors\n"), done.stderr
+    assert (
+        run("-m", "xtok", "verify", "own/map.safetensors", "small.model", "bytes").returncode == 0
+    )
+    fails(run(*build, "map.safetensors"), "the folder of the output, ., is not writable", "path")
+    fails(
+        run(*build, "new/map.safetensors"), "the folder of the output, ., is not writable", "path"
+    )
+    secret = "-m", "xtok", "build", "secret.model", "bytes", "-o", "own/a.safetensors"
+    fails(run(*secret), "secret.model: Permission denied", "permissions")
+    text = run(*build, "own/a.safetensors", "--text", "secret.txt")
+    fails(text, "secret.txt cannot be read: Permission denied", "permissions")
+    assert os.listdir(folder / "own") == ["map.safetensors"]
+
+
+KILLED_BETWEEN = """
+import os, signal
+from xtok.counting import counts, texts
+texts.BATCH_CHARACTERS = 1000
+count, add, batches = counts.count_text, counts.TextCounter.add, []
+def killed(self, batch):
+    add(self, batch)
+    batches.append(batch)
+    if len(batches) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+counts.TextCounter.add = killed
+def saving(*given, **options):
+    return count(*given, **options, checkpoint_seconds=0)
+counts.count_text = saving
+from xtok.__main__ import program
+program()
+"""
+
+
+def test_counting_that_is_killed_between_two_checkpoints_goes_on(
+    cli: Cli, small: Path, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": f"In 20{i:02} there were {i} steps. " * 40}) for i in range(20)]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    models = map(str, (small / "small-byte-level", small / "small-digits"))
+    args = ["build", *models, "--text", "text.jsonl", "-o"]
+    command = [sys.executable, "-c", KILLED_BETWEEN, *args, "map.safetensors"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    assert set(os.listdir(tmp_path)) == {"text.jsonl", "map.safetensors.checkpoint"}
+    done = cli(*args, "map.safetensors")
+    share = re.search(r"resuming at (\d+)% of the text", done.stderr)
+    assert share is not None
+    assert 0 < int(share[1]) < 30
+    assert cli(*args, "whole.safetensors").returncode == 0
+    made = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("map", "whole")]
+    assert made[0] == made[1]
+    assert len(os.listdir(tmp_path)) == 3
 
 
 WRITER = """
@@ -273,16 +357,6 @@ fuzz = settings(
     max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-@fuzz
-@given(data=st.binary(max_size=400))
-def test_any_bytes_are_an_error(tmp_path: Path, data: bytes) -> None:
-    for suffix in (".safetensors", ".pt"):
-        path = tmp_path / f"fuzzed{suffix}"
-        path.write_bytes(data)
-        with pytest.raises(XtokError):
-            ProjectionMap.load(path)
 
 
 @fuzz
@@ -566,40 +640,39 @@ def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
 
     yield "padded", lambda: {"indices": ids, "likelihoods": weights}
     yield "reversed", lambda: {"indices": ids.flip(1), "likelihoods": weights.flip(1).bfloat16()}
-    yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 1_000_000)}
     yield (
         "sparse",
         lambda: torch.sparse_coo_tensor(
             coordinates(), torch.ones(rows * 25), (rows, 25), check_invariants=True
         ).coalesce(),
     )
+    yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 1_000_000)}
 
 
 READ_VALID = f"""{PEAK}
 from xtok.maps import file
-path = sys.argv[1]
-before = peak()
-widths = dict() if "sparse" in path else dict(student_vocab_size=40_000, teacher_vocab_size=40)
-file.load(path, **widths)
-print(peak() - before)
+for path in sys.argv[1:]:
+    before = peak()
+    widths = dict() if "sparse" in path else dict(student_vocab_size=40_000, teacher_vocab_size=40)
+    file.load(path, **widths)
+    print(peak() - before)
 """
 
 
-@pytest.mark.parametrize(("what", "make"), [pytest.param(*v, id=v[0]) for v in valid_pt()])
-def test_reading_a_valid_pt_takes_the_file_and_the_map(
-    tmp_path: Path, what: str, make: Callable[[], Any]
-) -> None:
-    path = tmp_path / f"{what}.pt"
-    torch.save(make(), path)
-    size = path.stat().st_size
-    assert size > 15e6
+def test_reading_a_valid_pt_takes_the_file_and_the_map(tmp_path: Path) -> None:
+    paths = []
+    for what, make in valid_pt():
+        paths.append(tmp_path / f"{what}.pt")
+        torch.save(make(), paths[-1])
+        assert paths[-1].stat().st_size > 15e6
     done = subprocess.run(
-        [sys.executable, "-c", READ_VALID, path], capture_output=True, text=True, check=False
+        [sys.executable, "-c", READ_VALID, *paths], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    # PyTorch makes a dict of counts, of tuples: twenty times the file.
-    factor = 20 if what == "counts" else 2
-    assert int(done.stdout) << 10 <= factor * size + OVERHEAD // 2
+    for path, peak in zip(paths, map(int, done.stdout.split()), strict=True):
+        # PyTorch makes a dict of counts, of tuples: twenty times the file.
+        factor = 20 if path.stem == "counts" else 2
+        assert peak << 10 <= factor * path.stat().st_size + OVERHEAD // 2
 
 
 def test_a_header_that_could_not_be_read_is_not_written() -> None:
@@ -661,11 +734,6 @@ def test_hostile_tokens_are_shown_safely(
     )
 
 
-def test_long_tokens_are_shortened() -> None:
-    assert shortened("x" * 80) == "x" * 80
-    assert shortened("x" * 81) == "x" * 80 + "… (81 in all)"
-
-
 # --strict
 
 
@@ -684,14 +752,11 @@ def unspellable(folder: Path) -> Path:
 def test_strict_refuses_tokens_that_cannot_be_spelled(
     cli: Cli, small: Path, tmp_path: Path
 ) -> None:
-    model = unspellable(tmp_path)
-    sides = ["--student-model", small / "small.model", "--teacher-model", model]
+    sides = ["--student-model", small / "small.model", "--teacher-model", unspellable(tmp_path)]
     for command in ("build", "multitoken"):
         done = cli(command, *sides, "--output", "map.safetensors", "--strict")
         fails(done, "letters.model cannot spell", "leave out --strict")
-        assert re.search(
-            r"cannot spell [\d,]+ tokens: \d+ '.*', \d+ '.*', \d+ '.*', …", done.stderr
-        )
+        assert len(re.findall(r"\d+ '.*?'", done.stderr)) == 3
         assert not (tmp_path / "map.safetensors").exists()
         lax = cli(command, *sides, "--output", f"{command}.safetensors")
         assert lax.returncode == 0
