@@ -359,9 +359,8 @@ def test_mistrals_merged_system_text_has_its_span(
         check(found, CHAT, sentencepiece)
         assert contents(found) == [m["content"] for m in CHAT]
         assert targets(found) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
-        assert "no user message" in error_of(
-            lambda name=name: render(sentencepiece, CHAT[:1], template=name)
-        )
+        alone = partial(render, sentencepiece, CHAT[:1], template=name)
+        assert "no user message" in error_of(alone)
     assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
     assert "has no </s>, which" in error_of(lambda: render(byte_level, CHAT, template="mistral-v1"))
 

@@ -31,30 +31,19 @@ _PROBE = ({"role": "user", "content": "x"},)
 class Conversation:
     """A conversation of T tokens.
 
-    Attributes:
-        text: what the template or format gives.
-        ids: int32 `[T]`.
-        bounds: int64 `[T + 1]`; token i is bytes `bounds[i]` to `bounds[i + 1]` of the text.
-        assistant_mask: bool `[T]`, the training targets: what the assistant wrote, its tool calls
-            and the token that ends its turn included, its header not.
-        message_spans: one per message.
-        runs: the characters that come from messages, and from which string of which.
+    Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask has what the assistant
+    wrote, its tool calls and the control token that ends its turn included, its header not.
     """
 
     text: str
-    ids: NDArray[np.int32]
-    bounds: NDArray[np.int64]
-    assistant_mask: NDArray[np.bool_]
+    ids: NDArray[np.int32]  # [T]
+    bounds: NDArray[np.int64]  # [T + 1]
+    assistant_mask: NDArray[np.bool_]  # [T], the training targets
     message_spans: tuple[MessageSpan, ...]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[Run, ...] = ()  # the characters that come from messages
 
     def record(self) -> dict[str, Any]:
-        """Return the conversation as a row of training data, all of it plain Python.
-
-        Returns:
-            `text`; `input_ids`; `assistant_masks`, 1 where a token is a target; `labels`, the ids
-            of targets, else -100; and `message_spans`.
-        """
+        """Return the conversation as a row of training data; `labels` are -100 but for targets."""
         ids, mask = self.ids.tolist(), self.assistant_mask
         return {
             "text": self.text,
@@ -95,10 +84,9 @@ def render(
     given: dict[str, Any] = {"tools": tools, "template": template, "variables": variables}
     given["add_generation_prompt"] = add_generation_prompt
     chat = _encoded(tokenizer, messages, given)
-    for i, message in enumerate(messages):
-        # Templates may drop what was thought before a call.
-        parts = ("tool_calls",) if message.get("tool_calls") else ("content",)
-        _require(parts, i, chat, tokenizer, messages, given)
+    # Of a message with calls, templates may drop the content: what was thought before them.
+    parts = ["tool_calls" if message.get("tool_calls") else "content" for message in messages]
+    _require_written(enumerate(parts), chat, tokenizer, messages, given)
     return chat
 
 
@@ -151,34 +139,31 @@ def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any])
     return ""
 
 
-def _require(
-    parts: Sequence[str],
-    index: int,
+def _require_written(
+    parts: Iterable[tuple[int, str]],
     chat: Conversation,
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     given: Mapping[str, Any],
 ) -> None:
-    """Raise an error if the template drops parts of a message."""
-    message = messages[index]
-    written = {run.path[0] for run in chat.runs if run.message == index}
-    if chat.message_spans[index].content is not None:
-        written.add("content")
-    for part in set(parts) - written:
-        if (altered := _altered(message.get(part))) == message.get(part):
-            continue  # there is nothing in it
+    """Raise an error if the template drops a part of a message."""
+    written = {(run.message, run.path[0]) for run in chat.runs}
+    for index, part in parts:
+        message, altered = messages[index], _altered(messages[index].get(part))
+        if (index, part) in written or altered == message.get(part):
+            continue
         # Its origin may be lost: does the text depend on it?
         again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
-        with suppress(XtokError):
-            if _render(tokenizer, again, **given).text == chat.text:
-                break
-    else:
-        return
-    raise XtokError(
-        f"message {index}, the {message['role']}'s: the template drops its {part}",
-        hint="give a template that writes it, with {option}, or leave it out",
-        parameter="template",
-    )
+        try:
+            depends = _render(tokenizer, again, **given).text != chat.text
+        except XtokError:
+            continue
+        if not depends:
+            raise XtokError(
+                f"message {index}, the {message['role']}'s: the template drops its {part}",
+                hint="give a template that writes it, with {option}, or leave it out",
+                parameter="template",
+            )
 
 
 def _altered(value: Any) -> Any:
@@ -208,9 +193,9 @@ def tool_suffix(
         tokenizer: any one.
         messages: the tools' messages, or a conversation that ends with them. Alone, they follow a
             call of the first one's tool, by its `name`.
-        tools: as in `render`; so are `template` and `variables`.
-        template: see there.
-        variables: see there.
+        tools: JSON schemas of the tools.
+        template: as in `render`.
+        variables: what else the template reads.
 
     Returns:
         int32 `[T]`.
@@ -229,8 +214,8 @@ def tool_suffix(
     given["add_generation_prompt"] = True
     chat = _encoded(tokenizer, messages, given)
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    for i in range(last + 1, len(messages)):
-        _require(("content",), i, chat, tokenizer, messages, given)
+    said = ((i, "content") for i in range(last + 1, len(messages)))
+    _require_written(said, chat, tokenizer, messages, given)
     turns = [span.whole for span in chat.message_spans[last:]]
     problem = f"message {last}, the assistant's, goes on behind what the tools say"
     if None in turns:

@@ -19,39 +19,26 @@ _PIECES = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|\w+|\s|.")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of a rendered conversation, in three units; each `(start, end)`.
-
-    Attributes:
-        chars: in characters of the text.
-        bytes: in bytes of the text's UTF-8.
-        tokens: the tokens that have at least one byte of it; `ids[start:end]`.
-    """
+    """A stretch of a rendered conversation, in three units; each `(start, end)`."""
 
     chars: tuple[int, int]
-    bytes: tuple[int, int]
-    tokens: tuple[int, int]
+    bytes: tuple[int, int]  # of UTF-8
+    tokens: tuple[int, int]  # those that have at least one byte of it
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageSpan:
     """Where one message is in a rendered conversation.
 
-    Attributes:
-        role: the message's role.
-        whole: everything that was rendered for it, header and end of turn included; None if
-            nothing was. Messages that a template merges share a stretch or lie within one another.
-        content: where its `content` is; None if the template drops it or it has none.
-        source: characters of `content` that the span `content` begins and ends with, so that a
-            template that strips it is seen: `message["content"][source[0]:source[1]]`. None where
-            the content is a list of parts.
-        verbatim: whether `content` is the text of `source`, character by character.
+    `message["content"][source[0]:source[1]]` is what the span `content` begins and ends with, so
+    that a template that strips it is seen.
     """
 
     role: str
-    whole: Span | None
-    content: Span | None
-    source: tuple[int, int] | None
-    verbatim: bool
+    whole: Span | None  # header and end of turn included; messages that are merged share it
+    content: Span | None  # None if the message has none
+    source: tuple[int, int] | None  # None if the content is a list of parts
+    verbatim: bool  # whether the span is the text of `source`, character by character
 
 
 class Places:

@@ -16,24 +16,14 @@ from xtok.vocab.table import TokenTable, TokenType
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
-    """How one family writes a conversation.
+    """How one family writes a conversation."""
 
-    Attributes:
-        name: its name as a template.
-        template: Jinja; it has the variables of `variables` beside those of every chat template.
-        roles: the role of a message to what the format calls it; other roles are refused.
-        pad_tokens: names of the padding token, the first that the vocabulary has counts; after
-            them, the token of role `pad`, then of role `unk`.
-        image_placeholders: what marks an image; the assistant may not write it.
-        needs: control or added tokens that the vocabulary must have.
-    """
-
-    name: str
-    template: str
-    roles: Mapping[str, str]
-    pad_tokens: tuple[str, ...] = ()
-    image_placeholders: tuple[str, ...] = ("<image>",)
-    needs: tuple[str, ...] = ()
+    name: str  # its name as a template
+    template: str  # Jinja, which reads `variables` beside what every chat template has
+    roles: Mapping[str, str]  # of messages, to what the format calls them; others are refused
+    pad_tokens: tuple[str, ...] = ()  # before the tokens of the roles `pad` and `unk`
+    image_placeholders: tuple[str, ...] = ("<image>",)  # which the assistant may not write
+    needs: tuple[str, ...] = ()  # control or added tokens that the vocabulary must have
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
         """Return what the template reads: `roles`, and the `space` that the library adds to text.
@@ -99,14 +89,37 @@ def _roles(**changed: str) -> dict[str, str]:
 _CAPITALIZED = {role: role.capitalize() for role in ("system", "user", "assistant")}
 _PLAIN_CHAT = {role: role for role in ("system", "user", "assistant")}
 
-_SYSTEM = """\
+_HEADERS = """\
+{{- 'BOS' }}
+{%- for message in messages %}
+{{- 'START' + roles[message.role] + 'HEADER' + message.content + 'END' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'START' + roles.assistant + 'HEADER' }}{% endif %}"""
+
+_MISTRAL = """\
 {%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
 {%- set system = messages | selectattr('role', 'equalto', 'system') | map(attribute='content')
   | join('\\n\\n') %}
 {%- if system and not users %}
 {{- raise_exception('there is no user message that the system text could stand in') }}
 {%- endif %}
-"""
+{{- '<s>' }}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{{- OPEN }}
+{%- if system and message is sameas users[PLACE] %}{{- system + '\\n\\n' }}{% endif %}
+{{- message.content + CLOSE }}
+{%- elif message.role == 'assistant' %}
+{{- SPACE + message.content + '</s>' }}
+{%- endif %}
+{%- endfor %}"""
+
+
+def _filled(template: str, **values: str) -> str:
+    for name, value in values.items():
+        template = template.replace(name, value)
+    return template
+
 
 # Sources. chatml: the markup of OpenAI's ChatML as in the chat template of Qwen/Qwen2.5. llama3:
 # the model card of Llama 3, "Prompt Template". mistral: mistral-common's instruct tokenizers; the
@@ -118,11 +131,7 @@ _SYSTEM = """\
 _FORMATS = (
     PromptFormat(
         name="chatml",
-        template="""\
-{%- for message in messages %}
-{{- '<|im_start|>' + roles[message.role] + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>' + roles.assistant + '\\n' }}{% endif %}""",
+        template=_filled(_HEADERS, BOS="", START="<|im_start|>", HEADER="\\n", END="<|im_end|>\\n"),
         roles=_roles(),
         pad_tokens=("<|endoftext|>",),
         image_placeholders=("<image>", "<|image_pad|>", "<|vision_start|>"),
@@ -130,15 +139,13 @@ _FORMATS = (
     ),
     PromptFormat(
         name="llama3",
-        template="""\
-{{- '<|begin_of_text|>' }}
-{%- for message in messages %}
-{{- '<|start_header_id|>' + roles[message.role] + '<|end_header_id|>\\n\\n' }}
-{{- message.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|start_header_id|>' + roles.assistant + '<|end_header_id|>\\n\\n' }}
-{%- endif %}""",
+        template=_filled(
+            _HEADERS.replace("message.content", "message.content | trim"),
+            BOS="<|begin_of_text|>",
+            START="<|start_header_id|>",
+            HEADER="<|end_header_id|>\\n\\n",
+            END="<|eot_id|>",
+        ),
         roles=_roles(tool="ipython"),
         pad_tokens=("<|finetune_right_pad_id|>", "<|finetune_right_pad|>"),
         image_placeholders=("<image>", "<|image|>"),
@@ -146,18 +153,9 @@ _FORMATS = (
     ),
     PromptFormat(
         name="mistral",
-        template=_SYSTEM
-        + """\
-{{- '<s>' }}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{{- '[INST]' + space }}
-{%- if system and message is sameas users[-1] %}{{- system + '\\n\\n' }}{% endif %}
-{{- message.content + '[/INST]' }}
-{%- elif message.role == 'assistant' %}
-{{- space + message.content + '</s>' }}
-{%- endif %}
-{%- endfor %}""",
+        template=_filled(
+            _MISTRAL, OPEN="'[INST]' + space", PLACE="-1", CLOSE="'[/INST]'", SPACE="space"
+        ),
         roles=_PLAIN_CHAT,
         pad_tokens=("<pad>",),
         image_placeholders=("<image>", "[IMG]"),
@@ -165,18 +163,7 @@ _FORMATS = (
     ),
     PromptFormat(
         name="mistral-v1",
-        template=_SYSTEM
-        + """\
-{{- '<s>' }}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{{- ' [INST] ' }}
-{%- if system and message is sameas users[0] %}{{- system + '\\n\\n' }}{% endif %}
-{{- message.content + ' [/INST]' }}
-{%- elif message.role == 'assistant' %}
-{{- ' ' + message.content + '</s>' }}
-{%- endif %}
-{%- endfor %}""",
+        template=_filled(_MISTRAL, OPEN="' [INST] '", PLACE="0", CLOSE="' [/INST]'", SPACE="' '"),
         roles=_PLAIN_CHAT,
         pad_tokens=("<pad>",),
         needs=("<s>", "</s>"),
@@ -201,13 +188,13 @@ _FORMATS = (
     ),
     PromptFormat(
         name="gemma",
-        template="""\
-{{- '<bos>' }}
-{%- for message in messages %}
-{{- '<start_of_turn>' + roles[message.role] + '\\n' + message.content | trim }}
-{{- '<end_of_turn>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<start_of_turn>' + roles.assistant + '\\n' }}{% endif %}""",
+        template=_filled(
+            _HEADERS.replace("message.content", "message.content | trim"),
+            BOS="<bos>",
+            START="<start_of_turn>",
+            HEADER="\\n",
+            END="<end_of_turn>\\n",
+        ),
         roles={"user": "user", "assistant": "model"},
         pad_tokens=("<pad>",),
         image_placeholders=("<image>", "<start_of_image>", "<image_soft_token>"),
