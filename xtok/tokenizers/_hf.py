@@ -39,7 +39,8 @@ class HuggingFaceBackend(ConfiguredBackend):
         super().__init__(files)
         self._hf, model = tokenizer, str(files)
         _check_growth(tokenizer.backend_tokenizer, model)
-        self._rust = _within_text(tokenizer.backend_tokenizer, model, copy=copy)
+        self._ids = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
+        self._rust = _within_text(tokenizer.backend_tokenizer, self._ids, model, copy=copy)
         self._added = dict(tokenizer.added_tokens_decoder)
         decoder = list(components(self._rust.decoder))
         self._decode = _decoder(decoder, model)
@@ -50,7 +51,7 @@ class HuggingFaceBackend(ConfiguredBackend):
     def entries(self) -> Iterable[Entry]:
         """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL."""
         unknown = self._unknown_id()
-        for display, i in self._rust.get_vocab(with_added_tokens=True).items():
+        for display, i in self._ids.items():
             added = self._added.get(i)
             kind, content = TokenType.NORMAL, None
             if i == unknown:
@@ -61,7 +62,7 @@ class HuggingFaceBackend(ConfiguredBackend):
                 kind = TokenType.USER_DEFINED
                 # A byte-level vocabulary matches added tokens as the text that they are.
                 content = added.content.encode() if self._byte_level else None
-            elif self._byte_fallback and _BYTE_TOKEN.fullmatch(display):
+            elif self._byte_fallback and display[:1] == "<" and _BYTE_TOKEN.fullmatch(display):
                 kind, content = TokenType.BYTE, bytes([int(display[3:5], 16)])
             yield Entry(
                 i, kind, self._decode(display) if content is None else content, display.encode()
@@ -178,21 +179,22 @@ def components(component: Any) -> Iterator[Spec]:
             yield spec
 
 
-def _within_text(rust: RustTokenizer, model: str, *, copy: bool) -> RustTokenizer:
+def _within_text(
+    rust: RustTokenizer, id_of: Mapping[str, int], model: str, *, copy: bool
+) -> RustTokenizer:
     """Return what encodes as in the middle of a text: no prefix, padding or dropout.
 
     Raises:
         TokenizerError: if a copy loses tokens, or an id is so large that writing the JSON, id by
             id, takes minutes.
     """
-    ids = rust.get_vocab().values()
-    largest = max(ids, default=0)
+    largest = max(id_of.values(), default=0)
     if largest >= MAX_WIDTH:
         problem = f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}"
         raise damaged(problem, _DAMAGED)
     parts = {"normalizer": _spec(rust.normalizer), "pre_tokenizer": _spec(rust.pre_tokenizer)}
     changed = {k: kept for k, spec in parts.items() if (kept := _without_prefix(spec)) != spec}
-    if copy or changed or len(set(ids)) < len(ids):
+    if copy or changed or len(set(id_of.values())) < len(id_of):
         rust = _copied(rust, model, changed)
     rust.encode_special_tokens = True
     rust.no_truncation()
