@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
+from xtok.tokenizers._backend import Backend, TextChange, byte_offsets, no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
@@ -18,14 +19,7 @@ from xtok.tokenizers._hf_folder import load_folder, load_json, runs_code
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
 from xtok.tokenizers._tekken import TekkenBackend, is_tekken
 from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
-from xtok.tokenizers._tokenizer import (
-    Backend,
-    Encoding,
-    TextChange,
-    Tokenizer,
-    byte_offsets,
-    no_panic,
-)
+from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._tokenizer import Backend
+from xtok.tokenizers._backend import Backend
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 _NULL_SIZE = 131_072

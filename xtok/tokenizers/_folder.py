@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
 
-from xtok.errors import TokenizerError
-from xtok.tokenizers._tokenizer import Backend, TextChange, splitting_at
+from xtok.tokenizers._backend import (
+    SPECIAL_NAMES,
+    Backend,
+    ConfiguredBackend,
+    TextChange,
+    bad_config,
+    chat_templates,
+    splitting_at,
+)
 from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import Entry, TokenType
 
@@ -17,65 +22,6 @@ NAMES = (
     *("tiktoken.model", "qwen.tiktoken", "*.model", "*.tiktoken", "tekken*.json"),
 )
 """Where such a tokenizer is looked for, in this order; patterns only in a local folder."""
-
-SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
-"""The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
-
-
-class ConfiguredBackend(Backend):
-    """A backend with the configs of its model beside it."""
-
-    def __init__(self, files: ModelFiles) -> None:
-        self._files = files
-
-    def model_vocab_size(self) -> int | None:
-        """Return the width that config.json gives; None without a config.json.
-
-        Read from the file if it is there, so that a model of a new or custom type needs no code;
-        else the default of its type, from transformers' `get_text_config().vocab_size`.
-
-        Raises:
-            TokenizerError: if there is none.
-        """
-        files = self._files
-        if files.find("config.json") is None:
-            return None
-        config = files.json("config.json")
-        for part in (config.get("text_config"), config):
-            if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
-                return size
-        from transformers import AutoConfig
-
-        try:
-            loaded = AutoConfig.from_pretrained(
-                files.model,
-                revision=files.commit or files.revision,
-                local_files_only=files.offline,
-                trust_remote_code=False,
-            )
-            return int(loaded.get_text_config().vocab_size)
-        except Exception as error:
-            raise TokenizerError(
-                f"the config.json of {files} has no vocabulary size: {error}",
-                hint="give the width of the model's logits with {option}",
-                parameter="vocab_size",
-            ) from error
-
-    def eos_ids(self) -> list[int]:
-        """Return the ids that the generation config ends a text with.
-
-        Raises:
-            TokenizerError: if it is not a JSON object, or these are not ids.
-        """
-        name = "generation_config.json"
-        eos: Any = "unknown"
-        with suppress(TokenizerError):
-            eos = self._files.json(name).get("eos_token_id")
-        ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        if not all(isinstance(i, int) for i in ids):
-            path = self._files.find(name)
-            raise TokenizerError(f"{path} is not a generation config", hint="fix it, or remove it")
-        return ids
 
 
 class FolderBackend(ConfiguredBackend):
@@ -98,7 +44,7 @@ class FolderBackend(ConfiguredBackend):
                 for i, t in listed.items()
             }
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise _bad_config(files, "added_tokens_decoder") from error
+            raise bad_config(files, "added_tokens_decoder") from error
         own = {entry.id: entry.type for entry in inner.entries()}
         self._text = {
             added.content.decode(): i
@@ -169,33 +115,3 @@ class FolderBackend(ConfiguredBackend):
 
     def text_changes(self) -> Sequence[TextChange]:
         return self._inner.text_changes()
-
-
-def chat_templates(files: ModelFiles) -> dict[str, str]:
-    """Return what `chat_template.jinja` or `tokenizer_config.json` of a model say.
-
-    Raises:
-        TokenizerError: if the one is not text, or the other malformed.
-    """
-    path = files.find("chat_template.jinja")
-    if path is not None:
-        try:
-            return {"default": path.read_text(encoding="utf-8")}
-        except UnicodeDecodeError as error:
-            raise TokenizerError(
-                f"{path} is not text in UTF-8: {error}", hint="fix it, or fetch it again"
-            ) from error
-    templates: Any = files.json("tokenizer_config.json").get("chat_template")
-    if isinstance(templates, list):
-        try:
-            return {str(one["name"]): str(one["template"]) for one in templates}
-        except (LookupError, TypeError) as error:
-            raise _bad_config(files, "chat_template") from error
-    return {"default": templates} if isinstance(templates, str) else {}
-
-
-def _bad_config(files: ModelFiles, field: str) -> TokenizerError:
-    return TokenizerError(
-        f"the {field} in {files.find('tokenizer_config.json')} is malformed",
-        hint="fix it, or fetch it again",
-    )

@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._folder import SPECIAL_NAMES, ConfiguredBackend
-from xtok.tokenizers._tokenizer import TextChange, byte_offsets, damaged
+from xtok.tokenizers._backend import (
+    SPECIAL_NAMES,
+    ConfiguredBackend,
+    TextChange,
+    byte_offsets,
+    damaged,
+)
 from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 

@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._folder import SPECIAL_NAMES, chat_templates
+from xtok.tokenizers._backend import SPECIAL_NAMES, chat_templates, refuse_pattern
 from xtok.tokenizers._hf import HuggingFaceBackend, components
-from xtok.tokenizers._tekken import TEKKEN_PATTERN
-from xtok.tokenizers._tiktoken import QWEN_PATTERN
-from xtok.tokenizers._tokenizer import refuse_pattern
+from xtok.tokenizers._tiktoken import QWEN_PATTERN, TEKKEN_PATTERN
 from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._tokenizer import Backend, TextChange, refuse_pattern
+from xtok.tokenizers._backend import Backend, TextChange, refuse_pattern
 from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:

@@ -1,15 +1,12 @@
-"""The `Tokenizer` that the rest of xtok sees, and the `Backend` behind it."""
+"""The `Tokenizer` that the rest of xtok sees: exact bytes, exact spelling, the library's ids."""
 
 from __future__ import annotations
 
 import functools
 import re
-from abc import ABC, abstractmethod
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -19,114 +16,9 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
+from xtok.tokenizers._backend import Backend, TextChange, no_panic, splitting_at
 from xtok.vocab.roles import find_roles
-from xtok.vocab.table import MAX_WIDTH, Entry, TokenTable, TokenType, Vocabulary, decode_vocabulary
-
-
-@dataclass(frozen=True)
-class TextChange:
-    """What a component of a tokenizer changes about a text before it becomes tokens."""
-
-    normalizer: str
-    changes: str
-
-
-class Backend(ABC):
-    """What one tokenizer library can do; `Tokenizer` catches everything that is not exact."""
-
-    name: str
-    notes: tuple[str, ...] = ()  # what the tokenizer's user should know about how it was loaded
-
-    @abstractmethod
-    def entries(self) -> Iterable[Entry]:
-        """Return every id of the tokenizer once, in any order."""
-
-    @abstractmethod
-    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode stretches from the middle of a text: no dummy prefix, control tokens are text."""
-
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Apply the model's own merges to any bytes; None if it merges characters."""
-        return None
-
-    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Encode as `encode_texts` does, into arrays."""
-        return [np.array(array("i", ids), np.int32) for ids in self.encode_texts(texts)]
-
-    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """Encode whole texts, control tokens recognised; None if the library recognises none."""
-        return None
-
-    def encode_start(self, text: str) -> list[int]:
-        """Encode the beginning of a text, up to its first control token."""
-        return self.encode_texts([text])[0]
-
-    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        """Return where each token of a text is, `(start, end)` in bytes.
-
-        Of what `encode_whole` gives, else `encode_start` or, in the middle of a text,
-        `encode_texts`; nothing from a library that changes no text.
-        """
-        return ()
-
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
-        return {}
-
-    def model_vocab_size(self) -> int | None:
-        """Return the width of the model's logits by its config; None without a config."""
-        return None
-
-    def chat_templates(self) -> Mapping[str, str]:
-        """Return the Jinja chat templates by name; `default` is the usual one."""
-        return {}
-
-    def text_changes(self) -> Sequence[TextChange]:
-        """Return what keeps a text from being the concatenation of its tokens' bytes."""
-        return ()
-
-
-def refuse_pattern(pattern: str | None, what: str) -> None:
-    """Refuse a split pattern for a tokenizer that has its own.
-
-    Raises:
-        TokenizerError: if there is a pattern.
-    """
-    if pattern is not None:
-        raise TokenizerError(
-            f"{what}, which takes no @{pattern}",
-            hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
-        )
-
-
-def damaged(problem: str, what: str = "the file is damaged or of another kind") -> TokenizerError:
-    """Return the error for a file that was read, and is not what it should be."""
-    return TokenizerError(problem, hint=f"{what}: fetch it again")
-
-
-def is_panic(error: BaseException) -> bool:
-    """Tell a panic of a Rust library: its class is no `Exception`, and cannot be imported."""
-    return type(error).__name__ == "PanicException"
-
-
-@contextmanager
-def no_panic(model: str) -> Iterator[None]:
-    """Turn a panic into a `TokenizerError` that names the model."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise TokenizerError(
-            f"{model} makes its library fail: {error}",
-            hint="its files are damaged, or its pattern is too costly: fetch them again",
-        ) from error
-
-
-def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern whose `split` puts names at the odd places, and what is between at even."""
-    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
-    return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
+from xtok.vocab.table import MAX_WIDTH, TokenTable, TokenType, Vocabulary, decode_vocabulary
 
 
 class Encoding(NamedTuple):
@@ -140,15 +32,6 @@ class Encoding(NamedTuple):
     ids: NDArray[np.int32]
     bounds: NDArray[np.int64]
     num_changed: int
-
-
-def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
-    if text.isascii():
-        return np.arange(len(text) + 1)
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 class Tokenizer:

@@ -57,7 +57,7 @@ class ModelFiles:
                 path = Path(hf_hub_download(self.model, name, **self._options()))
             except errors.EntryNotFoundError as error:
                 is_unknown = isinstance(error, errors.LocalEntryNotFoundError)
-                if is_unknown and (required or self._asks()):
+                if is_unknown and (required or self._may_ask()):
                     raise
                 return None  # or offline, and what was cached came without this file
         if path.parent.parent.name == "snapshots":
@@ -79,7 +79,7 @@ class ModelFiles:
             cached = try_to_load_from_cache(self.model, name, revision=revision)
             if isinstance(cached, str):
                 return True
-            if not self._asks():
+            if not self._may_ask():
                 return None if cached is None else False  # else the cache knows: no such file
             return file_exists(self.model, name, revision=revision)
 
@@ -94,7 +94,7 @@ class ModelFiles:
         from huggingface_hub import errors, list_repo_tree, try_to_load_from_cache
 
         revision = self.commit or self.revision
-        if not (self._asks() and hub_answers()):
+        if not (self._may_ask() and hub_answers()):
             cached = try_to_load_from_cache(self.model, "tokenizer.json", revision=revision)
             return isinstance(cached, str) and (Path(cached).parent / name).is_dir()
         with self._hub():
@@ -153,14 +153,14 @@ class ModelFiles:
             raise self.error(f"{path} is not a JSON object", hint="fix it, or fetch it again")
         return content
 
-    def _asks(self) -> bool:
+    def _may_ask(self) -> bool:
         """Tell whether the hub may be asked."""
         from huggingface_hub import constants
 
         return not (self.offline or constants.HF_HUB_OFFLINE)
 
     def _options(self) -> dict[str, Any]:
-        local = not (self._asks() and hub_answers())
+        local = not (self._may_ask() and hub_answers())
         return {"revision": self.commit or self.revision, "local_files_only": local}
 
     @contextmanager
@@ -176,7 +176,7 @@ class ModelFiles:
                 yield
         except kinds as cause:
             if isinstance(cause, errors.LocalEntryNotFoundError):
-                asks, is_tokenizer = self._asks(), issubclass(self.error, TokenizerError)
+                asks, is_tokenizer = self._may_ask(), issubclass(self.error, TokenizerError)
                 hub = "cannot be reached" if asks else "is not asked (offline)"
                 problem = f"{repo} is no file or folder here and not in the local cache, "
                 problem += f"and the hub {hub}"

@@ -1,0 +1,222 @@
+"""What one tokenizer library can do, and what the configs beside its files say."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.errors import TokenizerError
+from xtok.tokenizers.hub import ModelFiles
+from xtok.vocab.table import Entry
+
+SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
+"""The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """What a component of a tokenizer changes about a text before it becomes tokens."""
+
+    normalizer: str
+    changes: str
+
+
+class Backend(ABC):
+    """What one tokenizer library can do; `Tokenizer` catches everything that is not exact."""
+
+    name: str
+    notes: tuple[str, ...] = ()  # what the tokenizer's user should know about how it was loaded
+
+    @abstractmethod
+    def entries(self) -> Iterable[Entry]:
+        """Return every id of the tokenizer once, in any order."""
+
+    @abstractmethod
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode stretches from the middle of a text: no dummy prefix, control tokens are text."""
+
+    def encode_bytes(self, data: bytes) -> list[int] | None:
+        """Apply the model's own merges to any bytes; None if it merges characters."""
+        return None
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Encode as `encode_texts` does, into arrays."""
+        return [np.array(array("i", ids), np.int32) for ids in self.encode_texts(texts)]
+
+    def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """Encode whole texts, control tokens recognised; None if the library recognises none."""
+        return None
+
+    def encode_start(self, text: str) -> list[int]:
+        """Encode the beginning of a text, up to its first control token."""
+        return self.encode_texts([text])[0]
+
+    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        """Return where each token of a text is, `(start, end)` in bytes.
+
+        Of what `encode_whole` gives, else `encode_start` or, in the middle of a text,
+        `encode_texts`; nothing from a library that changes no text.
+        """
+        return ()
+
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
+        """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
+        return {}
+
+    def model_vocab_size(self) -> int | None:
+        """Return the width of the model's logits by its config; None without a config."""
+        return None
+
+    def chat_templates(self) -> Mapping[str, str]:
+        """Return the Jinja chat templates by name; `default` is the usual one."""
+        return {}
+
+    def text_changes(self) -> Sequence[TextChange]:
+        """Return what keeps a text from being the concatenation of its tokens' bytes."""
+        return ()
+
+
+def refuse_pattern(pattern: str | None, what: str) -> None:
+    """Refuse a split pattern for a tokenizer that has its own.
+
+    Raises:
+        TokenizerError: if there is a pattern.
+    """
+    if pattern is not None:
+        raise TokenizerError(
+            f"{what}, which takes no @{pattern}",
+            hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
+        )
+
+
+def damaged(problem: str, what: str = "the file is damaged or of another kind") -> TokenizerError:
+    """Return the error for a file that was read, and is not what it should be."""
+    return TokenizerError(problem, hint=f"{what}: fetch it again")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Tell a panic of a Rust library: its class is no `Exception`, and cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def no_panic(model: str) -> Iterator[None]:
+    """Turn a panic into a `TokenizerError` that names the model."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise TokenizerError(
+            f"{model} makes its library fail: {error}",
+            hint="its files are damaged, or its pattern is too costly: fetch them again",
+        ) from error
+
+
+def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern whose `split` puts names at the odd places, and what is between at even."""
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
+    return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
+
+
+def byte_offsets(text: str) -> NDArray[np.int64]:
+    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
+    if text.isascii():
+        return np.arange(len(text) + 1)
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+class ConfiguredBackend(Backend):
+    """A backend with the configs of its model beside it."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+
+    def model_vocab_size(self) -> int | None:
+        """Return the width that config.json gives; None without a config.json.
+
+        Read from the file if it is there, so that a model of a new or custom type needs no code;
+        else the default of its type, from transformers' `get_text_config().vocab_size`.
+
+        Raises:
+            TokenizerError: if there is none.
+        """
+        files = self._files
+        if files.find("config.json") is None:
+            return None
+        config = files.json("config.json")
+        for part in (config.get("text_config"), config):
+            if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
+                return size
+        from transformers import AutoConfig
+
+        try:
+            loaded = AutoConfig.from_pretrained(
+                files.model,
+                revision=files.commit or files.revision,
+                local_files_only=files.offline,
+                trust_remote_code=False,
+            )
+            return int(loaded.get_text_config().vocab_size)
+        except Exception as error:
+            raise TokenizerError(
+                f"the config.json of {files} has no vocabulary size: {error}",
+                hint="give the width of the model's logits with {option}",
+                parameter="vocab_size",
+            ) from error
+
+    def eos_ids(self) -> list[int]:
+        """Return the ids that the generation config ends a text with.
+
+        Raises:
+            TokenizerError: if it is not a JSON object, or these are not ids.
+        """
+        name = "generation_config.json"
+        eos: Any = "unknown"
+        with suppress(TokenizerError):
+            eos = self._files.json(name).get("eos_token_id")
+        ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        if not all(isinstance(i, int) for i in ids):
+            path = self._files.find(name)
+            raise TokenizerError(f"{path} is not a generation config", hint="fix it, or remove it")
+        return ids
+
+
+def chat_templates(files: ModelFiles) -> dict[str, str]:
+    """Return what `chat_template.jinja` or `tokenizer_config.json` of a model say.
+
+    Raises:
+        TokenizerError: if the one is not text, or the other malformed.
+    """
+    path = files.find("chat_template.jinja")
+    if path is not None:
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except UnicodeDecodeError as error:
+            raise TokenizerError(
+                f"{path} is not text in UTF-8: {error}", hint="fix it, or fetch it again"
+            ) from error
+    templates: Any = files.json("tokenizer_config.json").get("chat_template")
+    if isinstance(templates, list):
+        try:
+            return {str(one["name"]): str(one["template"]) for one in templates}
+        except (LookupError, TypeError) as error:
+            raise bad_config(files, "chat_template") from error
+    return {"default": templates} if isinstance(templates, str) else {}
+
+
+def bad_config(files: ModelFiles, field: str) -> TokenizerError:
+    return TokenizerError(
+        f"the {field} in {files.find('tokenizer_config.json')} is malformed",
+        hint="fix it, or fetch it again",
+    )
