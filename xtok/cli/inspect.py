@@ -79,7 +79,6 @@ def inspect(
 
     Given the models, tokens are also spelled in each other's pieces. An event map likewise.
     """
-    from xtok.counting.texts import find_texts
     from xtok.report.maps import print_inspection
 
     is_listing = bool(token_class or kind or worst)
@@ -101,7 +100,10 @@ def inspect(
     else:
         loaded, tokenizers = models.with_map(map_options.load(map_path), name=map_path)
     report.print_reports(loaded.reports)
-    find_texts(text)
+    if text:
+        from xtok.counting.texts import find_texts
+
+        find_texts(text)
     inspection = xtok.inspect(
         loaded,
         [*tokens, *token_id],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import ModelLike, Tokenizer
 
 Level = Literal["ok", "note", "warning", "failed", "skipped"]
 
@@ -18,3 +21,16 @@ class Check:
     name: str
     level: Level
     message: str
+
+
+def given_tokenizers(
+    student_model: ModelLike | None, teacher_model: ModelLike | None
+) -> dict[str, Tokenizer]:
+    """Load the tokenizers of the sides whose models are given; for none, import nothing."""
+    models = {"student": student_model, "teacher": teacher_model}
+    given = {side: model for side, model in models.items() if model is not None}
+    if not given:
+        return {}
+    from xtok.tokenizers import as_tokenizer
+
+    return {side: as_tokenizer(model) for side, model in given.items()}

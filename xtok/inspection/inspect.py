@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
+from xtok.inspection import given_tokenizers
 from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
 from xtok.maps.events import AnyMapLike, EventMap, as_any_map
@@ -24,7 +25,7 @@ from xtok.vocab.table import TokenType, Vocabulary
 if TYPE_CHECKING:
     from xtok.inspection.advice import Advice
     from xtok.inspection.compare import Comparison
-    from xtok.tokenizers import ModelLike
+    from xtok.tokenizers import ModelLike, Tokenizer
 
 _LARGEST = 10
 _MEMBERS = 8
@@ -125,7 +126,7 @@ def inspect(
             event map is asked for what only maps have.
     """
     projection = as_any_map(projection)
-    tokenizers = {"student": _loaded(student_model), "teacher": _loaded(teacher_model)}
+    tokenizers = given_tokenizers(student_model, teacher_model)
     if texts and student_model is None:
         raise ValueError("texts need the student's model")
     if isinstance(tokens, str | bytes | int):
@@ -138,12 +139,15 @@ def inspect(
                 hint="inspect a token of it; evaluate measures event maps on text",
             )
         return _inspect_events(projection, tokens, tokenizers, num_examples)
-    student, teacher = (one and one.vocabulary for one in tokenizers.values())
+    student, teacher = (tokenizers.get(side) for side in ("student", "teacher"))
     [name, *_] = names or ["the map"]
-    projection = with_vocabularies(projection, student=student, teacher=teacher, name=name)
-    explain = partial(
-        inspect_row, projection, student=tokenizers["student"], teacher=tokenizers["teacher"]
+    projection = with_vocabularies(
+        projection,
+        student=None if student is None else student.vocabulary,
+        teacher=None if teacher is None else teacher.vocabulary,
+        name=name,
     )
+    explain = partial(inspect_row, projection, student=student, teacher=teacher)
     rows = [explain(i) for token in tokens for i in projection.student_ids_of(token)]
     if against is None:
         rows += [explain(i) for i in example_ids(projection, num_examples)]
@@ -155,7 +159,7 @@ def inspect(
     if against is not None:
         from xtok.inspection.compare import compare, count_tokens
 
-        counts = count_tokens(texts, tokenizers["student"], field) if texts else None
+        counts = count_tokens(texts, student, field) if texts and student else None
         comparison = compare(
             projection, against, token_counts=counts, num_examples=num_examples or 10, names=names
         )
@@ -182,14 +186,6 @@ def inspect(
         rows_matching=matching,
         comparison=comparison,
     )
-
-
-def _loaded(model: ModelLike | None) -> Any:
-    if model is None:
-        return None
-    from xtok.tokenizers import as_tokenizer
-
-    return as_tokenizer(model)
 
 
 def _sizes(entries: NDArray[np.int64]) -> dict[int, int]:
@@ -247,16 +243,15 @@ def _worst_first(
 def _inspect_events(
     events: EventMap,
     tokens: Sequence[str | bytes | int],
-    tokenizers: Mapping[str, Any],
+    tokenizers: Mapping[str, Tokenizer],
     num_examples: int,
 ) -> Inspection:
     for side, tokenizer in tokenizers.items():
-        if tokenizer is not None:
-            table, other = getattr(events, side).table, tokenizer.vocabulary.model_id
-            require_same_tokens(side, table, tokenizer.table, what="the event map", other=other)
+        table, other = getattr(events, side).table, tokenizer.vocabulary.model_id
+        require_same_tokens(side, table, tokenizer.table, what="the event map", other=other)
     explain = {
-        "student": partial(inspect_token, events, "student", tokenizer=tokenizers["teacher"]),
-        "teacher": partial(inspect_token, events, "teacher", tokenizer=tokenizers["student"]),
+        "student": partial(inspect_token, events, "student", tokenizer=tokenizers.get("teacher")),
+        "teacher": partial(inspect_token, events, "teacher", tokenizer=tokenizers.get("student")),
     }
     rows = [explain[side](i) for token in tokens for side, i in _ids_of(events, token)]
     num = events.num_events

@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from os import fspath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok.inspection import Check
+from xtok.inspection import Check, given_tokenizers
 from xtok.maps import file as mapfile
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import AnyMap, AnyMapLike, EventMap, assemble
 from xtok.maps.pair import can_grow
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.display import quoted
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import ModelLike, Tokenizer
 
 _EXAMPLES = 3
 
@@ -58,11 +60,7 @@ def verify(
     Raises:
         MapFileError: if the file cannot be read, or is no map at all.
     """
-    tokenizers = {
-        side: as_tokenizer(model)
-        for side, model in (("student", student_model), ("teacher", teacher_model))
-        if model is not None
-    }
+    tokenizers = given_tokenizers(student_model, teacher_model)
     if isinstance(projection, ProjectionMap | EventMap):
         return Verification(path="the map", checks=tuple(_all(projection, {}, tokenizers)))
     path = fspath(projection)
@@ -114,7 +112,7 @@ def _all(
 
 
 def _invariants(
-    m: Any, invariants: Mapping[str, tuple[Callable[[Any], None], str]]
+    m: AnyMap, invariants: Mapping[str, tuple[Callable[[Any], None], str]]
 ) -> Iterator[Check]:
     """Check one after another, up to the first that fails."""
     for name, (check, says) in invariants.items():

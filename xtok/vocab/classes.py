@@ -143,7 +143,7 @@ def text_class(text: str) -> TokenClass:
 def _classes_of_texts(texts: list[str]) -> NDArray[np.uint8]:
     """Return the class of each text, none of them empty, uint8 `[len(texts)]`."""
     points = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
-    bit_of_point = np.zeros(0x110000, np.uint32)
+    bit_of_point = np.zeros(int(points.max()) + 1, np.uint32)
     bit_of_point[points] = 1
     different = np.flatnonzero(bit_of_point)  # each is looked up once
     bit_of_point[different] = [_bit(chr(point)) for point in different.tolist()]
