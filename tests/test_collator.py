@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_chats import PLAIN
+from test_encode import qwen_like
 from torch.utils.data import DataLoader
 
 import xtok
@@ -65,6 +69,45 @@ def test_texts(collator: DistillationCollator, digits: Tokenizer, byte_level: To
     for name, value in vars(side["alignment"]).items():
         assert torch.equal(value, getattr(aligned, name)), name
     assert int(aligned.num_chunks[0]) > 5
+
+
+CHANGED = ["cafe\u0301", "\u212b", "\u0344", "o\u0323\u0302", "\u1100\u1161"]  # by NFC
+
+
+@pytest.fixture(scope="module")
+def nfc(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    """A tokenizer that normalizes text, as Qwen3's does, and the library's own."""
+    from transformers import AutoTokenizer
+
+    folder = qwen_like(small, tmp_path_factory.mktemp("nfc") / "folder", "NFC")
+    return xtok.load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from(["<think>", "<|im_end|>", *CHANGED]), max_size=4), min_size=1
+    )
+)
+def test_a_side_that_normalizes_has_its_librarys_ids(
+    nfc: tuple[Tokenizer, Any], digits: Tokenizer, texts: list[list[str]]
+) -> None:
+    student, library = nfc
+    rows = ["the keeper lit 201 lamps ".join(["", *parts, ""]) for parts in texts]
+    batch = DistillationCollator(student, digits, bos=False)(rows)
+    [side] = batch["teachers"]
+    for row, text in enumerate(rows):
+        ids = batch["input_ids"][row][batch["attention_mask"][row] != 0].tolist()
+        assert ids == library(text, add_special_tokens=False)["input_ids"]
+        theirs = side["input_ids"][row][side["attention_mask"][row] != 0].tolist()
+        assert theirs == digits.encode(text).ids.tolist()
+        chunk = side["alignment"].student_chunk_id[row][: len(ids)]
+        correct = (chunk >= 0) & side["alignment"].pair_is_correct[row][chunk]
+        aligned = b"".join(
+            student.table[i] for i, keep in zip(ids, correct, strict=True) if keep
+        ).decode("utf-8", "ignore")
+        # Only what the normalizer changes may be lost, with the tokens that it is in.
+        assert aligned.count("keeper lit 201 lamps") == 1 + len(texts[row])
 
 
 def test_several_teachers_and_none(
