@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_encode import qwen_like
 
 import xtok
 from xtok import DistillationCollator, Retokenizer, XtokError
@@ -79,6 +80,16 @@ def test_ids_beyond_the_tokenizer(small: Path, sentencepiece: Tokenizer) -> None
     assert retokenize([[*hello, 1279]]) == retokenize([hello])
     with pytest.raises(ValueError, match=r"^student id 1280 is not in 0\.\.1279$"):
         retokenize([[*hello, 1280]])
+
+
+def test_a_teacher_that_normalizes_reads_what_its_library_reads(
+    byte_level: Tokenizer, small: Path, tmp_path: Path
+) -> None:
+    teacher = xtok.load_tokenizer(qwen_like(small, tmp_path / "nfc", "NFC"))
+    text = "<think>cafe\u0301<think> hi "
+    written = byte_level.segment(text.encode() + "東".encode()[:2])  # half a character at the end
+    [ids] = Retokenizer(byte_level, teacher)([written])
+    assert ids == [*teacher.library_ids([text])[0], *teacher.segment("東".encode()[:2])]
 
 
 def test_a_teacher_that_cannot_spell(ranks: Tokenizer) -> None:

@@ -22,7 +22,6 @@ from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.event_kl import EventIndex, event_index
 from xtok.training.losses.named import NEED_A_MAP, BatchLoss, LossName, make_loss
 from xtok.training.module import ProjectionModule
-from xtok.vocab.table import TokenTable
 
 Loss = LossName | BatchLoss
 Projection = ProjectionMap | ProjectionModule | EventMap | str | PathLike[str]
@@ -182,12 +181,7 @@ def _module(given: Any, student: Tokenizer, teacher: Tokenizer) -> ProjectionMod
             hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
             "map that `to_map` returns",
         )
-    # transformers takes some unknown tokens for any other control token: bytes and names decide.
-    sides = (
-        None if _same_ids(of_map.table, tokenizer.table) else tokenizer.vocabulary
-        for of_map, tokenizer in ((module.map.student, student), (module.map.teacher, teacher))
-    )
-    with_vocabularies(module.map, student=next(sides), teacher=next(sides))
+    with_vocabularies(module.map, student=student.vocabulary, teacher=teacher.vocabulary)
     return module
 
 
@@ -198,18 +192,6 @@ def _event_index(given: Any, student: Tokenizer, teacher: Tokenizer) -> EventInd
         ("student", events.student, student),
         ("teacher", events.teacher, teacher),
     ):
-        if not _same_ids(ours.table, theirs.table):
-            model_id = theirs.vocabulary.model_id
-            require_same_tokens(
-                side, ours.table, theirs.table, what="the event map", other=model_id
-            )
+        other = theirs.vocabulary.model_id
+        require_same_tokens(side, ours.table, theirs.table, what="the event map", other=other)
     return event_index(events)
-
-
-def _same_ids(ours: TokenTable | None, theirs: TokenTable) -> bool:
-    """Tell whether two tables have the same bytes and control tokens, whatever their widths."""
-    if ours is None or ours.control_names != theirs.control_names:
-        return False
-    width = min(len(ours), len(theirs))
-    rests = ours.lengths[width:], theirs.lengths[width:]
-    return ours.tokens()[:width] == theirs.tokens()[:width] and not any(r.any() for r in rests)
