@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import pickle  # noqa: TID251
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -487,14 +486,6 @@ def in_worker(payload: tuple[TokenAligner, list[int], list[int]]) -> list[int]:
     aligner, s, t = payload
     chunks: list[int] = aligner.align(np.array([s]), np.array([t])).student_chunk_id[0].tolist()
     return chunks
-
-
-def test_it_can_be_pickled(aligner: TokenAligner, tokenizers: dict[str, Tokenizer]) -> None:
-    again = pickle.loads(pickle.dumps(aligner))
-    s, t = (spell(tokenizers, name, TEXT) for name in ("byte_level", "sentencepiece"))
-    assert_same(
-        again.align(np.array([s]), np.array([t])), aligner.align(np.array([s]), np.array([t]))
-    )
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import REAL, Cli
 
@@ -198,33 +197,6 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "object.json").write_text(json.dumps({"messages": CHAT, "tools": []}))
     args[6] = "object.json"
     assert json.loads(cli(*args, "--json").stdout) == found
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "chat.json, line 1: no JSON: Expecting property name"),
-        ("{}", "chat.json: no messages, but: nothing"),
-        ('{"messages": 3}', "chat.json: its messages are no list"),
-        ('[[{"role": "user"}], [{"role": "user"}]]', "chat.json has 2 conversations"),
-    ],
-)
-def test_files_that_are_no_conversation(
-    cli: Cli, small: Path, tmp_path: Path, content: str, message: str
-) -> None:
-    (tmp_path / "chat.json").write_text(content)
-    model = str(small / "small.model")
-    done = cli("align", "--student-model", model, "--teacher-model", model, "--chat", "chat.json")
-    assert done.returncode == 1
-    assert f"error: {message}" in done.stderr
-
-
-def test_chunk_ids_are_of_the_tokens_themselves(
-    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
-) -> None:
-    chat = align_chat(
-        aligner, byte_level, digits, CHAT, student_template="chatml", teacher_template="chatml"
-    )
-    assert chat.alignment.student_chunk_id.dtype == np.int32
-    assert len(chat.alignment.student_chunk_id) == len(chat.student.ids)
-    assert len(chat.alignment.teacher_chunk_id) == len(chat.teacher.ids)
+    (tmp_path / "object.json").write_text(json.dumps([CHAT, CHAT]))
+    two = cli(*args)
+    assert (two.returncode, "object.json" in two.stderr) == (1, True)

@@ -236,10 +236,6 @@ def test_the_order_hangs_on_seed_and_step() -> None:
     assert flat[:5] != flat[5:10]
 
 
-def test_it_is_short() -> None:
-    assert len(Path(distill.__file__).read_text(encoding="utf-8").splitlines()) <= 300
-
-
 def test_losses_by_name(byte_level: Tokenizer) -> None:
     with pytest.raises(ValueError, match="the loss is 'kl', and must be one of"):
         make_loss("kl")  # type: ignore[arg-type]

@@ -69,12 +69,13 @@ def encode(side: Tokenizer, texts: list[bytes]) -> Flat:
 def kernel(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
     """Return a call of the bare kernel, on one core."""
     chunks = [np.full(len(side[0]), -1, np.int32) for side in (s, t)]
-    masks = [np.zeros(len(side[0]), np.bool_) for side in (s, t, s)]
+    correct = np.zeros(len(s[0]), np.bool_)
     num_chunks = np.zeros(len(s[1]) - 1, np.int64)
+    differs = np.empty((len(num_chunks), 2), np.int64)
     sides = (aligner.student, aligner.teacher)
     return lambda: kernels.align_documents(
         *s, sides[0].symbols, sides[0].offsets, *t, sides[1].symbols, sides[1].offsets,
-        aligner._exact, aligner.max_comb_len, *chunks, *masks, num_chunks,
+        aligner._exact, *chunks, correct, num_chunks, differs,
     )  # fmt: skip
 
 

@@ -266,20 +266,20 @@ class TokenAligner:
                 f"{len(s_bounds) - 1} student sequences, {len(t_bounds) - 1} of the teacher"
             )
         chunks = [np.full(len(ids), -1, np.int32) for ids in (s_ids, t_ids)]
-        masks = [np.zeros(len(ids), np.bool_) for ids in (s_ids, t_ids, s_ids)]
+        correct = np.zeros(len(s_ids), np.bool_)
         num_chunks = np.zeros(len(s_bounds) - 1, np.int64)
         max_comb_len = min(self.max_comb_len, len(s_ids) + len(t_ids))  # fits into an int64
         sides = (
             s_ids, s_bounds, self.student.symbols, self.student.offsets,
             t_ids, t_bounds, self.teacher.symbols, self.teacher.offsets,
         )  # fmt: skip
-        results = (*chunks, *masks, num_chunks, np.empty((len(num_chunks), 2), np.int64))
+        results = (*chunks, correct, num_chunks, np.empty((len(num_chunks), 2), np.int64))
         align_documents(*sides, self._exact, *results)
         if (results[-1] >= 0).any():  # seldom, so that these kernels are seldom compiled
             align_rest(*sides, max_comb_len, *results)
         place = np.arange(len(s_ids)) - np.repeat(s_bounds[:-1], np.diff(s_bounds))
         has_chunk = place < np.repeat(num_chunks, np.diff(s_bounds))
-        return FlatAlignment(chunks[0], chunks[1], num_chunks, masks[2][has_chunk])
+        return FlatAlignment(chunks[0], chunks[1], num_chunks, correct[has_chunk])
 
 
 Span = tuple[int, int]

@@ -6,8 +6,8 @@ control token that has a counterpart, the same symbol on both sides. Tokens with
 skipped.
 
 Chunks are written as they are found: their number into `s_chunk` and `t_chunk` (−1 elsewhere),
-whether their bytes are equal into `correct`, and 1 into `s_exact` and `t_exact` for the tokens of a
-correct chunk of one token each. All kernels are serial, release the GIL, and check nothing.
+and whether their bytes are equal into `correct`. All kernels are serial, release the GIL, and check
+nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL = 512  # tokens per side up to which a last stretch without a shared end i
 @kernel
 def align_documents(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets, exact,
-    s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks, differs,
+    s_chunk, t_chunk, correct, num_chunks, differs,
 ):  # fmt: skip
     """Align many documents: document d is `s_ids[s_bounds[d]:s_bounds[d + 1]]` and its like.
 
@@ -47,7 +47,6 @@ def align_documents(  # type: ignore[no-untyped-def]
             s_id, t_id = s_ids[i], t_ids[j]
             if exact[s_id] == t_id:
                 s_chunk[i] = t_chunk[j] = k
-                s_exact[i] = t_exact[j] = True
                 correct[base + k] = True
                 i, j, k = i + 1, j + 1, k + 1
                 continue
@@ -94,7 +93,6 @@ def align_documents(  # type: ignore[no-untyped-def]
                 if not together:
                     differs[d, 0], differs[d, 1] = i, j
                 break
-            s_exact[i] = t_exact[j] = s_to == i and t_to == j
             correct[base + k] = True
             i, j, k = s_to + 1, t_to + 1, k + 1
         num_chunks[d] = k
@@ -103,7 +101,7 @@ def align_documents(  # type: ignore[no-untyped-def]
 @kernel
 def align_rest(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets, max_comb_len,
-    s_chunk, t_chunk, s_exact, t_exact, correct, num_chunks, differs,
+    s_chunk, t_chunk, correct, num_chunks, differs,
 ):  # fmt: skip
     """Go on where `align_documents` found a difference; it fills the same arrays.
 
@@ -136,20 +134,19 @@ def align_rest(  # type: ignore[no-untyped-def]
                 if is_other:
                     k = _align_stretch(
                         i, s_end, j, t_end, s_ids, s_symbols, s_offsets, t_ids, t_symbols,
-                        t_offsets, max_comb_len, k, base, s_chunk, t_chunk, s_exact, t_exact,
-                        correct,
+                        t_offsets, max_comb_len, k, base, s_chunk, t_chunk, correct,
                     )  # fmt: skip
                 else:
                     k = _emit(
                         i, s_end, j, t_end, np.int64(1), k, base, s_ids, s_offsets, t_ids,
-                        t_offsets, s_chunk, t_chunk, s_exact, t_exact, correct,
+                        t_offsets, s_chunk, t_chunk, correct,
                     )  # fmt: skip
                 i, j = s_end, t_end
                 is_other = np.int64(0)
         if is_other and n - i <= SMALL and m - j <= SMALL:
             k = _align_stretch(
                 i, n, j, m, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets,
-                max_comb_len, k, base, s_chunk, t_chunk, s_exact, t_exact, correct,
+                max_comb_len, k, base, s_chunk, t_chunk, correct,
             )  # fmt: skip
         num_chunks[d] = k
 
@@ -157,24 +154,16 @@ def align_rest(  # type: ignore[no-untyped-def]
 @inner_kernel
 def _emit(  # type: ignore[no-untyped-def]
     s_from, s_to, t_from, t_to, is_correct, k, base, s_ids, s_offsets, t_ids, t_offsets,
-    s_chunk, t_chunk, s_exact, t_exact, correct,
+    s_chunk, t_chunk, correct,
 ):  # fmt: skip
     """Write chunk k over the tokens [s_from, s_to) and [t_from, t_to); return k + 1."""
-    num_s = num_t = 0
     for i in range(s_from, s_to):
         if s_offsets[s_ids[i] + 1] > s_offsets[s_ids[i]]:
             s_chunk[i] = k
-            num_s += 1
     for j in range(t_from, t_to):
         if t_offsets[t_ids[j] + 1] > t_offsets[t_ids[j]]:
             t_chunk[j] = k
-            num_t += 1
     correct[base + k] = is_correct != 0
-    if is_correct and num_s == 1 and num_t == 1:
-        for i in range(s_from, s_to):
-            s_exact[i] = s_chunk[i] == k
-        for j in range(t_from, t_to):
-            t_exact[j] = t_chunk[j] == k
     return k + 1
 
 
@@ -309,7 +298,7 @@ def _text_between(ids, symbols, offsets, tokens, start, end):  # type: ignore[no
 @inner_kernel
 def _align_stretch(  # type: ignore[no-untyped-def]
     s_from, s_to, t_from, t_to, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets,
-    max_comb_len, k, base, s_chunk, t_chunk, s_exact, t_exact, correct,
+    max_comb_len, k, base, s_chunk, t_chunk, correct,
 ):  # fmt: skip
     """Align the tokens of a stretch that differs: banded Needleman-Wunsch over groups of tokens.
 
@@ -377,14 +366,14 @@ def _align_stretch(  # type: ignore[no-untyped-def]
                 s_tokens[s_first], s_tokens[s_last - 1] + 1,
                 t_tokens[t_first], t_tokens[t_last - 1] + 1,
                 np.int64(0), k, base, s_ids, s_offsets, t_ids, t_offsets,
-                s_chunk, t_chunk, s_exact, t_exact, correct,
+                s_chunk, t_chunk, correct,
             )  # fmt: skip
         if index > 0:
             i, j = matches[index - 1, 1], matches[index - 1, 3]
             k = _emit(
                 s_tokens[to_i], s_tokens[i - 1] + 1, t_tokens[to_j], t_tokens[j - 1] + 1,
                 np.int64(1), k, base, s_ids, s_offsets, t_ids, t_offsets,
-                s_chunk, t_chunk, s_exact, t_exact, correct,
+                s_chunk, t_chunk, correct,
             )  # fmt: skip
     return k
 

@@ -38,22 +38,16 @@ class ProjectionModule(nn.Module):
     Args:
         projection: a map, or the path of its file.
         learnable: train the weights.
-
-    Attributes:
-        student_ids: int64 `[nnz]`, entries sorted by teacher id, then by student id.
-        teacher_ids: int64 `[nnz]`.
-        offsets: int64 `[V_teacher + 1]`; column t is entries `offsets[t]` to `offsets[t + 1]`.
-        is_slot: bool `[nnz]`, which entries are scale slots beside others of their row.
-        weights: float32 `[nnz]`, the map's; training does not change them.
-        logits: float32 `[nnz]`, the parameters of a learnable module, else None.
     """
 
-    student_ids: Tensor
-    teacher_ids: Tensor
-    offsets: Tensor
-    is_slot: Tensor
-    weights: Tensor
-    logits: nn.Parameter | None
+    # Entries sorted by teacher id, then by student id; column t is entries offsets[t] to
+    # offsets[t + 1].
+    student_ids: Tensor  # int64 [nnz]
+    teacher_ids: Tensor  # int64 [nnz]
+    offsets: Tensor  # int64 [V_teacher + 1]
+    is_slot: Tensor  # bool [nnz], which entries are scale slots beside others of their row
+    weights: Tensor  # float32 [nnz], the map's; training does not change them
+    logits: nn.Parameter | None  # float32 [nnz], the parameters of a learnable module
 
     def __init__(
         self, projection: ProjectionMap | str | PathLike[str], *, learnable: bool = False

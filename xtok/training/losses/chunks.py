@@ -19,21 +19,13 @@ FLOOR = -23.02585092994046
 
 
 class Chunks(NamedTuple):
-    """The N chunks that a loss is the mean of, numbered through the batch.
+    """The N chunks that a loss is the mean of, numbered through the batch."""
 
-    Attributes:
-        student: int64 `[B, T_s]`, the number of each position's chunk; N where it has none.
-        teacher: int64 `[B, T_t]`, likewise.
-        student_sizes: `[N]`, positions per chunk, at least 1.
-        teacher_sizes: `[N]`, likewise.
-        total: N.
-    """
-
-    student: Tensor
-    teacher: Tensor
-    student_sizes: Tensor
-    teacher_sizes: Tensor
-    total: int
+    student: Tensor  # int64 [B, T_s], the number of each position's chunk; N where it has none
+    teacher: Tensor  # int64 [B, T_t]
+    student_sizes: Tensor  # [N], positions per chunk, at least 1
+    teacher_sizes: Tensor  # [N]
+    total: int  # N
 
 
 def find_chunks(

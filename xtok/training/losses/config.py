@@ -8,18 +8,13 @@ from math import isfinite
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkLossConfig:
-    """Options of all losses over chunks.
+    """Options of all losses over chunks."""
 
-    Attributes:
-        temperature: divides both sides' logits; the loss is multiplied by its square, so that
-            gradients keep their size (Hinton et al., arXiv 1503.02531, section 2); > 0.
-        reverse_kl: KL(student ‖ teacher) instead of KL(teacher ‖ student).
-        exact_token_match_only: leave out chunks that are not `pair_is_correct`.
-    """
-
+    # Divides both sides' logits; the loss is multiplied by its square, so that gradients keep their
+    # size (Hinton et al., arXiv 1503.02531, section 2).
     temperature: float = 1.0
-    reverse_kl: bool = False
-    exact_token_match_only: bool = False
+    reverse_kl: bool = False  # KL(student ‖ teacher) instead of KL(teacher ‖ student)
+    exact_token_match_only: bool = False  # leave out chunks that are not `pair_is_correct`
 
     def __post_init__(self) -> None:
         _positive(temperature=self.temperature)
@@ -27,13 +22,10 @@ class ChunkLossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PKLConfig(ChunkLossConfig):
-    """How `p_kl` compares.
+    """How `p_kl` compares."""
 
-    Attributes:
-        top_k: how many teacher tokens are compared, those with the largest maximum logit in the
-            microbatch; None compares all.
-    """
-
+    # Teacher tokens that are compared, those with the largest maximum logit in the microbatch; None
+    # compares all.
     top_k: int | None = 8192
 
     def __post_init__(self) -> None:
@@ -43,13 +35,9 @@ class PKLConfig(ChunkLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GoldConfig(ChunkLossConfig):
-    """How `gold` compares.
+    """How `gold` compares."""
 
-    Attributes:
-        uncommon_topk: how many probabilities of the sorted remainders are compared at most.
-    """
-
-    uncommon_topk: int = 8192
+    uncommon_topk: int = 8192  # the most probabilities of the sorted remainders that are compared
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,13 +46,7 @@ class GoldConfig(ChunkLossConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SameTokenizerConfig:
-    """How `same_tokenizer_kl` compares.
-
-    Attributes:
-        temperature: as in `ChunkLossConfig`.
-        reverse_kl: likewise.
-        top_k: as in `PKLConfig`.
-    """
+    """How `same_tokenizer_kl` compares; the options are those of `PKLConfig`."""
 
     temperature: float = 1.0
     reverse_kl: bool = False
@@ -76,17 +58,11 @@ class SameTokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CombineConfig:
-    """How `combine` adds distillation and cross-entropy.
-
-    Attributes:
-        distillation_weight: of the distillation loss.
-        cross_entropy_weight: of the cross-entropy.
-        dynamic_scaling: ignore the weights, and scale the distillation loss to the size of the
-            cross-entropy.
-    """
+    """How `combine` adds distillation and cross-entropy."""
 
     distillation_weight: float = 1.0
     cross_entropy_weight: float = 1.0
+    # Ignore the weights, and scale the distillation loss to the size of the cross-entropy.
     dynamic_scaling: bool = False
 
     def __post_init__(self) -> None:

@@ -23,25 +23,15 @@ class EventIndex:
 
     Most events have one token on each side: the teacher's log-probability is picked. In the C
     others probabilities are added up.
-
-    Attributes:
-        partner: `[V_student]`, the teacher token of the same event; any of them, where an event has
-            several tokens.
-        student_tokens: the student tokens of events that have several tokens, rising.
-        student_sums: the number in 0..C − 1 of each one's event.
-        teacher_tokens: the teacher tokens of these events, rising.
-        teacher_sums: the number of each one's event.
-        widths: `(V_student, V_teacher)`.
-        num_sums: C.
     """
 
-    partner: Tensor
-    student_tokens: Tensor
-    student_sums: Tensor
+    partner: Tensor  # [V_student], the teacher token of the same event; any, where it has several
+    student_tokens: Tensor  # those of events that have several tokens, rising
+    student_sums: Tensor  # the number in 0..C − 1 of each one's event
     teacher_tokens: Tensor
     teacher_sums: Tensor
-    widths: tuple[int, int]
-    num_sums: int
+    widths: tuple[int, int]  # (V_student, V_teacher)
+    num_sums: int  # C
 
     def to(self, device: torch.device | str) -> EventIndex:
         """Return the index on a device."""
@@ -100,7 +90,7 @@ def event_kl(
     Args:
         student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
             Columns beyond the events' width are ignored.
-        teacher_logits: `[B, T_t, V]`, likewise; no gradient.
+        teacher_logits: `[B, T_t, V]`; no gradient.
         index: `event_index(events)`, on the logits' device.
         alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
         config: the options; the defaults if None.

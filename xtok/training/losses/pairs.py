@@ -12,19 +12,12 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 
 
 class ExactPairs(NamedTuple):
-    """Both vocabularies, divided into pairs and the rest; int64 each.
+    """Both vocabularies, divided into P pairs and the rest; int64 each."""
 
-    Attributes:
-        student_ids: `[P]`, rising.
-        teacher_ids: `[P]`, the counterparts; each teacher id at most once.
-        other_student_ids: the other student ids, rising.
-        other_teacher_ids: the other teacher ids, rising.
-    """
-
-    student_ids: Tensor
-    teacher_ids: Tensor
-    other_student_ids: Tensor
-    other_teacher_ids: Tensor
+    student_ids: Tensor  # [P], rising
+    teacher_ids: Tensor  # [P], the counterparts; each teacher id at most once
+    other_student_ids: Tensor  # rising
+    other_teacher_ids: Tensor  # rising
 
     def to(self, device: torch.device | str) -> ExactPairs:
         """Return the pairs on a device."""

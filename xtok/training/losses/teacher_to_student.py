@@ -44,14 +44,14 @@ def teacher_to_student_kl(
 
         loss = τ² · mean over chunks of Σ_s q_s (log(q_s / m) − log p_s),  m = Σ_s q_s
 
-    The residual 1 − m, what empty rows of W and a server's top-k leave out, is compared with
-    nothing; with less mass a position weighs less. As positions are those of `event_kl`, so is what
+    The residual 1 − m, what empty rows of W and a server's top-k omit, does not enter the loss;
+    with less mass a position weighs less. As positions are those of `event_kl`, so is what
     is said there of the first chunk and of memory. The gradient is m p − q.
 
     Args:
         student_logits: `[B, T_s, V]`; computed in float32 under any autocast (float64 if they are).
             Columns beyond the map's width are ignored.
-        teacher_logits: `[B, T_t, V]`, likewise; no gradient. None with `top_ids`.
+        teacher_logits: `[B, T_t, V]`; no gradient. None with `top_ids`.
         module: a map from the teacher to the student: `build` with their roles
             swapped. It is frozen, and on the logits' device.
         alignment: of the predicted tokens, as `xtok.shift_to_predictions` returns it.
