@@ -31,13 +31,9 @@ def counting_here(
     So the map is to be written within. An interruption waits for the next batch, saves the counts,
     and says where they are.
     """
-    from xtok.counting.counts import checkpoint_of_step, count_text, remove_checkpoints
-
-    saved = checkpoint
+    from xtok.counting.counts import count_text
 
     def count(plan: CountingPlan) -> CountedText:
-        nonlocal saved
-        saved = checkpoint_of_step(checkpoint, plan.em_step)
         with deferred_interrupt() as is_interrupted:
             return count_text(
                 plan,
@@ -50,16 +46,16 @@ def counting_here(
             )
 
     def resumed(share: float) -> None:
-        report.print_notes([f"resuming at {share:.0%} of the text, from {saved}"])
+        report.print_notes([f"resuming at {share:.0%} of the text, from {checkpoint}"])
 
     try:
         yield count
     except KeyboardInterrupt:
-        if not saved.exists():
+        if not checkpoint.exists():
             raise
-        message = f"counts saved in {saved}; run the same command again to go on"
+        message = f"counts saved in {checkpoint}; run the same command again to go on"
         raise KeyboardInterrupt(message) from None
-    remove_checkpoints(checkpoint)
+    checkpoint.unlink(missing_ok=True)
 
 
 @contextmanager

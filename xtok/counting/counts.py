@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import time
@@ -13,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xtok.config import BuildConfig, Target
-from xtok.counting.encode import EncodedBatch, PairCounts, Rows, TextEncoder, pair_keys
+from xtok.counting.encode import Counts, EncodedBatch, Tally, TextEncoder
 from xtok.counting.texts import Place, TextShard, TextSource, describe_text, find_texts, shards
 from xtok.errors import XtokError
 from xtok.io import replacing
-from xtok.maps.edges import Edges
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import plural
@@ -64,58 +61,35 @@ def require_starts(starts: int, documents: int, num_bytes: int, done: str = "cou
 
 
 class CountedText(NamedTuple):
-    """Counts as arrays that can be sent and merged: of the counted and of the held-out documents.
+    """Counts that can be sent and merged: of the counted and of the held-out documents."""
 
-    `keys` and `held_keys` are pairs, `student_id << 32 | teacher_id`, int64, in rising order.
-    """
-
-    keys: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    held_keys: NDArray[np.int64]
-    held_counts: NDArray[np.int64]
+    counted: Counts
+    held: Counts
     totals: TextTotals
-
-
-class _Tally:
-    """Counts that grow."""
-
-    def __init__(self) -> None:
-        self.counted, self.held, self.totals = PairCounts(), PairCounts(), TextTotals()
-
-    def add_counts(self, counts: CountedText) -> None:
-        """Add what was counted elsewhere, or before."""
-        self.counted.add(counts.keys, counts.counts)
-        self.held.add(counts.held_keys, counts.held_counts)
-        self.totals.add(counts.totals)
-
-    def result(self) -> CountedText:
-        """Return the counts so far."""
-        return CountedText(*self.counted.arrays(), *self.held.arrays(), replace(self.totals))
 
 
 def merge_counts(parts: Iterable[CountedText]) -> CountedText:
     """Add up counts; integers, so that neither order nor grouping matters."""
-    tally = _Tally()
+    counted, held, totals = Tally("both"), Tally("both"), TextTotals()
     for part in parts:
-        tally.add_counts(part)
-    return tally.result()
+        counted.add_counts(part.counted)
+        held.add_counts(part.held)
+        totals.add(part.totals)
+    return CountedText(counted.counts(), held.counts(), totals)
 
 
-class TextCounter(_Tally):
-    """Counts pairs over batches of documents.
+class TextCounter:
+    """Counts pairs and chunks over batches of documents.
 
     Args:
         encoder: the two tokenizers.
         target: what is counted, as in `BuildConfig`.
         hold_out: count one document in sixteen, chosen by its content, apart.
-        given: a map's rows, by which chunks are counted, as in `pair_keys`.
     """
 
-    def __init__(
-        self, encoder: TextEncoder, target: Target, hold_out: bool, given: Rows | None = None
-    ) -> None:
-        super().__init__()
-        self.encoder, self.target, self.hold_out, self.given = encoder, target, hold_out, given
+    def __init__(self, encoder: TextEncoder, target: Target, hold_out: bool) -> None:
+        self.encoder, self.hold_out = encoder, hold_out
+        self.counted, self.held, self.totals = Tally(target), Tally(target), TextTotals()
 
     def add(self, batch: EncodedBatch) -> None:
         """Count documents."""
@@ -125,13 +99,10 @@ class TextCounter(_Tally):
                 digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
                 is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
         self.totals.held_out += int(is_held.sum())
-        for chosen, counts in ((~is_held, self.counted), (is_held, self.held)):
+        for chosen, tally in ((~is_held, self.counted), (is_held, self.held)):
             student, teacher = (side.of(chosen) for side in batch.sides)
             boundaries = self.encoder.boundaries(student, teacher)
-            keys, amounts, skipped = pair_keys(
-                student, teacher, boundaries, self.target, self.given
-            )
-            counts.add(keys, amounts)
+            skipped = tally.add(student, teacher, boundaries)
             texts = [text for text, is_chosen in zip(batch.texts, chosen, strict=True) if is_chosen]
             num_bytes, lost_bytes = boundaries.bytes_of(texts)
             self.totals.add(
@@ -147,6 +118,10 @@ class TextCounter(_Tally):
                 )
             )
 
+    def result(self) -> CountedText:
+        """Return the counts so far."""
+        return CountedText(self.counted.counts(), self.held.counts(), replace(self.totals))
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountingPlan:
@@ -158,21 +133,6 @@ class CountingPlan:
     hold_out: bool  # some documents, to choose alpha on
     digests: tuple[str, str]  # of student and teacher, from `digest_of`
     sha256: str  # of the tokenizers, the files' contents and the options
-    given: Rows | None = None  # of the map whose EM step this is
-    em_step: int = 0  # 0 without a map
-
-    def after(self, edges: Edges, num_rows: int) -> CountingPlan:
-        """Return the plan of the EM step that a map, as edges without duplicates, goes into."""
-        given, em_step = Rows.of(edges, num_rows), self.em_step + 1
-        digest = hashlib.sha256(self.sha256.encode())
-        for array in given:
-            digest.update(np.ascontiguousarray(array).data)
-        return replace(self, given=given, em_step=em_step, sha256=digest.hexdigest())
-
-    @property
-    def title(self) -> str:
-        """What a progress bar says."""
-        return f"counting, EM step {self.em_step}" if self.em_step else "counting"
 
 
 def plan_counting(
@@ -241,8 +201,7 @@ def count_text(
         plan: made for these tokenizers.
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
-        checkpoint: the file to save counts in, with another beside it for each EM step; the result
-            is the same with and without.
+        checkpoint: the file to save counts in; the result is the same with and without.
         checkpoint_seconds: how often to save, in seconds.
         num_threads: threads that encode; one per available core if None.
         progress: called with the bytes on disk.
@@ -254,18 +213,18 @@ def count_text(
         KeyboardInterrupt: if `stopping` returned true.
     """
     total = sum(shard.size for shard in plan.shards)
-    if checkpoint is not None:
-        checkpoint = checkpoint_of_step(checkpoint, plan.em_step)
-    began = last_saved = time.monotonic()
+    last_saved = time.monotonic()
     place = Place()
     with TextEncoder(student, teacher, num_threads=num_threads) as encoder:
-        counter = TextCounter(encoder, plan.target, plan.hold_out, plan.given)
+        counter = TextCounter(encoder, plan.target, plan.hold_out)
         if checkpoint is not None and checkpoint.exists():
             counts, place = _load_checkpoint(checkpoint, plan)
-            counter.add_counts(counts)
+            counter.counted.add_counts(counts.counted)
+            counter.held.add_counts(counts.held)
+            counter.totals.add(counts.totals)
             if resumed is not None:
                 resumed(place.consumed / max(1, total))
-        with progress(plan.title, total) as advance:
+        with progress("counting", total) as advance:
             advance(place.consumed, counter.totals.student_tokens)
             for batch in encoder.read(plan.shards, advance, place):
                 counter.add(batch)
@@ -277,8 +236,6 @@ def count_text(
                     last_saved = time.monotonic()
                 if stops:
                     raise KeyboardInterrupt
-        if checkpoint is not None and last_saved > began:  # an EM step may follow
-            _save_checkpoint(checkpoint, plan, counter.result(), place)
     return counter.result()
 
 
@@ -288,30 +245,16 @@ def count_shard(shard: TextShard, encoder: TextEncoder, plan: CountingPlan) -> C
     Raises:
         XtokError: if the text cannot be read.
     """
-    counter = TextCounter(encoder, plan.target, plan.hold_out, plan.given)
+    counter = TextCounter(encoder, plan.target, plan.hold_out)
     for batch in encoder.read([shard]):
         counter.add(batch)
     return counter.result()
 
 
-def checkpoint_of_step(checkpoint: Path, em_step: int) -> Path:
-    """Return the file that counts of an EM step are saved in; of step 0, the checkpoint itself."""
-    return checkpoint.with_name(f"{checkpoint.name}.em{em_step}") if em_step else checkpoint
-
-
-def remove_checkpoints(checkpoint: Path) -> None:
-    """Remove a checkpoint, and those of its EM steps."""
-    of_steps = checkpoint.parent.glob(f"{glob.escape(checkpoint.name)}.em[0-9]*")
-    for path in (checkpoint, *of_steps):
-        path.unlink(missing_ok=True)
-
-
-_ARRAYS = ("keys", "counts", "held_keys", "held_counts")
-
-
 def _save_checkpoint(path: Path, plan: CountingPlan, counts: CountedText, place: Place) -> None:
     about = {"plan": plan.sha256, "place": place, "totals": asdict(counts.totals)}
-    arrays = {name: getattr(counts, name) for name in _ARRAYS}
+    parts = {"counted": counts.counted, "held": counts.held}
+    arrays = {f"{part}_{n}": a for part, of in parts.items() for n, a in of._asdict().items()}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)
@@ -326,14 +269,17 @@ def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, Place
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             about = json.loads(saved["about"].tobytes())
-            keys, counts, held_keys, held_counts = (saved[name] for name in _ARRAYS)
+            counted, held = (
+                Counts(*(saved[f"{part}_{name}"] for name in Counts._fields))
+                for part in ("counted", "held")
+            )
         if about["plan"] != plan.sha256:
             raise XtokError(
                 f"the checkpoint {path} is of another run: other texts, tokenizers or options",
                 hint=f"delete it to start again: rm {path}",
             )
         totals, place = TextTotals(**about["totals"]), Place(*about["place"])
-        return CountedText(keys, counts, held_keys, held_counts, totals), place
+        return CountedText(counted, held, totals), place
     except _DAMAGE as error:
         raise XtokError(
             f"the checkpoint {path} cannot be read: {error}",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 UNIT = 720_720
 """What a chunk counts for, split among its pairs: divisible by every number up to 16."""
 
+_CHUNKS_AT_ONCE = 1 << 16
+
 LONGEST_CHUNK = 64
 """Chunks with more tokens than this on a side are skipped, and reported."""
 
@@ -186,44 +188,6 @@ def _joined(rows: Iterable[NDArray[np.int32]]) -> EncodedTexts:
     return EncodedTexts(np.concatenate(arrays), np.cumsum([0, *map(len, arrays[:-1])]))
 
 
-def pair_keys(
-    student: EncodedTexts,
-    teacher: EncodedTexts,
-    boundaries: SharedBoundaries,
-    target: Target,
-    given: Rows | None = None,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the pairs of a target, their amounts, and how many chunks were too long.
-
-    One occurrence amounts to `unit_of(target)`. Amounts of length 1 hold for all pairs. Within a
-    chunk, every token is paired with every token of the other side; the n * m pairs share `UNIT`
-    equally. Given a map's rows, the m teacher tokens share it equally, and the n student tokens
-    share a teacher token's part as their rows predict it. That is the E step of IBM Model 1 (Brown
-    et al., Computational Linguistics 19(2), 1993, section 4.2), whose likelihood is that of P-KL's
-    average over a chunk's rows; equal shares are the step from a map of equal weights.
-    """
-    if target == "start":
-        return boundary_keys(student, teacher, boundaries), np.ones(1, np.int64), 0
-    from xtok.counting.kernels import chunk_pairs
-
-    arrays = (
-        *student, *teacher, *boundaries[:3], boundaries.complete, UNIT, LONGEST_CHUNK,
-        *(_NO_ROWS if given is None else given),
-    )  # fmt: skip
-    nothing = np.zeros(0, np.int64)
-    count, skipped = chunk_pairs(*arrays, nothing, nothing)
-    keys, amounts = np.empty((2, int(count)), np.int64)
-    if count:
-        chunk_pairs(*arrays, keys, amounts)
-    if given is not None:
-        keys, amounts = keys[amounts > 0], amounts[amounts > 0]
-    if target == "both":
-        starts = boundary_keys(student, teacher, boundaries)
-        keys = np.concatenate([starts, keys])
-        amounts = np.concatenate([np.full(len(starts), UNIT), amounts])
-    return keys, amounts, int(skipped)
-
-
 def boundary_keys(
     student: EncodedTexts, teacher: EncodedTexts, boundaries: SharedBoundaries
 ) -> NDArray[np.int64]:
@@ -234,7 +198,7 @@ def boundary_keys(
 
 
 def unit_of(target: Target) -> int:
-    """Return what `pair_keys` counts one occurrence as."""
+    """Return what one occurrence counts."""
     return 1 if target == "start" else UNIT
 
 
@@ -280,3 +244,127 @@ class PairCounts:
         used = self._keys >= 0
         order = np.argsort(self._keys[used])
         return self._keys[used][order], self._counts[used][order]
+
+
+class Counts(NamedTuple):
+    """How often pairs of tokens occur, and chunks of several student tokens.
+
+    An occurrence of a pair counts `unit_of(target)`, as do the pairs of a chunk together. Chunks of
+    one student token are pairs already. The others are kept, each different one once: how their
+    student tokens share them depends on a map.
+    """
+
+    keys: NDArray[np.int64]  # pairs, `student_id << 32 | teacher_id`, in rising order
+    counts: NDArray[np.int64]
+    chunk_ids: NDArray[np.int32]  # tokens of the different chunks, the student's first
+    chunk_bounds: NDArray[np.int64]  # where each begins, and the last one ends
+    chunk_widths: NDArray[np.int64]  # how many of its tokens are the student's
+    chunk_counts: NDArray[np.int64]
+
+    def pairs(self, given: Rows | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return all pairs in rising order, and their counts; a chunk's n * m pairs share its own.
+
+        They do so equally. Given a map's rows, the m teacher tokens share it equally, and the n
+        student tokens share a teacher token's part as their rows predict it. That is the E step of
+        IBM Model 1 (Brown et al., Computational Linguistics 19(2), 1993, section 4.2), whose
+        likelihood is that of P-KL's average over a chunk's rows; equal shares are the step from a
+        map of equal weights.
+        """
+        if not len(self.chunk_counts):
+            return self.keys, self.counts
+        from xtok.counting.kernels import chunk_pairs
+
+        pairs = PairCounts()
+        pairs.add(self.keys, self.counts)
+        rows = _NO_ROWS if given is None else given
+        for start in range(0, len(self.chunk_counts), _CHUNKS_AT_ONCE):
+            some = slice(start, start + _CHUNKS_AT_ONCE)
+            bounds = self.chunk_bounds[start : start + _CHUNKS_AT_ONCE + 1]
+            widths = self.chunk_widths[some]
+            num_pairs = int((widths * (np.diff(bounds) - widths)).sum())
+            keys, amounts = np.empty((2, num_pairs), np.int64)
+            chunk_pairs(
+                self.chunk_ids, bounds, widths, self.chunk_counts[some], UNIT, *rows, keys, amounts
+            )
+            used = amounts > 0
+            pairs.add(keys[used], amounts[used])
+        return pairs.arrays()
+
+
+class Tally:
+    """Counts of a target that grow: what is counted is a sum of integers, in any order."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.pair_counts = PairCounts()
+        self._size = 0
+        self._allocate(1 << 12, 1 << 14)
+
+    def _allocate(self, places: int, num_ids: int) -> None:
+        self._ids = np.empty(num_ids, np.int32)
+        self._bounds = np.zeros(places + 1, np.int64)
+        self._widths, self._counts = np.empty((2, places), np.int64)
+        self._table = np.full(places, -1, np.int64)
+
+    def add(
+        self, student: EncodedTexts, teacher: EncodedTexts, boundaries: SharedBoundaries
+    ) -> int:
+        """Count documents; return how many chunks were too long."""
+        if self.target != "chunk":
+            amount = np.full(1, unit_of(self.target), np.int64)
+            self.pair_counts.add(boundary_keys(student, teacher, boundaries), amount)
+        if self.target == "start":
+            return 0
+        from xtok.counting.kernels import split_chunks
+
+        keys, amounts = np.empty((2, teacher.num_tokens), np.int64)
+        spans = np.empty((len(boundaries.s_starts), 4), np.int64)
+        num_pairs, num_spans, skipped = split_chunks(
+            *student, *teacher, *boundaries[:3], boundaries.complete, UNIT, LONGEST_CHUNK,
+            keys, amounts, spans,
+        )  # fmt: skip
+        self.pair_counts.add(keys[:num_pairs], amounts[:num_pairs])
+        self._add_chunks(spans[:num_spans], np.ones(1, np.int64), student.ids, teacher.ids)
+        return int(skipped)
+
+    def add_counts(self, counts: Counts) -> None:
+        """Add what was counted elsewhere, or before."""
+        self.pair_counts.add(counts.keys, counts.counts)
+        middles = counts.chunk_bounds[:-1] + counts.chunk_widths
+        spans = np.stack([counts.chunk_bounds[:-1], middles, middles, counts.chunk_bounds[1:]], 1)
+        self._add_chunks(spans, counts.chunk_counts, counts.chunk_ids, counts.chunk_ids)
+
+    def _add_chunks(
+        self,
+        spans: NDArray[np.int64],
+        amounts: NDArray[np.int64],
+        s_ids: NDArray[np.int32],
+        t_ids: NDArray[np.int32],
+    ) -> None:
+        if not len(spans):
+            return
+        from xtok.counting.kernels import add_chunks
+
+        while True:
+            done, self._size = add_chunks(
+                spans, amounts, s_ids, t_ids, self._ids, self._bounds, self._widths, self._counts,
+                self._table, self._size,
+            )  # fmt: skip
+            if done == len(spans):
+                return
+            spans, amounts = spans[done:], amounts if len(amounts) == 1 else amounts[done:]
+            before = self._chunks()
+            longest = int((spans[:, 1] - spans[:, 0] + spans[:, 3] - spans[:, 2]).max())
+            self._allocate(2 * len(self._table), 2 * len(self._ids) + longest)
+            self._size = 0
+            self.add_counts(Counts(np.zeros(0, np.int64), np.zeros(0, np.int64), *before))
+
+    def _chunks(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        size, end = self._size, self._bounds[self._size]
+        return (
+            self._ids[:end], self._bounds[: size + 1], self._widths[:size], self._counts[:size]
+        )  # fmt: skip
+
+    def counts(self) -> Counts:
+        """Return the counts so far."""
+        return Counts(*self.pair_counts.arrays(), *(array.copy() for array in self._chunks()))

@@ -6,15 +6,12 @@ Documents of a side are `ids` (int32) and `bounds` (int64 `[documents + 1]`): do
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import njit
 
-OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
+from xtok.kernels import inner_kernel, kernel
 
 
-@njit(**OPTIONS)
+@kernel
 def shared_boundaries(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, s_data, s_offsets, t_ids, t_bounds, t_data, t_offsets,
     s_starts, t_starts, num_starts, same_bytes, complete,
@@ -77,7 +74,7 @@ def shared_boundaries(  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(**OPTIONS)
+@kernel
 def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[no-untyped-def]
     """Add amounts to an open-addressed table, while there is room.
 
@@ -110,7 +107,7 @@ def add_counts(keys, amounts, table_keys, table_counts, room):  # type: ignore[n
     return len(keys), new
 
 
-@njit(**OPTIONS)
+@inner_kernel
 def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped-def]
     """Return a row's weight for a column, 0 if it has no such entry; columns rise in a row."""
     low, high = bounds[row], bounds[row + 1]
@@ -125,25 +122,22 @@ def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped
     return 0.0
 
 
-@njit(**OPTIONS)
-def chunk_pairs(  # type: ignore[no-untyped-def]
+@kernel
+def split_chunks(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete, unit, longest,
-    row_bounds, columns, weights, keys, amounts,
+    keys, amounts, spans,
 ):  # fmt: skip
-    """List the pairs of tokens within chunks; the pairs of a chunk share `unit`.
+    """List the pairs of chunks of one student token, and where the other chunks are.
 
     A chunk lies between two neighbouring boundaries; the last one of a document counts only if the
-    two sides agree to the end. Its teacher tokens have equal parts of `unit`. With empty
-    `row_bounds`, so have the student tokens of each part; else these share it in proportion to
-    their weights for the teacher token, where any has one, to the nearest integer. Entries of row s
-    are `row_bounds[s]` to `row_bounds[s + 1]`, with rising `columns`. With empty `keys`, the pairs
-    are only counted.
+    two sides agree to the end. The m teacher tokens of a chunk have equal parts of `unit`: those of
+    one student token are `keys` and `amounts`, at most as many as there are teacher tokens. Other
+    chunks are rows of `spans`: first and last of the student's tokens, then of the teacher's.
 
     Returns:
-        The number of pairs, and how many chunks were skipped for having over `longest` tokens.
+        The numbers of pairs and of spans, and how many chunks have over `longest` tokens.
     """
-    shares = np.zeros(longest)
-    count = first = skipped = 0
+    pairs = others = skipped = first = np.int64(0)
     for d in range(len(num_starts)):
         for x in range(first, first + num_starts[d]):
             i, j = s_starts[x], t_starts[x]
@@ -156,30 +150,113 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
             n, m = i_end - i, j_end - j
             if n > longest or m > longest:
                 skipped += 1
-                continue
-            if len(keys):
+            elif n == 1:
                 for b in range(j, j_end):
-                    total = 0.0
-                    if len(row_bounds) and n > 1:
-                        for a in range(i, i_end):
-                            shares[a - i] = weight_of(
-                                row_bounds, columns, weights, s_ids[a], t_ids[b]
-                            )
-                            total += shares[a - i]
-                    for a in range(i, i_end):
-                        keys[count] = np.int64(s_ids[a]) << 32 | t_ids[b]
-                        if total > 0.0:
-                            amounts[count] = np.int64(unit // m * (shares[a - i] / total) + 0.5)
-                        else:
-                            amounts[count] = unit // (n * m)
-                        count += 1
+                    keys[pairs] = np.int64(s_ids[i]) << 32 | t_ids[b]
+                    amounts[pairs] = unit // m
+                    pairs += 1
             else:
-                count += n * m
+                spans[others, 0], spans[others, 1] = i, i_end
+                spans[others, 2], spans[others, 3] = j, j_end
+                others += 1
         first += num_starts[d]
-    return count, skipped
+    return pairs, others, skipped
 
 
-@njit(**OPTIONS)
+@kernel
+def add_chunks(  # type: ignore[no-untyped-def]
+    spans, amounts, s_ids, t_ids, ids, bounds, widths, counts, table, size
+):
+    """Add amounts to chunks in an open-addressed table, while there is room.
+
+    Args:
+        spans: int64 `[chunks, 4]`, where a chunk's tokens lie in `s_ids` and `t_ids` (int32).
+        amounts: int64, as many, or one for all.
+        s_ids: see above.
+        t_ids: see above.
+        ids: int32, the tokens of the different chunks, the student's first.
+        bounds: int64, where each of them begins in `ids`, and the last one ends.
+        widths: int64, how many of its tokens are the student's.
+        counts: int64, how often it occurs.
+        table: int64 `[2**n]`, places in these three, −1 where free.
+        size: how many different chunks there are.
+
+    Returns:
+        How many chunks were added until the room was used up, and the new size.
+    """
+    mask = np.int64(len(table) - 1)
+    for x in range(len(spans)):
+        i, i_end, j, j_end = spans[x, 0], spans[x, 1], spans[x, 2], spans[x, 3]
+        n, m = i_end - i, j_end - j
+        mixed = np.uint64(n)
+        for a in range(i, i_end):
+            mixed = (mixed ^ np.uint64(s_ids[a])) * np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= mixed >> np.uint64(29)
+        for b in range(j, j_end):
+            mixed = (mixed ^ np.uint64(t_ids[b])) * np.uint64(0x9E3779B97F4A7C15)
+            mixed ^= mixed >> np.uint64(29)
+        slot = np.int64(mixed >> np.uint64(32)) & mask
+        while True:
+            place = table[slot]
+            if place < 0:
+                start = bounds[size]
+                if 4 * size >= 3 * len(table) or start + n + m > len(ids):
+                    return x, size
+                for a in range(n):
+                    ids[start + a] = s_ids[i + a]
+                for b in range(m):
+                    ids[start + n + b] = t_ids[j + b]
+                table[slot] = place = size
+                bounds[size + 1] = start + n + m
+                widths[size] = n
+                counts[size] = 0
+                size += 1
+                break
+            start = bounds[place]
+            same = widths[place] == n and bounds[place + 1] - start == n + m
+            for a in range(n if same else 0):
+                same = same and ids[start + a] == s_ids[i + a]
+            for b in range(m if same else 0):
+                same = same and ids[start + n + b] == t_ids[j + b]
+            if same:
+                break
+            slot = (slot + 1) & mask
+        counts[place] += amounts[0] if len(amounts) == 1 else amounts[x]
+    return len(spans), size
+
+
+@kernel
+def chunk_pairs(  # type: ignore[no-untyped-def]
+    ids, bounds, widths, counts, unit, row_bounds, columns, weights, keys, amounts
+):
+    """List the pairs of tokens within different chunks; those of a chunk share `unit` * its count.
+
+    Its teacher tokens have equal parts of `unit`. With empty `row_bounds`, so have the student
+    tokens of each part; else these share it in proportion to their weights for the teacher token,
+    where any has one, to the nearest integer. Entries of row s are `row_bounds[s]` to
+    `row_bounds[s + 1]`, with rising `columns`.
+    """
+    place = np.int64(0)
+    for c in range(len(widths)):
+        start, end = bounds[c], bounds[c + 1]
+        n = widths[c]
+        m = end - start - n
+        for b in range(start + n, end):
+            total = 0.0
+            if len(row_bounds):
+                for a in range(start, start + n):
+                    total += weight_of(row_bounds, columns, weights, ids[a], ids[b])
+            for a in range(start, start + n):
+                keys[place] = np.int64(ids[a]) << 32 | ids[b]
+                if total > 0.0:
+                    share = weight_of(row_bounds, columns, weights, ids[a], ids[b]) / total
+                    amounts[place] = np.int64(unit // m * share + 0.5) * counts[c]
+                else:
+                    amounts[place] = unit // (n * m) * counts[c]
+                place += 1
+
+
+@kernel
 def chunk_losses(  # type: ignore[no-untyped-def]
     s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete,
     row_bounds, columns, weights, epsilon, uniform, losses, num_chunks,
@@ -187,9 +264,9 @@ def chunk_losses(  # type: ignore[no-untyped-def]
     """Add up, per document, the cross-entropy of chunks as P-KL averages them.
 
     A chunk's prediction is the mean of its student tokens' rows; its loss the mean over its teacher
-    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Chunks are those of `chunk_pairs`.
+    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Chunks are those of `split_chunks`.
     """
-    first = 0
+    first = np.int64(0)
     for d in range(len(num_starts)):
         for x in range(first, first + num_starts[d]):
             i, j = s_starts[x], t_starts[x]

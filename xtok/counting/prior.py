@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from xtok.config import Target
 from xtok.counting.encode import (
-    PairCounts,
     Rows,
+    Tally,
     TextEncoder,
     pair_edges,
-    pair_keys,
     unit_of,
 )
 from xtok.maps.edges import Edges, ranks, sum_duplicates
@@ -129,7 +128,7 @@ def prior_edges(
         num_texts = min(MAX_TEXTS, 2 * (len(student.table) + len(teacher.table)))
     source = _Source([student.table, teacher.table])
     rng = np.random.default_rng(seed)
-    encoded = []
+    tally = Tally(target)
     with (
         TextEncoder(student, teacher) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
@@ -138,14 +137,13 @@ def prior_edges(
             size = min(25_000, num_texts - start)
             student_texts, teacher_texts = encoder.encode(source.texts(size, rng))
             starts = encoder.boundaries(student_texts, teacher_texts)
-            encoded.append((student_texts, teacher_texts, starts))
+            tally.add(student_texts, teacher_texts, starts)
             advance(size)
 
+    counts = tally.counts()
+
     def counted(given: Rows | None = None) -> Edges:
-        counts = PairCounts()
-        for batch in encoded:
-            counts.add(*pair_keys(*batch, target, given)[:2])
-        keys, amounts = counts.arrays()
+        keys, amounts = counts.pairs(given)
         return pair_edges(keys, amounts / unit_of(target))
 
     pieces = _pieces(student.table, teacher)

@@ -119,7 +119,7 @@ def _count(ray: Any, plan: CountingPlan, sources: Sources, progress: TextProgres
     rest = iter(plan.shards)
     waiting: dict[Any, tuple[TextShard, Any]] = {}
     levels: list[list[Any]] = [[]]
-    with progress(plan.title, sum(shard.size for shard in plan.shards)) as advance:
+    with progress("counting", sum(shard.size for shard in plan.shards)) as advance:
         while True:
             for shard in islice(rest, most - len(waiting)):
                 counts, tokens = count.remote(job, replace(shard, path=shard.path.absolute()))

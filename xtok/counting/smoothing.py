@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from xtok.counting.encode import edge_keys, pair_edges
 from xtok.maps.edges import Edges, heaviest, sum_duplicates
 
-if TYPE_CHECKING:
-    from xtok.counting.counts import CountedText
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """What alpha is chosen from."""
@@ -35,19 +34,21 @@ def smooth(counted: Edges, base: Edges, alpha: float) -> Edges:
     return sum_duplicates(Edges.concatenate([counted, weighted])).normalized()
 
 
-def choose_alpha(counts: CountedText, base: Edges, top_k: int, width: int, unit: int = 1) -> float:
+def choose_alpha(
+    pairs: Pairs, held: Pairs, base: Edges, top_k: int, width: int, unit: int = 1
+) -> float:
     """Return the alpha whose map, cut to `top_k`, predicts the held-out documents best.
 
-    The smallest of equally good ones; 4 where nothing was held out.
+    The smallest of equally good ones; 4 where nothing was held out. Pairs come with their counts.
     """
-    if not len(counts.held_keys):
+    if not len(held[0]):
         return 4.0
-    counted = pair_edges(counts.keys, counts.counts / unit)
+    counted = pair_edges(pairs[0], pairs[1] / unit)
     entropies = []
     for alpha in ALPHAS:
         edges = heaviest(smooth(counted, base, alpha), top_k)
-        surprise = losses(weights_at(edges, counts.held_keys), width)
-        entropies.append((surprise * counts.held_counts).sum())
+        surprise = losses(weights_at(edges, held[0]), width)
+        entropies.append((surprise * held[1]).sum())
     return ALPHAS[int(np.argmin(entropies))]
 
 

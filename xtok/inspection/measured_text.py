@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from xtok.counting.encode import (
     EncodedTexts,
-    PairCounts,
     Rows,
     SharedBoundaries,
+    Tally,
     TextEncoder,
     boundary_keys,
     pair_edges,
-    pair_keys,
 )
 from xtok.counting.smoothing import EPSILON
 from xtok.counting.texts import find_shards
@@ -89,20 +88,16 @@ class MeasuredText:
         Counted within chunks, with one EM step, and cut to `top_k`. That is near the optimum, which
         has no closed form: a map can come out slightly below it.
         """
-        batches, first = [], 0
+        batches, first, tally = [], 0, Tally("chunk")
         for student, teacher in self.batches:
             after = first + len(student.bounds) - 1
             sides = student.of(chosen[first:after]), teacher.of(chosen[first:after])
             batches.append((*sides, self.encoder.boundaries(*sides)))
+            tally.add(*batches[-1])
             first = after
-
-        def counted(given: Rows | None) -> Rows:
-            counts = PairCounts()
-            for batch in batches:
-                counts.add(*pair_keys(*batch, "chunk", given)[:2])
-            return Rows.of(heaviest(pair_edges(*counts.arrays()), top_k), self.shape[0])
-
-        rows = counted(counted(None))
+        counts, rows = tally.counts(), None
+        for _ in range(2):
+            rows = Rows.of(heaviest(pair_edges(*counts.pairs(rows)), top_k), self.shape[0])
         return np.concatenate([losses_of_chunks(rows, self.shape[1], *b)[0] for b in batches])
 
 

@@ -75,7 +75,7 @@ def build(
     config = _config_of(config, for_loss)
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
     if texts:
-        from xtok.counting.counts import count_text, remove_checkpoints
+        from xtok.counting.counts import count_text
         from xtok.stages.counted import counted_map
 
         count = count or partial(
@@ -93,7 +93,7 @@ def build(
             progress=progress,
         )
         if checkpoint is not None:
-            remove_checkpoints(checkpoint)
+            checkpoint.unlink(missing_ok=True)
     elif initial is not None:
         raise ValueError("initial goes with texts; multitoken extends a map")
     else:

@@ -16,7 +16,7 @@ from xtok.counting.counts import (
     plan_counting,
     require_starts,
 )
-from xtok.counting.encode import LONGEST_CHUNK, pair_edges, unit_of
+from xtok.counting.encode import LONGEST_CHUNK, Rows, pair_edges, unit_of
 from xtok.counting.smoothing import choose_alpha, smooth
 from xtok.counting.texts import little_text
 from xtok.maps import file as mapfile
@@ -46,7 +46,7 @@ def counted_map(
     """Count how likely teacher token t is where student token s begins.
 
     `W[s, t] = (count(s, t) + alpha * initial[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
-    is counted depends on `config.target`; within chunks, the text is read a second time. Counts
+    is counted depends on `config.target`; within chunks, in a second step of EM. Counts
     stay integers until all are added up, so the result depends on the texts alone, not on how they
     were read or interrupted.
     """
@@ -59,10 +59,11 @@ def counted_map(
             initial, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
         options = used_options(base)
-    projection = map_of_counts(count(plan), base, plan, config)
+    counts = count(plan)
+    projection = map_of_counts(counts, base, plan, config)
     if config.target != "start":
-        plan = plan.after(projection.edges, len(student.table))
-        projection = map_of_counts(count(plan), base, plan, config)
+        given = Rows.of(projection.edges, len(student.table))
+        projection = map_of_counts(counts, base, plan, config, given)
     if config.exact_match:
         matches = exact_matches(*compared_tables(student, teacher, options), options)
         projection = with_exact(projection, matches, options)
@@ -70,20 +71,26 @@ def counted_map(
 
 
 def map_of_counts(
-    counts: CountedText, base: ProjectionMap, plan: CountingPlan, config: BuildConfig
+    counts: CountedText,
+    base: ProjectionMap,
+    plan: CountingPlan,
+    config: BuildConfig,
+    given: Rows | None = None,
 ) -> ProjectionMap:
-    """Smooth counts towards a base map, and cut each row; no counts are an `XtokError`."""
+    """Smooth counts towards a base map, and cut each row; no counts are an `XtokError`.
+
+    Chunks are shared as the map `given` predicts, equally without.
+    """
     totals = counts.totals
     require_starts(totals.starts, totals.documents, totals.num_bytes)
     unit = unit_of(plan.target)
     towards = base.edges.take(~base.is_slot).normalized()
+    pairs, held = counts.counted.pairs(given), counts.held.pairs(given)
     alpha = config.alpha
     if alpha is None:
-        alpha = choose_alpha(counts, towards, config.top_k, base.shape[1], unit)
-    counted = pair_edges(
-        np.concatenate([counts.keys, counts.held_keys]),
-        np.concatenate([counts.counts, counts.held_counts]) / unit,
-    )
+        alpha = choose_alpha(pairs, held, towards, config.top_k, base.shape[1], unit)
+    keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
+    counted = pair_edges(keys, amounts / unit)
     kind = base.row_kind.copy()
     kind[counted.student_ids] = RowKind.COUNTED
     projection = map_of_edges(

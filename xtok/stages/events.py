@@ -20,7 +20,6 @@ from xtok.counting.counts import (
     CountingPlan,
     count_text,
     plan_counting,
-    remove_checkpoints,
     require_starts,
 )
 from xtok.counting.measures import entropy_of, share_of
@@ -125,7 +124,7 @@ def events(
     )
     result.check()
     if checkpoint is not None:
-        remove_checkpoints(checkpoint)
+        checkpoint.unlink(missing_ok=True)
     return replace(result, reports=(_report(result, student, teacher, measures, notes),))
 
 
@@ -224,8 +223,8 @@ class _Pairs(NamedTuple):
 
     @staticmethod
     def of(counts: CountedText, offset: int) -> _Pairs:
-        keys = np.concatenate([counts.keys, counts.held_keys])
-        amounts = np.concatenate([counts.counts, counts.held_counts])
+        keys = np.concatenate([counts.counted.keys, counts.held.keys])
+        amounts = np.concatenate([counts.counted.counts, counts.held.counts])
         student, teacher = keys >> 32, (keys & 0xFFFFFFFF) + offset
         shares = np.asarray(amounts / amounts.sum(), np.float64)
         mass = _sums(np.concatenate([student, teacher]), np.tile(shares / 2, 2))
