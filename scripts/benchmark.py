@@ -26,6 +26,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "build": ("processes:build", "`build` beside the libraries encoding both vocabularies"),
     "maps": ("processes:maps", "commands on a map file beside reading and writing the file"),
     "help": ("processes:show_help", "`xtok --help` beside a Typer program of two commands"),
+    "spelling": ("processes:spelling", "`generate` by spelling beside plain `build`"),
     "folders": ("processes:folders", "`build` on model folders beside AutoTokenizer and encoding"),
     "align": ("alignment:align", "the alignment beside a plain Python walk; long and odd texts"),
     "project": ("alignment:project", "`project_logprobs` beside a plain Python walk; its sums"),

@@ -35,7 +35,7 @@ import xtok
 from xtok.errors import OutputError, XtokError
 from xtok.io import STALE_AFTER
 from xtok.maps import file as mapfile
-from xtok.maps.file import MAX_BRACKETS, MAX_HEADER, to_nemo
+from xtok.maps.file import MAX_HEADER, to_nemo
 from xtok.maps.projection_map import ProjectionMap
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
@@ -428,14 +428,10 @@ def hostile() -> Iterator[tuple[str, bytes]]:
     yield "offsets of 2^42", with_header(huge)
     yield "a header of 2^60 bytes", (2**60).to_bytes(8, "little") + CONTENT
     yield "a header without an end", TINY_FILE[:50]
-    for what, one, limit in (
-        ("lists", b"[],", MAX_BRACKETS * 3),
-        ("too many lists", b"[],", MAX_HEADER),
-        ("strings", b'"ab",', MAX_HEADER),
-    ):
-        many = b'{"a":[' + one * ((limit - 100) // len(one)) + b"0]}"
+    for what, one in (("lists", b"[],"), ("strings", b'"ab",')):
+        many = b'{"a":[' + one * ((MAX_HEADER - 100) // len(one)) + b"0]}"
         yield what, len(many).to_bytes(8, "little") + many
-    names = b",".join(b'"%x":[]' % i for i in range(MAX_BRACKETS - 10))
+    names = b",".join(b'"%x":[]' % i for i in range(1 << 18))
     yield "names", (len(names) + 2).to_bytes(8, "little") + b"{" + names + b"}"
     deep = b"[" * 500_000
     yield "a deep header", len(deep).to_bytes(8, "little") + deep
@@ -507,39 +503,17 @@ def saved(loaded: Any) -> bytes:
     return buffer.getvalue()
 
 
-def hostile_pickles() -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Archives without a tensor."""
-
-    def pickled(content: bytes) -> bytes:
-        """An archive of one pickle, of protocol 2."""
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            archive.writestr("archive/data.pkl", b"\x80\x02" + content + b".")
-            archive.writestr("archive/version", "3\n")
-        return buffer.getvalue()
-
-    def members() -> bytes:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for number in range(100_000):
-                archive.writestr(f"{number:x}", b"")
-        return buffer.getvalue()
-
+def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     def shared() -> bytes:
         """A dict of dicts of dicts, each of which stands in the next one twice: 2^60 paths."""
         a, b = b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b"
         inner = (b"}q%c(%sh%c%sh%cu" % (i, a, i - 1, b, i - 1) for i in range(1, 61))
-        return pickled(b"}q\x00" + b"".join(inner))
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("archive/data.pkl", b"\x80\x02}q\x00" + b"".join(inner) + b".")
+            archive.writestr("archive/version", "3\n")
+        return buffer.getvalue()
 
-    huge = b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R"
-    yield "a call that makes 2 GB", lambda: pickled(huge)
-    yield "lists", lambda: pickled(b"](" + b"]" * 5_000_000 + b"e")
-    yield "fewer lists", lambda: pickled(b"](" + b"]" * 5000 + b"e")
-    yield "many members", members
-    yield "dicts without end", shared
-
-
-def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
     def bomb() -> bytes:
         """A member of 200 MB of zeros, compressed to 200 kB."""
         buffer = io.BytesIO()
@@ -556,10 +530,6 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         one, weight = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
         shape = (1_000_000, 1000)
         return saved({"indices": one.expand(shape), "likelihoods": weight.expand(shape)})
-
-    def metadata() -> bytes:
-        loaded = torch.load(io.BytesIO(TINY_PT), weights_only=True)
-        return saved({**loaded, "xtok": {**loaded["xtok"], "metadata": "[" + "[]," * 2**21 + "0]"}})
 
     def outside() -> bytes:
         """A compressed sparse matrix whose rows begin far outside of it."""
@@ -581,7 +551,7 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
                 new.writestr(name, content)
         return buffer.getvalue()
 
-    yield "metadata of lists", metadata
+    yield "dicts without end", shared
     yield "a tensor beyond its storage", grown
     yield "a matrix that points outside", outside
     yield "a compressed archive", bomb
@@ -614,7 +584,7 @@ for path in sys.argv[1:]:
 
 def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
     paths = []
-    for what, make in (*hostile_pickles(), *hostile_pt()):
+    for what, make in hostile_pt():
         paths.append(tmp_path / f"{what}.pt")
         paths[-1].write_bytes(make())
     done = subprocess.run(
@@ -622,7 +592,7 @@ def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     more = [int(line) << 10 for line in done.stdout.split()]
-    assert len(more) == 12
+    assert len(more) == 7
     for path, peak in zip(paths, more, strict=True):
         assert peak <= 2 * path.stat().st_size + OVERHEAD, path.name
 

@@ -267,15 +267,13 @@ def test_relaxed_forms_are_embedded_alike(tmp_path: Path, monkeypatch: pytest.Mo
 
 def search(
     teachers: NDArray[np.float32], students: NDArray[np.float32], k: int, *, threads: int = 1,
-    chunk_size: int = 512, absolute: bool = True, plain: bool = False, dtype: str = "float32",
+    chunk_size: int = 512, absolute: bool = True, dtype: str = "float32",
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:  # fmt: skip
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with one_thread_each() as pool:
             cosine = Cosine(teachers, device="cpu", dtype=dtype, chunk_size=chunk_size, pool=pool)
-            if plain:  # what runs on a GPU
-                cosine._top_k_cpu = cosine._top_k_torch  # type: ignore[method-assign]
             return cosine.top_k(students, k, absolute=absolute, advance=lambda size: None)
     finally:
         assert torch.get_num_threads() == threads
@@ -299,12 +297,10 @@ def test_top_k_is_that_of_the_whole_product(absolute: bool) -> None:
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_neither_chunks_nor_threads_nor_the_kernel_change_a_bit(absolute: bool) -> None:
+def test_neither_chunks_nor_threads_change_a_bit(absolute: bool) -> None:
     students, teachers = random_vectors(1300, 40), random_vectors(2500, 40, seed=1)
     values, ids = search(teachers, students, 10, absolute=absolute)
-    for options in (
-        {"chunk_size": 1}, {"chunk_size": 100_000}, {"threads": 2}, {"threads": 5}, {"plain": True}
-    ):  # fmt: skip
+    for options in ({"chunk_size": 1}, {"chunk_size": 100_000}, {"threads": 2}, {"threads": 5}):
         again = search(teachers, students, 10, absolute=absolute, **options)
         np.testing.assert_array_equal(again[0], values, str(options))
         np.testing.assert_array_equal(again[1], ids, str(options))
@@ -474,18 +470,6 @@ def test_ridge_makes_up_for_other_dimensions(models: Path) -> None:
     assert caught.value.parameter == "anchor_fit"
 
 
-def test_weights_of_two_dtypes(models: Path, small: Path, tmp_path: Path) -> None:
-    """The same numbers stored as float32: bfloat16 and float32 compare alike."""
-    folder = tmp_path / "teacher"
-    shutil.copytree(small / "small-byte-level", folder)
-    matrix = torch.from_numpy(weights_of(models / "teacher"))
-    save_file({"model.embed_tokens.weight": matrix}, folder / "model.safetensors")
-    found, expected = (
-        generate(models / "student", teacher, "own") for teacher in (folder, models / "teacher")
-    )
-    assert rows_of(found) == rows_of(expected)
-
-
 # Sentence models
 
 
@@ -641,38 +625,6 @@ def test_a_side_without_texts_has_an_empty_map(
     found = generate(*pair, model, cache_dir=tmp_path)
     found.check()
     assert found.nnz == 0
-
-
-@pytest.fixture
-def minilm(real: Callable[[str], str]) -> str:
-    return real("minilm")
-
-
-@pytest.mark.real
-def test_minilm_knows_what_words_mean(minilm: str, cli: Cli, tmp_path: Path) -> None:
-    words = (" the", " cat", "cat", " kitten", " nine", " money", " dollar")
-    byte_ranks(tmp_path / "student.tiktoken", *words[:6])
-    byte_ranks(tmp_path / "teacher.tiktoken", " Cat", " kitten", " money", " 9", " cash")
-    pattern = r"\p{N}{1,3}| ?\p{L}+|\s+"
-    args = ["generate", "--student-model", f"student.tiktoken@{pattern}"]
-    args += ["--teacher-model", f"teacher.tiktoken@{pattern}"]
-    args += ["--embedding-model", f"sentence:{minilm}", "--cache-dir", "cache"]
-    files = set()
-    for threads in ("1", "2"):
-        done = cli(*args, "--force-recompute", env={"OMP_NUM_THREADS": threads})
-        assert done.returncode == 0, done.stderr
-        files.add((tmp_path / done.stdout.strip()).read_bytes())
-    assert len(files) == 1
-    found = ProjectionMap.load(tmp_path / done.stdout.strip())
-    table = found.teacher.table
-    assert table is not None
-    best = {i: [table[t] for t in found.row(256 + i)[0][:2].tolist()] for i in range(6)}
-    assert best[1][0] == best[2][0] == b" Cat"  # the model is uncased, and drops spaces
-    assert best[3][0] == b" kitten"
-    assert set(best[5]) == {b" money", b" cash"}
-    again = cli(*args)
-    assert again.stderr.count("from the cache") == 2
-    assert (tmp_path / again.stdout.strip()).read_bytes() in files
 
 
 # Without an embedding model

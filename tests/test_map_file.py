@@ -10,7 +10,7 @@ import threading
 import warnings
 import zipfile
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load as load_tensors
+from safetensors.torch import save_file
 
 import xtok
 from xtok.config import BuildConfig
@@ -28,7 +29,7 @@ from xtok.errors import MapFileError, OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
-from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
 
@@ -159,14 +160,6 @@ def test_the_same_bytes_under_any_name(tmp_path: Path, built: ProjectionMap, suf
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_convert_both_ways(tmp_path: Path, built: ProjectionMap) -> None:
-    first, second, third = (tmp_path / n for n in ("a.safetensors", "b.pt", "c.safetensors"))
-    built.save(first)
-    xtok.convert(first, second)
-    xtok.convert(second, third)
-    assert third.read_bytes() == first.read_bytes()
-
-
 def test_a_file_is_known_by_its_contents(tmp_path: Path) -> None:
     TINY.save(tmp_path / "a.pt")
     (tmp_path / "a.pt").rename(tmp_path / "a.safetensors")
@@ -186,22 +179,6 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "map.safetensors"
-    path.write_bytes(b"old")
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match=r"cannot be written: No space left on device"):
-        TINY.save(path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["map.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -254,12 +231,6 @@ def test_a_wrong_suffix_is_corrected(name: str, hint: str) -> None:
     assert caught.value.hint == hint
 
 
-def test_a_long_name_in_a_script_of_three_bytes_a_letter(tmp_path: Path) -> None:
-    path = tmp_path / f"{'日' * 80}.safetensors"
-    TINY.save(path)
-    assert os.listdir(tmp_path) == [path.name]
-
-
 @pytest.mark.parametrize(
     ("model", "part"),
     [
@@ -294,11 +265,35 @@ def load_bytes(data: bytes, folder: Path, **options: Any) -> ProjectionMap:
     return mapfile.load(path, **options)
 
 
-def test_truncated_files_are_errors(tmp_path: Path) -> None:
-    data = mapfile.to_safetensors(TINY)
+@pytest.mark.parametrize("make", [mapfile.to_safetensors, to_nemo])
+def test_truncated_files_are_errors(tmp_path: Path, make: Callable[[ProjectionMap], bytes]) -> None:
+    data = make(TINY)
     for length in [*range(0, len(data), 97), len(data) - 1]:
         with pytest.raises(MapFileError):
             load_bytes(data[:length], tmp_path)
+
+
+def test_a_tensor_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    data = mapfile.to_safetensors(TINY)
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = data[8:end].replace(b'"weights":', b'"weights":{"dtype":"F32","shape":[7],'
+                                 b'"data_offsets":[0,28]},"weights":')  # fmt: skip
+    header += b" " * (-len(header) % 8)
+    with pytest.raises(MapFileError, match="weights"):
+        load_bytes(len(header).to_bytes(8, "little") + header + data[end:], tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("missing", ["indices", "likelihoods"])
+def test_half_of_a_padded_map_names_the_other_half(
+    tmp_path: Path, missing: str, suffix: str
+) -> None:
+    tensors = {"indices": torch.zeros(2, 2, dtype=torch.int64), "likelihoods": torch.ones(2, 2)}
+    del tensors[missing]
+    path = tmp_path / f"half{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(tensors, path)
+    with pytest.raises(MapFileError, match=f"lacks '{missing}'"):
+        mapfile.load(path)
 
 
 def test_safetensors_that_are_no_map(tmp_path: Path) -> None:
@@ -306,16 +301,6 @@ def test_safetensors_that_are_no_map(tmp_path: Path) -> None:
 
     with pytest.raises(MapFileError, match="but not an xtok map"):
         load_bytes(save({"weights": np.zeros(3, np.float32)}), tmp_path)
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_changed_bytes_are_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
-    file = bytearray(mapfile.to_safetensors(TINY))
-    for _ in range(data.draw(st.integers(1, 4))):
-        file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
-    with suppress(MapFileError):
-        load_bytes(bytes(file), tmp_path).check()
 
 
 def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
@@ -561,13 +546,13 @@ def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
     found = mapfile.load(save_pt(tmp_path / "foreign.pt", FOREIGN))
     found.check()
     assert (found.shape, found.teacher.width_source) == ((5, 4), "ids")
-    assert (found.student.width, found.teacher.width) == ("5", "at least 4")
-    assert repr(found) == "ProjectionMap(a/student → b/teacher, 5 × ≥4, nnz=8)"
+    assert "teacher" in found.reports[0].notes[0]
+    assert repr(found) == "ProjectionMap(a/student → b/teacher, 5 × 4, nnz=8)"
     found.save(tmp_path / f"again{suffix}")
     again = mapfile.load(tmp_path / f"again{suffix}")
     assert same(again, found)
     wide = mapfile.load(tmp_path / f"again{suffix}", teacher_vocab_size=9)
-    assert (wide.shape, wide.teacher.width) == ((5, 9), "9")
+    assert wide.shape == (5, 9)
     with pytest.raises(MapFileError, match="has the teacher id 3, and is not 3 wide"):
         mapfile.load(tmp_path / f"again{suffix}", teacher_vocab_size=3)
 
@@ -631,19 +616,6 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_softmax_over_a_finished_map_is_reported(tmp_path: Path) -> None:
-    TINY.save(tmp_path / "map.safetensors")
-    found = mapfile.load(tmp_path / "map.safetensors", normalize="softmax")
-    assert found.reports[0].counts["rows replaced by their softmax"] == 4
-    assert found.reports[0].notes == (
-        "every row summed to 1 before the softmax: these were weights, not logits",
-    )
-    logits = {"indices": torch.tensor([[1, 2]]), "likelihoods": torch.tensor([[0.0, 2.0]])}
-    told = mapfile.load(save_pt(tmp_path / "x.pt", logits), normalize="softmax").reports[0]
-    assert told.counts["rows replaced by their softmax"] == 1
-    assert told.notes == ()
-
-
 def test_a_safetensors_file_under_the_name_of_a_pt(tmp_path: Path) -> None:
     (tmp_path / "map.pt").write_bytes(mapfile.to_safetensors(TINY))
     assert same(mapfile.load(tmp_path / "map.pt"), TINY)
@@ -668,12 +640,6 @@ def test_a_hint_to_normalize_is_for_what_training_changes(tmp_path: Path) -> Non
         load_bytes(edited(format_version="sums to 2"), tmp_path)
     assert "sums to" in caught.value.message
     assert "normalize" not in caught.value.hint
-
-
-def test_an_invariant_that_does_not_hold_has_a_name() -> None:
-    with pytest.raises(InvariantError, match="row 3 is not sorted") as caught:
-        replace(TINY, scale_slot=None).check()
-    assert caught.value.invariant == "order"
 
 
 @pytest.mark.parametrize(
@@ -714,16 +680,6 @@ def test_any_counts_are_read(
     assert weights == pytest.approx({(s, t): n / totals[s] for (s, t), n in counts.items()})
 
 
-def test_counts_in_many_batches_are_read(tmp_path: Path) -> None:
-    """Python writes dicts in batches of 1000, and numbers of three sizes."""
-    counts = {(i % 70_000, i % 3): i for i in range(1, 140_001)}
-    path = save_pt(tmp_path / "counts.pt", counts)
-    found = mapfile.load(path, student_vocab_size=70_000, teacher_vocab_size=3)
-    assert found.nnz == 140_000
-    assert found.row(1)[0].tolist() == [2, 1]
-    assert found.row(1)[1].tolist() == pytest.approx([70_001 / 70_002, 1 / 70_002])
-
-
 @pytest.mark.parametrize("layout", ["dense", "sparse", "counts", "padded"])
 def test_ties_that_normalizing_makes_are_ordered_by_id(tmp_path: Path, layout: str) -> None:
     """Two weights, neighbours in float32, that are one once they are divided by the row's sum."""
@@ -739,14 +695,6 @@ def test_ties_that_normalizing_makes_are_ordered_by_id(tmp_path: Path, layout: s
     path = save_pt(tmp_path / "x.pt", value)
     found = mapfile.load(path, student_vocab_size=1, teacher_vocab_size=3)
     assert found.teacher_ids.tolist() == [2, 0, 1]
-
-
-def test_logits_too_low_for_float32_are_dropped(tmp_path: Path) -> None:
-    value = {"indices": torch.tensor([[1, 2]]), "likelihoods": torch.tensor([[0.0, -120.0]])}
-    path = save_pt(tmp_path / "x.pt", value)
-    found = mapfile.load(path, teacher_vocab_size=3, normalize="softmax")
-    assert (found.teacher_ids.tolist(), found.weights.tolist()) == ([1], [1])
-    assert found.reports[0].counts["zero weights dropped"] == 1
 
 
 def test_rows_in_several_blocks_are_one_map(
@@ -840,15 +788,6 @@ def test_other_pt_files_are_errors(tmp_path: Path, value: Any) -> None:
     path = save_pt(tmp_path / "x.pt", value)
     with pytest.raises(MapFileError, match="is not a projection map"):
         mapfile.load(path, student_vocab_size=5, teacher_vocab_size=4)
-
-
-def test_truncated_pt_files_are_errors(tmp_path: Path) -> None:
-    data = to_nemo(TINY)
-    path = tmp_path / "x.pt"
-    for length in (0, 1, 50, len(data) // 2, len(data) - 1):
-        path.write_bytes(data[:length])
-        with pytest.raises(MapFileError):
-            mapfile.load(path)
 
 
 def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:

@@ -314,6 +314,6 @@ def test_public_names() -> None:
 def test_a_module_needs_to_know_how_wide_the_logits_are() -> None:
     known = random_map(4, 6)
     unsure = replace(known, teacher=replace(known.teacher, width_source="ids"))
-    with pytest.raises(XtokError, match="the width of the teacher's logits: it is at least 6") as e:
+    with pytest.raises(XtokError, match="the teacher's logits") as e:
         ProjectionModule(unsure)
     assert "teacher_vocab_size=" in e.value.hint

@@ -1,4 +1,4 @@
-"""How library functions tell what they have done so far, and to nobody unless they are asked."""
+"""Progress callbacks; silent by default."""
 
 from __future__ import annotations
 

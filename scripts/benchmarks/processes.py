@@ -59,6 +59,21 @@ def folders(options: Namespace) -> Iterator[Row]:
             )
 
 
+def spelling(options: Namespace) -> Iterator[Row]:
+    """`generate` by spelling beside plain `build`."""
+    for label, pair in chosen(PAIRS, options):
+        sides = [str(path_of(name)) for name in pair]
+        with tempfile.TemporaryDirectory() as folder:
+            ours, peer = (
+                partial(
+                    run_python, folder, "-m", "xtok", command, *sides, "-q", "-o", "x.safetensors"
+                )
+                for command in ("generate", "build")
+            )
+            times = race(ours, peer, options.repeat)
+        yield {"command": f"generate {label}", **times.row(4)}
+
+
 def maps(options: Namespace) -> Iterator[Row]:
     """The commands on a map of 128k rows of 32 entries."""
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ import xtok
 from xtok import report
 from xtok.cli.command import command, read_path
 from xtok.cli.options import MAP, MapOptions, Models
-from xtok.config import OUTPUT, MapFormat, Normalize, option
+from xtok.config import OUTPUT, MapFormat, option
 from xtok.report.stdout import print_path
 
 
@@ -30,9 +30,7 @@ def convert(
         "arrays (.safetensors) of vLLM's token-level intersection.",
         panel=OUTPUT,
     ),
-    normalize: Normalize | None = option(
-        None, "Make rows of learned weights sum to 1: divide by the sum, or take the softmax."
-    ),
+    normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
     models: Models,
     map_options: MapOptions,
 ) -> None:

@@ -21,8 +21,6 @@ one thread, so that its bits depend neither on the chunk size nor on the number 
 
 CUDA_TILE = (4096, 16384)
 
-_GROUP = 128  # columns whose largest value stands for them, in the top-k on a GPU
-
 
 class Cosine:
     """The similarity of student vectors to one fixed list of teacher vectors.
@@ -62,14 +60,16 @@ class Cosine:
 
         Both are `[n, k]`, sorted by falling value, then rising index. `absolute` compares |cosine|.
         """
-        values = np.empty((len(students), k), np.float32)
-        ids = np.empty((len(students), k), np.int32)
-        find = self._top_k_cpu if self._device.type == "cpu" else self._top_k_torch
+        from xtok.embeddings.kernels import keep_largest
+
+        values = np.full((len(students), k), -2, np.float32)
+        ids = np.full((len(students), k), -1, np.int32)
 
         def work(rows: torch.Tensor, start: int, stop: int) -> None:
-            largest, indices = find(rows, k, absolute)
-            values[start:stop] = largest[: stop - start]
-            ids[start:stop] = indices[: stop - start]
+            for first, tile in self.tiles(rows):
+                found = tile[: stop - start].cpu().numpy()
+                keep_largest(found, found.shape[1], first, absolute, values[start:stop],
+                             ids[start:stop])  # fmt: skip
             advance(stop - start)
 
         self.for_blocks(students, work)
@@ -144,55 +144,3 @@ class Cosine:
             columns = self._teachers[start : start + self._columns].T
             torch.mm(rows, columns, out=tile, **how)
             yield start, tile[:, : self._num_teachers - start]
-
-    def _top_k_cpu(
-        self, rows: torch.Tensor, k: int, absolute: bool
-    ) -> tuple[Vectors, NDArray[np.int32]]:
-        from xtok.embeddings.kernels import keep_largest
-
-        values = np.full((len(rows), k), -2, np.float32)
-        ids = np.full((len(rows), k), -1, np.int32)
-        for start, tile in self.tiles(rows):
-            keep_largest(tile.numpy(), tile.shape[1], start, absolute, values, ids)
-        return values, ids
-
-    def _top_k_torch(
-        self, rows: torch.Tensor, k: int, absolute: bool
-    ) -> tuple[Vectors, NDArray[np.int32]]:
-        """Do the same in plain PyTorch, for a GPU.
-
-        The `k` groups of columns with the largest maxima hold the `k` largest values: only they
-        are sorted, by value and index as one integer, so that ties are broken by index.
-        """
-        import torch
-
-        best = torch.empty(len(rows), 0, dtype=torch.int64, device=rows.device)
-        for start, tile in self.tiles(rows):
-            x = tile.abs() if absolute else tile + 0.0  # no -0.0, which would sort below 0.0
-            padding = -x.shape[1] % _GROUP
-            x = torch.nn.functional.pad(x, (0, padding), value=-torch.inf)
-            groups = x.view(len(x), -1, _GROUP)
-            places = torch.arange(groups.shape[1], device=x.device).expand(len(x), -1)
-            keys = _keys(groups.amax(2), places).topk(min(k, groups.shape[1])).values
-            chosen = _places(keys)
-            members = groups.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
-            ids = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=x.device)).flatten(1)
-            best = torch.cat([best, _keys(members, ids + start)], 1)
-            best = best.topk(min(k, best.shape[1])).values
-        ids = _places(best)
-        ordered = (best >> 32).to(torch.int32)
-        bits = torch.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
-        return bits.view(torch.float32).cpu().numpy(), ids.to(torch.int32).cpu().numpy()
-
-
-def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return int64 keys that sort as (value, −place) does."""
-    import torch
-
-    bits = values.contiguous().view(torch.int32)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
-    return (ordered << 32) | (0x7FFFFFFF - places)
-
-
-def _places(keys: torch.Tensor) -> torch.Tensor:
-    return 0x7FFFFFFF - (keys & 0x7FFFFFFF)

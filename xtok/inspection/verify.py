@@ -89,7 +89,7 @@ def _all(
     """Give every check of a map; `digests` are those that its file has of both tables, if any."""
     sides = {"student": m.student, "teacher": m.teacher}
     entries = "events" if isinstance(m, EventMap) else f"{m.nnz:,} entries"
-    yield Check("format", "ok", f"{m.student.width} × {m.teacher.width}, {entries}")
+    yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {entries}")
     for side, vocabulary in sides.items():
         yield _digest(f"{side} tokens", vocabulary, digests.get(side))
     is_events = isinstance(m, EventMap)
@@ -197,10 +197,10 @@ def _tokens(name: str, ours: TokenTable | None, tokenizer: Tokenizer) -> Check:
 def _width(name: str, ours: Vocabulary, theirs: Vocabulary) -> Check:
     """Check that a side of a map is as wide as a tokenizer's model."""
     width, source = f"{ours.vocab_size:,}", theirs.width_source
-    if ours.vocab_size == theirs.vocab_size and ours.width_is_known:
+    if ours.vocab_size == theirs.vocab_size:
         return Check(name, "ok", f"{width}, from the {source}")
     if can_grow(ours, theirs):
-        return Check(name, "ok", f"{ours.width} by the file, {theirs.vocab_size:,} by the model")
+        return Check(name, "ok", f"{width} by the file, {theirs.vocab_size:,} by the model")
     if source == "tokenizer" and ours.vocab_size > theirs.vocab_size:
         tokens = f"no config.json with the {theirs.vocab_size:,} tokens"
         return Check(name, "ok", f"{width}; {tokens}: width not checked")

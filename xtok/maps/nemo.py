@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import io
+import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pickle import UnpicklingError  # noqa: TID251 - what torch.load raises; nothing is unpickled
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Normalize
-from xtok.errors import OutputError
+from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.maps.edges import (
-    SUM_TOLERANCE,
     Edges,
     map_order,
     pair_order,
@@ -25,7 +26,6 @@ from xtok.maps.edges import (
     sum_duplicates,
 )
 from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
-from xtok.maps.torchfile import load_pt
 from xtok.vocab.table import MAX_WIDTH, Vocabulary
 
 if TYPE_CHECKING:
@@ -112,35 +112,22 @@ class Own(NamedTuple):
     tensors: Mapping[str, NDArray[Any]]
     metadata: str
     counts: Mapping[str, int]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of a file, and what it says of them.
+    """The entries of a file, and what it says of them."""
 
-    Attributes:
-        edges: in arrays of their own, sorted by student id; ids int32, weights float32 or float64.
-        is_last: bool `[nnz]`, the entries that are slots if their row has one.
-        top_k: the number of columns of a padded layout, else the longest row.
-        has_order: whether the entries of a row are in an order, as in a padded layout.
-        shape: height and width of the matrix, each None if the file does not say it.
-        says: the names of the models, and whether there are slots.
-        without_id: how many weights have no teacher id.
-    """
-
-    edges: Edges
-    is_last: NDArray[np.bool_]
-    top_k: int
-    has_order: bool = False
-    shape: tuple[int | None, int | None] = (None, None)
-    says: Mapping[str, Any] = field(default_factory=dict)
-    without_id: int = 0
+    edges: Edges  # in arrays of their own, sorted by student id; ids int32, weights not integers
+    is_last: NDArray[np.bool_]  # [nnz], the entries that are slots if their row has one
+    top_k: int  # the number of columns of a padded layout, else the longest row
+    has_order: bool = False  # whether a row's entries are in an order, as in a padded layout
+    shape: tuple[int | None, int | None] = (None, None)  # None: the file does not say it
+    says: Mapping[str, Any] = field(default_factory=dict)  # names of models, whether slots
+    without_id: int = 0  # how many weights have no teacher id
 
 
-def read_pt(
-    path: Path, source: Path, preserve_last: bool | None, normalize: Normalize | None
-) -> ProjectionMap | Own:
+def read_pt(path: Path, source: Path, preserve_last: bool | None) -> ProjectionMap | Own:
     """Read a `.pt` map: one that xtok wrote, without loss, or any that NeMo-RL's tools write.
 
     It takes the memory of the file, and of the map.
@@ -149,37 +136,62 @@ def read_pt(
         path: where its bytes are.
         source: what messages call it.
         preserve_last: whether the last column holds scale slots, where the file does not say.
-        normalize: how rows of learned weights are made to sum to 1; by their sum if None.
 
     Raises:
-        MapFileError: if it would run code, or is damaged.
+        MapFileError: if it holds more than tensors, numbers and strings, or is damaged.
         ValueError: if it is something else; or a `RuntimeError`, or what its shape provokes.
     """
     size = path.stat().st_size
-    loaded = load_pt(path, source)
+    loaded = _load(path, source)
     entries = _read_entries(loaded, size)
     own = entries.says.get("xtok")
     if not isinstance(own, dict):
-        return _foreign(entries, preserve_last, normalize)
+        return _foreign(entries, preserve_last)
     named = own["tensors"].items()  # copied: the map outlives the file
     tensors = {name: _strided(tensor, size).numpy().copy() for name, tensor in named}
-    return _own(entries, tensors, own["metadata"], normalize)
+    return _own(entries, tensors, own["metadata"])
+
+
+def _load(path: Path, source: Path) -> Any:
+    """Return what a `.pt` file holds; its tensors are views of the file, not of memory.
+
+    Mapped storages cannot grow, so that no tensor takes memory for what a file only claims.
+    """
+    import torch
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+            raise ValueError("it is compressed, which torch.save does not do")
+        if sum(m.file_size for m in members) > path.stat().st_size:
+            raise ValueError("it claims to hold more than it has bytes")
+        with torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
+            # CSR is said to be beta; newer versions say that their check of it takes time.
+            warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
+            return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except UnpicklingError as error:
+        # PyTorch's own text recommends to load the file in a way that runs its code.
+        raise MapFileError(
+            f"{source} is damaged, or holds more than tensors, which could run code",
+            hint="save only tensors, numbers and strings in it, or a dict of counts "
+            "{(student_id, teacher_id): number}, or make it again",
+        ) from error
+    except Exception as error:
+        raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
 
 
 def from_padded(
-    tensors: Mapping[str, NDArray[Any]],
-    says: Mapping[str, str],
-    preserve_last: bool | None,
-    normalize: Normalize | None,
+    tensors: Mapping[str, NDArray[Any]], says: Mapping[str, str], preserve_last: bool | None
 ) -> ProjectionMap:
     """Read `indices` and `likelihoods` out of a safetensors file, with its metadata."""
     scale_trick = says.get("enable_scale_trick", "").lower() == "true"
     told = {**says, "enable_scale_trick": scale_trick}
     entries = _padded(tensors["indices"], tensors["likelihoods"], told)
-    return _foreign(entries, preserve_last, normalize)
+    return _foreign(entries, preserve_last)
 
 
-def from_trained(tensors: Mapping[str, NDArray[Any]], metadata: str, normalize: Normalize) -> Own:
+def from_trained(tensors: Mapping[str, NDArray[Any]], metadata: str) -> Own:
     """Read the tensors of a map by xtok whose weights were trained since.
 
     If more of it is wrong than the sums and order of its rows, that is a `ValueError`.
@@ -190,14 +202,14 @@ def from_trained(tensors: Mapping[str, NDArray[Any]], metadata: str, normalize: 
     require((s[1:] >= s[:-1]).all(), "the order of student_ids")
     ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
     entries = replace(_coo(edges), is_last=ends_row, has_order=True)
-    return _own(entries, tensors, metadata, normalize)
+    return _own(entries, tensors, metadata)
 
 
 def _read_entries(loaded: Any, size: int) -> _Entries:
     """Read any of the layouts that NeMo-RL's tools write, from a file of `size` bytes."""
     import torch
 
-    if isinstance(loaded, dict) and {"indices", "likelihoods"} <= loaded.keys():
+    if isinstance(loaded, dict) and {"indices", "likelihoods"} & loaded.keys():
         indices, likelihoods = (_strided(loaded[n], size) for n in ("indices", "likelihoods"))
         return _padded(indices.numpy(), likelihoods.numpy(), loaded)
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
@@ -283,39 +295,27 @@ def _coo(edges: Edges) -> _Entries:
     return _Entries(Edges(s, t, w), np.zeros(len(s), np.bool_), longest)
 
 
-def _own(
-    entries: _Entries,
-    tensors: Mapping[str, NDArray[Any]],
-    metadata: str,
-    normalize: Normalize | None,
-) -> Own:
+def _own(entries: _Entries, tensors: Mapping[str, NDArray[Any]], metadata: str) -> Own:
     """Put in order what was edited of a map that xtok wrote."""
-    kind = tensors["row_kind"]
-    slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
-    edges, s = entries.edges, entries.edges.student_ids
-    is_last = entries.is_last & (slot[s] == 1)
-    if normalize == "softmax":  # fillers of rows without entries have no logit
-        real = kind[s] != RowKind.EMPTY
-        edges, is_last = edges.take(real), is_last[real]
-    edges, _, counts, notes = _in_order(edges, is_last, entries.has_order, normalize)
+    slot = tensors.get("scale_slot", np.zeros(len(tensors["row_kind"]), np.uint8))
+    is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
+    edges, _, counts = _in_order(entries.edges, is_last, entries.has_order)
     counts.pop("zero weights dropped", None)  # those of fillers are not worth a count
-    return Own({**tensors, **edges._asdict()}, metadata, counts, notes)
+    return Own({**tensors, **edges._asdict()}, metadata, counts)
 
 
-def _foreign(
-    entries: _Entries, preserve_last: bool | None, normalize: Normalize | None
-) -> ProjectionMap:
+def _foreign(entries: _Entries, preserve_last: bool | None) -> ProjectionMap:
     """Make a map of what other programs wrote, whose invariants are not yet checked."""
     student, teacher = (_vocabulary(place, entries) for place in (0, 1))
     scale_trick = bool(entries.says.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
     starts = row_starts(s)
     is_single = np.diff(starts, append=len(s)) == 1
-    exact = starts[is_single & (w[starts] == 1) & (normalize != "softmax")]
+    exact = starts[is_single & (w[starts] == 1)]
     exact_rows = s[exact]
     is_last = entries.is_last & scale_trick
     is_last[exact] = False
-    edges, slotted, counts, notes = _in_order(entries.edges, is_last, entries.has_order, normalize)
+    edges, slotted, counts = _in_order(entries.edges, is_last, entries.has_order)
     if entries.without_id:
         counts["weights without a teacher id dropped"] = entries.without_id
     kind, scale_slot = np.zeros((2, student.vocab_size), np.uint8)
@@ -337,7 +337,11 @@ def _foreign(
         method="imported",
         top_k=top_k,
     )
-    return imported(projection, normalize, counts, notes)
+    unknown = [f"the width of the {side} is not in the file, and taken from its largest id: "
+               f"{vocabulary.vocab_size:,}"
+               for side, vocabulary in (("student", student), ("teacher", teacher))
+               if vocabulary.width_source == "ids"]  # fmt: skip
+    return projection.after("import", {}, counts, tuple(unknown))
 
 
 def _vocabulary(place: int, entries: _Entries) -> Vocabulary:
@@ -361,35 +365,18 @@ def _vocabulary(place: int, entries: _Entries) -> Vocabulary:
     )
 
 
-def imported(
-    projection: ProjectionMap,
-    normalize: Normalize | None,
-    counts: Mapping[str, int],
-    notes: tuple[str, ...],
-) -> ProjectionMap:
-    """Return a map with a step that tells how it was read, and a report of what was changed."""
-    return projection.after("import", {"normalize": normalize} if normalize else {}, counts, notes)
-
-
 def _in_order(
-    edges: Edges, is_last: NDArray[np.bool_], has_order: bool, normalize: Normalize | None
-) -> tuple[Edges, NDArray[np.int32], dict[str, int], tuple[str, ...]]:
+    edges: Edges, is_last: NDArray[np.bool_], has_order: bool
+) -> tuple[Edges, NDArray[np.int32], dict[str, int]]:
     """Put the entries of a file in a map's order, block by block, in the same arrays.
 
     Returns:
-        the edges with a map's dtypes and order, the rows whose last entry is a slot, how many of
-        what had to be changed, and notes.
+        the edges with a map's dtypes and order, the rows whose last entry is a slot, and how many
+        of what had to be changed.
     """
     s, t, w = edges
     starts = row_starts(s)
-    notes: tuple[str, ...] = ()
-    softmax = normalize == "softmax"
     counts: Counter[str] = Counter()
-    if softmax and len(starts):
-        counts["rows replaced by their softmax"] = len(starts)
-        sums = np.add.reduceat(w, starts, dtype=np.float64)
-        if (np.abs(sums - 1) <= SUM_TOLERANCE).all():
-            notes = ("every row summed to 1 before the softmax: these were weights, not logits",)
     bounds = np.append(starts, len(s))
     slotted = [np.zeros(0, np.int32)]
     n = start = 0
@@ -399,8 +386,6 @@ def _in_order(
         here = slice(start, end)
         rows, place = np.unique(s[here], return_inverse=True)
         block = Edges(place, t[here].astype(np.int64), w[here].astype(np.float64))
-        if softmax:
-            block = _softmax(block)
         if not has_order:
             block = block.take(map_order(block))
         block, last, more = _rows_in_order(block, is_last[here])
@@ -411,16 +396,7 @@ def _in_order(
         counts.update(more)
         start = end
     weights = w[:n].astype(np.float32, copy=False)
-    return Edges(s[:n], t[:n], weights), np.concatenate(slotted), dict(+counts), notes
-
-
-def _softmax(edges: Edges) -> Edges:
-    """Return the edges with the softmax of each row's weights."""
-    require(np.isfinite(edges.weights).all(), "a weight that is not finite")
-    largest = np.full(int(edges.student_ids.max(initial=0)) + 1, -np.inf)
-    np.maximum.at(largest, edges.student_ids, edges.weights)
-    weights = np.exp(edges.weights - largest[edges.student_ids])
-    return edges._replace(weights=weights).normalized()
+    return Edges(s[:n], t[:n], weights), np.concatenate(slotted), dict(+counts)
 
 
 def _rows_in_order(

@@ -25,7 +25,7 @@ def with_vocabularies(
     Args:
         projection: any map.
         student: what the rows should be of; not checked if None.
-        teacher: what the columns should be of, likewise.
+        teacher: what the columns should be of.
         widths: whether a width that differs is an error where the tokens are the same. Where the
             map has no tokens it always is, unless the map `can_grow` to the other.
         name: what errors call the map.
@@ -45,7 +45,7 @@ def with_vocabularies(
             if ours.table is None and other.vocab_size >= ours.vocab_size:
                 if other.table is not None:
                     ours = other
-                elif not ours.width_is_known:
+                elif ours.width_source == "ids":
                     ours = replace(
                         ours, vocab_size=other.vocab_size, width_source=other.width_source
                     )
@@ -82,7 +82,7 @@ def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> X
     if _tokens_of(other) <= ours.vocab_size:
         hint += f"; if it is this pair, give the width {ours.vocab_size} with {{option}}"
     return XtokError(
-        f"the {side} of {what} is {ours.width} wide, {other.model_id} is {other.width}",
+        f"the {side} of {what} is {ours.vocab_size:,} wide, {other.model_id} {other.vocab_size:,}",
         hint=hint,
         parameter=f"{side}_vocab_size",
     )
@@ -156,16 +156,17 @@ def can_grow(ours: Vocabulary, other: Vocabulary) -> bool:
     """
     if not _is_lower_bound(ours) or ours.vocab_size > other.vocab_size:
         return False
-    return not ours.width_is_known or ours.vocab_size >= _tokens_of(other)
+    return ours.width_source == "ids" or ours.vocab_size >= _tokens_of(other)
 
 
 def require_widths(projection: ProjectionMap) -> None:
-    """Raise an `XtokError` if a width of a map is a lower bound only."""
+    """Raise an `XtokError` if a width of a map is only its largest id + 1."""
     for side in ("student", "teacher"):
         ours: Vocabulary = getattr(projection, side)
-        if not ours.width_is_known:
+        if ours.width_source == "ids":
             raise XtokError(
-                f"the map does not tell the width of the {side}'s logits: it is {ours.width}",
+                f"the map's file does not tell the width of the {side}'s logits, only ids up to "
+                f"{ours.vocab_size - 1:,}",
                 hint="load or convert the map with {option}",
                 parameter=f"{side}_vocab_size",
             )

@@ -64,19 +64,12 @@ class Row:
 
 @dataclass(frozen=True)
 class StageReport:
-    """What a stage did: counts, and notes for a person.
-
-    Attributes:
-        stage: the stage's name.
-        counts: what was counted, to how many.
-        notes: one sentence for each thing that was left out or could not be done.
-        failures: likewise for tokens that could not be decoded or spelled; `--strict` refuses them.
-    """
+    """What a stage did: counts, and notes for a person."""
 
     stage: str
-    counts: Mapping[str, float]
-    notes: tuple[str, ...] = ()
-    failures: tuple[str, ...] = ()
+    counts: Mapping[str, float]  # what was counted, to how many
+    notes: tuple[str, ...] = ()  # a sentence for each thing that was left out
+    failures: tuple[str, ...] = ()  # a sentence on tokens that could not be decoded or spelled
 
 
 class InvariantError(ValueError):
@@ -93,39 +86,23 @@ class ProjectionMap:
 
     Entries are sorted by student id, then by falling weight, then by teacher id; a row's scale
     slot comes last whatever its weight. Every non-empty row sums to 1.
-
-    Attributes:
-        student: the vocabulary of the rows.
-        teacher: the vocabulary of the columns.
-        student_ids: int32 `[nnz]`.
-        teacher_ids: int32 `[nnz]`.
-        weights: float32 `[nnz]`, > 0.
-        row_kind: uint8 `[V_student]`, a `RowKind` each.
-        scale_slot: uint8 `[V_student]`, 1 where the row's last entry is the scale slot; None for a
-            map without the scale trick.
-        method: how the edges were found: `multitoken`, `estimate`, `generate`, or `imported`.
-        top_k: how many entries a row may have.
-        history: one object per stage: its name, its options, the version that ran it.
-        reports: what the stages of this process reported; not saved.
     """
 
-    student: Vocabulary
-    teacher: Vocabulary
-    student_ids: Ids
-    teacher_ids: Ids
-    weights: Weights
-    row_kind: NDArray[np.uint8]
-    scale_slot: NDArray[np.uint8] | None
-    method: str
-    top_k: int
-    history: tuple[Mapping[str, Any], ...] = ()
-    reports: tuple[StageReport, ...] = ()
+    student: Vocabulary  # of the rows
+    teacher: Vocabulary  # of the columns
+    student_ids: Ids  # int32 [nnz]
+    teacher_ids: Ids  # int32 [nnz]
+    weights: Weights  # float32 [nnz], > 0
+    row_kind: NDArray[np.uint8]  # [V_student], a `RowKind` each
+    scale_slot: NDArray[np.uint8] | None  # [V_student], 1 where the row's last entry is the slot
+    method: str  # how the edges were found; see the guide to the file format
+    top_k: int  # the most entries of a row
+    history: tuple[Mapping[str, Any], ...] = ()  # an object per stage: its name, options, version
+    reports: tuple[StageReport, ...] = ()  # what the stages of this process reported; not saved
 
     def __repr__(self) -> str:
-        sides = (self.student, self.teacher)
-        rows, columns = (f"{'' if v.width_is_known else '≥'}{v.vocab_size}" for v in sides)
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
-        return f"ProjectionMap({pair}, {rows} × {columns}, nnz={self.nnz})"
+        return f"ProjectionMap({pair}, {self.shape[0]} × {self.shape[1]}, nnz={self.nnz})"
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -88,15 +88,11 @@ def _measures(points: Sequence[Mapping[str, Any]]) -> Table:
 _SIDE_ROWS: Mapping[str, Callable[[SideDescription], str]] = {
     "model": lambda s: s.model_id + (f" @ {s.revision}" if s.revision else ""),
     "read as": lambda s: s.backend or "unknown",
-    "width": lambda s: f"{_width(s)} (from the {s.width_source})",
+    "width": lambda s: f"{s.vocab_size:,} (from the {s.width_source})",
     "tokens": lambda s: (
         ", ".join(f"{n:,} {kind}" for kind, n in s.token_types.items()) or "unknown"
     ),
 }
-
-
-def _width(side: SideDescription) -> str:
-    return f"at least {side.vocab_size:,}" if side.width_source == "ids" else f"{side.vocab_size:,}"
 
 
 _EVENT_KINDS = {
@@ -159,7 +155,7 @@ def _columns(d: Inspection) -> Table:
             f"{c.rows:,}",
             f"{c.weight:,.2f}",
         )
-    table.caption = f"{used:,} of {_width(d.teacher)} columns in use ({share:.1%})"
+    table.caption = f"{used:,} of {d.teacher.vocab_size:,} columns in use ({share:.1%})"
     if d.enable_scale_trick:
         table.caption += f"; {d.slot_share:.2%} of all weight is on scale slots"
     return table

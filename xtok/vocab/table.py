@@ -202,16 +202,6 @@ class Vocabulary:
     tokenizer_vocab_size: int | None
     table: TokenTable | None
 
-    @property
-    def width_is_known(self) -> bool:
-        """Whether `vocab_size` is the width, and not a lower bound."""
-        return self.width_source != "ids"
-
-    @property
-    def width(self) -> str:
-        """The width as people read it: `32,768`, or `at least 32,000`."""
-        return f"{'' if self.width_is_known else 'at least '}{self.vocab_size:,}"
-
 
 @dataclass(frozen=True)
 class DecodeReport:
