@@ -382,3 +382,19 @@ def test_folders_as_on_the_hub(tmp_path: Path, name: str) -> None:
         pytest.skip(str(error))
     assert is_short(folder)
     assert_as_transformers(folder)
+
+
+@pytest.mark.real
+def test_a_mistral_folder_says_which_pattern_it_has(
+    real: Callable[[str], str], tmp_path: Path
+) -> None:
+    real("llama3.tiktoken")
+    folder = hub_folders.write("llama3", tmp_path / "mistral", REAL)
+    edit(folder / "config.json", model_type="mistral")
+    wrong = load_tokenizer(folder)
+    assert len(wrong.notes) == 1
+    assert "fix_mistral_regex" in wrong.notes[0]
+    edit(folder / "tokenizer_config.json", fix_mistral_regex=True)
+    right = load_tokenizer(folder)
+    assert not right.notes
+    assert len(wrong.segment(b"201")) < len(right.segment(b"201")) == 3
