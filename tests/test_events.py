@@ -121,26 +121,12 @@ def test_text_merges_until_the_leak_is_small_enough(
     assert leaks[0] > leaks[1] > leaks[2] == 0
 
 
-def test_without_text_nothing_is_counted(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    [step] = events(byte_level, digits).history
-    assert sorted(step) == ["options", "stage", "xtok_version"]
-
-
 def test_text_without_a_shared_boundary_is_an_error(
     digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(XtokError, match=r"nothing can be counted: 0 documents, 0 bytes of text"):
+    with pytest.raises(XtokError, match="0 documents, 0 bytes"):
         events(byte_level, digits, tmp_path / "empty.txt")
-
-
-def test_the_same_inputs_give_the_same_events(
-    sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path
-) -> None:
-    first, second = (events(sentencepiece, byte_level, corpus) for _ in range(2))
-    assert first.history == second.history
-    for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
-        assert (getattr(first, name) == getattr(second, name)).all()
 
 
 pair_lists = st.lists(
@@ -316,19 +302,21 @@ def test_llama_3_and_qwen_need_no_text(load_real: Callable[[str], Tokenizer]) ->
     assert index.widths == (128_256, 151_669)
 
 
-def test_the_file_gives_back_what_was_saved(
-    digits: Tokenizer, byte_level: Tokenizer, corpus: Path, tmp_path: Path
+def test_the_same_inputs_give_the_same_file_and_it_all_back(
+    sentencepiece: Tokenizer, byte_level: Tokenizer, corpus: Path, tmp_path: Path
 ) -> None:
-    result = events(digits, byte_level, corpus)
+    result, again = (events(sentencepiece, byte_level, corpus) for _ in range(2))
     result.save(tmp_path / "a.safetensors")
-    result.save(tmp_path / "b.safetensors")
+    again.save(tmp_path / "b.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     loaded = EventMap.load(tmp_path / "a.safetensors")
     assert (loaded.history, loaded.rest) == (result.history, result.rest)
     for name in ("student_event", "teacher_event", "student_link", "teacher_link"):
         assert (getattr(loaded, name) == getattr(result, name)).all()
     assert loaded.student.table is not None
-    assert loaded.student.table.sha256() == digits.table.sha256()
+    assert loaded.student.table.sha256() == sentencepiece.table.sha256()
+    [step] = events(sentencepiece, byte_level).history
+    assert sorted(step) == ["options", "stage", "xtok_version"]
 
 
 def test_a_map_is_no_event_map_and_the_other_way_round(
@@ -336,7 +324,7 @@ def test_a_map_is_no_event_map_and_the_other_way_round(
 ) -> None:
     events(digits, byte_level).save(tmp_path / "events.safetensors")
     multitoken(digits, byte_level).save(tmp_path / "map.safetensors")
-    with pytest.raises(MapFileError, match="is an event map, not a projection map"):
+    with pytest.raises(MapFileError, match="is an event map"):
         ProjectionMap.load(tmp_path / "events.safetensors")
     with pytest.raises(MapFileError, match="is not an event map"):
         EventMap.load(tmp_path / "map.safetensors")
@@ -411,7 +399,7 @@ def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path, tmp_p
     assert other.returncode == 3
     sides = ["-s", pair[0], "-t", pair[1], "--text", corpus]
     measured = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0.002")
-    assert (measured.returncode, measured.stderr) == (0, "")
+    assert measured.returncode == 0, measured.stderr
     assert max(map(len, measured.stdout.splitlines())) <= 80
     missed = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0", "--json")
     assert missed.returncode == 3

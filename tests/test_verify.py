@@ -18,7 +18,6 @@ import xtok
 from xtok.config import BuildConfig
 from xtok.errors import MapFileError
 from xtok.inspection.verify import Verification, verify
-from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 
 Parts = tuple[dict[str, Any], dict[str, Any]]
@@ -209,10 +208,3 @@ def test_verify_on_the_command_line(cli: Cli, path: Path, tmp_path: Path) -> Non
     assert (empty.returncode, empty.stdout) == (1, "")
     assert empty.stderr.startswith("error: ")
     assert cli("verify", tmp_path / "nowhere.safetensors").returncode == 1
-
-
-def test_a_map_of_another_pair(cli: Cli, path: Path, small: Path) -> None:
-    folder = small / "small-byte-level"
-    done = cli("verify", path, "--student-model", folder, "--teacher-model", folder)
-    assert done.returncode == 3
-    assert ProjectionMap.load(path).shape == (258, 260)

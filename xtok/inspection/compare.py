@@ -20,12 +20,12 @@ from xtok.vocab.classes import TokenClass, token_classes
 
 @dataclass(frozen=True, kw_only=True)
 class RowDifference:
-    """A row that differs: the total variation distance of the two rows, and their entries."""
+    """A row that differs: tokens and weights in both maps."""
 
     student_id: int
     token: str
-    distance: float
-    share: float
+    distance: float  # total variation
+    share: float  # of the text; of the rows without one
     first: tuple[tuple[str, float], ...]
     second: tuple[tuple[str, float], ...]
 
@@ -42,31 +42,17 @@ class ClassDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What `compare` found between two maps of one pair.
+    """How two maps of one pair differ."""
 
-    Attributes:
-        student: model id of the rows.
-        teacher: model id of the columns.
-        rows: rows that are not empty in at least one of the maps.
-        rows_that_differ: rows whose weights differ by more than float32 rounding.
-        rows_of_other_top: rows whose heaviest entry is another.
-        mean_distance: mean total variation distance of the rows, from 0 to 1; with text, weighted
-            by how often their tokens occur.
-        weighted_by_text: whether it is.
-        classes: by class of student token.
-        examples: the rows whose distance, times their share of the text if there is one, is
-            largest.
-    """
-
-    student: str
+    student: str  # model id of the rows
     teacher: str
-    rows: int
-    rows_that_differ: int
-    rows_of_other_top: int
-    mean_distance: float
+    rows: int  # that are not empty in at least one of the maps
+    rows_that_differ: int  # by more than float32 rounding
+    rows_of_other_top: int  # whose heaviest entry is another
+    mean_distance: float  # total variation, from 0 to 1; with text, weighted by its tokens
     weighted_by_text: bool
-    classes: tuple[ClassDifference, ...]
-    examples: tuple[RowDifference, ...]
+    classes: tuple[ClassDifference, ...]  # by class of student token
+    examples: tuple[RowDifference, ...]  # the rows whose distance, times their share, is largest
 
 
 _SAME = 1e-6  # a total variation distance that is rounding
@@ -87,7 +73,7 @@ def compare(
 
     Args:
         first: a map, or the path of one.
-        second: another of the same pair, likewise.
+        second: another of the same pair, or its path.
         token_counts: how often each student token occurs, int64 `[V_student]`, to weigh the rows.
         num_examples: how many rows to show.
         names: what errors call the maps.
