@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport
 
 
-SLOW = 3.0
+SLOW = 5.0
 """Seconds after which a step that has no bar says what it does."""
 
 
