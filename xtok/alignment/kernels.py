@@ -232,10 +232,10 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
         for a in range(min(window, len(x) - p - RUN + 1)):
             if best_a >= 0 and a >= best_a + best_b:
                 break
-            b = np.int64(table[_hash(x, p + a) & mask])
-            closer = b >= 0 and (best_a < 0 or a + b < best_a + best_b)
-            if closer and _agree(x, p + a, y, q + b):
-                best_a, best_b = np.int64(a), b
+            other = np.int64(table[_hash(x, p + a) & mask])
+            closer = other >= 0 and (best_a < 0 or a + other < best_a + best_b)
+            if closer and _agree(x, p + a, y, q + other):
+                best_a, best_b = np.int64(a), other
         if best_a >= 0:
             return best_a, best_b
         if p + window >= len(x) and q + window >= len(y):
@@ -356,11 +356,11 @@ def _align_stretch(  # type: ignore[no-untyped-def]
             j -= 1
         else:
             i -= 1
-    i = j = np.int64(0)
+    s_end = t_end = np.int64(0)
     for index in range(count, -1, -1):
         to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
-        s_first, s_last = _text_between(s_ids, s_symbols, s_offsets, s_tokens, i, to_i)
-        t_first, t_last = _text_between(t_ids, t_symbols, t_offsets, t_tokens, j, to_j)
+        s_first, s_last = _text_between(s_ids, s_symbols, s_offsets, s_tokens, s_end, to_i)
+        t_first, t_last = _text_between(t_ids, t_symbols, t_offsets, t_tokens, t_end, to_j)
         if 0 < s_last - s_first <= max_comb_len and 0 < t_last - t_first <= max_comb_len:
             k = _emit(
                 s_tokens[s_first], s_tokens[s_last - 1] + 1,
@@ -369,9 +369,9 @@ def _align_stretch(  # type: ignore[no-untyped-def]
                 s_chunk, t_chunk, correct,
             )  # fmt: skip
         if index > 0:
-            i, j = matches[index - 1, 1], matches[index - 1, 3]
+            s_end, t_end = matches[index - 1, 1], matches[index - 1, 3]
             k = _emit(
-                s_tokens[to_i], s_tokens[i - 1] + 1, t_tokens[to_j], t_tokens[j - 1] + 1,
+                s_tokens[to_i], s_tokens[s_end - 1] + 1, t_tokens[to_j], t_tokens[t_end - 1] + 1,
                 np.int64(1), k, base, s_ids, s_offsets, t_ids, t_offsets,
                 s_chunk, t_chunk, correct,
             )  # fmt: skip
