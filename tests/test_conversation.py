@@ -390,22 +390,6 @@ def of_ids(tokenizer: Tokenizer, ids: list[int]) -> str:
     return b"".join(tokenizer.table[i] or names[i].encode() for i in ids).decode()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_tool_suffix_begins_behind_the_end_of_turn(byte_level: Tokenizer, whole: bool) -> None:
-    messages = [*TOOLS[2:3], {"role": "tool", "name": "add", "content": "five"}]
-    template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-    )
-    given = [*TOOLS[:2], *messages] if whole else messages
-    ids = tool_suffix(byte_level, given, template=template)
-    assert ids.dtype == np.int32
-    assert of_ids(byte_level, ids.tolist()) == (
-        "\n<|im_start|>tool\nfour<|im_end|>\n<|im_start|>tool\nfive<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
 def test_the_next_prompt_is_prompt_and_answer_and_suffix(byte_level: Tokenizer) -> None:
     chat = [*CHAT, {"role": "tool", "content": "four"}]
     prompt = render(byte_level, chat[:4], template="chatml", add_generation_prompt=True).ids
@@ -488,15 +472,6 @@ def test_a_template_that_raises_names_its_error_and_the_message(byte_level: Toke
     assert 'at message 0, {"role": "user", "content": null}: ' in message
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["{{ 'a' * 10 ** 15 }}", "{{ cycler() }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"],
-)
-def test_a_template_that_wants_too_much(byte_level: Tokenizer, template: str) -> None:
-    message = error_of(lambda: render(byte_level, CHAT, template=template))
-    assert message.startswith("the chat template of small-byte-level raises: ")
-
-
 _DOUBLING = (
     "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
     "{% set ns.x = DOUBLE %}{% endfor %}{{ ns.x }}"
@@ -528,12 +503,18 @@ _DOUBLING = (
         ("{{ 'a a'|wordwrap(1, wrapstring='x' * 10**8) }}", "raises: it makes more than 500 MB"),
         ("{{ 'aaaa'.translate({97: 'x' * 10**8}) }}", "raises: it makes more than 500 MB"),
         ("{{ ([[0] * 9999] * 9999)|sum(start=[])|length }}", "raises: it makes more than 500 MB"),
+        ("{{ 'a' * 10 ** 15 }}", "raises: it makes more than 500 MB"),
+        ("{{ cycler() }}", "raises: "),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: "),
         ("{% break %}", "is not a Jinja template: 'break' outside loop"),
         ("{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many levels of"),
         ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "is not a Jinja template: too many"),
     ],
 )
-def test_a_template_that_makes_too_much(byte_level: Tokenizer, template: str, message: str) -> None:
+def test_a_template_that_makes_too_much(
+    byte_level: Tokenizer, template: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xtok.conversation._limits.MAX_SECONDS", 300.0)  # on a slow machine
     assert message in error_of(lambda: render(byte_level, CHAT, template=template))
 
 
@@ -607,44 +588,47 @@ def test_a_tokenizers_files_are_read_once_for_many_conversations(
 # Batches
 
 
-def test_batches_are_padded_on_the_left(byte_level: Tokenizer) -> None:
-    short = render(byte_level, CHAT[3:], template="chatml")
-    long = render(byte_level, CHAT, template="chatml")
-    batch = collate([short, long], pad_id=7)
-    width = len(long.ids)
-    assert batch["ids"].shape == batch["assistant_mask"].shape == (2, width)
-    assert batch["ids"][0].tolist() == [7] * (width - len(short.ids)) + short.ids.tolist()
-    assert batch["attention_mask"].sum(1).tolist() == [len(short.ids), width]
-    assert batch["assistant_mask"].sum() == short.assistant_mask.sum() + long.assistant_mask.sum()
-    assert batch["text"] == [short.text, long.text]
-    assert batch["message_spans"] == [short.message_spans, long.message_spans]
-
-
-def test_rows_of_training_data_are_a_batch_too(byte_level: Tokenizer) -> None:
-    chats = [render(byte_level, chat, template="chatml") for chat in (CHAT[3:], CHAT)]
-    batch = collate([chat.record() for chat in chats], pad_id=7)
-    assert batch["input_ids"].tolist() == collate(chats, pad_id=7)["ids"].tolist()
-    padding = len(chats[1].ids) - len(chats[0].ids)
-    assert batch["labels"][0, : padding + 1].tolist() == [-100] * (padding + 1)
-    assert batch["assistant_masks"].sum() == sum(chat.assistant_mask.sum() for chat in chats)
-    assert [len(row["input_ids"]) for row in unpad(batch)] == [len(chat.ids) for chat in chats]
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_unpad_is_the_inverse_of_collate(byte_level: Tokenizer, side: Any) -> None:
+    chats = [render(byte_level, chat, template="chatml") for chat in (CHAT[3:], CHAT, CHAT[:1])]
+    batch = collate(chats, pad_id=7, padding_side=side)
+    width, lengths = max(len(chat.ids) for chat in chats), [len(chat.ids) for chat in chats]
+    assert batch["ids"].shape == batch["assistant_mask"].shape == (3, width)
+    padding = [7] * (width - lengths[0])
+    row = [*padding, *chats[0].ids] if side == "left" else [*chats[0].ids, *padding]
+    assert batch["ids"][0].tolist() == row
+    assert batch["attention_mask"].sum(1).tolist() == lengths
+    assert batch["text"] == [chat.text for chat in chats]
+    for sample, chat in zip(unpad(batch), chats, strict=True):
+        assert list(sample) == ["ids", "assistant_mask", "message_spans", "text"]
+        assert sample["ids"].tolist() == chat.ids.tolist()
+        assert sample["assistant_mask"].tolist() == chat.assistant_mask.tolist()
+        assert (sample["text"], sample["message_spans"]) == (chat.text, chat.message_spans)
+    rows = collate([chat.record() for chat in chats], pad_id=7, padding_side=side)
+    assert np.array_equal(rows["input_ids"], batch["ids"])
+    assert np.array_equal(rows["labels"] != -100, batch["assistant_mask"])
+    assert np.array_equal(rows["attention_mask"], batch["attention_mask"])
 
 
 def test_other_fields_of_a_batch() -> None:
     import torch
 
     samples = [
-        {"ids": np.array([1, 2]), "labels": np.array([1, 2]), "teacher": torch.tensor([5, 6, 7]),
-         "reward": 0.5, "tags": ["a"], "logits": np.ones((2, 3), np.float32)},
-        {"ids": np.array([3]), "labels": np.array([3]), "teacher": torch.tensor([8]),
-         "reward": 1.0, "tags": ["b", "c"], "logits": np.ones((1, 3), np.float32)},
+        {"ids": [1, 2], "labels": np.array([1, 2]), "teacher": torch.tensor([5, 6, 7]),
+         "reward": 0.5, "tags": ["a", "b"], "types": [0, 1], "spans": [4],
+         "logits": np.ones((2, 3), np.float32)},
+        {"ids": [3], "labels": np.array([3]), "teacher": torch.tensor([8]),
+         "reward": 1.0, "tags": ["c"], "types": [1], "spans": [5, 6],
+         "logits": np.ones((1, 3), np.float32)},
     ]  # fmt: skip
     batch = collate(samples, pad_id=9, pad_values={"teacher": -1})
     assert batch["ids"].tolist() == [[1, 2], [9, 3]]
     assert batch["labels"].tolist() == [[1, 2], [-100, 3]]
+    assert batch["types"].tolist() == [[0, 1], [0, 1]]  # integers, one per token
     assert batch["teacher"].tolist() == [[5, 6, 7], [-1, -1, 8]]
     assert batch["reward"] == [0.5, 1.0]
-    assert batch["tags"] == [["a"], ["b", "c"]]
+    assert batch["tags"] == [["a", "b"], ["c"]]
+    assert batch["spans"] == [[4], [5, 6]]
     assert batch["logits"].shape == (2, 2, 3)
     assert batch["logits"][1, 0].tolist() == [0, 0, 0]
     assert batch["attention_mask"].tolist() == [[True, True], [False, True]]
@@ -652,61 +636,20 @@ def test_other_fields_of_a_batch() -> None:
         collate([samples[0], {"ids": np.array([1])}], pad_id=0)
 
 
-def test_lists_of_integers_beside_the_ids_are_padded_too() -> None:
-    samples = [
-        {"ids": [1, 2, 3], "token_type_ids": [0, 0, 1], "spans": [4], "names": ["a", "b", "c"]},
-        {
-            "ids": [1, 2, 3, 4, 5],
-            "token_type_ids": [0, 0, 1, 1, 1],
-            "spans": [5, 6, 7, 8, 9],
-            "names": ["a", "b", "c", "d", "e"],
-        },
-    ]
-    batch = collate(samples, pad_id=7)
-    assert batch["ids"].tolist() == [[7, 7, 1, 2, 3], [1, 2, 3, 4, 5]]
-    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1], [0, 0, 1, 1, 1]]
-    assert batch["spans"] == [[4], [5, 6, 7, 8, 9]]
-    assert batch["names"] == [["a", "b", "c"], ["a", "b", "c", "d", "e"]]
-
-
-def test_batches_are_padded_on_the_right_on_request() -> None:
-    samples = [{"ids": [1], "labels": np.array([1])}, {"ids": [2, 3], "labels": np.array([2, 3])}]
-    batch = collate(samples, pad_id=7, padding_side="right")
-    assert batch["ids"].tolist() == [[1, 7], [2, 3]]
-    assert batch["labels"].tolist() == [[1, -100], [2, 3]]
-    assert batch["attention_mask"].tolist() == [[True, False], [True, True]]
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_unpad_is_the_inverse_of_collate(byte_level: Tokenizer, side: Any) -> None:
-    chats = [render(byte_level, chat, template="chatml") for chat in (CHAT[3:], CHAT, CHAT[:1])]
-    batch = collate(chats, pad_id=7, padding_side=side)
-    samples = unpad(batch)
-    for sample, chat in zip(samples, chats, strict=True):
-        assert list(sample) == ["ids", "assistant_mask", "message_spans", "text"]
-        assert sample["ids"].tolist() == chat.ids.tolist()
-        assert sample["assistant_mask"].tolist() == chat.assistant_mask.tolist()
-        assert (sample["text"], sample["message_spans"]) == (chat.text, chat.message_spans)
-    again = collate(samples, pad_id=7, padding_side=side)
-    assert all(np.array_equal(again[name], batch[name]) for name in ("ids", "attention_mask"))
-
-
 def test_unpad_takes_tensors_and_other_fields() -> None:
     import torch
 
     batch = {
         "input_ids": torch.tensor([[9, 1], [2, 3], [9, 9]]),
-        "logits": np.arange(12).reshape(3, 2, 2),
         "attention_mask": torch.tensor([[0, 1], [1, 1], [0, 0]]),
         "reward": np.array([0.5, 1.0, 2.0]),
         "image": np.zeros((3, 4, 4)),
         "tags": ["a", "b", "c"],
     }
-    first, second, third = unpad(batch)
-    assert isinstance(first["input_ids"], torch.Tensor)
-    assert [row["input_ids"].tolist() for row in (first, second, third)] == [[1], [2, 3], []]
-    assert first["logits"].tolist() == [[2, 3]]
-    assert (second["reward"], second["tags"], second["image"].shape) == (1.0, "b", (4, 4))
+    rows = unpad(batch)
+    assert isinstance(rows[0]["input_ids"], torch.Tensor)
+    assert [row["input_ids"].tolist() for row in rows] == [[1], [2, 3], []]
+    assert (rows[1]["reward"], rows[1]["tags"], rows[1]["image"].shape) == (1.0, "b", (4, 4))
     assert unpad({"pad": [[1, 0]], "ids": np.array([[5, 6]])}, mask="pad")[0]["ids"].tolist() == [5]
     assert unpad({"attention_mask": np.zeros((0, 3))}) == []
 
