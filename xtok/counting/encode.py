@@ -5,6 +5,7 @@ A pair is an int64, `student_id << 32 | teacher_id`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
-from xtok.counting.texts import Place, TextShard, read_batches
+from xtok.counting.texts import Batch, Place, TextShard, read_batches
 from xtok.maps.edges import Edges, pair_order
 from xtok.threads import available_cores
 
@@ -144,15 +145,28 @@ class TextEncoder:
             XtokError: as `read_batches`.
         """
         consumed = first.consumed
-        for texts, groups, end in read_batches(shards, first):
-            sides = self.encode(texts)
-            advance(end.consumed - consumed, sides[0].num_tokens)
-            consumed = end.consumed
-            yield EncodedBatch(texts, groups, end, sides)
+        waiting: deque[tuple[Batch, Callable[[], list[EncodedTexts]]]] = deque()
+        batches = read_batches(shards, first)
+        while True:
+            batch = next(batches, None)
+            if batch is not None:  # is encoded while the one before is worked on
+                waiting.append((batch, self.start_encoding(batch.texts)))
+            if not waiting:
+                break
+            if batch is None or len(waiting) > 1:
+                (texts, groups, end), encoded = waiting.popleft()
+                sides = encoded()
+                advance(end.consumed - consumed, sides[0].num_tokens)
+                consumed = end.consumed
+                yield EncodedBatch(texts, groups, end, sides)
         advance(sum(shard.size for shard in shards) - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[EncodedTexts]:
         """Encode documents as in the middle of a text; control tokens in them are plain text."""
+        return self.start_encoding(texts)()
+
+    def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[EncodedTexts]]:
+        """Encode documents in other threads; what is returned waits for the result of `encode`."""
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]
         cuts = [0, *np.searchsorted(ends, goals).tolist(), len(texts)]
@@ -161,7 +175,7 @@ class TextEncoder:
             [self._pool.submit(tokenizer.library_arrays, part) for part in parts]
             for tokenizer in self.tokenizers
         ]
-        return [_joined(row for job in side for row in job.result()) for side in jobs]
+        return lambda: [_joined(row for job in side for row in job.result()) for side in jobs]
 
     def boundaries(self, student: EncodedTexts, teacher: EncodedTexts) -> SharedBoundaries:
         """Find the shared token boundaries of documents by the first two tokenizers."""

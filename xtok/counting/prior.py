@@ -10,11 +10,12 @@ tokenizers encode the text, and pairs are counted on it as on any other.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import chain, compress
+from itertools import chain, compress, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,6 +85,7 @@ _SINGLE_SHARE = {Kind.CONTINUATION: 0.16, Kind.SYMBOL: 0.3}  # of single ASCII c
 _CONTEXTS = (6, 5, 4, 3, 2)  # bytes of a word by which a continuation is looked up
 _LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
 _TOKENS_PER_TEXT = 24
+_TEXTS_AT_ONCE = 25_000
 
 MAX_TEXTS = 150_000
 """More texts cost seconds, and add little (scripts/benchmark.py quality)."""
@@ -133,13 +135,16 @@ def prior_edges(
         TextEncoder(student, teacher) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
-        for start in range(0, num_texts, 25_000):
-            size = min(25_000, num_texts - start)
-            student_texts, teacher_texts = encoder.encode(source.texts(size, rng))
-            starts = encoder.boundaries(student_texts, teacher_texts)
-            tally.add(student_texts, teacher_texts, starts)
-            advance(size)
-
+        sizes = [min(_TEXTS_AT_ONCE, num_texts - n) for n in range(0, num_texts, _TEXTS_AT_ONCE)]
+        encoded = None
+        for size, next_size in pairwise([0, *sizes, 0]):
+            # Texts are drawn while those before are encoded.
+            texts = source.texts(next_size, rng) if next_size else []
+            sides = None if encoded is None else encoded()
+            encoded = encoder.start_encoding(texts)
+            if sides is not None:
+                tally.add(sides[0], sides[1], encoder.boundaries(sides[0], sides[1]))
+                advance(size)
     counts = tally.counts()
 
     def counted(given: Rows | None = None) -> Edges:
@@ -250,9 +255,13 @@ class _Source:
     def texts(self, number: int, rng: np.random.Generator) -> list[str]:
         """Draw texts; characters that are cut at an end are left out."""
         starts, stops = self._spans(number, rng)
-        spans = np.stack([starts, stops], axis=-1).tolist()
-        parts = ([self.joined[start:stop] for start, stop in row] for row in spans)
-        return [b"".join(row).decode("utf-8", "ignore") for row in parts]
+        lengths = stops - starts
+        ends = np.cumsum(lengths.sum(axis=1))
+        # How far what a token's bytes are copied from lies behind where they go to.
+        shifts = starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])
+        drawn = self.data[np.arange(ends[-1]) + np.repeat(shifts, lengths.ravel())].tobytes()
+        bounds = pairwise([0, *ends.tolist()])
+        return [drawn[start:stop].decode("utf-8", "ignore") for start, stop in bounds]
 
     def _spans(
         self, number: int, rng: np.random.Generator
@@ -343,22 +352,25 @@ class _Source:
 
 
 _HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8
-_UNSPACED_BLOCKS = ((0x0E00, 0x1100), (0x2E80, 0xD7A4), (0xF900, 0xFB00), (0x20000, 0x32000))
+_UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
 
 def kind_of(token: bytes) -> Kind | None:
     """Return what a token is in a synthetic text; None if it is not text on its own."""
-    text = token.decode("utf-8", "replace")
-    if not text or text.encode() != token:
+    try:
+        text = token.decode()
+    except UnicodeDecodeError:
         return None
     body = text.removeprefix(" ")
+    if not text:
+        return None
     if text.isspace():
         return Kind.SPACE
     if body.isdigit():
         return Kind.NUMBER
-    if any(c.isalpha() and any(a <= ord(c) < b for a, b in _UNSPACED_BLOCKS) for c in text):
+    if not text.isascii() and any(c.isalpha() for c in "".join(_UNSPACED_BLOCKS.findall(text))):
         return Kind.UNSPACED
-    if all(c.isalpha() or unicodedata.combining(c) for c in body):
+    if body.isalpha() or all(c.isalpha() or unicodedata.combining(c) for c in body):
         return Kind.WORD if text[0] == " " else Kind.CONTINUATION
     return Kind.SYMBOL
 
