@@ -1,0 +1,34 @@
+"""Tokenizers with the chat templates of real models, and the control tokens that these name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import fetch_tokenizers
+
+TEMPLATES = fetch_tokenizers.DEFAULT_DIR / "chat-templates"
+_CONTROLS = re.compile(
+    r"<\|[\w/]+\|>|<\|[\w\"]+>|<\w+\|>|<\|\"\|>|<｜[^｜<>]+｜>|\[gMASK\]|<sop>|<(?:start|end)_of_\w+>"
+)
+_EOS = {
+    "cohere2": "<|END_OF_TURN_TOKEN|>", "deepseekv3_training": "<｜end▁of▁sentence｜>",
+    "gptoss": "<|return|>", "smolvlm": "<end_of_utterance>",
+    **dict.fromkeys(["llama3", "llama3_1", "llama3_training"], "<|eot_id|>"),
+    **dict.fromkeys(["lfm2", "nemotron_3_nano", "qwen2_5", "qwen3", "qwen3_5_think"], "<|im_end|>"),
+    **dict.fromkeys(["qwen3_training", "qwen3_vl"], "<|im_end|>"),
+}  # fmt: skip
+NAMES = tuple(sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+
+
+def write(name: str, library: Any, folder: Path) -> Any:
+    """Give a Transformers tokenizer a template and its control tokens, and save it; return it."""
+    template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    eos = _EOS.get(name, "<|end_of_text|>")
+    names = sorted({*_CONTROLS.findall(template), eos})
+    library.add_special_tokens({"additional_special_tokens": names})
+    library.eos_token = eos
+    library.chat_template = template
+    library.save_pretrained(folder)
+    return library

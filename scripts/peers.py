@@ -1,0 +1,85 @@
+#!/usr/bin/env python
+"""Run xtok's files and losses in the code of others, and say what agrees, with their commits.
+
+    python scripts/peers.py                      # Transformers and TRL as installed
+    python scripts/peers.py --nemo-rl ~/RL --trl ~/trl --vllm ~/vllm
+    python scripts/peers.py ... --write          # into docs/guides/compatibility.md
+
+Checkouts are read and run where they are; nothing of them is copied. Each peer runs in a process of
+its own. Exits with 3 if something does not agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing import get_context
+from pathlib import Path
+
+from peer_checks.report import Check, commit_of
+
+SCRIPTS = Path(__file__).resolve().parent
+PAGE = SCRIPTS.parent / "docs" / "guides" / "compatibility.md"
+BEGIN, END = "<!-- printed by scripts/peers.py -->\n", "<!-- end -->\n"
+CHECKOUTS = ("nemo_rl", "trl", "vllm")
+INSTALLED = ("transformers", "trl")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the checks, print the tables; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in CHECKOUTS:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=Path, metavar="DIR", help="checkout"
+        )
+    parser.add_argument("--only-checkouts", action="store_true", help="not what is installed")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
+    options = parser.parse_args(argv)
+    given = {name: path for name in CHECKOUTS if (path := getattr(options, name)) is not None}
+    jobs: list[tuple[str, Path | None]] = list(given.items())
+    if not options.only_checkouts:
+        jobs += [(name, None) for name in INSTALLED]
+    tables, failed = [], 0
+    with tempfile.TemporaryDirectory() as work:
+        for name, checkout in jobs:
+            resolved = checkout and checkout.expanduser().resolve(strict=True)
+            with get_context("spawn").Pool(1) as pool:
+                title, note, checks = pool.apply(run, (name, resolved, Path(work)))
+            failed += sum(not check.holds for check in checks)
+            tables.append(table(title, note, checks))
+            print(tables[-1], flush=True)
+    if options.write:
+        head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        tail = rest.partition(END)[2]
+        PAGE.write_text(head + BEGIN + "\n" + "\n".join(tables) + "\n" + END + tail, "utf-8")
+    return 3 if failed else 0
+
+
+def run(name: str, checkout: Path | None, work: Path) -> tuple[str, str, list[Check]]:
+    """Run a peer's checks; return the title of its table, what was left out, and the lines."""
+    sys.path.append(str(SCRIPTS / "examples"))
+    module = importlib.import_module(f"peer_checks.{name}")
+    if checkout is None:
+        title = f"{module.PEER} {importlib.metadata.version(name)}, as installed"
+        return title, "", list(module.installed(work))
+    title = f"{module.PEER}, commit {commit_of(checkout)}"
+    return title, getattr(module, "LEFT_OUT", ""), list(module.checks(checkout, work))
+
+
+def table(title: str, note: str, checks: list[Check]) -> str:
+    """Return a Markdown table under a heading."""
+    agreed = sum(check.holds for check in checks)
+    lines = [f"## {title}", "", f"{agreed} of {len(checks)} agree. {note}".rstrip(), ""]
+    lines += ["| what | result | |", "|---|---|---|"]
+    for check in checks:
+        what, figure = (cell.replace("|", "\\|") for cell in (check.what, check.figure))
+        lines.append(f"| {what} | {figure} | {'' if check.holds else '**no**'} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
