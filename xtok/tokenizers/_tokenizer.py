@@ -37,12 +37,9 @@ class Encoding(NamedTuple):
 class Tokenizer:
     """A loaded tokenizer: its vocabulary as exact bytes, and the exact spelling of any bytes.
 
-    Attributes:
-        vocabulary: the token table and where it comes from.
-        table: the token table.
-        report: how the ids became the table.
-        location: the local folder or file (a `Path`) or the repo (a `str`) that it was loaded from.
-        notes: what its user should know about how it was loaded.
+    `vocabulary` has the token `table` and where it comes from, `report` how the ids became the
+    table, `location` the folder or file (a `Path`) or the repo (a `str`) that it was loaded from,
+    `notes` what its user should know about how it was loaded.
     """
 
     def __init__(

@@ -21,11 +21,6 @@ class ModelFiles:
     All are of one commit, even if the branch moves meanwhile. The hub's own variables apply:
     `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`. Processes that fetch the same file at
     once wait for one another (huggingface_hub locks each blob).
-
-    Attributes:
-        revision: branch, tag or commit of the repo, as given.
-        commit: the commit that the first file came from.
-        offline: take only what is in the local cache.
     """
 
     error: type[XtokError] = TokenizerError
@@ -35,7 +30,7 @@ class ModelFiles:
         self, model: str | Path, *, revision: str | None = None, offline: bool = False
     ) -> None:
         self.model, self.revision, self.offline = model, revision, offline
-        self.commit: str | None = None
+        self.commit: str | None = None  # that the first file came from
 
     def __str__(self) -> str:
         return str(self.model)

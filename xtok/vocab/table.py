@@ -49,23 +49,15 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenTable:
-    """The exact bytes of every token id of a vocabulary of width V.
+    """The exact bytes of every token id of a vocabulary of width V."""
 
-    Attributes:
-        data: uint8 `[total]`, the tokens' bytes, one after another.
-        offsets: int64 `[V + 1]`; token i is `data[offsets[i]:offsets[i + 1]]`.
-        types: uint8 `[V]`, a `TokenType` each. CONTROL, UNKNOWN and UNUSED ids have no bytes.
-        control_names: id to name, for CONTROL and UNKNOWN ids.
-        roles: role to ids in rising order; an id may have several roles.
-        preferred_ids: ids that the tokenizer emits for bytes that another id has too, where
-            `canonical_ids` would choose another by type and number.
-    """
-
-    data: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    types: NDArray[np.uint8]
-    control_names: Mapping[int, str] = field(default_factory=dict)
-    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    data: NDArray[np.uint8]  # [total], the tokens' bytes, one after another
+    offsets: NDArray[np.int64]  # [V + 1]; token i is data[offsets[i]:offsets[i + 1]]
+    types: NDArray[np.uint8]  # [V]; CONTROL, UNKNOWN and UNUSED ids have no bytes
+    control_names: Mapping[int, str] = field(default_factory=dict)  # of CONTROL and UNKNOWN ids
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ids rise; may have several
+    # Ids that the tokenizer emits for bytes that another id has too, where `canonical_ids` would
+    # choose another by type and number.
     preferred_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -181,43 +173,25 @@ class TokenTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vocabulary:
-    """One side of a map: a token table, and which model it is of.
+    """One side of a map: a token table, and which model it is of."""
 
-    Attributes:
-        model_id: repo id as given, or the last component of a folder or file.
-        revision: branch, tag or commit as given.
-        backend: the reader of the tokenizer: `hf`, `sentencepiece`, `tiktoken`, `tekken` …
-        vocab_size: the width of the model's logits, V.
-        width_source: where the width comes from: `option`, `config`, `tokenizer`, `map`, or `ids`
-            for a lower bound: the largest id of a map without a width, plus 1.
-        tokenizer_vocab_size: the tokenizer's largest id + 1.
-        table: None for a map from elsewhere that carries no tokens.
-    """
-
-    model_id: str
-    revision: str | None
-    backend: str | None
-    vocab_size: int
-    width_source: str
-    tokenizer_vocab_size: int | None
-    table: TokenTable | None
+    model_id: str  # repo id as given, or the last component of a folder or file
+    revision: str | None  # the repo's commit, if known; else what was given
+    backend: str | None  # the reader of the tokenizer: hf, sentencepiece, tiktoken, tekken …
+    vocab_size: int  # V, the width of the model's logits
+    width_source: str  # option, config, tokenizer, map; or ids: the largest of a map without one
+    tokenizer_vocab_size: int | None  # the tokenizer's largest id + 1
+    table: TokenTable | None  # None for a map from elsewhere that carries no tokens
 
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """What a vocabulary's ids became in a `TokenTable`.
+    """What a vocabulary's ids became in a `TokenTable`."""
 
-    Attributes:
-        num_text: ids that have bytes.
-        num_control: CONTROL and UNKNOWN ids.
-        num_unused: ids of the width that the tokenizer does not have.
-        undecodable: text ids that decode to nothing.
-    """
-
-    num_text: int
-    num_control: int
-    num_unused: int
-    undecodable: tuple[int, ...]
+    num_text: int  # ids that have bytes
+    num_control: int  # CONTROL and UNKNOWN ids
+    num_unused: int  # ids of the width that the tokenizer does not have
+    undecodable: tuple[int, ...]  # text ids that decode to nothing
 
 
 def decode_vocabulary(
