@@ -336,7 +336,7 @@ def test_what_does_not_fit_is_left_out_and_said(measured: Examined) -> None:
         return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
 
     whole, fewest = pack(measured, 10**9), pack(measured, 1)
-    assert whole.left_out == ()
+    assert whole.left_out == pack(measured).left_out == ()
     entries = len(numbers_of(whole.columns, "ids_1"))
     sizes = size_of(whole.columns) - 300, size_of(fewest.columns) + 500
     packs = [pack(measured, size) for size in sizes]
@@ -350,11 +350,6 @@ def test_what_does_not_fit_is_left_out_and_said(measured: Examined) -> None:
         assert (held == (measured.maps[0].row_kind != RowKind.EMPTY)).all()
         assert one.columns["student_bytes"] == whole.columns["student_bytes"]
         assert one.columns["teacher_bytes"] == whole.columns["teacher_bytes"]
-
-
-def test_larger_vocabularies_get_more_room(measured: Examined) -> None:
-    """Nothing of two small maps is left out, nor of the largest that were asked for."""
-    assert pack(measured).left_out == ()
 
 
 def test_the_same_inputs_give_the_same_bytes(

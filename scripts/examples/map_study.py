@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import xtok
-from xtok.stages.events import common_ids
+from xtok.vocab.table import common_ids
 
 LANGUAGES = ("en", "de", "zh")  # of the models' text
 VOCAB = {"long": 4000, "short": 1600}

@@ -45,12 +45,13 @@ from xtok.maps.file import as_maps
 from xtok.maps.pair import require_same_tokens, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import common_ids, events
+from xtok.stages.events import events
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
+from xtok.vocab.table import common_ids
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 from xtok.counting.encode import PairCounts, TextEncoder, boundary_keys
 from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.texts import find_shards
-from xtok.maps.events import EventMap
 from xtok.maps.projection_map import require_table
 from xtok.progress import TextProgress
-from xtok.stages.events import common_ids
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.classes import num_digits
 from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, Vocabulary, match_bytes
+from xtok.vocab.table import TokenTable, Vocabulary, common_ids, match_bytes
+
+if TYPE_CHECKING:
+    from xtok.maps.events import EventMap
+    from xtok.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

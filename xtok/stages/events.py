@@ -30,7 +30,7 @@ from xtok.maps.results import tokenizer_notes
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, match_bytes
+from xtok.vocab.table import common_ids, match_bytes
 
 Ids = NDArray[np.int64]
 
@@ -191,20 +191,6 @@ def _components(s_link: Ids, t_link: Ids) -> Ids:
             a, b = root(node), root(other)
             parent[max(a, b)] = min(a, b)
     return np.array([root(node) for node in range(len(parent))])
-
-
-def common_ids(student: TokenTable, teacher: TokenTable) -> tuple[Ids, Ids]:
-    """Return the events of a strict shared vocabulary: one for each common token, and a rest, −1.
-
-    int64 `[V_student]` and `[V_teacher]`. Of several ids with the same bytes, the one that the
-    tokenizer emits is the common token.
-    """
-    ours, theirs = (np.full(len(table), -1, np.int64) for table in (student, teacher))
-    id_of = teacher.canonical_ids()
-    for token, s in student.canonical_ids().items():
-        if token in id_of:
-            ours[s] = theirs[id_of[token]] = s
-    return ours, theirs
 
 
 def _sums(

@@ -271,3 +271,19 @@ def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     teacher_ids = np.fromiter(map(id_of, student.tokens(), repeat(-1)), np.int64, len(student))
     rows = np.flatnonzero(teacher_ids >= 0)
     return dict(zip(rows.tolist(), teacher_ids[rows].tolist(), strict=True))
+
+
+def common_ids(
+    student: TokenTable, teacher: TokenTable
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the events of a strict shared vocabulary: one for each common token, and a rest, −1.
+
+    int64 `[V_student]` and `[V_teacher]`. Of several ids with the same bytes, the one that the
+    tokenizer emits is the common token.
+    """
+    ours, theirs = (np.full(len(table), -1, np.int64) for table in (student, teacher))
+    id_of = teacher.canonical_ids()
+    for token, s in student.canonical_ids().items():
+        if token in id_of:
+            ours[s] = theirs[id_of[token]] = s
+    return ours, theirs

@@ -16,17 +16,20 @@ from importlib.resources import files
 from itertools import groupby
 from math import log1p
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from xtok.inspection.bootstrap import Interval
-from xtok.inspection.evaluate import MapMeasures
-from xtok.inspection.report import Examined
 from xtok.maps.projection_map import RowKind
 from xtok.report.page import pictures
 from xtok.report.page.search import pack
 from xtok.vocab.display import plural, printable, shortened
+
+if TYPE_CHECKING:
+    from xtok.inspection.evaluate import MapMeasures
+    from xtok.inspection.report import Examined
 
 _LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL", "event-kl": "event KL"}
 _LEVELS = {

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import acos, pi, sqrt
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from xtok.inspection.pair_facts import Shared
+if TYPE_CHECKING:
+    from xtok.inspection.pair_facts import Shared
 
 
 def overlap(shared: Shared, label: str) -> Markup:

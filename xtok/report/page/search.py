@@ -11,14 +11,16 @@ import base64
 import zlib
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.inspection.report import Examined
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.vocab.table import TokenTable, match_bytes
+
+if TYPE_CHECKING:
+    from xtok.inspection.report import Examined
 
 SHOWN_BYTES = 160
 """Bytes of a token, or of a special token's name, that a page holds."""
