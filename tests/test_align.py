@@ -24,7 +24,8 @@ def lines_of(alignment: TextAlignment, *, width: int = 80, colour: bool = False)
 
 
 def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    found = align(byte_level, digits, b" the 2014")
+    found = align(byte_level, digits, " the 2014")
+    assert found == align(byte_level, digits, b" the 2014")
     spans = [(p.student_tokens, p.teacher_tokens) for p in found.pairs]
     assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]
     assert lines_of(found) == [
@@ -101,6 +102,9 @@ def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_pa
     assert given.returncode == 0
     assert given.stdout.startswith("student │")
     assert cli("align", *models(small), "--file", "text.txt").stdout == given.stdout
+    model = str(small / "small.model")
+    assert cli("align", model, model, text).stdout == given.stdout
+    assert cli("align", model, "-t", model, "--file", "text.txt").stdout == given.stdout
     assert cli("align", *models(small), "--quiet", text).stderr == ""
 
 
