@@ -60,8 +60,11 @@ class _Announcer(event.Listener):  # type: ignore[misc]
 
     def on_start(self, event: Any) -> None:
         if not self.is_silent and "xtok" in getattr(event.data["dispatcher"], "__module__", ""):
+            from tqdm import tqdm  # which writes above a bar, not into it
+
             self.is_silent = True
-            sys.stderr.write("note: compiling kernels, once on this machine, for some seconds\n")
+            words = "note: compiling kernels, once on this machine, for some seconds"
+            tqdm.write(words, file=sys.stderr)
 
     def on_end(self, event: Any) -> None:
         pass
