@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import threading
 import types
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from conftest import Cli
 from typer.testing import CliRunner
 
 import xtok
-from xtok import __version__
 from xtok.cli import COMMANDS, make_app
 from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap, require_table
@@ -527,13 +524,7 @@ def test_debug_shows_the_traceback(cli: Cli) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_version_and_help(cli: Cli) -> None:
-    assert cli("--version").stdout.splitlines() == [
-        f"xtok {__version__}",
-        f"Python {platform.python_version()}",
-        f"tokenizers {version('tokenizers')}",
-        f"torch {version('torch')}",
-    ]
+def test_help(cli: Cli) -> None:
     done = cli("--help")
     for command in ("build", "multitoken", "reapply-exact", "sort-cut", "inspect", "convert"):
         assert f" {command} " in done.stdout
@@ -816,10 +807,10 @@ def test_a_width_that_does_not_hold_the_largest_id(cli: Cli, small: Path, tmp_pa
         (["doctor", "a.tiktoken"], "'a.tiktoken@REGEX'"),
         (
             ["build", "bytes", "null", "--teacher-vocab-size", "9"],
-            "logits, at least 131072, with --teacher-vocab-size",
+            "logits, at least 131072, with --student-vocab-size or --teacher-vocab-size",
         ),
         (["doctor", "bytes", "--vocab-size", "10"], "logits, at least 256, with --vocab-size"),
-        (["doctor", "bytes:1"], "more ids than 256 give vocab_size= in Python"),
+        (["doctor", "bytes:1"], "more ids than 256 give --vocab-size"),
         (
             [
                 *("align", "--student-model", "bytes", "--teacher-model", "bytes"),

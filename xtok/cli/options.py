@@ -108,9 +108,8 @@ class Widths(Config):
 
 PRESERVE_LAST = option(
     None,
-    "Of a .pt by another program: whether the last column holds scale slots; by default what the "
-    "file says.",
-    panel=OUTPUT,
+    "Whether the last column holds scale slots; by default what the file says.",
+    panel="A .pt by another program",
 )
 
 
