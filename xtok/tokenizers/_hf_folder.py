@@ -115,20 +115,14 @@ def load_json(
         TokenizerError: if it is not one.
     """
     refuse_pattern(pattern, f"{path} is a Hugging Face tokenizer")
-    files = files or ModelFiles(path)
-    if (plain := _read_file(path)) is not None:
-        return HuggingFaceBackend(plain, files, copy=False)
-    from transformers import PreTrainedTokenizerFast
-
-    load: Callable[..., Any] = PreTrainedTokenizerFast
     try:
-        tokenizer = load(tokenizer_file=str(path))
+        plain = PlainTokenizer(path)
     except Exception as error:
         raise TokenizerError(
             f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
             hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
         ) from error
-    return HuggingFaceBackend(tokenizer, files)
+    return HuggingFaceBackend(plain, files or ModelFiles(path), copy=False)
 
 
 class PlainTokenizer:
@@ -162,6 +156,8 @@ class PlainTokenizer:
     def _prompts(self) -> RustTokenizer:
         """The tokenizer for whole prompts, which few commands encode; the backend has the other."""
         rust = self._read()
+        rust.no_truncation()
+        rust.no_padding()
         if self._change is not None:
             self._change(rust)
         return rust
