@@ -28,6 +28,8 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "help": ("processes:show_help", "`xtok --help` beside a Typer program of two commands"),
     "spelling": ("processes:spelling", "`generate` by spelling beside plain `build`"),
     "folders": ("processes:folders", "`build` on model folders beside AutoTokenizer and encoding"),
+    "waits": ("waits:waits", "what people wait for, beside a command that does less"),
+    "tests": ("waits:tests", "the tests, beside those without real tokenizers (half an hour)"),
     "align": ("alignment:align", "the alignment beside a plain Python walk; long and odd texts"),
     "project": ("alignment:project", "`project_logprobs` beside a plain Python walk; its sums"),
     "doctor": ("counting:doctoring", "`doctor` beside loading, and encoding the vocabulary"),

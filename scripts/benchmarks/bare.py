@@ -43,6 +43,31 @@ def build(student: str, teacher: str, *patterns: str) -> None:
     by_student(theirs)
 
 
+def encode(student: str, teacher: str, texts: str, *patterns: str) -> None:
+    """Encode the texts of a file of JSON lines with both libraries."""
+    import json
+
+    with open(texts, encoding="utf-8") as lines:
+        documents = [json.loads(line)["text"] for line in lines]
+    for path, pattern in zip((student, teacher), patterns, strict=True):
+        load(path, pattern)[1](documents)
+
+
+def kernel() -> None:
+    """Compile a kernel of one loop."""
+    import numba
+    import numpy as np
+
+    @numba.njit  # type: ignore[untyped-decorator, unused-ignore]
+    def total(values):  # type: ignore[no-untyped-def]
+        found = 0
+        for value in values:
+            found += value
+        return found
+
+    total(np.arange(4))
+
+
 def read(path: str, copy: str = "") -> None:
     """Read a safetensors file; write it to `copy` if given."""
     from safetensors.numpy import load_file, save_file
@@ -70,4 +95,4 @@ def show_help() -> None:
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (build, read, show_help)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (build, encode, kernel, read, show_help)}[sys.argv[1]](*sys.argv[2:])
