@@ -42,7 +42,7 @@ from xtok.inspection.pair_facts import PairFacts, TextCounts, pair_facts
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import AnyMap, AnyMapLike, EventMap, as_any_map
 from xtok.maps.file import as_maps
-from xtok.maps.pair import require_same_tokens, with_vocabularies
+from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
@@ -227,13 +227,8 @@ def evaluate(
                 "event maps are measured neither beside maps nor for a loss",
                 hint="evaluate the event maps alone, without a loss",
             )
-        for name, events in zip(names, loaded, strict=True):
-            for side, ours, tokenizer in (
-                ("student", events.student, student),
-                ("teacher", events.teacher, teacher),
-            ):
-                other = tokenizer.vocabulary.model_id
-                require_same_tokens(side, ours.table, tokenizer.table, what=name, other=other)
+        for name, one in zip(names, loaded, strict=True):
+            one.require({"student": student.vocabulary, "teacher": teacher.vocabulary}, name)
     else:
         loaded = [
             with_vocabularies(

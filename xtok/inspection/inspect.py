@@ -17,7 +17,7 @@ from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
 from xtok.maps.events import AnyMapLike, EventMap, as_any_map
 from xtok.maps.file import MapLike
-from xtok.maps.pair import require_same_tokens, with_vocabularies
+from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.classes import TokenClass, classes_named, token_classes
 from xtok.vocab.table import TokenType, Vocabulary
@@ -246,9 +246,7 @@ def _inspect_events(
     tokenizers: Mapping[str, Tokenizer],
     num_examples: int,
 ) -> Inspection:
-    for side, tokenizer in tokenizers.items():
-        table, other = getattr(events, side).table, tokenizer.vocabulary.model_id
-        require_same_tokens(side, table, tokenizer.table, what="the event map", other=other)
+    events.require({side: one.vocabulary for side, one in tokenizers.items()})
     explain = {
         "student": partial(inspect_token, events, "student", tokenizer=tokenizers.get("teacher")),
         "teacher": partial(inspect_token, events, "teacher", tokenizer=tokenizers.get("student")),

@@ -95,9 +95,12 @@ class MeasuredText:
             batches.append((*sides, self.encoder.boundaries(*sides)))
             tally.add(*batches[-1])
             first = after
-        counts, rows = tally.counts(), None
-        for _ in range(2):
-            rows = Rows.of(heaviest(pair_edges(*counts.pairs(rows)), top_k), self.shape[0])
+        counts = tally.counts()
+
+        def counted(given: Rows | None) -> Rows:
+            return Rows.of(heaviest(pair_edges(*counts.pairs(given)), top_k), self.shape[0])
+
+        rows = counted(counted(None))
         return np.concatenate([losses_of_chunks(rows, self.shape[1], *b)[0] for b in batches])
 
 

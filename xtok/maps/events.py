@@ -16,6 +16,7 @@ from xtok import io
 from xtok.errors import MapFileError
 from xtok.maps import file as mapfile
 from xtok.maps.nemo import require
+from xtok.maps.pair import require_same_tokens
 from xtok.maps.projection_map import ProjectionMap, StageReport
 from xtok.vocab.table import Vocabulary
 
@@ -70,6 +71,12 @@ class EventMap:
         """
         for check, _ in INVARIANTS.values():
             check(self)
+
+    def require(self, vocabularies: Mapping[str, Vocabulary], name: str = "the event map") -> None:
+        """Raise an `XtokError` if a side, `student` or `teacher`, has other tokens than given."""
+        for side, other in vocabularies.items():
+            ours = getattr(self, side).table
+            require_same_tokens(side, ours, other.table, what=name, other=other.model_id)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the events as `.safetensors`. The same events, the same bytes.
