@@ -300,7 +300,10 @@ def test_top_k_is_that_of_the_whole_product(absolute: bool) -> None:
 def test_neither_chunks_nor_threads_change_a_bit(absolute: bool) -> None:
     students, teachers = random_vectors(1300, 40), random_vectors(2500, 40, seed=1)
     values, ids = search(teachers, students, 10, absolute=absolute)
-    for options in ({"chunk_size": 1}, {"chunk_size": 100_000}, {"threads": 2}, {"threads": 5}):
+    others: list[dict[str, Any]] = [
+        {"chunk_size": 1}, {"chunk_size": 100_000}, {"threads": 2}, {"threads": 5}
+    ]  # fmt: skip
+    for options in others:
         again = search(teachers, students, 10, absolute=absolute, **options)
         np.testing.assert_array_equal(again[0], values, str(options))
         np.testing.assert_array_equal(again[1], ids, str(options))

@@ -175,9 +175,11 @@ def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[
 def _weights(values: NDArray[Any], config: GenerateConfig, power: Any = np.power) -> NDArray[Any]:
     """Return weights of sorted cosines, float64 `[n, k]`, that are not normalized yet."""
     values, largest = values.astype(np.float64), values[:, :1]
+    weights: NDArray[np.float64]
     if config.transform == "softmax":
-        return np.exp((values - largest) / config.temperature)
-    weights: NDArray[np.float64] = power(values, POWER_OF_LARGEST * largest)
+        weights = np.exp((values - largest) / config.temperature)
+    else:
+        weights = power(values, POWER_OF_LARGEST * largest)
     return weights
 
 
