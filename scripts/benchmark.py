@@ -33,6 +33,7 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "align": ("alignment:align", "the alignment beside a plain Python walk; long and odd texts"),
     "project": ("alignment:project", "`project_logprobs` beside a plain Python walk; its sums"),
     "doctor": ("counting:doctoring", "`doctor` beside loading, and encoding the vocabulary"),
+    "look": ("processes:looking", "`doctor` of two folders and `report` beside plain `build`"),
     "estimate": ("counting:counting", "counting on text beside the libraries' batch encoding"),
     "estimate-memory": ("counting:memory", "peak memory over 100 million tokens"),
     "generate": ("training:similarity", "the search of `generate` beside the bare matrix product"),

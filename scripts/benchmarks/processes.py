@@ -59,6 +59,22 @@ def folders(options: Namespace) -> Iterator[Row]:
             )
 
 
+def looking(options: Namespace) -> Iterator[Row]:
+    """`doctor` of two folders, and `report` of a map for P-KL, beside plain `build`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        sides = [hub_folders.write(name, Path(scratch, name)) for name in FOLDERS[0]]
+
+        def xtok(*words: str | Path) -> object:
+            return run_python(scratch, "-m", "xtok", *words, "-q")
+
+        xtok("build", *sides, "--for", "p-kl", "-o", "p-kl.safetensors")
+        build = partial(xtok, "build", *sides, "-o", "plain.safetensors")
+        commands: tuple[Words, ...] = (("doctor", *sides), ("report", "p-kl.safetensors"))
+        for words in commands:
+            times = race(partial(xtok, *words), build, options.repeat)
+            yield {"command": str(words[0]), **times.row(1)}
+
+
 def spelling(options: Namespace) -> Iterator[Row]:
     """`generate` by spelling beside plain `build`."""
     for label, pair in chosen(PAIRS, options):
