@@ -196,8 +196,13 @@ def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
     for name in ("small.model", "secret.model", "secret.txt"):
         shutil.copy(small / "small.model", folder / name)
         (folder / name).chmod(0 if name.startswith("secret") else 0o644)
+    xtok.build(folder / "small.model", "bytes").save(folder / "finished.safetensors")
     folder.chmod(0o555)
     build = "-m", "xtok", "build", "small.model", "bytes", "-o"
+    kept = run(*build, "finished.safetensors", "--skip-existing")
+    assert (kept.returncode, kept.stdout) == (0, "finished.safetensors\n"), kept.stderr
+    other = run(*build, "finished.safetensors", "--skip-existing", "--top-k", "3")
+    fails(other, "not writable", "path")
     done = run(*build, "own/map.safetensors")
     assert (done.returncode, done.stdout) == (0, "own/map.safetensors\n"), done.stderr
     assert (

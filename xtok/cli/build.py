@@ -66,7 +66,6 @@ def build(
 
     With --text, the map is counted on it; counts are saved beside the output while it takes.
     """
-    output.check()
     names = models.both()
     find_texts(text)
     from xtok.maps.names import name_of_map
@@ -76,6 +75,8 @@ def build(
     student_id, teacher_id = map(model_id, names)
     own_name = name_of_map(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
+    if not (skip_existing and path.is_file()):  # a map that is kept is not written
+        output.check()
     student, teacher, initial = models.pair_of_map(initial_projection_path, map_options)
     counting: Any = nullcontext()
     if text and engine == "ray":
