@@ -743,10 +743,7 @@ def test_documents_count_up_to_a_difference(
     names = [composing.table.tokens()[s] for s in (counts.counted.keys >> 32).tolist()]
     assert sorted(names) == [b",", b"1", b"2"]
     found = map_of_counts(counts, multitoken(composing, byte_level), plan, counting(alpha=1))
-    assert found.reports[-1].notes[1] == (
-        "the tokenizers disagree on 2 documents (normalization); "
-        "each was counted up to that point, skipping 69.2% of the text"
-    )
+    assert any("2 documents" in note and "69.2%" in note for note in found.reports[-1].notes)
 
 
 def test_an_unknown_token_ends_a_document(tmp_path: Path) -> None:
