@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install xtok into .venv, build a projection map from Llama 3 to Qwen, and look at it.
+# Install xtok into .venv, build the README's projection map, from Llama 3 to Qwen, and look at it.
 # Needs Python 3.10 or newer (set PYTHON=... to choose one) and pip. A second run reuses the first's files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,18 +9,20 @@ use_venv
 if run python scripts/fetch_tokenizers.py llama3 qwen; then
   student=data/tokenizers/llama3.tiktoken
   teacher=data/tokenizers/qwen.tiktoken
-  map=data/maps/llama3_to_qwen.safetensors
+  map=data/maps/p-kl.safetensors
+  tokens=(201 '<|eot_id|>')
 else
   echo "The Llama 3 and Qwen tokenizers are not available. Using small tokenizers trained here instead:"
   run python scripts/small_tokenizers.py
   student=data/tokenizers/small/small-digits
   teacher=data/tokenizers/small/small.model
-  map=data/maps/small_digits_to_small.safetensors
+  map=data/maps/small_p-kl.safetensors
+  tokens=(201 ' the')
 fi
 
 mkdir -p data/maps
-run xtok build --student-model "$student" --teacher-model "$teacher" --output "$map"
-run xtok inspect "$map" ' the' 201
+run xtok build "$student" "$teacher" --for p-kl --output "$map"
+run xtok inspect "$map" "${tokens[@]}"
 
 echo
 echo "Written: $map. To run these commands yourself: source .venv/bin/activate"
