@@ -593,6 +593,7 @@ def test_every_public_name_is_there() -> None:
         (["build", "bytes"], "give two models, STUDENT TEACHER"),
         (["build", "-s", "bytes"], "give two models, STUDENT TEACHER"),
         (["evaluate", "m.pt", "--text", "no", "-s", "bytes"], "give the teacher: --teacher-model"),
+        (["align", "bytes"], "give two models, STUDENT TEACHER"),
         (["convert", "m.pt"], "give one output: OUTPUT, or --output"),
     ],
 )
@@ -782,6 +783,7 @@ def test_maps_that_are_damaged_or_would_run_code(cli: Cli, maps: Path, tmp_path:
         fails(cli("sort-cut", "--initial-projection-path", name), message, "make")
         fails(cli("inspect", name), message)
         fails(cli("convert", name, "--output", "x.safetensors"), message)
+    fails(cli("inspect", "text.md"), "text.md", ".safetensors or .pt")
     assert sorted(os.listdir(tmp_path)) == before
 
 

@@ -32,6 +32,7 @@ from xtok.embeddings.spelling import most_similar
 from xtok.errors import EmbeddingError, XtokError
 from xtok.io import cache_folder
 from xtok.maps.file import to_safetensors
+from xtok.maps.names import map_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.progress import silent
 from xtok.threads import one_thread_each
@@ -686,6 +687,7 @@ def test_without_weights_on_a_side_the_default_is_spelling(
     assert os.listdir(tmp_path) == [name]
     made = ProjectionMap.load(tmp_path / name)
     assert made.method == "spelling"
+    assert map_name(made, "sort-cut") == "small_to_teacher_sort-cut_top10_spelling.safetensors"
     [step] = made.history
     assert step["options"]["embedding_model"] == {"kind": "spelling"}
     done = cli("generate", args[1], small / "small-digits", "-o", "a.pt")

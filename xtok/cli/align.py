@@ -50,9 +50,9 @@ def align(
     """Show two tokenizations of a text over one another, and the chunks that they share."""
     if models.student_model and models.teacher_model and not text and not models.teacher:
         models, text = replace(models, student=None), models.student  # the only argument
+    models.both()
     if [text, file, chat].count(None) != 2:
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
-    models.both()
     if chat is None:
         data = _text(text, file)
         student, teacher = models.pair()

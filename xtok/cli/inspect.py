@@ -77,7 +77,7 @@ def inspect(
 ) -> None:
     """Show what a map holds; of tokens, why their rows are as they are; or where two maps differ.
 
-    Given the models, tokens are also spelled in each other's pieces. An event map likewise.
+    Given the models, tokens are also spelled in each other's pieces. Event maps, too.
     """
     from xtok.report.maps import print_inspection
 

@@ -183,9 +183,9 @@ def tool_suffix(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> NDArray[np.int32]:
-    """Return the ids that messages of tools add behind what a model wrote.
+    """Return the ids that messages of tools add after what a model wrote.
 
-    They begin right behind the token that ends the model's turn, so with the line break that many
+    They begin right after the token that ends the model's turn, so with the line break that many
     templates write there, and end with what asks for the next answer. `[*prompt, *written,
     *tool_suffix(tokenizer, messages)]` is then the next prompt: nothing is tokenized twice.
 
@@ -202,7 +202,7 @@ def tool_suffix(
 
     Raises:
         XtokError: as `render` does; also if what the model wrote ends within a token, or goes on
-            behind what the tools say.
+            after what the tools say.
         ValueError: if there are no messages.
     """
     check_messages(messages)
@@ -217,7 +217,7 @@ def tool_suffix(
     said = ((i, "content") for i in range(last + 1, len(messages)))
     _require_written(said, chat, tokenizer, messages, given)
     turns = [span.whole for span in chat.message_spans[last:]]
-    problem = f"message {last}, the assistant's, goes on behind what the tools say"
+    problem = f"message {last}, the assistant's, goes on after what the tools say"
     if None in turns:
         last += turns.index(None)
         problem = f"message {last}, the {messages[last]['role']}'s, is not in the text"

@@ -41,6 +41,8 @@ MALFORMED = (
 )  # fmt: skip
 """What reading a damaged file can raise."""
 
+_NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+
 MapLike = str | PathLike[str] | ProjectionMap
 """What functions take for a map: the map, or the path of its file."""
 
@@ -241,7 +243,7 @@ def _opened(source: Path) -> Iterator[tuple[Path, bool]]:
                 copy.flush()
                 yield Path(copy.name), is_pt
     except OSError as error:
-        hint = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
+        hint = _NO_MAP
         if source.is_dir():
             hint += ", xtok doctor compares them"
         message = f"the map {source} cannot be read: {error.strerror or error}"
@@ -278,9 +280,9 @@ def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dic
             json.loads(file.read(size), object_pairs_hook=_without_duplicates)
         check_json(header.get("xtok", ""))
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
-        raise MapFileError(
-            f"{source} is not a whole safetensors file: {error}", hint=MAP_HINT
-        ) from error
+        message = f"{source} is not a whole safetensors file: {error}"
+        hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP
+        raise MapFileError(message, hint=hint) from error
     for tensor in tensors.values():
         tensor.flags.writeable = False
     return tensors, header

@@ -54,7 +54,8 @@ def map_name(projection: ProjectionMap, stage: str = "") -> str:
         exact = "exact-match"
     elif stage in ("", "sort-cut") and "multitoken" in stages and not has_exact:
         exact = "no-exact-match"
-    slot = "" if projection.enable_scale_trick or stage == "generate" else "no-scale-trick"
+    may_have_slots = not {"generate", "estimate"} & set(stages)
+    slot = "no-scale-trick" if may_have_slots and not projection.enable_scale_trick else ""
     ids = projection.student.model_id, projection.teacher.model_id
     words = [
         word

@@ -269,7 +269,7 @@ class TiktokenBackend(Backend):
         if family is None:
             raise TokenizerError(
                 f"{path} is a tiktoken file of an unknown family: its split pattern is needed",
-                hint="give its tokenizer's regular expression behind the name, in single quotes: "
+                hint="give its tokenizer's regular expression after the name, in single quotes: "
                 f"'{path}@REGEX'",
             )
         self._family = family
