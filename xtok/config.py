@@ -340,7 +340,7 @@ class GenerateConfig(Config):
         "From cosines to weights: |cosine| to the power of 10 times the row's largest, or the "
         "softmax of cosine / temperature.",
     )
-    temperature: float = option(0.05, "Of the softmax.", above=0)
+    temperature: float = option(0.05, "Temperature of the softmax.", above=0)
     anchor_fit: AnchorFit = option(
         "ridge", "With own embeddings: how exact tokens bring the student's to the teacher's space."
     )

@@ -56,7 +56,7 @@ def build(
     ),
     address: str = option(
         "auto",
-        "Of the Ray cluster: HOST:PORT, or auto for the one that this machine is part of.",
+        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
         needs_one_of=("engine ray",),
         panel=_CLUSTER,
     ),

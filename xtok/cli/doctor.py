@@ -57,8 +57,8 @@ def doctor(
 ) -> None:
     """Check tokenizers for what makes training go wrong; exit with 3 if a check fails.
 
-    Of several it shows what share of each one's tokens the others have. Of exactly two, the first
-    is the student: it says which loss suits, through what, and the next command.
+    For several models, it shows what share of each one's tokens the others have. With exactly two,
+    the first is the student: it says which loss suits, through what, and the next command.
     """
     if text and len(models) == 1:
         raise typer.BadParameter("--text goes with two models or more")

@@ -75,7 +75,7 @@ def inspect(
     models: Models,
     map_options: MapOptions,
 ) -> None:
-    """Show what a map holds; of tokens, why their rows are as they are; or where two maps differ.
+    """Show what a map holds, why tokens have the rows they have, or where two maps differ.
 
     Given the models, tokens are also spelled in each other's pieces. Event maps, too.
     """

@@ -163,8 +163,8 @@ def _model(help: str, short: str) -> Any:
 class Models(Safety):
     """The models of the rows and the columns, and how they are loaded."""
 
-    student_model: str | None = _model(f"Model of the rows: {KINDS}", short="-s")
-    teacher_model: str | None = _model("Model of the columns.", short="-t")
+    student_model: str | None = _model(f"The student, a map's rows: {KINDS}", short="-s")
+    teacher_model: str | None = _model("The teacher, a map's columns.", short="-t")
 
     def name(self, side: str) -> str | None:
         """Return the model of a side as it was given, as an option or as an argument."""
@@ -251,10 +251,10 @@ class Models(Safety):
 class ModelArguments(Models):
     """The models, as two arguments or two options."""
 
-    student: str | None = option(None, f"Model of the rows: {KINDS}", argument="STUDENT")
-    teacher: str | None = option(None, "Model of the columns.", argument="TEACHER")
-    student_model: str | None = _model("Model of the rows, instead of STUDENT.", short="-s")
-    teacher_model: str | None = _model("Model of the columns, instead of TEACHER.", short="-t")
+    student: str | None = option(None, f"The student, a map's rows: {KINDS}", argument="STUDENT")
+    teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
+    student_model: str | None = _model("The same as STUDENT, as an option.", short="-s")
+    teacher_model: str | None = _model("The same as TEACHER, as an option.", short="-t")
 
 
 def load_tokenizer(model: str, **loading: Any) -> Tokenizer:

@@ -31,7 +31,7 @@ def render(
         argument="FILE",
     ),
     model: str = option(
-        ..., f"Model of the ids: {KINDS}", metavar="MODEL", short="-m", panel=MODELS
+        ..., f"Model whose ids are written: {KINDS}", metavar="MODEL", short="-m", panel=MODELS
     ),
     chat_template: str | None = option(
         None,

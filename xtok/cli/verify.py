@@ -14,7 +14,7 @@ from xtok.report.maps import print_verification
 def verify(
     *, map_path: Path = MAP, models: ModelArguments, json: bool = JSON, widths: Widths
 ) -> None:
-    """Check a map file, given models against them, too; exit with 3 if a check fails."""
+    """Check a map file, also against its models if given; exit with 3 if a check fails."""
     verification = xtok.verify(map_path, **vars(widths), **models.given())
     show(verification, print_verification, json=json)
     if verification.failed:
