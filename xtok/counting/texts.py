@@ -116,7 +116,7 @@ def little_text(num_bytes: int) -> list[str]:
     """Return a note if a text is too short to count on, or to measure with."""
     if num_bytes >= LITTLE_TEXT:
         return []
-    return [f"{num_bytes:,} bytes are little text: take a megabyte or more"]
+    return [f"{num_bytes:,} bytes is little text: take a megabyte or more"]
 
 
 def describe_text(path: Path) -> TextSource:
