@@ -106,10 +106,14 @@ def _gemma(folder: Path, source: Path) -> None:
     shutil.copy(source / "mistral-v3.model", folder / "tokenizer.model")
     small_tokenizers.sentencepiece_hf(folder, folder / "tokenizer.model")
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    names = ("<bos>", "<eos>", "<pad>", "<mask>", "<start_of_turn>", "<end_of_turn>")
-    names += ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
-    mistrals = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]")
-    mistrals += ("[/TOOL_RESULTS]", "[IMG]", "[PREFIX]")
+    names = (
+        *("<bos>", "<eos>", "<pad>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
+        *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+    )
+    mistrals = (
+        *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
+        *("[/TOOL_RESULTS]", "[IMG]", "[PREFIX]"),
+    )
     for mistral, gemma in zip(mistrals, names, strict=True):
         text = text.replace(json.dumps(mistral), json.dumps(gemma))
     document = json.loads(text)

@@ -113,7 +113,8 @@ def test_json_has_the_pairs_and_the_counts(cli: Cli, small: Path) -> None:
     n = len(found["student_tokens"])
     assert found["num_correct"] == found["num_one_to_one"] == n == len(found["pairs"])
     assert found["pairs"][0]["student_bytes"][0] == 0
-    assert found["pairs"][-1]["teacher_bytes"][1] == len(" the text")
+    # The library of the SentencePiece model puts a space before a text.
+    assert found["pairs"][-1]["teacher_bytes"][1] == len("  the text")
 
 
 def test_bytes_that_are_not_utf8(cli: Cli, small: Path, tmp_path: Path) -> None:

@@ -423,7 +423,7 @@ def test_a_tool_suffix_that_cannot_be_told_is_refused(byte_level: Tokenizer) -> 
         "{% endfor %}"
     )
     chat = [CHAT[3], CHAT[4], TOOLS[2]]
-    assert "message 1, the assistant's, goes on behind" in error_of(suffix(within, *chat))
+    assert "message 1, the assistant's, goes on after" in error_of(suffix(within, *chat))
     assert "message 0 has no role" in error_of(suffix(drops, {"content": "four"}))
     with pytest.raises(ValueError, match="messages is empty"):
         tool_suffix(byte_level, [], template=drops)

@@ -140,7 +140,7 @@ def test_cross_entropy_alone_and_dynamic_scaling(setting: list[str], tmp_path: P
     student = [o for o in setting if not o.startswith(("--teacher", "--map"))]
     log = run(student, tmp_path / "alone", steps=2)
     assert [line["distillation"] for line in log] == [0.0, 0.0]
-    log = run(setting, tmp_path / "scaled", "--dynamic-scaling", "--loss=gold", steps=2)
+    log = run(setting, tmp_path / "scaled", "--dynamic-scaling", "--loss=p-kl", steps=2)
     assert all(line["loss"] == pytest.approx(2 * line["cross_entropy"]) for line in log)
 
 

@@ -188,7 +188,8 @@ def test_shared_boundaries_and_chunks_are_those_of_the_plain_walk(
     s_ids, t_ids = np.array(list(weights or {}), np.int64).reshape(-1, 2).T
     rows = Rows.of(Edges(s_ids, t_ids, np.array(list((weights or {}).values()))), len(TOKENS))
     tally = Tally("chunk")
-    boundaries = SharedBoundaries(*places[:, :count], num_starts, same_bytes, complete)
+    s_starts, t_starts = places[:, :count]
+    boundaries = SharedBoundaries(s_starts, t_starts, num_starts, same_bytes, complete)
     sides = EncodedTexts(*student), EncodedTexts(*teacher)
     assert [tally.add(*sides, boundaries) for _ in range(2)] == [skipped] * 2
     merged = Tally("chunk")
@@ -351,6 +352,7 @@ def test_smoothing_is_the_posterior_mean() -> None:
 
 def test_alpha_is_small_where_counts_predict_and_large_where_the_base_does() -> None:
     base = Edges(np.array([0]), np.array([1]), np.array([1.0]))
+    cases: tuple[tuple[int, list[int], float], ...]
     cases = ((3, [2, 2], 0.25), (3, [1, 1], 64.0), (1, [1, 2], 1.0), (3, [], 4.0))
     for counted, held, alpha in cases:
         pairs = np.array([2]), np.array([counted])

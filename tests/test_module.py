@@ -96,7 +96,10 @@ def test_gradients(columns: Tensor | None) -> None:
     weights = p.weights.double().requires_grad_()
 
     def project(probs: Tensor, weights: Tensor) -> Tensor:
-        return project_token_likelihoods(probs, p.student_ids, p.offsets, weights, columns)
+        projected: Tensor = project_token_likelihoods(
+            probs, p.student_ids, p.offsets, weights, columns
+        )
+        return projected
 
     assert torch.autograd.gradcheck(project, (probs, weights))
     dense = torch.zeros(9, 11, dtype=torch.float64)

@@ -80,8 +80,8 @@ def test_a_lost_node_changes_nothing(
     local = count_text(plan, byte_level, digits)
     assert len(steps) == len(plan.shards)
     assert len(nodes.list_all_nodes()) == 2
-    for counts in ("counted", "held"):
-        arrays = zip(getattr(found, counts).pairs(), getattr(local, counts).pairs(), strict=True)
+    for part in ("counted", "held"):
+        arrays = zip(getattr(found, part).pairs(), getattr(local, part).pairs(), strict=True)
         assert all(np.array_equal(a, b) for a, b in arrays)
     assert found.totals == local.totals
     assert sum(steps) == local.totals.student_tokens

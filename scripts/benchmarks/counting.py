@@ -46,7 +46,7 @@ def count(encoder: TextEncoder, texts: list[str], passes: int = 1) -> TextCounte
 
 def described(label: str, counter: TextCounter) -> Row:
     """Return what was counted."""
-    pairs = len(counter.counted) + len(counter.held)
+    pairs = sum(len(tally.counts().pairs()[0]) for tally in (counter.counted, counter.held))
     return {"pair": label, "tokens": counter.totals.student_tokens, "different pairs": pairs}
 
 

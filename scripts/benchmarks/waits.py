@@ -66,8 +66,8 @@ def waits(options: Namespace) -> Iterator[Row]:
         }  # fmt: skip
         for label, (ours, beside, limit) in cases.items():
             if options.only in label:
-                commands = (partial(run_python, folder, *words) for words in (ours, beside))
-                yield {"command": label, **race(*commands, options.repeat).row(limit)}
+                ours_run, peer_run = (partial(run_python, folder, *w) for w in (ours, beside))
+                yield {"command": label, **race(ours_run, peer_run, options.repeat).row(limit)}
 
 
 def write_text(path: Path, megabytes: float, options: Namespace) -> Path:

@@ -29,6 +29,7 @@ from peer_checks.report import (
     text_of,
     value_and_gradient,
 )
+from xtok.config import Loss
 from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
 
 PEER = "NeMo-RL"
@@ -38,7 +39,7 @@ LEFT_OUT = (
     "on one CPU process, without tensor or context parallelism. The shell wrapper runs as it is, "
     "but for `uv`."
 )
-_LOSSES = {
+_LOSSES: dict[str, dict[str, Any]] = {
     "P-KL": {},
     "P-KL, 512 tokens, T = 2": {"vocab_topk": 512, "temperature": 2.0},
     "P-KL, reverse": {"reverse_kl": True},
@@ -72,11 +73,12 @@ class Pair:
     def __init__(self, checkout: Path, work: Path, label: str, student: str, teacher: str) -> None:
         self.checkout, self.label = checkout, label
         self.tokenizers = [auto_tokenizer(name, work) for name in (student, teacher)]
-        folders = [str(folder_of(name, work)) for name in (student, teacher)]
-        self.paths = {loss: work / f"{student}-{teacher}-{loss}.pt" for loss in ("p-kl", "gold")}
+        rows, columns = (str(folder_of(name, work)) for name in (student, teacher))
+        losses: tuple[Loss, ...] = ("p-kl", "gold")
+        self.paths = {loss: work / f"{student}-{teacher}-{loss}.pt" for loss in losses}
         for loss, path in self.paths.items():
             if not path.exists():
-                xtok.build(*folders, for_loss=loss).save(path)
+                xtok.build(rows, columns, for_loss=loss).save(path)
         self.maps = {loss: xtok.ProjectionMap.load(path) for loss, path in self.paths.items()}
         self.utils = imported(checkout, "nemo_rl.algorithms.x_token.loss_utils")
 
@@ -144,7 +146,7 @@ class Pair:
             for side, width in zip(sides, self.maps["gold"].shape, strict=True)
         )
         for name, changed in _LOSSES.items():
-            loss = "gold" if changed.get("gold_loss") else "p-kl"
+            loss: Loss = "gold" if changed.get("gold_loss") else "p-kl"
             theirs = module.CrossTokenizerDistillationLossFn(self._config(loss, changed))
 
             def their_loss(logits: Tensor, theirs: Any = theirs) -> Tensor:
@@ -216,14 +218,14 @@ class Pair:
             holds = same and correct[0] >= correct[1]
             yield Check(PEER, f"`CrossTokenizerCollator`, {language}, {self.label}", figure, holds)
 
-    def _aligner(self, loss: str) -> Any:
+    def _aligner(self, loss: Loss) -> Any:
         return xtok.TokenAligner(
             student_tokenizer=self.tokenizers[0],
             teacher_tokenizer=self.tokenizers[1],
             projection_matrix_path=str(self.paths[loss]),
         )
 
-    def _config(self, loss: str, changed: dict[str, Any]) -> dict[str, Any]:
+    def _config(self, loss: Loss, changed: dict[str, Any]) -> dict[str, Any]:
         widths = self.maps[loss].shape
         return {
             "gold_loss": False, "xtoken_loss": False, "temperature": 1.0, "vocab_topk": 8192,
@@ -236,7 +238,7 @@ class Pair:
         }  # fmt: skip
 
     def _our_loss(
-        self, loss: str, changed: dict[str, Any], logits: Tensor, *, teacher: Tensor, aligned: Any
+        self, loss: Loss, changed: dict[str, Any], logits: Tensor, *, teacher: Tensor, aligned: Any
     ) -> Tensor:
         m, teacher = self.maps[loss], teacher.to(logits.dtype)
         shared = {

@@ -26,6 +26,7 @@ from peer_checks.report import (
     imported,
     text_of,
 )
+from xtok.config import Loss
 from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
 
 PEER = "TRL"
@@ -50,10 +51,11 @@ def _xtoken_loss(checkout: Path, module: Any, work: Path) -> Checks:
     encoded = [utils.encode_with_byte_offsets(t._tokenizer, [text])[0] for t in tokenizers]
     ids = [torch.tensor([one[0]]) for one in encoded]
     offsets = [torch.tensor([one[1]]) for one in encoded]
-    folders = [str(folder_of(name, work)) for name in (student, teacher)]
+    rows, columns = (str(folder_of(name, work)) for name in (student, teacher))
     generator = torch.Generator().manual_seed(2)
-    for loss, kind in (("p-kl", "p_kl"), ("gold", "h_kl")):
-        m = xtok.build(*folders, for_loss=loss)
+    kinds: dict[Loss, str] = {"p-kl": "p_kl", "gold": "h_kl"}
+    for loss, kind in kinds.items():
+        m = xtok.build(rows, columns, for_loss=loss)
         path = work / f"trl-{loss}.pt"
         m.save(path)
         logits = [
@@ -72,14 +74,16 @@ def _xtoken_loss(checkout: Path, module: Any, work: Path) -> Checks:
             one[:, 0] = -100  # nothing predicts the first token
         leaf = logits[0].clone().requires_grad_()
         value = theirs(leaf, logits[1], *labels, *offsets)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         assert leaf.grad is not None
         aligner = xtok.TokenAligner(*tokenizers)
         aligned = xtok.shift_to_predictions(aligner.align(*ids))
         if kind == "p_kl":
-            ours = p_kl(*logits, xtok.ProjectionModule(m), aligned, PKLConfig(top_k=8192))
+            module_of_map = xtok.ProjectionModule(m)
+            ours = p_kl(logits[0], logits[1], module_of_map, aligned, PKLConfig(top_k=8192))
         else:
-            ours = gold(*logits, exact_pairs(m, threshold=0.6), aligned, GoldConfig())
+            pairs = exact_pairs(m, threshold=0.6)
+            ours = gold(logits[0], logits[1], pairs, aligned, GoldConfig())
         finite = math.isfinite(float(value.detach())) and bool(leaf.grad.isfinite().all())
         figure = f"{float(value.detach()):.3f}; xtok's on the same chunks {float(ours):.3f}"
         yield Check(PEER, f"`XTokenLoss`, {kind}, --for {loss}, {label}", figure, holds=finite)
@@ -139,7 +143,7 @@ def _gold_trainer(work: Path) -> Checks:
 
 
 _CALL = {"id": "123456789", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
-_CHAT = [
+_CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "add 2 and 2"},
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "name": "add", "tool_call_id": "123456789", "content": "four"},
@@ -170,10 +174,10 @@ def _templates(work: Path) -> Checks:
             processing_class=library, _tokenizer=library, _is_vlm=False,
             chat_template=library.chat_template, chat_template_kwargs={},
         )  # fmt: skip
-        expected = _or_none(lambda t=trainer: GRPOTrainer._get_tool_suffix_ids(t, _CHAT[2:]))
-        ours = _or_none(lambda t=tokenizer: tool_suffix(t, _CHAT).tolist())
-        keeps = _or_none(lambda one=library: is_chat_template_prefix_preserving(one))
-        same = _or_none(lambda t=tokenizer: is_prefix_preserving(t)) == keeps
+        expected = _or_none(GRPOTrainer._get_tool_suffix_ids, trainer, _CHAT[2:])
+        ours = _or_none(lambda one: tool_suffix(one, _CHAT).tolist(), tokenizer)
+        keeps = _or_none(is_chat_template_prefix_preserving, library)
+        same = _or_none(is_prefix_preserving, tokenizer) == keeps
         if name in _DIFFER:
             figure, holds = _DIFFER[name], same
         elif expected is None:
@@ -183,9 +187,9 @@ def _templates(work: Path) -> Checks:
         yield Check(PEER, f"tool suffix and prefix, `{name}`", figure, holds=holds)
 
 
-def _or_none(call: Callable[[], Any]) -> Any:
+def _or_none(call: Callable[..., Any], *args: Any) -> Any:
     """Return what a call returns; None for an error, whatever a template raises."""
     try:
-        return call()
+        return call(*args)
     except Exception:  # noqa: BLE001  # jinja's, TRL's, or ours
         return None

@@ -46,10 +46,13 @@ def _pair(checkout: Path, work: Path, label: str, draft: str, target: str) -> Ch
     """The draft is the student, the target the teacher."""
     module = imported(checkout, "vllm.v1.spec_decode.vocab_mapping")
     tokenizers = [auto_tokenizer(name, work) for name in (draft, target)]
-    sides = [xtok.load_tokenizer(str(folder_of(name, work))) for name in (draft, target)]
+    student, teacher = (xtok.load_tokenizer(str(folder_of(name, work))) for name in (draft, target))
+    sides = [student, teacher]
     widths = [len(side.table) for side in sides]
     theirs = module.VocabMapping(tokenizers[1], tokenizers[0], widths[1], widths[0], "cpu")
-    [path] = xtok.convert(xtok.build(*sides), work / f"{draft}.safetensors", to="vllm-tli")
+    [path] = xtok.convert(
+        xtok.build(student, teacher), work / f"{draft}.safetensors", to="vllm-tli"
+    )
     ours = load_file(path)
     attributes = ("draft_to_target_ids", "target_to_draft_ids", "intersection_mask_draft")
     same = all(

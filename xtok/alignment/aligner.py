@@ -273,9 +273,10 @@ class TokenAligner:
             s_ids, s_bounds, self.student.symbols, self.student.offsets,
             t_ids, t_bounds, self.teacher.symbols, self.teacher.offsets,
         )  # fmt: skip
-        results = (*chunks, correct, num_chunks, np.empty((len(num_chunks), 2), np.int64))
+        rest = np.empty((len(num_chunks), 2), np.int64)  # where the walk stopped, or -1
+        results = (*chunks, correct, num_chunks, rest)
         align_documents(*sides, self._exact, *results)
-        if (results[-1] >= 0).any():  # seldom, so that these kernels are seldom compiled
+        if (rest >= 0).any():  # seldom, so that these kernels are seldom compiled
             align_rest(*sides, max_comb_len, *results)
         place = np.arange(len(s_ids)) - np.repeat(s_bounds[:-1], np.diff(s_bounds))
         has_chunk = place < np.repeat(num_chunks, np.diff(s_bounds))

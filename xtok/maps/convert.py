@@ -157,7 +157,7 @@ def _intersection(projection: ProjectionMap, note: Note) -> bytes:
         f"{projection.teacher.model_id} has the bytes of "
         f"{np.count_nonzero(mapping.intersection_mask_draft & is_text):,} of "
         f"{plural(len(student.canonical_ids()), 'token')} of {projection.student.model_id}; "
-        f"{plural(np.count_nonzero(mapping.intersection_mask_draft & ~is_text), 'special token')} "
+        f"{plural(int((mapping.intersection_mask_draft & ~is_text).sum()), 'special token')} "
         "paired by role"
     )
     models = {

@@ -165,8 +165,7 @@ class DistillationCollator:
             _runs(row[keep], is_target[keep])
             for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
         ]
-        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-        batch["teachers"] = []
+        sides: list[dict[str, Any]] = []
         for number, teacher in enumerate(self.teachers):
             spelled = iter(self._retokenizers[number]([run.ids for row in rows for run in row]))
             theirs = [
@@ -183,8 +182,13 @@ class DistillationCollator:
                 student_attention_mask=wanted & ~nothing[np.where(wanted, ids, 0)],
                 teacher_attention_mask=side["labels"] != IGNORED,
             )
-            batch["teachers"].append(side)
-        return batch
+            sides.append(side)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "labels": labels,
+            "teachers": sides,
+        }
 
     def _teacher_row(
         self,

@@ -121,9 +121,10 @@ class ProjectionModule(nn.Module):
         check_width("student", student_probs.shape[-1], self.shape[0])
         if columns is not None:
             check_columns(columns, self.shape[1])
-        return project_token_likelihoods(
+        projected: Tensor = project_token_likelihoods(
             student_probs, self.student_ids, self.offsets, self.entry_weights(), columns
         )
+        return projected
 
     def to_map(self) -> ProjectionMap:
         """Return the map with the current weights, without entries that became 0.
@@ -164,7 +165,7 @@ class ProjectionModule(nn.Module):
         return f"{rows} → {columns}, nnz={len(self.weights)}, learnable={self.learnable}"
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def project_token_likelihoods(
     student_probs: Tensor,
     student_ids: Tensor,
