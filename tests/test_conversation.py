@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -10,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chat_families
 import numpy as np
 import pytest
-from conftest import REAL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -672,17 +671,7 @@ def test_unpad_refuses_what_is_no_padding(batch: dict[str, Any], problem: str) -
 # Real templates
 
 
-TEMPLATES = REAL / "chat-templates"
-CONTROLS = re.compile(
-    r"<\|[\w/]+\|>|<\|[\w\"]+>|<\w+\|>|<\|\"\|>|<｜[^｜<>]+｜>|\[gMASK\]|<sop>|<(?:start|end)_of_\w+>"
-)
-EOS = {
-    "cohere2": "<|END_OF_TURN_TOKEN|>", "deepseekv3_training": "<｜end▁of▁sentence｜>",
-    "gptoss": "<|return|>", "smolvlm": "<end_of_utterance>",
-    **dict.fromkeys(["llama3", "llama3_1", "llama3_training"], "<|eot_id|>"),
-    **dict.fromkeys(["lfm2", "nemotron_3_nano", "qwen2_5", "qwen3", "qwen3_5_think"], "<|im_end|>"),
-    **dict.fromkeys(["qwen3_training", "qwen3_vl"], "<|im_end|>"),
-}  # fmt: skip
+TEMPLATES = chat_families.TEMPLATES
 QWEN_CALL = (
     '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": "zwei"}}\n</tool_call><|im_end|>'
 )
@@ -731,20 +720,15 @@ def family(
     def make(name: str) -> tuple[Any, Tokenizer]:
         from transformers import AutoTokenizer
 
-        template = (TEMPLATES / f"{name}.jinja").read_text()
-        library = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
-        names = sorted({*CONTROLS.findall(template), EOS.get(name, "<|end_of_text|>")})
-        library.add_special_tokens({"additional_special_tokens": names})
-        library.eos_token = EOS.get(name, "<|end_of_text|>")
-        library.chat_template = template
         folder = tmp_path_factory.mktemp(name)
-        library.save_pretrained(folder)
+        base = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
+        library = chat_families.write(name, base, folder)
         return library, load_tokenizer(folder)
 
     return make
 
 
-every_template = pytest.mark.parametrize("name", sorted(p.stem for p in TEMPLATES.glob("*.jinja")))
+every_template = pytest.mark.parametrize("name", chat_families.NAMES)
 
 
 @pytest.mark.real
