@@ -61,7 +61,7 @@ def commit_of(checkout: Path) -> str:
     git = ("git", "-C", str(checkout))
     found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     if found.returncode:
-        return "no git checkout"
+        return "unknown (no git checkout)"
     changes = [*git, "status", "--porcelain", "--untracked-files=no"]
     changed = subprocess.run(changes, capture_output=True, text=True, check=True).stdout
     return found.stdout[:7] + "+" * bool(changed)

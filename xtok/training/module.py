@@ -121,10 +121,9 @@ class ProjectionModule(nn.Module):
         check_width("student", student_probs.shape[-1], self.shape[0])
         if columns is not None:
             check_columns(columns, self.shape[1])
-        projected: Tensor = project_token_likelihoods(
+        return project_token_likelihoods(  # type: ignore[no-any-return]
             student_probs, self.student_ids, self.offsets, self.entry_weights(), columns
         )
-        return projected
 
     def to_map(self) -> ProjectionMap:
         """Return the map with the current weights, without entries that became 0.
