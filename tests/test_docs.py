@@ -93,7 +93,6 @@ def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) ->
         assert done.returncode == 0, f"{where}:\n{done.stdout}"
         if following.language == "text":
             shown, printed = following.text.splitlines(), done.stdout.splitlines()
-            printed = [line for line in printed if not line.endswith(" …")]  # of slow steps
             # What a step says that takes long, as it may on a busy machine.
             printed = [line for line in printed if not re.fullmatch(r"[^,]* …", line)]
             assert matches(shown, printed), f"{where} prints:\n{done.stdout}"

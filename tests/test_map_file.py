@@ -385,6 +385,21 @@ def nemo(projection: ProjectionMap) -> dict[str, Any]:
     return loaded
 
 
+def test_rows_that_another_tool_changed_beside_what_xtok_wrote(tmp_path: Path) -> None:
+    """NeMo-RL's tools copy the key that they do not know, with the kinds of the rows before."""
+    found = nemo(TINY)
+    emptied, filled = 2, found["indices"].shape[0] - 1
+    found["indices"][emptied], found["likelihoods"][emptied] = -1, 0.0
+    found["indices"][filled], found["likelihoods"][filled] = -1, 0.0
+    found["indices"][filled, 0], found["likelihoods"][filled, 0] = 1, 1.0
+    torch.save(found, tmp_path / "theirs.pt")
+    read = ProjectionMap.load(tmp_path / "theirs.pt")
+    assert read.row_kind[emptied] == RowKind.EMPTY
+    assert read.row_kind[filled] != RowKind.EMPTY
+    assert read.row(filled)[0].tolist() == [1]
+    assert read.scale_slot is None or read.scale_slot[emptied] == 0
+
+
 def test_the_layout_of_a_map_with_slots() -> None:
     found = nemo(TINY)
     assert found["indices"].dtype == torch.int64

@@ -22,7 +22,7 @@ def test_installed_peers_agree() -> None:
     """Every tokenizer's ids beside AutoTokenizer's, and TRL's own trainer with xtok's loss."""
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert done.stdout.count("`AutoTokenizer`") >= 5
+    assert done.stdout.count("`AutoTokenizer`") >= 4
     assert "`GOLDTrainer` with xtok's P-KL" in done.stdout
     assert "**no**" not in done.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import fetch_tokenizers
 import hub_folders
 
 import xtok
@@ -23,23 +22,16 @@ def installed(work: Path) -> Checks:
 
 
 def _reader(name: str, work: Path) -> Checks:
-    theirs = auto_tokenizer(name, work)
-    sides = {"folder": folder_of(name, work)}
-    for suffix in (".tiktoken", ".model"):
-        bare = fetch_tokenizers.DEFAULT_DIR / f"{name}{suffix}"
-        if bare.exists():
-            sides[f"`{bare.name}`"] = bare
-    for label, path in sides.items():
-        ours = xtok.load_tokenizer(str(path))
-        ids = spans = total = 0
-        for text in TEXTS + ODD:
-            expected = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
-            encoding = ours.encode(text)
-            ids += encoding.ids.tolist() == expected["input_ids"]
-            spans += _spans_agree(text, encoding.bounds.tolist(), expected["offset_mapping"])
-            total += 1
-        figure = f"ids of {ids} and offsets of {spans} of {total} texts"
-        yield Check(PEER, f"`AutoTokenizer`, {name}, {label}", figure, holds=ids == total)
+    theirs, ours = auto_tokenizer(name, work), xtok.load_tokenizer(str(folder_of(name, work)))
+    ids = spans = 0
+    for text in TEXTS + ODD:
+        expected = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = ours.encode(text)
+        ids += encoding.ids.tolist() == expected["input_ids"]
+        spans += _spans_agree(text, encoding.bounds.tolist(), expected["offset_mapping"])
+    total = len(TEXTS + ODD)
+    figure = f"ids of {ids} and offsets of {spans} of {total} texts"
+    yield Check(PEER, f"`AutoTokenizer`, {name}", figure, holds=ids == total)
 
 
 def _spans_agree(text: str, bounds: list[int], offsets: list[tuple[int, int]]) -> bool:

@@ -296,12 +296,24 @@ def _coo(edges: Edges) -> _Entries:
 
 
 def _own(entries: _Entries, tensors: Mapping[str, NDArray[Any]], metadata: str) -> Own:
-    """Put in order what was edited of a map that xtok wrote."""
-    slot = tensors.get("scale_slot", np.zeros(len(tensors["row_kind"]), np.uint8))
+    """Put in order what was edited of a map that xtok wrote.
+
+    NeMo-RL's tools copy what they do not know, so kinds and slots may be those of earlier rows.
+    """
+    kind = tensors["row_kind"].copy()
+    slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
-    edges, _, counts = _in_order(entries.edges, is_last, entries.has_order)
+    edges, slotted, counts = _in_order(entries.edges, is_last, entries.has_order)
     counts.pop("zero weights dropped", None)  # those of fillers are not worth a count
-    return Own({**tensors, **edges._asdict()}, metadata, counts)
+    has_entries = np.zeros(len(kind), np.bool_)
+    has_entries[edges.student_ids] = True
+    kind[~has_entries] = RowKind.EMPTY
+    kind[has_entries & (kind == RowKind.EMPTY)] = RowKind.MIXED
+    parts = {**tensors, **edges._asdict(), "row_kind": kind}
+    if "scale_slot" in tensors:
+        parts["scale_slot"] = np.zeros(len(kind), np.uint8)
+        parts["scale_slot"][slotted] = 1
+    return Own(parts, metadata, counts)
 
 
 def _foreign(entries: _Entries, preserve_last: bool | None) -> ProjectionMap:
