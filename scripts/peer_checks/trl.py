@@ -133,6 +133,7 @@ def _gold_trainer(work: Path) -> Checks:
             "max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 0.02,
             "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
             "disable_tqdm": True, "save_strategy": "no", "max_length": 128,
+            "max_completion_length": 64,
             "teacher_tokenizer_name_or_path": models[1],
         }  # fmt: skip
         trainer = trl_gold.main([str(w) for k, v in options.items() for w in (f"--{k}", v)])
