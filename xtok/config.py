@@ -46,6 +46,9 @@ NeMo-RL)."""
 MAIN = "Options"
 """The part of the help that comes first: what everybody needs."""
 
+WAIT = 600.0
+"""Seconds to wait for another process that builds the same map; a build takes a few."""
+
 MODELS = "Models"
 MAKING = "Making the map"
 MATCHING = "Which tokens match"

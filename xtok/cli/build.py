@@ -23,7 +23,7 @@ from xtok.cli.options import (
     report_written,
 )
 from xtok.cli.spellings import nemo_name
-from xtok.config import OUTPUT, BuildConfig, Loss, option
+from xtok.config import OUTPUT, WAIT, BuildConfig, Loss, option
 from xtok.counting.texts import find_texts
 
 _CLUSTER = "Cluster"
@@ -42,7 +42,7 @@ def build(
     config: BuildConfig,
     skip_existing: bool = SKIP_EXISTING,
     timeout: float = option(
-        600.0,
+        WAIT,
         "Seconds to wait for another process that makes the same file; then make it here, too.",
         min=0,
         needs_one_of=("skip_existing",),

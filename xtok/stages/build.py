@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtok.config import BuildConfig, Loss
+from xtok.config import WAIT, BuildConfig, Loss
 from xtok.errors import XtokError
 from xtok.io import locked
 from xtok.maps import file as mapfile
@@ -24,9 +24,6 @@ from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
 
 if TYPE_CHECKING:
     from xtok.counting.counts import CountedText, CountingPlan
-
-WAIT = 600.0
-"""Seconds to wait for another process that builds the map; a build takes a few."""
 
 
 def build(
