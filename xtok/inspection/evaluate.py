@@ -21,15 +21,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isnan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss, MultitokenConfig, SortCutConfig
-from xtok.counting.counts import require_starts
+from xtok.config import Loss
 from xtok.counting.encode import pair_edges
 from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.smoothing import losses, weights_at
@@ -38,18 +37,15 @@ from xtok.errors import XtokError
 from xtok.inspection.advice import Advice, Ranking, advise, rank
 from xtok.inspection.bootstrap import Interval, interval, resample
 from xtok.inspection.measured_text import MeasuredText, measure_text
-from xtok.inspection.pair_facts import PairFacts, TextCounts, pair_facts
-from xtok.maps.edges import Edges, heaviest
+from xtok.inspection.pair_facts import PairFacts, pair_facts
+from xtok.maps.edges import heaviest
 from xtok.maps.events import AnyMap, AnyMapLike, EventMap, as_any_map
 from xtok.maps.file import as_maps
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
-from xtok.stages.exact import reapply_exact
-from xtok.stages.multitoken import multitoken
-from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, as_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.table import common_ids
 
@@ -218,135 +214,26 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    names = _distinct(names)
     student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
-    of_maps = [one for one in loaded if isinstance(one, ProjectionMap)]
-    if len(of_maps) < len(loaded):
-        if of_maps or for_loss is not None:
-            raise XtokError(
-                "event maps are measured neither beside maps nor for a loss",
-                hint="evaluate the event maps alone, without a loss",
-            )
-        for name, one in zip(names, loaded, strict=True):
-            one.require({"student": student.vocabulary, "teacher": teacher.vocabulary}, name)
-    else:
-        loaded = [
-            with_vocabularies(
-                projection,
-                student=student.vocabulary,
-                teacher=teacher.vocabulary,
-                widths=True,
-                name=name,
-            )
-            for name, projection in zip(names, of_maps, strict=True)
-        ]
-    return measure(
-        loaded, find_texts(texts), student, teacher, names=names, field=field, group_by=group_by,
-        for_loss=for_loss, num_worst=num_worst, seed=seed, progress=progress,
-        text_progress=text_progress,
-    )[0]  # fmt: skip
-
-
-def measure(
-    loaded: Sequence[AnyMap],
-    paths: Sequence[Path],
-    student: Tokenizer,
-    teacher: Tokenizer,
-    *,
-    names: Sequence[str],
-    field: str,
-    group_by: str | None,
-    for_loss: Loss | None,
-    num_worst: int,
-    seed: int,
-    progress: Progress,
-    text_progress: TextProgress,
-) -> tuple[Evaluation, TextCounts]:
-    """Measure maps whose names differ and that have these vocabularies; see `evaluate`.
-
-    Returns:
-        what was measured, and how often each token occurs in the text.
-    """
-    maps = [one for one in loaded if isinstance(one, ProjectionMap)]
-    recipes: dict[int, ProjectionMap] = {}
-    if maps:  # X-Token's recipe without a slot, cut to each number of entries per row
-        whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
-        exact = reapply_exact(whole)
-        cuts = sorted({m.top_k for m in maps})
-        recipes = {k: sort_cut(exact, SortCutConfig(top_k=k)) for k in cuts}
-    measured_edges = [m.edges for m in (*maps, *recipes.values())]
-    text = measure_text(
-        measured_edges, loaded[0].shape, paths, student, teacher, field, group_by, text_progress
-    )
-    require_starts(len(text.keys), len(text.groups), text.num_bytes, "measured")
-    recipe_column = {k: len(maps) + n for n, k in enumerate(recipes)}
-    of_maps = [
-        _MapOnText(name, m, recipes[m.top_k].edges, text, (n, recipe_column[m.top_k]))
-        for n, (name, m) in enumerate(zip(names, loaded, strict=True))
-        if isinstance(m, ProjectionMap)
-    ]
-    of_events = [
-        _EventsOnText(name, m, text)
-        for name, m in zip(names, loaded, strict=True)
-        if isinstance(m, EventMap)
-    ]
-    token_counts = text.token_counts(paths)
-    ranking = pair = None
-    if for_loss is not None:
-        sums, counts = text.chunk_losses[:, : len(maps)].T, text.num_chunks
-        if for_loss != "p-kl":
-            sums = np.stack([one.start_losses() for one in of_maps])
-            counts = np.bincount(text.documents, text.counts, len(text.groups)).astype(np.int64)
-        ranking = rank(for_loss, names, sums, counts, seed)
-        pair = pair_facts(
-            loaded[0].student, loaded[0].teacher, token_counts, events(student, teacher)
+    sides = {"student": student.vocabulary, "teacher": teacher.vocabulary}
+    are_events = [isinstance(one, EventMap) for one in loaded]
+    if any(are_events) and (not all(are_events) or for_loss is not None):
+        raise XtokError(
+            "event maps are measured neither beside maps nor for a loss",
+            hint="evaluate the event maps alone, without a loss",
         )
-    groups = [
-        (group, np.array([g == group for g in text.groups], np.bool_))
-        for group in dict.fromkeys(text.groups)
-    ]
-    if len(groups) > 1:
-        groups.append(("all", np.ones(len(text.groups), np.bool_)))
-    measured = [*of_maps, *of_events]
-    evaluation = Evaluation(
-        student=student.vocabulary.model_id,
-        teacher=teacher.vocabulary.model_id,
-        measures=tuple(one.measures(*group, seed) for group in groups for one in of_maps),
-        event_measures=tuple(one.measures(*group) for group in groups for one in of_events),
-        classes=tuple(c for one in measured for c in one.classes()),
-        worst_rows=tuple(row for one in measured for row in one.worst(num_worst)),
-        num_bytes=text.num_bytes,
-        lost_bytes=text.lost_bytes,
-        differing=text.differing,
-        notes=(*_seen(names, loaded, paths), *little_text(text.num_bytes)),
-        ranking=ranking,
-        pair=pair,
-        advice=None if pair is None else advise(pair),
-    )
-    return evaluation, token_counts
-
-
-def _seen(names: Sequence[str], maps: Sequence[AnyMap], paths: Sequence[Path]) -> list[str]:
-    """Return a note for each map that was counted on some of the text, by the texts' digests."""
-    notes = []
-    digests: dict[Path, str] = {}
-    for name, one in zip(names, maps, strict=True):
-        lists = [step.get("texts") for step in one.history]
-        counted = [t for texts in lists if isinstance(texts, list) for t in texts]
-        known = {(t.get("size"), t.get("sha256")) for t in counted if isinstance(t, dict)}
-        sizes = {size for size, _ in known}
-        same = []
-        for path in paths:
-            if path.stat().st_size in sizes:
-                digests[path] = digests.get(path) or describe_text(path).sha256
-                if (path.stat().st_size, digests[path]) in known:
-                    same.append(path.name)
-        if same:
-            notes.append(
-                f"{name} was counted on {', '.join(same)}, so it measures better here than it is: "
-                "take other text"
-            )
-    return notes
+    named: dict[str, AnyMap] = {}
+    for name, one in zip(_distinct(names), loaded, strict=True):
+        if isinstance(one, EventMap):
+            one.require(sides, name)
+            named[name] = one
+        else:
+            named[name] = with_vocabularies(one, **sides, widths=True, name=name)
+    text = measure_text(
+        named, find_texts(texts), student, teacher, field=field, group_by=group_by,
+        progress=progress, text_progress=text_progress,
+    )  # fmt: skip
+    return evaluation_of(text, for_loss=for_loss, num_worst=num_worst, seed=seed)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -359,22 +246,81 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return distinct
 
 
+def evaluation_of(
+    text: MeasuredText, *, for_loss: Loss | None = None, num_worst: int = 5, seed: int = 0
+) -> Evaluation:
+    """Return what `evaluate` says of maps on text."""
+    of_maps = [_MapOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, ProjectionMap)]
+    of_events = [_EventsOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, EventMap)]
+    student, teacher = text.encoder.tokenizers
+    ranking = pair = None
+    if for_loss is not None:
+        chunk, count = ("chunk_", "chunks") if for_loss == "p-kl" else ("", "starts")
+        sums = np.stack([one.sums[f"{chunk}cross_entropy"] for one in of_maps])
+        counts = of_maps[0].sums[count].astype(np.int64)
+        ranking = rank(for_loss, list(text.maps), sums, counts, seed)
+        pair = pair_facts(
+            student.vocabulary, teacher.vocabulary, text.token_counts, events(student, teacher)
+        )
+    groups = {
+        group: np.array([one == group for one in text.groups], np.bool_)
+        for group in dict.fromkeys(text.groups)
+    }
+    in_groups = [*groups.items()]
+    if len(groups) > 1:
+        in_groups.append(("all", np.ones(len(text.groups), np.bool_)))
+    measured = [*of_maps, *of_events]
+    return Evaluation(
+        student=student.vocabulary.model_id,
+        teacher=teacher.vocabulary.model_id,
+        measures=tuple(one.measures(*group, seed) for group in in_groups for one in of_maps),
+        event_measures=tuple(one.measures(*group) for group in in_groups for one in of_events),
+        classes=tuple(c for one in measured for c in one.classes()),
+        worst_rows=tuple(row for one in measured for row in one.worst(num_worst)),
+        num_bytes=text.num_bytes,
+        lost_bytes=text.lost_bytes,
+        differing=text.differing,
+        notes=(*_counted_on(text), *little_text(text.num_bytes)),
+        ranking=ranking,
+        pair=pair,
+        advice=None if pair is None else advise(pair),
+    )
+
+
+def _counted_on(text: MeasuredText) -> list[str]:
+    """Return a note for each map that was counted on some of the text, by the texts' digests."""
+    digest = cache(lambda path: describe_text(path).sha256)
+    notes = []
+    for name, one in text.maps.items():
+        lists = [step.get("texts") for step in one.history]
+        counted = [t for texts in lists if isinstance(texts, list) for t in texts]
+        known = [(t.get("size"), t.get("sha256")) for t in counted if isinstance(t, dict)]
+        sizes = [size for size, _ in known]
+        sized = [(path, path.stat().st_size) for path in text.paths]
+        same = [p.name for p, size in sized if size in sizes and (size, digest(p)) in known]
+        if same:
+            notes.append(
+                f"{name} was counted on {', '.join(same)}, so it measures better here than it is: "
+                "take other text"
+            )
+    return notes
+
+
 class _OnText:
-    """A map on text: for each pair of tokens its loss, a reference's, and the map's weight.
+    """A map's losses on pairs of tokens, beside a reference's, and its weights.
 
     They are float64 `[pairs]`, over all text.
     """
 
-    unavoidable: NDArray[np.float64] | float  # of the losses
+    losses: NDArray[np.float64]
+    reference: NDArray[np.float64]
+    avoidable: NDArray[np.float64]  # of the losses
+    weights: NDArray[np.float64]
 
     def __init__(self, name: str, one: AnyMap, text: MeasuredText) -> None:
-        self.name, self.text = name, text
+        self.name, self.text, self.totals = name, text, text.amounts()
+        self.s, self.t = text.pairs
         self.student, self.teacher = require_table(one.student), require_table(one.teacher)
-        self.s, self.t = text.keys >> 32, text.keys & 0xFFFFFFFF
-        self.totals = text.amounts()
-        self.losses: NDArray[np.float64]
-        self.reference: NDArray[np.float64]
-        self.weights: NDArray[np.float64]
 
     def classes(self) -> list[ClassMeasures]:
         """Measure each class of student token over all text."""
@@ -390,45 +336,35 @@ class _OnText:
                     starts=int(total),
                     loss=float((counts * self.losses).sum() / total),
                     reference=float((counts * self.reference).sum() / total),
-                    coverage=float(counts[self.weights > 0].sum() / total),
+                    coverage=share_of(counts, self.weights > 0),
                 )
             )
         return classes
 
     def worst(self, number: int) -> list[WorstRow]:
-        """Return the rows whose losses exceed what is unavoidable most, over all text."""
-        costs = self.totals * (self.losses - self.unavoidable) / max(1.0, self.totals.sum())
-        excess = np.bincount(self.s, costs)
-        rows = []
-        for row in np.argsort(-excess, kind="stable")[:number].tolist():
-            places = np.flatnonzero(self.s == row)
-            places = places[np.argsort(-self.totals[places], kind="stable")]
-            total = self.totals[places].sum()
-            if excess[row] > 0:
-                rows.append(
-                    WorstRow(
-                        name=self.name,
-                        student_id=row,
-                        token=self.student.name(row),
-                        starts=int(total),
-                        excess=float(excess[row]),
-                        wanted=tuple(
-                            (
-                                self.teacher.name(int(self.t[p])),
-                                float(self.totals[p] / total),
-                                float(self.weights[p]),
-                            )
-                            for p in places[:3]
-                        ),
-                    )
-                )
-        return rows
+        """Return the rows with the most avoidable losses, over all text."""
+        excess = np.bincount(self.s, self.totals * self.avoidable / max(1.0, self.totals.sum()))
+        rows = np.argsort(-excess, kind="stable")[:number].tolist()
+        return [self._worst_row(row, float(excess[row])) for row in rows if excess[row] > 0]
+
+    def _worst_row(self, row: int, excess: float) -> WorstRow:
+        places = np.flatnonzero(self.s == row)
+        total = self.totals[places].sum()
+        most = places[np.argsort(-self.totals[places], kind="stable")][:3]
+        shares, weights = self.totals[most] / total, self.weights[most]
+        tokens = [self.teacher.name(t) for t in self.t[most].tolist()]
+        return WorstRow(
+            name=self.name,
+            student_id=row,
+            token=self.student.name(row),
+            starts=int(total),
+            excess=excess,
+            wanted=tuple(zip(tokens, shares.tolist(), weights.tolist(), strict=True)),
+        )
 
 
 class _EventsOnText(_OnText):
     """An event map on text: its loss is its leak, its reference a shared vocabulary's."""
-
-    unavoidable = 0.0
 
     def __init__(self, name: str, one: EventMap, text: MeasuredText) -> None:
         super().__init__(name, one, text)
@@ -436,14 +372,12 @@ class _EventsOnText(_OnText):
         shared = common_ids(self.student, self.teacher)
         self.losses = (self.events[0] != self.events[1]).astype(np.float64)
         self.reference = (shared[0][self.s] != shared[1][self.t]).astype(np.float64)
+        self.avoidable = self.losses
         self.weights = 1 - self.losses
 
     def measures(self, group: str, chosen: NDArray[np.bool_]) -> EventMapMeasures:
         """Measure one group of text: the documents chosen, bool `[documents]`."""
         counts = self.text.amounts(chosen)
-        bits, token_bits = (
-            [entropy_of(ids, counts) for ids in sides] for sides in (self.events, (self.s, self.t))
-        )
         return EventMapMeasures(
             name=self.name,
             group=group,
@@ -451,116 +385,98 @@ class _EventsOnText(_OnText):
             starts=int(counts.sum()),
             leak=share_of(counts, self.losses > 0),
             shared_leak=share_of(counts, self.reference > 0),
-            student_bits=bits[0],
-            teacher_bits=bits[1],
-            student_token_bits=token_bits[0],
-            teacher_token_bits=token_bits[1],
+            student_bits=entropy_of(self.events[0], counts),
+            teacher_bits=entropy_of(self.events[1], counts),
+            student_token_bits=entropy_of(self.s, counts),
+            teacher_token_bits=entropy_of(self.t, counts),
             kept=kept_of(self.events, (self.s, self.t), counts),
         )
 
 
 class _MapOnText(_OnText):
-    """A map on text, beside its recipe and its floor.
+    """A map on text; its reference is the floor.
 
-    `columns` are those of the chunk losses that are the map's and the recipe's.
+    `sums` are figures of `MapMeasures`, added up over each document, float64 `[documents]`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        projection: ProjectionMap,
-        recipe: Edges,
-        text: MeasuredText,
-        columns: tuple[int, int],
-    ) -> None:
+    def __init__(self, name: str, projection: ProjectionMap, text: MeasuredText) -> None:
         super().__init__(name, projection, text)
-        self.projection = projection
-        self.chunk_losses, self.recipe_chunk_losses = (text.chunk_losses[:, n] for n in columns)
+        self.top_k, self.width = projection.top_k, projection.shape[1]
         self.weights = weights_at(projection.edges, text.keys)
-        self.losses = self._losses_of(self.weights)
-        self.recipe = self._losses_of(weights_at(recipe, text.keys))
-        self.reference = self.unavoidable = self._losses_of(self._floor(self.totals))
-
-    def _losses_of(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        return losses(weights, self.projection.shape[1])
-
-    def start_losses(self) -> NDArray[np.float64]:
-        """Return each document's losses at shared token boundaries, added up."""
-        text, weighted = self.text, self.text.counts * self.losses[self.text.places]
-        return np.bincount(text.documents, weighted, len(text.groups)).astype(np.float64)
+        self.losses = losses(self.weights, self.width)
+        self.reference = losses(self._floor(self.totals), self.width)
+        self.avoidable = self.losses - self.reference
+        recipe = weights_at(text.recipes[self.top_k], text.keys)
+        slots = projection.edges.take(projection.is_slot)
+        slot_weight = np.zeros(projection.shape[0])
+        slot_weight[slots.student_ids] = slots.weights
+        of_pairs = {
+            "starts": np.ones(len(text.keys)),
+            "cross_entropy": self.losses,
+            "coverage": self.weights > 0,
+            "top_1": projection.heaviest_teacher_ids[self.s] == self.t,
+            "recipe": losses(recipe, self.width),
+            "slot_weight": slot_weight[self.s],
+        }
+        self.sums = {figure: text.per_document(values) for figure, values in of_pairs.items()}
+        self.sums |= {
+            "chunks": text.num_chunks.astype(np.float64),
+            "chunk_cross_entropy": text.chunk_losses[name],
+            "chunk_recipe": text.chunk_losses[self.top_k],
+        }
 
     def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weights of the map counted on this text, cut to as many entries per row."""
         keys, used = self.text.keys, counts > 0
-        edges = heaviest(pair_edges(keys[used], counts[used]), self.projection.top_k)
-        return weights_at(edges, keys)
+        return weights_at(heaviest(pair_edges(keys[used], counts[used]), self.top_k), keys)
 
     def measures(self, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
         """Measure one group of text: the documents chosen, bool `[documents]`."""
-        text, projection = self.text, self.projection
-        use = chosen[text.documents]
-        documents, places = text.documents[use], text.places[use]
-        amounts = text.counts[use].astype(np.float64)
-        counts = text.amounts(chosen)
-        floor_weights = self._floor(counts)
-        slots = projection.edges.take(projection.is_slot)
-        slot_weight = np.zeros(projection.shape[0])
-        slot_weight[slots.student_ids] = slots.weights
-        per_pair = {
-            "starts": np.ones(len(text.keys)),
-            "loss": self.losses,
-            "covered": self.weights > 0,
-            "top": projection.heaviest_teacher_ids[self.s] == self.t,
-            "floor": self._losses_of(floor_weights),
-            "covered by floor": floor_weights > 0,
-            "recipe": self.recipe,
-            "slots": slot_weight[self.s],
+        text, counts = self.text, self.text.amounts(chosen)
+        floor = self._floor(counts)
+        sums = self.sums | {
+            "floor": text.per_document(losses(floor, self.width)),
+            "floor_coverage": text.per_document(floor > 0),
+            "chunk_floor": text.hindsight_losses(chosen, self.top_k),
         }
-        # What `_figures` needs, summed over each chosen document.
-        sums: dict[str, NDArray[Any]] = {
-            name: np.bincount(documents, amounts * values[places], len(text.groups))[chosen]
-            for name, values in per_pair.items()
-        }
-        sums["chunk loss"] = self.chunk_losses[chosen]
-        sums["chunks"] = text.num_chunks[chosen]
-        sums["chunk recipe"] = self.recipe_chunk_losses[chosen]
-        sums["chunk floor"] = text.hindsight_losses(chosen, projection.top_k)
-        table = np.stack(list(sums.values()), axis=1).astype(np.float64)
+        table = np.stack(list(sums.values()), axis=1)[chosen]
         whole = _figures(dict(zip(sums, table.sum(axis=0), strict=True)))
         drawn = _figures(dict(zip(sums, resample(table, seed).T, strict=True)))
-        figures: dict[str, Any] = {name: float(value) for name, value in whole.items()}
-        for name in ("cross_entropy", "coverage", "top_1", "chunk_cross_entropy"):
-            figures[name] = interval(whole[name], drawn[name], len(table))
-        for name in ("closed", "chunk_closed"):
-            of = name.removesuffix("closed")
-            is_noise = not whole[f"{of}recipe"] - whole[f"{of}floor"] >= SMALLEST_GAP
-            figures[name] = None if is_noise else interval(whole[name], drawn[name], len(table))
+
+        def figure(name: str) -> Interval:
+            return interval(whole[name], drawn[name], len(table))
+
+        def closed(of: str) -> Interval | None:
+            gap = whole[f"{of}recipe"] - whole[f"{of}floor"]
+            return figure(f"{of}closed") if gap >= SMALLEST_GAP else None
+
         return MapMeasures(
             name=self.name,
             group=group,
-            documents=int(chosen.sum()),
+            documents=len(table),
             starts=int(counts.sum()),
-            **figures,
+            cross_entropy=figure("cross_entropy"),
+            coverage=figure("coverage"),
+            coverage_of_floor=float(whole["coverage_of_floor"]),
+            top_1=figure("top_1"),
+            floor=float(whole["floor"]),
+            recipe=float(whole["recipe"]),
+            closed=closed(""),
+            slot_weight=float(whole["slot_weight"]),
+            chunk_cross_entropy=figure("chunk_cross_entropy"),
+            chunk_floor=float(whole["chunk_floor"]),
+            chunk_recipe=float(whole["chunk_recipe"]),
+            chunk_closed=closed("chunk_"),
         )
 
 
 def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
     """Turn sums over documents, numbers or float64 `[samples]`, into the figures of a map."""
-    starts, chunks = np.maximum(sums["starts"], 1), np.maximum(sums["chunks"], 1)
-    figures = {
-        "cross_entropy": sums["loss"] / starts,
-        "coverage": sums["covered"] / starts,
-        "coverage_of_floor": sums["covered"] / np.maximum(sums["covered by floor"], 1),
-        "top_1": sums["top"] / starts,
-        "floor": sums["floor"] / starts,
-        "recipe": sums["recipe"] / starts,
-        "slot_weight": sums["slots"] / starts,
-        "chunk_cross_entropy": sums["chunk loss"] / chunks,
-        "chunk_floor": sums["chunk floor"] / chunks,
-        "chunk_recipe": sums["chunk recipe"] / chunks,
-    }
-    for of, over in (("", ""), ("chunk_", "chunk ")):
-        loss, floor, recipe = (sums[over + name] for name in ("loss", "floor", "recipe"))
+    starts, chunks = (np.maximum(sums[name], 1) for name in ("starts", "chunks"))
+    figures = {n: one / (chunks if n.startswith("chunk_") else starts) for n, one in sums.items()}
+    figures["coverage_of_floor"] = sums["coverage"] / np.maximum(sums["floor_coverage"], 1)
+    for of in ("", "chunk_"):
+        loss, floor, recipe = (figures[of + n] for n in ("cross_entropy", "floor", "recipe"))
         gap = np.where(recipe > floor, recipe - floor, np.nan)
         figures[f"{of}closed"] = (recipe - loss) / gap
     return figures

@@ -1,14 +1,18 @@
-"""What `evaluate` measures in text: pairs at shared token boundaries, and losses over chunks."""
+"""Maps on text, for `evaluate`: pairs at shared token boundaries, and losses over chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.config import MultitokenConfig, SortCutConfig
+from xtok.counting.counts import require_starts
 from xtok.counting.encode import (
     EncodedTexts,
     Rows,
@@ -22,7 +26,12 @@ from xtok.counting.smoothing import EPSILON
 from xtok.counting.texts import find_shards
 from xtok.inspection.pair_facts import TextCounts
 from xtok.maps.edges import Edges, heaviest
-from xtok.progress import TextProgress
+from xtok.maps.events import AnyMap
+from xtok.maps.projection_map import ProjectionMap
+from xtok.progress import Progress, TextProgress, silent, silent_texts
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
 
 
@@ -41,40 +50,58 @@ def losses_of_chunks(
     return losses, chunks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredText:
-    """Pairs per document, and chunk losses per document and map.
+    """Maps of a pair on text: pairs of tokens per document, and chunk losses per document and map.
 
     An entry says that a document has a pair, and how often.
     """
 
+    maps: Mapping[str, AnyMap]  # by name
+    recipes: Mapping[int, Edges]  # by `top_k` of the maps
+    paths: Sequence[Path]
+    encoder: TextEncoder  # of the pair
+    batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
     groups: list[str]  # one per document
     keys: NDArray[np.int64]  # [pairs], all different, in rising order
-    documents: NDArray[np.int32]  # [entries], sorted
+    documents: NDArray[np.int64]  # [entries], sorted
     places: NDArray[np.int64]  # [entries], in keys
     counts: NDArray[np.int64]  # [entries]
-    chunk_losses: NDArray[np.float64]  # [documents, maps]
+    chunk_losses: Mapping[str | int, NDArray[np.float64]]  # [documents], by map, and by recipe
     num_chunks: NDArray[np.int64]  # [documents]
     num_bytes: int
     lost_bytes: int  # those behind a first difference between the two sides
     differing: int  # documents that the two sides spell differently
-    encoder: TextEncoder
-    batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
-    shape: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The maps' shape."""
+        return next(iter(self.maps.values())).shape
+
+    @property
+    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The student's and the teacher's token of each pair."""
+        return self.keys >> 32, self.keys & 0xFFFFFFFF
 
     def amounts(self, chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         """Return how often each pair occurs in the chosen documents, or in all, float64."""
         counts = self.counts if chosen is None else self.counts * chosen[self.documents]
         return np.bincount(self.places, counts, len(self.keys)).astype(np.float64)
 
-    def token_counts(self, paths: Sequence[Path]) -> TextCounts:
-        """Return how often tokens occur in all text, which is in these files."""
+    def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Add up a value of each pair over all places in each document, float64 `[documents]`."""
+        weighted = self.counts * values[self.places]
+        return np.bincount(self.documents, weighted, len(self.groups)).astype(np.float64)
+
+    @cached_property
+    def token_counts(self) -> TextCounts:
+        """How often tokens and pairs occur in all text."""
         tokens = [np.zeros(width, np.int64) for width in self.shape]
         for sides in self.batches:
             for count, side in zip(tokens, sides, strict=True):
                 count += np.bincount(side.ids, minlength=len(count))
         return TextCounts(
-            files=tuple(path.name for path in paths),
+            files=tuple(path.name for path in self.paths),
             num_bytes=self.num_bytes,
             num_documents=len(self.groups),
             tokens=tuple(tokens),
@@ -83,10 +110,10 @@ class MeasuredText:
         )
 
     def hindsight_losses(self, chosen: NDArray[np.bool_], top_k: int) -> NDArray[np.float64]:
-        """Return each chosen document's chunk losses under the map counted on these documents.
+        """Return each document's chunk losses under the map counted on the chosen ones.
 
         Counted within chunks, with one EM step, and cut to `top_k`. That is near the optimum, which
-        has no closed form: a map can come out slightly below it.
+        has no closed form: a map can come out slightly below it. Documents not chosen have 0.
         """
         batches, first, tally = [], 0, Tally("chunk")
         for student, teacher in self.batches:
@@ -100,38 +127,50 @@ class MeasuredText:
         def counted(given: Rows | None) -> Rows:
             return Rows.of(heaviest(pair_edges(*counts.pairs(given)), top_k), self.shape[0])
 
-        rows = counted(counted(None))
-        return np.concatenate([losses_of_chunks(rows, self.shape[1], *b)[0] for b in batches])
+        rows, losses = counted(counted(None)), np.zeros(len(chosen))
+        losses[chosen] = np.concatenate(
+            [losses_of_chunks(rows, self.shape[1], *batch)[0] for batch in batches]
+        )
+        return losses
 
 
 def measure_text(
-    maps: Sequence[Edges],
-    shape: tuple[int, int],
+    maps: Mapping[str, AnyMap],
     paths: Sequence[Path],
     student: Tokenizer,
     teacher: Tokenizer,
-    field: str,
-    group_by: str | None,
-    progress: TextProgress,
+    *,
+    field: str = "text",
+    group_by: str | None = None,
+    progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
 ) -> MeasuredText:
-    """Read text once, for all maps; documents are grouped by file, or by a field's value."""
-    rows = [Rows.of(edges, shape[0]) for edges in maps]
+    """Read text once for all maps, which have these vocabularies; see `evaluate`.
+
+    Documents are grouped by file, or by a field's value.
+    """
+    recipes = _recipes(maps, student, teacher, progress)
+    edges: dict[str | int, Edges] = {
+        name: one.edges for name, one in maps.items() if isinstance(one, ProjectionMap)
+    }
+    num_rows, width = next(iter(maps.values())).shape
+    rows = {key: Rows.of(of_map, num_rows) for key, of_map in (edges | recipes).items()}
     groups: list[str] = []
     encoded: list[tuple[EncodedTexts, EncodedTexts]] = []
     no_ids = np.zeros(0, np.int64)  # so that there are arrays to concatenate
-    parts = [(no_ids, no_ids, no_ids, np.zeros((0, len(maps))), no_ids)]
+    parts = [(no_ids, no_ids, no_ids, np.zeros((0, len(rows))), no_ids)]
     num_bytes = lost = differing = 0
     shards = find_shards(paths, field, group_by)
     total = sum(shard.size for shard in shards)
-    with TextEncoder(student, teacher) as encoder, progress("measuring", total) as advance:
+    with TextEncoder(student, teacher) as encoder, text_progress("measuring", total) as advance:
         for batch in encoder.read(shards, advance):
             sides = batch.sides[0], batch.sides[1]
             starts = encoder.boundaries(*sides)
             pairs = _pairs_per_document(*sides, starts, len(groups))
             losses = np.zeros((len(batch.texts), len(rows)))
             chunks = np.zeros(len(batch.texts), np.int64)
-            for column, of_map in enumerate(rows):
-                losses[:, column], chunks = losses_of_chunks(of_map, shape[1], *sides, starts)
+            for column, of_map in enumerate(rows.values()):
+                losses[:, column], chunks = losses_of_chunks(of_map, width, *sides, starts)
             parts.append((*pairs, losses, chunks))
             encoded.append(sides)
             groups += batch.groups
@@ -142,33 +181,44 @@ def measure_text(
         np.concatenate, zip(*parts, strict=True)
     )
     unique, places = np.unique(keys, return_inverse=True)
+    require_starts(len(unique), len(groups), num_bytes, "measured")
     return MeasuredText(
+        maps=maps,
+        recipes=recipes,
+        paths=paths,
+        encoder=encoder,
+        batches=encoded,
         groups=groups,
         keys=unique,
-        documents=documents.astype(np.int32),
+        documents=documents,
         places=places,
         counts=counts,
-        chunk_losses=chunk_losses,
+        chunk_losses=dict(zip(rows, chunk_losses.T, strict=True)),
         num_chunks=num_chunks,
         num_bytes=num_bytes,
         lost_bytes=lost,
         differing=differing,
-        encoder=encoder,
-        batches=encoded,
-        shape=shape,
     )
+
+
+def _recipes(
+    maps: Mapping[str, AnyMap], student: Tokenizer, teacher: Tokenizer, progress: Progress
+) -> dict[int, Edges]:
+    """Return X-Token's recipe without a slot, cut to each number of entries that maps have."""
+    cuts = sorted({one.top_k for one in maps.values() if isinstance(one, ProjectionMap)})
+    if not cuts:
+        return {}
+    whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
+    exact = reapply_exact(whole)
+    return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
 
 
 def _pairs_per_document(
     student: EncodedTexts, teacher: EncodedTexts, starts: SharedBoundaries, first: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return document, pair and count of each different pair of each document, in this order."""
-    keys = boundary_keys(student, teacher, starts)
     documents = np.repeat(np.arange(len(starts.num_starts)), starts.num_starts)
-    order = np.lexsort((keys, documents))
-    keys, documents = keys[order], documents[order]
-    new = np.ones(len(keys), np.bool_)
-    new[1:] = (keys[1:] != keys[:-1]) | (documents[1:] != documents[:-1])
-    places = np.flatnonzero(new)
-    counts = np.diff(np.append(places, len(keys)))
-    return documents[places] + first, keys[places], counts
+    keys, places = np.unique(boundary_keys(student, teacher, starts), return_inverse=True)
+    entries, counts = np.unique(documents * len(keys) + places, return_counts=True)
+    documents, places = np.divmod(entries, max(1, len(keys)))
+    return documents + first, keys[places], counts

@@ -11,8 +11,9 @@ from xtok import __version__
 from xtok.counting.texts import find_texts
 from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
 from xtok.inspection.compare import Comparison, compare
-from xtok.inspection.evaluate import Evaluation, MapMeasures, measure
+from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
 from xtok.inspection.inspect import Inspection, inspect
+from xtok.inspection.measured_text import measure_text
 from xtok.inspection.pair_facts import PairFacts, TextCounts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
@@ -117,10 +118,11 @@ def examine(
     paths = find_texts(texts) if texts else []
     evaluation = counts = pair = None
     if tokenizers is not None and texts:
-        evaluation, counts = measure(
-            loaded, paths, *tokenizers, names=names, field=field, group_by=None, for_loss="p-kl",
-            num_worst=5, seed=0, progress=progress, text_progress=text_progress,
+        text = measure_text(
+            dict(zip(names, loaded, strict=True)), paths, *tokenizers, field=field,
+            progress=progress, text_progress=text_progress,
         )  # fmt: skip
+        evaluation, counts = evaluation_of(text, for_loss="p-kl"), text.token_counts
         pair = evaluation.pair
     if pair is None:
         of_pair = None if tokenizers is None else events(*tokenizers, progress=progress)
