@@ -354,7 +354,7 @@ def damaged(path: Path, change: Callable[[dict[str, np.ndarray], dict[str, Any]]
         (lambda t, f: t.update(student_event=np.zeros(0, np.int32)), "a side has no tokens"),
         (lambda t, f: f.update(rest=10**9), "rest is 1000000000, not an event"),
         (lambda t, f: f.update(rest="x"), "rest is not valid"),
-        (lambda t, f: f.update(history=[3]), "is not a valid event map"),
+        (lambda t, f: f.update(history=[3]), "is not a valid map"),
         (lambda t, f: f.update(format_version=9), "format version 9"),
         (lambda t, f: f["teacher"].update(table_sha256="0"), "the teacher's table_sha256"),
     ],

@@ -801,7 +801,7 @@ def test_a_pt_that_would_run_code_is_not_loaded(
 )
 def test_other_pt_files_are_errors(tmp_path: Path, value: Any) -> None:
     path = save_pt(tmp_path / "x.pt", value)
-    with pytest.raises(MapFileError, match="is not a projection map"):
+    with pytest.raises(MapFileError, match="is not a valid map"):
         mapfile.load(path, student_vocab_size=5, teacher_vocab_size=4)
 
 

@@ -48,7 +48,7 @@ class MapFileError(XtokError):
     """A file that is not a projection map, or not a valid one."""
 
 
-MAP_HINT = "make the map again with xtok build, or give another file"
+MAP_HINT = "make the map again, or give another file"
 """What to do about a map that is damaged or none."""
 
 

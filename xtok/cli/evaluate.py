@@ -11,7 +11,8 @@ from xtok.cli.command import command, show
 from xtok.cli.options import JSON, TEXT_FIELD, TEXTS, MapOptions, Models, map_files
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import find_texts
-from xtok.maps.events import EventMap, holds_events
+from xtok.maps.events import EventMap
+from xtok.maps.file import holds_events
 from xtok.report.quality import print_evaluation
 
 

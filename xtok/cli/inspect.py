@@ -10,7 +10,8 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import option
-from xtok.maps.events import EventMap, holds_events
+from xtok.maps.events import EventMap
+from xtok.maps.file import holds_events
 from xtok.maps.projection_map import ProjectionMap
 
 _ROWS = "Rows, the worst first"

@@ -305,9 +305,9 @@ class EventsOutput(FileOutput):
 
     def check(self) -> None:
         """Check that the event map can be written, before anything costs time."""
-        from xtok.maps import events
+        from xtok.maps import events, file
 
-        events.check_output(self.path("events.safetensors"))
+        file.check_output(self.path("events.safetensors"), events.EventMap)
 
 
 @dataclass(frozen=True, kw_only=True)

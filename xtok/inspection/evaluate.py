@@ -39,8 +39,8 @@ from xtok.inspection.bootstrap import Interval, interval, resample
 from xtok.inspection.measured_text import MeasuredText, measure_text
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.maps.edges import heaviest
-from xtok.maps.events import AnyMap, AnyMapLike, EventMap, as_any_map
-from xtok.maps.file import as_maps
+from xtok.maps.events import EventMap
+from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
@@ -224,11 +224,8 @@ def evaluate(
         )
     named: dict[str, AnyMap] = {}
     for name, one in zip(_distinct(names), loaded, strict=True):
-        if isinstance(one, EventMap):
-            one.require(sides, name)
-            named[name] = one
-        else:
-            named[name] = with_vocabularies(one, **sides, widths=True, name=name)
+        widths = isinstance(one, ProjectionMap)
+        named[name] = with_vocabularies(one, **sides, widths=widths, name=name)
     text = measure_text(
         named, find_texts(texts), student, teacher, field=field, group_by=group_by,
         progress=progress, text_progress=text_progress,

@@ -15,8 +15,8 @@ from xtok.errors import XtokError
 from xtok.inspection import given_tokenizers
 from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
-from xtok.maps.events import AnyMapLike, EventMap, as_any_map
-from xtok.maps.file import MapLike
+from xtok.maps.events import EventMap
+from xtok.maps.file import AnyMapLike, MapLike, as_any_map
 from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.classes import TokenClass, classes_named, token_classes
@@ -246,7 +246,8 @@ def _inspect_events(
     tokenizers: Mapping[str, Tokenizer],
     num_examples: int,
 ) -> Inspection:
-    events.require({side: one.vocabulary for side, one in tokenizers.items()})
+    given: dict[str, Any] = {side: one.vocabulary for side, one in tokenizers.items()}
+    with_vocabularies(events, **given)
     explain = {
         "student": partial(inspect_token, events, "student", tokenizer=tokenizers.get("teacher")),
         "teacher": partial(inspect_token, events, "teacher", tokenizer=tokenizers.get("student")),

@@ -13,7 +13,8 @@ import numpy as np
 from xtok.inspection import Check, given_tokenizers
 from xtok.maps import file as mapfile
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
-from xtok.maps.events import AnyMap, AnyMapLike, EventMap, assemble
+from xtok.maps.events import EventMap
+from xtok.maps.file import AnyMap, AnyMapLike
 from xtok.maps.pair import can_grow
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.vocab.display import quoted
@@ -72,8 +73,6 @@ def verify(
             loaded = mapfile.load(
                 path, student_vocab_size=student_vocab_size, teacher_vocab_size=teacher_vocab_size
             )
-        elif mapfile.is_event_map(parts[0]):
-            loaded, digests = assemble(*parts)
         else:
             loaded, digests = mapfile.assemble(*parts)
         checks = tuple(_all(loaded, digests, tokenizers))

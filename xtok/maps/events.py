@@ -1,27 +1,18 @@
-"""`EventMap` and its file: both vocabularies cut into events, to compare two softmaxes on."""
+"""`EventMap`: both vocabularies cut into events, to compare two softmaxes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
-from xtok import io
-from xtok.errors import MapFileError
-from xtok.maps import file as mapfile
-from xtok.maps.nemo import require
-from xtok.maps.pair import require_same_tokens
-from xtok.maps.projection_map import ProjectionMap, StageReport
-from xtok.vocab.table import Vocabulary
-
-_ARRAYS = ("student_event", "teacher_event", "student_link", "teacher_link")
-_HINT = "make the event map again with xtok events, or give another file"
+if TYPE_CHECKING:
+    from xtok.maps.projection_map import StageReport
+    from xtok.vocab.table import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,49 +63,18 @@ class EventMap:
         for check, _ in INVARIANTS.values():
             check(self)
 
-    def require(self, vocabularies: Mapping[str, Vocabulary], name: str = "the event map") -> None:
-        """Raise an `XtokError` if a side, `student` or `teacher`, has other tokens than given."""
-        for side, other in vocabularies.items():
-            ours = getattr(self, side).table
-            require_same_tokens(side, ours, other.table, what=name, other=other.model_id)
-
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the events as `.safetensors`. The same events, the same bytes.
+        """Write the events as `.safetensors`; see `file.save`."""
+        from xtok.maps import file as mapfile
 
-        Raises:
-            OutputError: if the path has another suffix or cannot be written.
-            ValueError: if the events are not whole.
-        """
-        target = check_output(path)
-        self.check()
-        io.write(target, [to_safetensors(self)])
+        mapfile.save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> EventMap:
-        """Read an event map.
+        """Read an event map; see `file.load_events`."""
+        from xtok.maps import file as mapfile
 
-        Raises:
-            MapFileError: if the file is not an event map, or is damaged.
-        """
-        parts = mapfile.read_parts(path)
-        if parts is None or not mapfile.is_event_map(parts[0]):
-            raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
-        try:
-            events, digests = assemble(*parts)
-            for side, digest in digests.items():
-                table = getattr(events, side).table
-                require(table and table.sha256() == digest, f"the {side}'s table_sha256")
-            events.check()
-        except mapfile.MALFORMED as error:
-            missing = "it lacks " if isinstance(error, KeyError) else ""
-            raise MapFileError(
-                f"{path} is not a valid event map: {missing}{error}", hint=_HINT
-            ) from error
-        return events
-
-
-AnyMap: TypeAlias = ProjectionMap | EventMap
-AnyMapLike: TypeAlias = str | PathLike[str] | ProjectionMap | EventMap
+        return mapfile.load_events(path)
 
 
 def _check_events(m: EventMap) -> None:
@@ -162,69 +122,3 @@ INVARIANTS: Mapping[str, tuple[Callable[[EventMap], None], str]] = {
     "measures": (_check_measures, "numbers, where text was counted"),
 }
 """What holds for every event map, as in `projection_map.INVARIANTS`."""
-
-
-def check_output(path: str | PathLike[str]) -> Path:
-    """Check, before any work is done, that an event map can be written to a path.
-
-    Raises:
-        OutputError: if it is not `.safetensors`, or `io.check_output` refuses it.
-    """
-    return io.check_output(path, (".safetensors",), or_folder=True)
-
-
-def to_safetensors(events: EventMap) -> bytes:
-    """Return the bytes of the event map's file."""
-    from safetensors.numpy import save
-
-    tensors = {name: getattr(events, name) for name in _ARRAYS}
-    fields = {"kind": "events", "rest": events.rest, "history": list(events.history)}
-    packed, metadata = mapfile.pack_sides(tensors, fields, events.student, events.teacher)
-    return bytes(save(packed, {"xtok": metadata}))  # several keys would be in random order
-
-
-def assemble(
-    tensors: Mapping[str, NDArray[Any]], metadata: str
-) -> tuple[EventMap, dict[str, str | None]]:
-    """Make an event map of a file's parts, whose invariants and digests are not yet checked.
-
-    Returns:
-        the event map, and what the file says of each side's `table_sha256`.
-
-    Raises:
-        ValueError: if they are not an event map; or any other of `file.MALFORMED`.
-    """
-    fields = mapfile.unpack_fields(tensors, metadata)
-    require(fields["rest"] is None or type(fields["rest"]) is int, "rest")
-    sides = {s: mapfile.unpack_side(s, fields[s], tensors) for s in ("student", "teacher")}
-    for side, vocabulary in sides.items():
-        require(vocabulary.table is not None, f"the {side}'s tokens")
-    events = EventMap(
-        student=sides["student"],
-        teacher=sides["teacher"],
-        student_event=tensors["student_event"],
-        teacher_event=tensors["teacher_event"],
-        student_link=tensors["student_link"],
-        teacher_link=tensors["teacher_link"],
-        rest=fields["rest"],
-        history=tuple(dict(step) for step in fields["history"]),
-    )
-    return events, {side: fields[side].get("table_sha256") for side in sides}
-
-
-def holds_events(path: str | PathLike[str]) -> bool:
-    """Tell by its header whether a file is an event map; False for one that cannot be read."""
-    if not Path(path).is_file():
-        return False
-    try:
-        with safe_open(path, framework="np") as file:
-            return "student_event" in file.keys()  # noqa: SIM118
-    except (OSError, SafetensorError):
-        return False
-
-
-def as_any_map(source: AnyMapLike) -> AnyMap:
-    """Return a map or an event map as it is, and load a path, whichever its file holds."""
-    if isinstance(source, ProjectionMap | EventMap):
-        return source
-    return EventMap.load(source) if holds_events(source) else mapfile.load(source)

@@ -1,6 +1,6 @@
-"""Map files: save and load, `.safetensors` here and `.pt` by `nemo`.
+"""Files of maps and event maps: `.safetensors` here, NeMo-RL's `.pt` by `nemo`.
 
-Both formats store a map as named tensors and one JSON text, which `pack` and `unpack` convert.
+Both formats store a map as named tensors and one JSON text, which `pack` and `assemble` convert.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from xtok import io
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.maps import nemo
 from xtok.maps.edges import in_map_order
+from xtok.maps.events import EventMap
 from xtok.maps.nemo import require
 from xtok.maps.pair import at_width
 from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
@@ -43,13 +44,20 @@ MALFORMED = (
 
 _NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
-MapLike = str | PathLike[str] | ProjectionMap
+AnyMap: TypeAlias = ProjectionMap | EventMap
+MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
+AnyMapLike: TypeAlias = MapLike | EventMap
 """What functions take for a map: the map, or the path of its file."""
 
 
 def as_map(source: MapLike) -> ProjectionMap:
     """Return a map as it is, and load a path with the defaults of `load`."""
     return source if isinstance(source, ProjectionMap) else load(source)
+
+
+def as_any_map(source: AnyMapLike) -> AnyMap:
+    """Return a map or an event map as it is, and load a path, whichever its file holds."""
+    return source if isinstance(source, ProjectionMap | EventMap) else _load(Path(source))
 
 
 def as_maps(
@@ -79,32 +87,35 @@ def as_maps(
 # Writing
 
 
-def save(projection: ProjectionMap, path: str | PathLike[str]) -> None:
+def save(any_map: AnyMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
     The file is written under a temporary name in the same folder, which is made if it is missing,
     flushed, and renamed, so that there is never a half-written one under `path`.
 
     Raises:
-        OutputError: if the path has another suffix or cannot be written.
+        OutputError: if the path has another suffix or cannot be written; an event map has no `.pt`.
         ValueError: if the map breaks an invariant of its class.
     """
-    target = check_output(path)
-    projection.check()
-    data = (to_safetensors if target.suffix == ".safetensors" else to_nemo)(projection)
-    io.write(target, [data])
+    target = check_output(path, type(any_map))
+    any_map.check()
+    if isinstance(any_map, ProjectionMap) and target.suffix == ".pt":
+        io.write(target, [to_nemo(any_map)])
+    else:
+        io.write(target, [to_safetensors(any_map)])
 
 
-def check_output(path: str | PathLike[str]) -> Path:
+def check_output(path: str | PathLike[str], kind: type[AnyMap] = ProjectionMap) -> Path:
     """Check, before any work is done, that a map can be written there; see `io.check_output`."""
-    return io.check_output(path, (".safetensors", ".pt"), or_folder=True)
+    suffixes = (".safetensors", ".pt") if kind is ProjectionMap else (".safetensors",)
+    return io.check_output(path, suffixes, or_folder=True)
 
 
-def to_safetensors(projection: ProjectionMap) -> bytes:
+def to_safetensors(any_map: AnyMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
     from safetensors.numpy import save
 
-    tensors, metadata = pack(projection)
+    tensors, metadata = pack(any_map)
     return bytes(save(tensors, {"xtok": metadata}))  # several keys would be in random order
 
 
@@ -144,12 +155,12 @@ def load(
         MapFileError: if the file is not a map, is damaged, or is of other widths.
     """
     source = Path(path)
-    with _opened(source) as (contents, is_pt):
-        try:
-            projection = _read(contents, source, is_pt, preserve_last, normalize)
-            projection.check()
-        except (*MALFORMED, RuntimeError) as error:
-            raise _not_a_map(source, error, is_pt) from error
+    projection = _load(source, preserve_last, normalize)
+    if isinstance(projection, EventMap):
+        raise MapFileError(
+            f"{source} is an event map, not a projection map",
+            hint="xtok inspect, verify and evaluate read it; xtok build makes a map",
+        )
     if preserve_last is not None:
         projection = _with_slots(projection, preserve_last)
     for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):
@@ -158,41 +169,54 @@ def load(
     return projection
 
 
+def load_events(path: str | PathLike[str]) -> EventMap:
+    """Read an event map.
+
+    Raises:
+        MapFileError: if the file is not an event map, or is damaged.
+    """
+    events = _load(Path(path))
+    if not isinstance(events, EventMap):
+        raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
+    return events
+
+
+def _load(source: Path, preserve_last: bool | None = None, normalize: bool = False) -> AnyMap:
+    """Read a map of any kind, as far as the file tells it."""
+    with _opened(source) as (contents, is_pt):
+        try:
+            loaded: AnyMap
+            if is_pt:
+                loaded = nemo.read_pt(contents, source, preserve_last, unpack)
+            else:
+                loaded = _read(*_tensors(contents, source), source, preserve_last, normalize)
+            loaded.check()
+        except (*MALFORMED, RuntimeError) as error:
+            raise _not_a_map(source, error) from error
+    return loaded
+
+
 def _read(
-    contents: Path, source: Path, is_pt: bool, preserve_last: bool | None, normalize: bool
-) -> ProjectionMap:
-    """Read a map of any kind; the invariants of its class are not yet checked."""
-    if is_pt:
-        read = nemo.read_pt(contents, source, preserve_last)
-    else:
-        tensors, header = _tensors(contents, source)
-        if is_event_map(tensors):
-            raise MapFileError(
-                f"{source} is an event map, not a projection map",
-                hint="xtok inspect, verify and evaluate read it; xtok build makes a map",
-            )
-        if "xtok" in header:
-            if not normalize:
-                return unpack(tensors, header["xtok"])
-            read = nemo.from_trained(tensors, header["xtok"])
-        elif {"indices", "likelihoods"} & tensors.keys():
-            read = nemo.from_padded(tensors, header, preserve_last)
-        else:
-            message = f"{source} is a safetensors file, but not an xtok map"
-            raise MapFileError(message, hint=MAP_HINT)
-    if isinstance(read, ProjectionMap):
-        return read
-    projection = unpack(read.tensors, read.metadata)
-    if normalize or read.counts:
-        options = {"normalize": True} if normalize else {}
-        projection = projection.after("import", options, read.counts)
-    return projection
+    tensors: dict[str, NDArray[Any]],
+    header: Mapping[str, str],
+    source: Path,
+    preserve_last: bool | None,
+    normalize: bool,
+) -> AnyMap:
+    """Make a map of a safetensors file; the invariants of its class are not yet checked."""
+    if "xtok" in header and normalize:
+        return nemo.from_trained(tensors, header["xtok"], unpack)
+    if "xtok" in header:
+        return unpack(tensors, header["xtok"])
+    if {"indices", "likelihoods"} & tensors.keys():
+        return nemo.from_padded(tensors, header, preserve_last)
+    raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
 
 
-def _not_a_map(source: Path, error: Exception, is_pt: bool) -> MapFileError:
+def _not_a_map(source: Path, error: Exception) -> MapFileError:
     """Return the error of a damaged file; one whose weights were trained can be read."""
     missing = "it lacks " if isinstance(error, KeyError) else ""
-    message = f"{source} is not a {'projection' if is_pt else 'valid'} map: {missing}{error}"
+    message = f"{source} is not a valid map: {missing}{error}"
     # Training breaks these invariants, and `normalize` restores them.
     if isinstance(error, InvariantError) and error.invariant in ("weights", "order", "sums"):
         hint = "if its weights were trained, convert the map once with {option}"
@@ -264,9 +288,15 @@ def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str]
     return (tensors, header["xtok"]) if "xtok" in header else None
 
 
-def is_event_map(tensors: Mapping[str, NDArray[Any]]) -> bool:
-    """Tell whether a file's tensors are those of an `EventMap`."""
-    return {"student_event", "teacher_event"} <= tensors.keys()
+def holds_events(path: str | PathLike[str]) -> bool:
+    """Tell by its header whether a file is an event map; False for one that cannot be read."""
+    if not Path(path).is_file():
+        return False
+    try:
+        with safe_open(path, framework="np") as file:
+            return "student_event" in file.keys()  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return False
 
 
 def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -304,12 +334,13 @@ def check_json(text: str) -> None:
 # A map as tensors and JSON
 
 _SIDES = ("student", "teacher")
-_OF_MAP = {"student_ids": "int32", "teacher_ids": "int32", "weights": "float32",
-           "row_kind": "uint8", "scale_slot": "uint8"}  # fmt: skip
+_DTYPES: dict[type[AnyMap], dict[str, str]] = {
+    ProjectionMap: {"student_ids": "int32", "teacher_ids": "int32", "weights": "float32",
+                    "row_kind": "uint8", "scale_slot": "uint8"},
+    EventMap: {f"{side}_{name}": "int32" for side in _SIDES for name in ("event", "link")},
+}  # fmt: skip
 _OF_TABLE = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
-_OF_EVENTS = {f"{side}_{name}": "int32" for side in _SIDES for name in ("event", "link")}
 _OF_TABLES = {f"{s}_token_{name}": d for s in _SIDES for name, d in _OF_TABLE.items()}
-_DTYPES = _OF_MAP | _OF_EVENTS | _OF_TABLES
 
 _OF_VOCABULARY = {
     "model_id": (str,),
@@ -321,30 +352,19 @@ _OF_VOCABULARY = {
 }
 
 
-def pack(projection: ProjectionMap) -> tuple[dict[str, NDArray[Any]], str]:
+def pack(any_map: AnyMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
 
     JSON that would be too long to be read is a `ValueError`.
     """
-    tensors = {name: getattr(projection, name) for name in _OF_MAP}
-    metadata = {
-        "method": projection.method,
-        "top_k": projection.top_k,
-        "enable_scale_trick": projection.enable_scale_trick,
-        "history": list(projection.history),
-    }
-    return pack_sides(tensors, metadata, projection.student, projection.teacher)
-
-
-def pack_sides(
-    tensors: Mapping[str, NDArray[Any] | None],
-    metadata: Mapping[str, Any],
-    student: Vocabulary,
-    teacher: Vocabulary,
-) -> tuple[dict[str, NDArray[Any]], str]:
-    """Add the format version and both vocabularies to a file's arrays and JSON; see `pack`."""
-    tensors, fields = dict(tensors), {"format_version": FORMAT_VERSION, **metadata}
-    for side, vocabulary in zip(_SIDES, (student, teacher), strict=True):
+    tensors = {name: getattr(any_map, name) for name in _DTYPES[type(any_map)]}
+    fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
+    if isinstance(any_map, EventMap):
+        fields |= {"kind": "events", "rest": any_map.rest}
+    else:
+        fields |= {n: getattr(any_map, n) for n in ("method", "top_k", "enable_scale_trick")}
+    for side in _SIDES:
+        vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
         fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
         if table is not None:
@@ -353,26 +373,26 @@ def pack_sides(
             fields[side] |= {
                 "table_sha256": table.sha256(),
                 "control_names": {str(i): name for i, name in table.control_names.items()},
-                "roles": {role: list(ids) for role, ids in table.roles.items()},
-                "preferred_ids": list(table.preferred_ids),
+                "roles": dict(table.roles),
+                "preferred_ids": table.preferred_ids,
             }
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
     check_json(text)
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
-def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> ProjectionMap:
+def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> AnyMap:
     """Make a map of a file's tensors and JSON text as `assemble` does, and check its digests."""
-    projection, digests = assemble(tensors, metadata)
+    any_map, digests = assemble(tensors, metadata)
     for side, digest in digests.items():
-        table = getattr(projection, side).table
+        table = getattr(any_map, side).table
         require(table is None or table.sha256() == digest, f"the {side}'s table_sha256")
-    return projection
+    return any_map
 
 
 def assemble(
     tensors: Mapping[str, NDArray[Any]], metadata: str
-) -> tuple[ProjectionMap, dict[str, str | None]]:
+) -> tuple[AnyMap, dict[str, str | None]]:
     """Make a map of a file's parts, whose invariants and digests are not yet checked.
 
     Returns:
@@ -381,23 +401,36 @@ def assemble(
     Raises:
         ValueError: if they are not a map; or any other of `MALFORMED`.
     """
-    fields = unpack_fields(tensors, metadata)
+    kind: type[AnyMap] = EventMap if "student_event" in tensors else ProjectionMap
+    check_json(metadata)
+    fields: dict[str, Any] = json.loads(metadata)
+    version = fields["format_version"]
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
+        )
+    for name, dtype in (_DTYPES[kind] | _OF_TABLES).items():
+        if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
+            raise ValueError(f"{name} is not a list of {dtype}")
+    json.dumps(fields, ensure_ascii=False).encode()  # no lone surrogates
+    for step in fields["history"]:
+        require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
+    parts: dict[str, Any] = {side: _vocabulary(side, fields[side], tensors) for side in _SIDES}
+    digests = {side: fields[side].get("table_sha256") for side in _SIDES}
+    parts |= {name: tensors[name] for name in _DTYPES[kind] if name != "scale_slot"}
+    parts["history"] = tuple(dict(step) for step in fields["history"])
+    if kind is EventMap:
+        require(type(fields["rest"]) in (int, NoneType), "rest")
+        for side in _SIDES:
+            require(parts[side].table is not None, f"the {side}'s tokens")
+        return EventMap(**parts, rest=fields["rest"]), digests
     if bool(fields["enable_scale_trick"]) != ("scale_slot" in tensors):
         raise ValueError("scale_slot and enable_scale_trick do not agree")
-    projection = ProjectionMap(
-        student=unpack_side("student", fields["student"], tensors),
-        teacher=unpack_side("teacher", fields["teacher"], tensors),
-        student_ids=tensors["student_ids"],
-        teacher_ids=tensors["teacher_ids"],
-        weights=tensors["weights"],
-        row_kind=_row_kind(tensors["row_kind"], fields["history"]),
-        scale_slot=tensors.get("scale_slot"),
-        method=str(fields["method"]),
-        top_k=fields["top_k"],
-        history=tuple(dict(step) for step in fields["history"]),
-    )
-    require(type(projection.top_k) is int and projection.top_k <= MAX_WIDTH, "top_k")
-    return projection, {side: fields[side].get("table_sha256") for side in _SIDES}
+    top_k = fields["top_k"]
+    require(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
+    parts |= {"scale_slot": tensors.get("scale_slot"), "method": str(fields["method"])}
+    parts["row_kind"] = _row_kind(parts["row_kind"], parts["history"])
+    return ProjectionMap(**parts, top_k=top_k), digests
 
 
 def _row_kind(kind: NDArray[np.uint8], history: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
@@ -408,25 +441,7 @@ def _row_kind(kind: NDArray[np.uint8], history: Sequence[Mapping[str, Any]]) -> 
     return np.where(kind == RowKind.PIECES, np.uint8(RowKind.COUNTED), kind)
 
 
-def unpack_fields(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:
-    """Return a file's JSON, with what maps of both kinds have in common checked; see `assemble`."""
-    check_json(metadata)
-    fields: dict[str, Any] = json.loads(metadata)
-    version = fields["format_version"]
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
-        )
-    for name, dtype in _DTYPES.items():
-        if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
-            raise ValueError(f"{name} is not a list of {dtype}")
-    json.dumps(fields, ensure_ascii=False).encode()  # no lone surrogates
-    for step in fields["history"]:
-        require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
-    return fields
-
-
-def unpack_side(
+def _vocabulary(
     side: str, fields: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
 ) -> Vocabulary:
     """Return a side's vocabulary from a file's JSON about it and its arrays; see `assemble`."""

@@ -6,11 +6,11 @@ import io
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251 - what torch.load raises; nothing is unpickled
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from xtok.vocab.table import MAX_WIDTH, Vocabulary
 
 if TYPE_CHECKING:
     import torch
+
+Unpack: TypeAlias = Callable[[Mapping[str, NDArray[Any]], str], Any]
 
 _MAX_CELLS = 2**30
 
@@ -103,15 +105,7 @@ def to_nemo(projection: ProjectionMap, tensors: Mapping[str, NDArray[Any]], meta
     return buffer.getvalue()
 
 
-# Reading: every layout as `_Entries`, put in order, and made a map or what `file` makes one of
-
-
-class Own(NamedTuple):
-    """What a map by xtok is made of, its entries in order; and what had to be changed for that."""
-
-    tensors: Mapping[str, NDArray[Any]]
-    metadata: str
-    counts: Mapping[str, int]
+# Reading: every layout as `_Entries`, put in order and made a map
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,7 @@ class _Entries:
     without_id: int = 0  # how many weights have no teacher id
 
 
-def read_pt(path: Path, source: Path, preserve_last: bool | None) -> ProjectionMap | Own:
+def read_pt(path: Path, source: Path, preserve_last: bool | None, unpack: Unpack) -> ProjectionMap:
     """Read a `.pt` map: one that xtok wrote, without loss, or any that NeMo-RL's tools write.
 
     It takes the memory of the file, and of the map.
@@ -136,6 +130,7 @@ def read_pt(path: Path, source: Path, preserve_last: bool | None) -> ProjectionM
         path: where its bytes are.
         source: what messages call it.
         preserve_last: whether the last column holds scale slots, where the file does not say.
+        unpack: makes a map of the arrays and the JSON text that xtok wrote into the file.
 
     Raises:
         MapFileError: if it holds more than tensors, numbers and strings, or is damaged.
@@ -149,7 +144,9 @@ def read_pt(path: Path, source: Path, preserve_last: bool | None) -> ProjectionM
         return _foreign(entries, preserve_last)
     named = own["tensors"].items()  # copied: the map outlives the file
     tensors = {name: _strided(tensor, size).numpy().copy() for name, tensor in named}
-    return _own(entries, tensors, own["metadata"])
+    parts, counts = _own(entries, tensors)
+    projection: ProjectionMap = unpack(parts, own["metadata"])
+    return projection.after("import", {}, counts) if counts else projection
 
 
 def _load(path: Path, source: Path) -> Any:
@@ -191,7 +188,9 @@ def from_padded(
     return _foreign(entries, preserve_last)
 
 
-def from_trained(tensors: Mapping[str, NDArray[Any]], metadata: str) -> Own:
+def from_trained(
+    tensors: Mapping[str, NDArray[Any]], metadata: str, unpack: Unpack
+) -> ProjectionMap:
     """Read the tensors of a map by xtok whose weights were trained since.
 
     If more of it is wrong than the sums and order of its rows, that is a `ValueError`.
@@ -202,7 +201,9 @@ def from_trained(tensors: Mapping[str, NDArray[Any]], metadata: str) -> Own:
     require((s[1:] >= s[:-1]).all(), "the order of student_ids")
     ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
     entries = replace(_coo(edges), is_last=ends_row, has_order=True)
-    return _own(entries, tensors, metadata)
+    parts, counts = _own(entries, tensors)
+    projection: ProjectionMap = unpack(parts, metadata)
+    return projection.after("import", {"normalize": True}, counts)
 
 
 def _read_entries(loaded: Any, size: int) -> _Entries:
@@ -295,8 +296,10 @@ def _coo(edges: Edges) -> _Entries:
     return _Entries(Edges(s, t, w), np.zeros(len(s), np.bool_), longest)
 
 
-def _own(entries: _Entries, tensors: Mapping[str, NDArray[Any]], metadata: str) -> Own:
-    """Put in order what was edited of a map that xtok wrote.
+def _own(
+    entries: _Entries, tensors: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """Put in order what was edited of a map that xtok wrote; count what had to be changed.
 
     NeMo-RL's tools copy what they do not know, so kinds and slots may be those of earlier rows.
     """
@@ -313,7 +316,7 @@ def _own(entries: _Entries, tensors: Mapping[str, NDArray[Any]], metadata: str) 
     if "scale_slot" in tensors:
         parts["scale_slot"] = np.zeros(len(kind), np.uint8)
         parts["scale_slot"][slotted] = 1
-    return Own(parts, metadata, counts)
+    return parts, counts
 
 
 def _foreign(entries: _Entries, preserve_last: bool | None) -> ProjectionMap:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from xtok.errors import MapFileError, XtokError
-from xtok.maps.projection_map import ProjectionMap
 from xtok.vocab.table import MAX_WIDTH, TokenTable, Vocabulary
+
+if TYPE_CHECKING:
+    from xtok.maps.events import EventMap
+    from xtok.maps.projection_map import ProjectionMap
+
+M = TypeVar("M", bound="ProjectionMap | EventMap")
 
 
 def with_vocabularies(
-    projection: ProjectionMap,
+    projection: M,
     *,
     student: Vocabulary | None = None,
     teacher: Vocabulary | None = None,
     widths: bool = False,
     name: str = "the map",
-) -> ProjectionMap:
+) -> M:
     """Check a map's sides against vocabularies; a side without tokens takes the other.
 
     Args:
-        projection: any map.
+        projection: a map or an event map.
         student: what the rows should be of; not checked if None.
         teacher: what the columns should be of.
         widths: whether a width that differs is an error where the tokens are the same. Where the
@@ -214,13 +220,12 @@ def _tokens_of(other: Vocabulary) -> int:
     return other.tokenizer_vocab_size or other.vocab_size
 
 
-def _with_side(projection: ProjectionMap, side: str, vocabulary: Vocabulary) -> ProjectionMap:
-    if getattr(projection, side) is vocabulary:
-        return projection
-    rows = {}
-    if side == "student":
-        more = vocabulary.vocab_size - projection.shape[0]
-        rows["row_kind"] = np.pad(projection.row_kind, (0, more))
-        if projection.scale_slot is not None:
-            rows["scale_slot"] = np.pad(projection.scale_slot, (0, more))
-    return replace(projection, **{side: vocabulary}, **rows)  # type: ignore[arg-type]
+def _with_side(projection: M, side: str, vocabulary: Vocabulary) -> M:
+    ours: Vocabulary = getattr(projection, side)
+    changed: dict[str, Any] = {side: vocabulary}
+    more = vocabulary.vocab_size - ours.vocab_size
+    if side == "student" and more:
+        for name in ("row_kind", "scale_slot"):
+            of_row = getattr(projection, name)
+            changed[name] = None if of_row is None else np.pad(of_row, (0, more))
+    return projection if ours is vocabulary else replace(projection, **changed)
