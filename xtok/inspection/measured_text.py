@@ -26,7 +26,7 @@ from xtok.counting.smoothing import EPSILON
 from xtok.counting.texts import find_shards
 from xtok.inspection.pair_facts import TextCounts
 from xtok.maps.edges import Edges, heaviest
-from xtok.maps.events import AnyMap
+from xtok.maps.file import AnyMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import reapply_exact
