@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import small_tokenizers
+from forked import TIMEOUT, Forks
 from hypothesis import settings
 
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -78,21 +79,33 @@ def load_real(real: Callable[[str], str]) -> Callable[[str], Tokenizer]:
     return load
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """A process that runs `xtok` in forks."""
+    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+    started = Forks({**os.environ, **plain})
+    yield started
+    started.stop()
+
+
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    """Run `xtok` as a process in an empty folder."""
+def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Cli:
+    """Run `xtok` in an empty folder: in a fork, or with an environment, which libraries read when
+    they are imported, as a process."""
 
     def run(
         *args: str | Path, env: Mapping[str, str] | None = None, cwd: Path = tmp_path
     ) -> subprocess.CompletedProcess[str]:
-        plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+        typed = [*map(str, args)]
+        if not env:
+            return forks.run(typed, cwd, tmp_path_factory.mktemp("streams"))
         return subprocess.run(
-            [sys.executable, "-m", "xtok", *map(str, args)],
+            [sys.executable, "-m", "xtok", *typed],
             cwd=cwd,
-            env={**os.environ, **plain, **(env or {})},
+            env={**forks.env, **env},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=TIMEOUT,
             check=False,
         )
 
