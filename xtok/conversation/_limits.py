@@ -56,25 +56,22 @@ def spend(size: float = 1) -> None:
         raise LimitError(f"it takes more than {MAX_SECONDS:.0f} seconds")
 
 
-def text_size(value: Any, indent: int = 0) -> int:
+def text_size(value: Any) -> int:
     """Estimate how long a value is as text; a part that is in it twice counts twice.
 
-    `indent` is what may be put before a line, or before an item for each list that it is in.
     Counting stops beyond the limit: a few nested lists can be endless text.
     """
     size = 0
-    left: list[tuple[Any, int]] = [(value, 0)]
+    left = [value]
     while left and size <= MAX_SIZE:
-        one, depth = left.pop()
-        size += 100 + indent * depth  # what an object takes; also bounds the time of counting
+        one = left.pop()
+        size += 100  # what an object takes; also bounds the time of counting
         if isinstance(one, (str, bytes)):
             size += len(one)
         elif isinstance(one, Mapping):
-            left += [(part, depth + 1) for item in one.items() for part in item]
+            left += [*one.keys(), *one.values()]
         elif isinstance(one, (list, tuple, set, frozenset)):
-            left += [(part, depth + 1) for part in one]
-    if indent and isinstance(value, str):
-        size += indent * (1 + value.count("\n") + value.count("\t"))
+            left += one
     return size
 
 
@@ -113,7 +110,7 @@ def spend_on_call(name: str, value: Any, values: Sequence[Any]) -> None:
         size += str(value).count(old) * len(new) if size <= MAX_SIZE else 0
     elif _MAKING_TEXT.fullmatch(name):
         numbers = (v if isinstance(v, int) else len(v) for v in values if isinstance(v, (int, str)))
-        size = text_size(value, indent=max(numbers, default=8))
+        size = text_size(value) * max([1, *numbers])
         if name in ("wordwrap", "translate"):
             size *= 1 + text_size(values)
     spend(size)

@@ -64,23 +64,17 @@ class TrackedText(str):
         )
         return TrackedText(str.__getitem__(self, slice(start, end)), runs)
 
-    def _consecutive(self, parts: Iterable[str], gap: int) -> list[str]:
-        """Cut out parts of this text that follow one another, each `gap` after the last."""
-        pieces: list[str] = []
-        start = 0
-        for part in parts:
-            pieces.append(self._cut(start, start + len(part)))
-            start += len(part) + gap
-        return pieces
+    def _in_order(self, parts: Iterable[str], gap: int = 0) -> list[str]:
+        """Cut out parts that follow one another, each at least `gap` after the last.
 
-    def _in_order(self, parts: Iterable[str]) -> list[str]:
-        """Cut out parts that are separated by characters which no part has."""
+        Without a gap, the characters between them are those that no part has.
+        """
         pieces: list[str] = []
         start = 0
         for part in parts:
             start = self.find(part, start)
             pieces.append(self._cut(start, start + len(part)))
-            start += len(part)
+            start += len(part) + gap
         return pieces
 
     def _same_length(self, text: str) -> str:
@@ -119,31 +113,26 @@ class TrackedText(str):
         return self._cut(0, len(super().removesuffix(suffix)))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        parts = super().split(sep, maxsplit)
-        return self._in_order(parts) if sep is None else self._consecutive(parts, len(sep))
+        return self._in_order(super().split(sep, maxsplit), len(sep or ""))
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        parts = super().rsplit(sep, maxsplit)
-        return self._in_order(parts) if sep is None else self._consecutive(parts, len(sep))
+        return self._in_order(super().rsplit(sep, maxsplit), len(sep or ""))
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         return self._in_order(super().splitlines(keepends))
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._consecutive(super().partition(sep), 0)
+        first, middle, last = self._in_order(super().partition(sep))
         return first, middle, last
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._consecutive(super().rpartition(sep), 0)
+        first, middle, last = self._in_order(super().rpartition(sep))
         return first, middle, last
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         if not old:
             return super().replace(old, new, count)
         return join_with(new, self.split(old, count))
-
-    def join(self, parts: Iterable[str], /) -> str:
-        return join_with(self, parts)
 
     def lower(self) -> str:
         return self._same_length(super().lower())
@@ -188,7 +177,6 @@ class TrackedObject(dict[str, Any]):
     Attributes have underscores, which the sandbox refuses, so that they hide no key.
     """
 
-    __slots__ = ("_message", "_path")
     _message: int
     _path: Path
 
@@ -196,7 +184,6 @@ class TrackedObject(dict[str, Any]):
 class TrackedItems(list[Any]):
     """A list within a message that knows where it comes from."""
 
-    __slots__ = ("_message", "_path")
     _message: int
     _path: Path
 

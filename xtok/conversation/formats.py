@@ -13,24 +13,88 @@ from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable, TokenType
 
+# Sources. chatml: the markup of OpenAI's ChatML as in the chat template of Qwen/Qwen2.5. llama3:
+# the model card of Llama 3, "Prompt Template". mistral: mistral-common's instruct tokenizers; the
+# system text stands in the first user message in v1, in the last one in v2 and v3, and by itself
+# from v7 on. gemma: ai.google.dev/gemma/docs/core/prompt-structure. nemotron: the chat template of
+# nvidia/NVIDIA-Nemotron-Nano-9B-v2, roles capitalized; its padding by Megatron-LM. deepseek: the
+# chat template of deepseek-ai/DeepSeek-V3. nemotron-h-aligned and identity: Megatron-LM's SFT
+# tokenizer, whose targets are what stands in `generation` here. plain: our own.
+
+_TURNS = """\
+{{- bos_token if bos is none else bos }}
+{%- for message in messages %}
+{%- set before, behind = turns[message.role] %}
+{%- set content = message.content | trim if trims else message.content %}
+{%- if generates and message.role == 'assistant' %}
+{%- generation %}{{- content + behind }}{% endgeneration %}
+{%- else %}
+{{- before + space + content + behind }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- turns.assistant[0] }}{% endif %}"""
+
+_MERGING_SYSTEM = """\
+{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- set system = messages | selectattr('role', 'equalto', 'system') | map(attribute='content')
+  | join('\\n\\n') %}
+{%- if system and not users %}
+{{- raise_exception('there is no user message that the system text could stand in') }}
+{%- endif %}
+{{- bos }}
+{%- for message in messages if message.role != 'system' %}
+{%- set before, behind = turns[message.role] %}
+{{- before + space }}
+{%- if system and message is sameas users[system_place] %}{{- system + '\\n\\n' }}{% endif %}
+{{- message.content + behind }}
+{%- endfor %}"""
+
+_PLAIN = """\
+{{- bos_token }}
+{%- for message in messages %}
+{{- roles[message.role] + '\\n' }}
+{%- if message.role == 'assistant' %}
+{%- generation %}{{- message.content ~ (eos_token or '\\n\\n') }}{% endgeneration %}
+{{- '\\n\\n' if eos_token else '' }}
+{%- else %}
+{{- message.content + '\\n\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- roles.assistant + '\\n' }}{% endif %}"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat:
     """How one family writes a conversation."""
 
     name: str  # its name as a template
-    template: str  # Jinja, which reads `variables` beside what every chat template has
     roles: Mapping[str, str]  # of messages, to what the format calls them; others are refused
+    turns: str | Mapping[str, str] = ""  # of any role, or by role, with its NAME and the CONTENT
+    bos: str | None = None  # before the first turn; None for the tokenizer's own
+    space: str | None = ""  # before each content; None for the one that the library adds to text
+    trims: bool = False  # whether contents are written without the space around them
+    generates: bool = False  # whether all of the assistant's turn is a target
+    system_place: int = 0  # of the user's messages, the one that the system text stands in
+    template: str = _TURNS  # Jinja, which reads these fields beside what every chat template has
     pad_tokens: tuple[str, ...] = ()  # before the tokens of the roles `pad` and `unk`
     image_placeholders: tuple[str, ...] = ("<image>",)  # which the assistant may not write
     needs: tuple[str, ...] = ()  # control or added tokens that the vocabulary must have
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
-        """Return what the template reads: `roles`, and the `space` that the library adds to text.
+        """Return what the template reads.
 
-        SentencePiece, known by its tokens for bytes, adds one wherever text begins.
+        SentencePiece, known by its tokens for bytes, adds a space wherever text begins.
         """
-        return {"roles": self.roles, "space": " " * bool(np.any(table.types == TokenType.BYTE))}
+        added = " " * bool(np.any(table.types == TokenType.BYTE))
+        turns = dict.fromkeys(self.roles, self.turns) if isinstance(self.turns, str) else self.turns
+        return {
+            **vars(self),
+            "space": added if self.space is None else self.space,
+            "turns": {
+                role: turn.replace("NAME", self.roles[role]).split("CONTENT")
+                for role, turn in turns.items()
+            },
+        }
 
     def pad_id(self, table: TokenTable) -> int:
         """Return the id that pads a batch.
@@ -82,203 +146,124 @@ class PromptFormat:
             )
 
 
-def _roles(**changed: str) -> dict[str, str]:
-    return {role: changed.get(role, role) for role in ("system", "user", "assistant", "tool")}
+_CHAT = {role: role for role in ("system", "user", "assistant")}
+_CAPITALIZED = {role: role.capitalize() for role in _CHAT}
+_WITH_TOOLS = {**_CHAT, "tool": "tool"}
 
-
-_CAPITALIZED = {role: role.capitalize() for role in ("system", "user", "assistant")}
-_PLAIN_CHAT = {role: role for role in ("system", "user", "assistant")}
-
-_HEADERS = """\
-{{- 'BOS' }}
-{%- for message in messages %}
-{{- 'START' + roles[message.role] + 'HEADER' + message.content + 'END' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- 'START' + roles.assistant + 'HEADER' }}{% endif %}"""
-
-_MISTRAL = """\
-{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
-{%- set system = messages | selectattr('role', 'equalto', 'system') | map(attribute='content')
-  | join('\\n\\n') %}
-{%- if system and not users %}
-{{- raise_exception('there is no user message that the system text could stand in') }}
-{%- endif %}
-{{- '<s>' }}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{{- OPEN }}
-{%- if system and message is sameas users[PLACE] %}{{- system + '\\n\\n' }}{% endif %}
-{{- message.content + CLOSE }}
-{%- elif message.role == 'assistant' %}
-{{- SPACE + message.content + '</s>' }}
-{%- endif %}
-{%- endfor %}"""
-
-
-def _filled(template: str, **values: str) -> str:
-    for name, value in values.items():
-        template = template.replace(name, value)
-    return template
-
-
-# Sources. chatml: the markup of OpenAI's ChatML as in the chat template of Qwen/Qwen2.5. llama3:
-# the model card of Llama 3, "Prompt Template". mistral: mistral-common's instruct tokenizers; the
-# system text stands in the first user message in v1, in the last one in v2 and v3, and by itself
-# from v7 on. gemma: ai.google.dev/gemma/docs/core/prompt-structure. nemotron: the chat template of
-# nvidia/NVIDIA-Nemotron-Nano-9B-v2, roles capitalized; its padding by Megatron-LM. deepseek: the
-# chat template of deepseek-ai/DeepSeek-V3. nemotron-h-aligned and identity: Megatron-LM's SFT
-# tokenizer, whose targets are what stands in `generation` here. plain: our own.
 _FORMATS = (
     PromptFormat(
         name="chatml",
-        template=_filled(_HEADERS, BOS="", START="<|im_start|>", HEADER="\\n", END="<|im_end|>\\n"),
-        roles=_roles(),
+        roles=_WITH_TOOLS,
+        turns="<|im_start|>NAME\nCONTENT<|im_end|>\n",
+        bos="",
         pad_tokens=("<|endoftext|>",),
         image_placeholders=("<image>", "<|image_pad|>", "<|vision_start|>"),
         needs=("<|im_start|>", "<|im_end|>"),
     ),
     PromptFormat(
         name="llama3",
-        template=_filled(
-            _HEADERS.replace("message.content", "message.content | trim"),
-            BOS="<|begin_of_text|>",
-            START="<|start_header_id|>",
-            HEADER="<|end_header_id|>\\n\\n",
-            END="<|eot_id|>",
-        ),
-        roles=_roles(tool="ipython"),
+        roles={**_CHAT, "tool": "ipython"},
+        turns="<|start_header_id|>NAME<|end_header_id|>\n\nCONTENT<|eot_id|>",
+        bos="<|begin_of_text|>",
+        trims=True,
         pad_tokens=("<|finetune_right_pad_id|>", "<|finetune_right_pad|>"),
         image_placeholders=("<image>", "<|image|>"),
         needs=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     ),
     PromptFormat(
         name="mistral",
-        template=_filled(
-            _MISTRAL, OPEN="'[INST]' + space", PLACE="-1", CLOSE="'[/INST]'", SPACE="space"
-        ),
-        roles=_PLAIN_CHAT,
+        template=_MERGING_SYSTEM,
+        roles=_CHAT,
+        turns={"user": "[INST]CONTENT[/INST]", "assistant": "CONTENT</s>"},
+        bos="<s>",
+        space=None,
+        system_place=-1,
         pad_tokens=("<pad>",),
         image_placeholders=("<image>", "[IMG]"),
         needs=("[INST]", "[/INST]"),
     ),
     PromptFormat(
         name="mistral-v1",
-        template=_filled(_MISTRAL, OPEN="' [INST] '", PLACE="0", CLOSE="' [/INST]'", SPACE="' '"),
-        roles=_PLAIN_CHAT,
+        template=_MERGING_SYSTEM,
+        roles=_CHAT,
+        turns={"user": " [INST]CONTENT [/INST]", "assistant": "CONTENT</s>"},
+        bos="<s>",
+        space=" ",
         pad_tokens=("<pad>",),
         needs=("<s>", "</s>"),
     ),
     PromptFormat(
         name="mistral-v7",
-        template="""\
-{{- '<s>' }}
-{%- for message in messages %}
-{%- if message.role == 'system' %}
-{{- '[SYSTEM_PROMPT]' + space + message.content + '[/SYSTEM_PROMPT]' }}
-{%- elif message.role == 'user' %}
-{{- '[INST]' + space + message.content + '[/INST]' }}
-{%- else %}
-{{- space + message.content + '</s>' }}
-{%- endif %}
-{%- endfor %}""",
-        roles=_PLAIN_CHAT,
+        roles=_CHAT,
+        turns={
+            "system": "[SYSTEM_PROMPT]CONTENT[/SYSTEM_PROMPT]",
+            "user": "[INST]CONTENT[/INST]",
+            "assistant": "CONTENT</s>",
+        },
+        bos="<s>",
+        space=None,
         pad_tokens=("<pad>",),
         image_placeholders=("<image>", "[IMG]"),
         needs=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]"),
     ),
     PromptFormat(
         name="gemma",
-        template=_filled(
-            _HEADERS.replace("message.content", "message.content | trim"),
-            BOS="<bos>",
-            START="<start_of_turn>",
-            HEADER="\\n",
-            END="<end_of_turn>\\n",
-        ),
         roles={"user": "user", "assistant": "model"},
+        turns="<start_of_turn>NAME\nCONTENT<end_of_turn>\n",
+        bos="<bos>",
+        trims=True,
         pad_tokens=("<pad>",),
         image_placeholders=("<image>", "<start_of_image>", "<image_soft_token>"),
         needs=("<start_of_turn>", "<end_of_turn>"),
     ),
     PromptFormat(
         name="nemotron",
-        template="""\
-{{- bos_token }}
-{%- for message in messages %}
-{{- '<SPECIAL_10>' if message.role == 'system' else '<SPECIAL_11>' }}
-{{- roles[message.role] + '\\n' + message.content + '\\n' }}
-{%- if message.role == 'assistant' %}{{- '<SPECIAL_12>\\n' }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<SPECIAL_11>' + roles.assistant + '\\n' }}{% endif %}""",
         roles=_CAPITALIZED,
+        turns={
+            "system": "<SPECIAL_10>System\nCONTENT\n",
+            "user": "<SPECIAL_11>User\nCONTENT\n",
+            "assistant": "<SPECIAL_11>Assistant\nCONTENT\n<SPECIAL_12>\n",
+        },
         pad_tokens=("<SPECIAL_233>",),
         image_placeholders=("<image>", "<img>"),
         needs=("<SPECIAL_10>", "<SPECIAL_11>", "<SPECIAL_12>"),
     ),
     PromptFormat(
         name="nemotron-h-aligned",
-        template="""\
-{%- for message in messages %}
-{%- if message.role == 'assistant' %}
-{%- generation %}{{- message.content | trim + '\\n' }}{% endgeneration %}
-{%- else %}
-{{- '<SPECIAL_10>' if message.role == 'system' else '<SPECIAL_11>' }}
-{{- roles[message.role] + '\\n' + message.content | trim + '\\n' }}
-{%- if message.role == 'user' %}{{- '<SPECIAL_11>' + roles.assistant + '\\n' }}{% endif %}
-{%- endif %}
-{%- endfor %}""",
         roles=_CAPITALIZED,
+        turns={
+            "system": "<SPECIAL_10>System\nCONTENT\n",
+            "user": "<SPECIAL_11>User\nCONTENT\n<SPECIAL_11>Assistant\n",
+            "assistant": "CONTENT\n",
+        },
+        bos="",
+        trims=True,
+        generates=True,
         pad_tokens=("<SPECIAL_233>",),
         image_placeholders=("<image>", "<img>"),
         needs=("<SPECIAL_10>", "<SPECIAL_11>"),
     ),
     PromptFormat(
         name="deepseek",
-        template="""\
-{{- '<｜begin▁of▁sentence｜>' }}
-{%- for message in messages %}
-{%- if message.role == 'system' %}
-{{- message.content }}
-{%- elif message.role == 'user' %}
-{{- '<｜User｜>' + message.content }}
-{%- else %}
-{{- '<｜Assistant｜>' + message.content + '<｜end▁of▁sentence｜>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{% endif %}""",
-        roles=_PLAIN_CHAT,
+        roles=_CHAT,
+        turns={
+            "system": "CONTENT",
+            "user": "<｜User｜>CONTENT",
+            "assistant": "<｜Assistant｜>CONTENT<｜end▁of▁sentence｜>",
+        },
+        bos="<｜begin▁of▁sentence｜>",
         pad_tokens=("<｜▁pad▁｜>",),
         needs=("<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
     ),
     PromptFormat(
         name="identity",
-        template="""\
-{%- for message in messages %}
-{%- if message.role == 'assistant' %}
-{%- generation %}{{- message.content }}{% endgeneration %}
-{%- else %}
-{{- message.content }}
-{%- endif %}
-{%- endfor %}""",
-        roles=_roles(),
+        roles=_WITH_TOOLS,
+        turns="CONTENT",
+        bos="",
+        generates=True,
         pad_tokens=("<unk>",),
     ),
-    PromptFormat(
-        name="plain",
-        template="""\
-{{- bos_token }}
-{%- for message in messages %}
-{{- roles[message.role] + '\\n' }}
-{%- if message.role == 'assistant' %}
-{%- generation %}{{- message.content ~ (eos_token or '\\n\\n') }}{% endgeneration %}
-{{- '\\n\\n' if eos_token else '' }}
-{%- else %}
-{{- message.content + '\\n\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- roles.assistant + '\\n' }}{% endif %}""",
-        roles={**_CAPITALIZED, "tool": "Tool"},
-    ),
+    PromptFormat(name="plain", template=_PLAIN, roles={**_CAPITALIZED, "tool": "Tool"}),
 )
 FORMATS: Mapping[str, PromptFormat] = {one.name: one for one in _FORMATS}
 """The formats by name; a new one is one more entry."""

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import BuiltinMethodType, CodeType
+from types import CodeType
 from typing import Any, NoReturn
 
 import jinja2
@@ -26,13 +26,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from xtok.conversation._limits import (
-    limited,
-    spend,
-    spend_on_call,
-    spend_on_operator,
-    text_size,
-)
+from xtok.conversation._limits import limited, spend, spend_on_call, spend_on_operator, text_size
 from xtok.conversation._tracking import (
     Mark,
     Path,
@@ -298,14 +292,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Take what a method makes from the budget, and let `", ".join(...)` keep its parts."""
         method = getattr(function, "__wrapped__", function)
-        owner = getattr(method, "__self__", None)
-        spend_on_call(getattr(method, "__name__", ""), owner, [*args, *kwargs.values()])
-        if (
-            isinstance(function, BuiltinMethodType)
-            and function.__name__ == "join"
-            and type(function.__self__) is str
-        ):
-            return _join(self, args[0], function.__self__)
+        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+        spend_on_call(name, owner, [*args, *kwargs.values()])
+        if name == "join" and isinstance(owner, str):
+            return _join(self, args[0], owner)
         return super().call(context, function, *args, **kwargs)
 
 
