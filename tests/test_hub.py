@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Hub:
 
 
 def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protocol's cases
-    """The part of the hub's HTTP API that downloads need: `resolve`, and `tree` of `api`."""
+    """The part of the hub's HTTP API that is used: `resolve`, and two listings of `api`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -86,13 +87,23 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protoco
             names = [path.relative_to(folder.parent) for path in sorted(folder.glob("*"))]
             return [{"type": "file", "path": str(name), "size": 1, "oid": "1"} for name in names]
 
+        def do_POST(self) -> None:
+            """Answer api/models/ORG/NAME/paths-info/REVISION, for one path."""
+            parts = self.path.strip("/").split("/")
+            form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            [name] = urllib.parse.parse_qs(form)["paths"]
+            path = hub.repos["/".join(parts[2:4])][parts[5]] / name
+            kind = "directory" if path.is_dir() else "file"
+            one = {"type": kind, "path": name, "size": 1, "oid": "1"}
+            return self.answer(200, json.dumps([one] * path.exists()).encode())
+
         def answer(self, code: int, data: bytes, **headers: str) -> None:
             self.send_response(code)
             self.send_header("Content-Length", str(len(data)))
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok.alignment.rows import Rows, SymbolTable, filled, like
 from xtok.maps.pair import require_same_tokens
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import Tokenizer, from_transformers
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable, match_bytes
 
@@ -398,12 +398,7 @@ def _table(side: str, tokenizer: Any, of_map: TokenTable | None) -> TokenTable:
                 f"there is neither a {side} tokenizer nor a map that carries its tokens"
             )
         return of_map
-    if isinstance(tokenizer, TokenTable):
-        table = tokenizer
-    elif isinstance(tokenizer, Tokenizer):
-        table = tokenizer.table
-    else:
-        table = from_transformers(tokenizer).table
+    table = tokenizer if isinstance(tokenizer, TokenTable) else load_tokenizer(tokenizer).table
     if of_map is None:
         return table
     require_same_tokens(side, of_map, table, what="the map", other=f"the {side} tokenizer")

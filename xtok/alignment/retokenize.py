@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers import Tokenizer, from_transformers
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.roles import match_roles
 
 _PARTIAL = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, by `surrogateescape`
@@ -28,10 +28,8 @@ class Retokenizer:
     """
 
     def __init__(self, student: Any, teacher: Any) -> None:
-        self.student, self.teacher = (
-            given if isinstance(given, Tokenizer) else from_transformers(given)
-            for given in (student, teacher)
-        )
+        self.student: Tokenizer = load_tokenizer(student)
+        self.teacher: Tokenizer = load_tokenizer(teacher)
         self._roles = match_roles(self.student.table, self.teacher.table)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -82,8 +82,7 @@ def generate(
             embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
         )
     student, teacher = (
-        model if isinstance(model, Tokenizer) else load_tokenizer(model, offline=offline)
-        for model in (student_model, teacher_model)
+        load_tokenizer(model, offline=offline) for model in (student_model, teacher_model)
     )
     if config.top_k > len(teacher.table):
         raise XtokError(

@@ -31,6 +31,6 @@ def given_tokenizers(
     given = {side: model for side, model in models.items() if model is not None}
     if not given:
         return {}
-    from xtok.tokenizers import as_tokenizer
+    from xtok.tokenizers import load_tokenizer
 
-    return {side: as_tokenizer(model) for side, model in given.items()}
+    return {side: load_tokenizer(model) for side, model in given.items()}

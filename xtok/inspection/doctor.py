@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, TextCounts, count_tokens, pair_facts
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizers
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.table import TokenTable, TokenType
 
@@ -144,7 +145,9 @@ def doctor(
         XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
         ValueError: for texts with one model.
     """
-    tokenizers = as_tokenizers(models)
+    if isinstance(models, str | PathLike | Tokenizer):
+        models = [models]
+    tokenizers = [load_tokenizer(model) for model in models]
     counts = overlap = pair = advice = None
     if texts:
         if len(tokenizers) == 1:

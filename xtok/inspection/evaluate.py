@@ -45,7 +45,7 @@ from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
-from xtok.tokenizers import ModelLike, as_tokenizer
+from xtok.tokenizers import ModelLike, load_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.table import common_ids
 
@@ -214,7 +214,7 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
     sides = {"student": student.vocabulary, "teacher": teacher.vocabulary}
     are_events = [isinstance(one, EventMap) for one in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):

@@ -18,7 +18,7 @@ from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.subtokens import nemo_table
 from xtok.progress import Note, silent_note
-from xtok.tokenizers import ModelLike, as_tokenizer
+from xtok.tokenizers import ModelLike, load_tokenizer
 from xtok.vocab.display import plural
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable
@@ -101,7 +101,7 @@ def _write_subtokens(
             hint="give both models that the map was made with, the student's with {option}",
             parameter="student_model",
         )
-    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
     with_vocabularies(
         projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
     )

@@ -20,7 +20,7 @@ from xtok.stages.exact import with_exact
 from xtok.stages.matches import compared_tables, exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from xtok.counting.counts import CountedText, CountingPlan
@@ -70,7 +70,7 @@ def build(
         ValueError: for `initial` without texts, or both a config and a loss.
     """
     config = _config_of(config, for_loss)
-    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
     if texts:
         from xtok.counting.counts import count_text
         from xtok.stages.counted import counted_map
@@ -155,7 +155,7 @@ def get_map(
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     config = _config_of(config, for_loss)
-    sides = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    sides = load_tokenizer(student_model), load_tokenizer(teacher_model)
     path = Path(path)
 
     def make() -> ProjectionMap:

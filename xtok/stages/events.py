@@ -28,7 +28,7 @@ from xtok.maps.events import EventMap
 from xtok.maps.projection_map import StageReport
 from xtok.maps.results import tokenizer_notes
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import common_ids, match_bytes
 
@@ -80,7 +80,7 @@ def events(
         XtokError: if a text cannot be read, or there is nothing to count in it.
     """
     config = EventsConfig.or_default(config)
-    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
     if texts:

@@ -16,7 +16,7 @@ from xtok.maps.pair import name_notes, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
 from xtok.maps.results import map_of_edges, reported
 from xtok.stages.matches import ExactMatches, exact_matches, matching_options
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.vocab.table import TokenTable, decode_vocabulary
 
 
@@ -46,8 +46,8 @@ def reapply_exact(
         XtokError: if the map carries no token tables, or was made with display strings and the
             models are not given, or is of other tokenizers.
     """
-    student = None if student_model is None else as_tokenizer(student_model)
-    teacher = None if teacher_model is None else as_tokenizer(teacher_model)
+    student = None if student_model is None else load_tokenizer(student_model)
+    teacher = None if teacher_model is None else load_tokenizer(teacher_model)
     given: dict[str, Any] = {
         "student": None if student is None else student.vocabulary,
         "teacher": None if teacher is None else teacher.vocabulary,

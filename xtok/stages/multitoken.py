@@ -26,7 +26,7 @@ from xtok.maps.results import (
 )
 from xtok.progress import Progress, silent
 from xtok.stages.matches import compared_tables, relaxed_edges, special_edges
-from xtok.tokenizers import ModelLike, Tokenizer, as_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.vocab.roles import slot_candidates
 from xtok.vocab.table import TokenTable
 
@@ -64,7 +64,7 @@ def multitoken(
     config = MultitokenConfig.or_default(config)
     if config.target != "start" and config.weights != "prior":
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
-    student, teacher = as_tokenizer(student_model), as_tokenizer(teacher_model)
+    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
     earlier = None if initial is None else mapfile.as_map(initial)
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
     sides = ("student", student, ignored[0]), ("teacher", teacher, ignored[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -38,8 +38,8 @@ ModelLike = str | PathLike[str] | Tokenizer
 """What functions take for a model: what `load_tokenizer` takes, or a loaded tokenizer."""
 
 
-# By prefix: what reads a kind of file, and what tells it from its first 4 kB. A new backend is one
-# file and one line here; the last one takes what no other wants.
+# By prefix: what reads a kind of file, and what tells it from its first 4 kB; the last one takes
+# what no other wants.
 _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
     "tekken": (TekkenBackend, is_tekken),
     "tiktoken": (TiktokenBackend, is_rank_file),
@@ -62,7 +62,8 @@ def load_tokenizer(
             tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`. A file's kind is read
             from its contents; a prefix settles doubt: `hf:`, `spm:`, `tiktoken:`, `tekken:`.
             `REPO@REVISION` pins a branch, tag or commit; `FILE@REGEX` gives a tiktoken file of an
-            unknown family its split pattern. Or a fast Hugging Face tokenizer, already loaded.
+            unknown family its split pattern. Or a fast Hugging Face tokenizer that is loaded
+            already; a `Tokenizer` is returned as it is.
         vocab_size: the width of the model's logits; by default that of the model's config, else
             the tokenizer's largest id + 1.
         offline: take only what is in the local cache, as with `HF_HUB_OFFLINE=1`.
@@ -72,6 +73,8 @@ def load_tokenizer(
     Raises:
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
+    if isinstance(model, Tokenizer):
+        return model
     if not isinstance(model, str | PathLike):
         return from_transformers(model, vocab_size=vocab_size)
     kind, location, suffix, path = _parsed(model)
@@ -92,16 +95,21 @@ def load_tokenizer(
                 revision=None if is_local else suffix,
                 offline=offline,
             )
-            pattern = suffix if is_local else None
             if path.is_file() and runs_code(files) and not trust_remote_code:
-                backend = load_json(path, files, pattern=pattern)
+                backend = load_json(path)
             else:
-                backend = _from_folder(files, pattern, trust_remote_code)
+                backend = _from_folder(files, suffix, trust_remote_code)
         else:
             raise _not_found(location)
+        if is_local and suffix is not None and backend.name != TiktokenBackend.name:
+            raise TokenizerError(
+                f"{location} takes no @{suffix}",
+                hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
+            )
         return Tokenizer(
             backend,
             model_id=model_id(model),
+            files=files,
             location=files.model if files else path,
             revision=(files.commit or files.revision) if files else None,
             vocab_size=vocab_size,
@@ -171,18 +179,6 @@ def absolute(model: str) -> str:
     return f"{prefix}{os.path.abspath(path)}{'' if suffix is None else f'@{suffix}'}"
 
 
-def as_tokenizer(model: ModelLike) -> Tokenizer:
-    """Return a loaded tokenizer as it is, and load any other model with the defaults."""
-    return model if isinstance(model, Tokenizer) else load_tokenizer(model)
-
-
-def as_tokenizers(models: ModelLike | Sequence[ModelLike]) -> list[Tokenizer]:
-    """Return the tokenizers of one model or several."""
-    if isinstance(models, str | PathLike | Tokenizer):
-        models = [models]
-    return [as_tokenizer(model) for model in models]
-
-
 def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
     """Wrap a fast Hugging Face tokenizer that is already loaded; it is copied, not changed.
 
@@ -200,35 +196,33 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
             f"{name} is {type(tokenizer).__name__}, not a fast Hugging Face tokenizer",
             hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
         )
-    backend = HuggingFaceBackend(tokenizer, ModelFiles(Path(name)))
-    return Tokenizer(backend, model_id=Path(name).name or name, vocab_size=vocab_size)
+    return Tokenizer(
+        HuggingFaceBackend(tokenizer, name),
+        model_id=Path(name).name or name,
+        files=ModelFiles(Path(name)),
+        vocab_size=vocab_size,
+    )
 
 
 def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
     head = _head(path)
-    for problem, (is_it, hint) in _REFUSED.items():
-        if is_it(head):
-            raise TokenizerError(f"{path} is {problem}", hint=hint)
+    if head.startswith(b"GGUF"):
+        raise TokenizerError(
+            f"{path} is a .gguf file, which xtok does not read",
+            hint="give the repo or folder of the model that it was made from",
+        )
+    if head.lstrip().startswith(b"[") and b'"token_bytes"' in head:
+        raise TokenizerError(
+            f"{path} is a vocabulary of Megatron, without its pattern and special tokens",
+            hint="give the model's Hugging Face repo or folder, or its tekken.json",
+        )
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
-            return load_json(path, pattern=pattern)
+            return load_json(path)
         kind = next(name for name, (_, recognises) in _FILES.items() if recognises(head))
-    return _FILES[kind][0](path, pattern=pattern)
-
-
-# What is in use, and cannot be read exactly: what tells it from its first 4 kB, and what to give.
-_REFUSED: dict[str, tuple[Callable[[bytes], object], str]] = {
-    "a .gguf file, which xtok does not read": (
-        lambda head: head.startswith(b"GGUF"),
-        "give the repo or folder of the model that it was made from",
-    ),
-    "a tiktoken vocabulary of Megatron, which does not say its pattern and special tokens": (
-        lambda head: head.lstrip().startswith(b"[") and b'"token_bytes"' in head,
-        "give the model's Hugging Face repo or folder, or its tekken.json",
-    ),
-}
+    return TiktokenBackend(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
@@ -251,7 +245,7 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
             hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
             "give the .model or .tiktoken file itself",
         )
-    return load_folder(files, pattern=pattern, trust_remote_code=trust_remote_code)
+    return load_folder(files, trust_remote_code=trust_remote_code)
 
 
 def _head(path: Path) -> bytes:

@@ -55,8 +55,11 @@ class Backend(ABC):
         """Encode whole texts, control tokens recognised; None if the library recognises none."""
         return None
 
+    text_tokens: Mapping[str, int] = {}
+    """Added tokens that are no control tokens, where the library does not find them itself."""
+
     def encode_start(self, text: str) -> list[int]:
-        """Encode the beginning of a text, up to its first control token."""
+        """Encode the beginning of a text, up to its first added token."""
         return self.encode_texts([text])[0]
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
@@ -71,10 +74,6 @@ class Backend(ABC):
         """Return the roles (of `vocab.roles.ROLES`) that the tokenizer's own files declare."""
         return {}
 
-    def model_vocab_size(self) -> int | None:
-        """Return the width of the model's logits by its config; None without a config."""
-        return None
-
     def chat_templates(self) -> Mapping[str, str]:
         """Return the Jinja chat templates by name; `default` is the usual one."""
         return {}
@@ -82,19 +81,6 @@ class Backend(ABC):
     def text_changes(self) -> Sequence[TextChange]:
         """Return what keeps a text from being the concatenation of its tokens' bytes."""
         return ()
-
-
-def refuse_pattern(pattern: str | None, what: str) -> None:
-    """Refuse a split pattern for a tokenizer that has its own.
-
-    Raises:
-        TokenizerError: if there is a pattern.
-    """
-    if pattern is not None:
-        raise TokenizerError(
-            f"{what}, which takes no @{pattern}",
-            hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
-        )
 
 
 def damaged(problem: str, what: str = "the file is damaged or of another kind") -> TokenizerError:
@@ -136,60 +122,54 @@ def byte_offsets(text: str) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-class ConfiguredBackend(Backend):
-    """A backend with the configs of its model beside it."""
+def model_vocab_size(files: ModelFiles) -> int | None:
+    """Return the width of a model's logits by its config.json; None without one.
 
-    def __init__(self, files: ModelFiles) -> None:
-        self._files = files
+    Read from the file if it is there, so that a model of a new or custom type needs no code;
+    else the default of its type, from transformers' `get_text_config().vocab_size`.
 
-    def model_vocab_size(self) -> int | None:
-        """Return the width that config.json gives; None without a config.json.
+    Raises:
+        TokenizerError: if there is none.
+    """
+    if files.find("config.json") is None:
+        return None
+    config = files.json("config.json")
+    for part in (config.get("text_config"), config):
+        if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
+            return size
+    from transformers import AutoConfig
 
-        Read from the file if it is there, so that a model of a new or custom type needs no code;
-        else the default of its type, from transformers' `get_text_config().vocab_size`.
+    try:
+        loaded = AutoConfig.from_pretrained(
+            files.model,
+            revision=files.commit or files.revision,
+            local_files_only=files.offline,
+            trust_remote_code=False,
+        )
+        return int(loaded.get_text_config().vocab_size)
+    except Exception as error:
+        raise TokenizerError(
+            f"the config.json of {files} has no vocabulary size: {error}",
+            hint="give the width of the model's logits with {option}",
+            parameter="vocab_size",
+        ) from error
 
-        Raises:
-            TokenizerError: if there is none.
-        """
-        files = self._files
-        if files.find("config.json") is None:
-            return None
-        config = files.json("config.json")
-        for part in (config.get("text_config"), config):
-            if isinstance(part, dict) and isinstance(size := part.get("vocab_size"), int):
-                return size
-        from transformers import AutoConfig
 
-        try:
-            loaded = AutoConfig.from_pretrained(
-                files.model,
-                revision=files.commit or files.revision,
-                local_files_only=files.offline,
-                trust_remote_code=False,
-            )
-            return int(loaded.get_text_config().vocab_size)
-        except Exception as error:
-            raise TokenizerError(
-                f"the config.json of {files} has no vocabulary size: {error}",
-                hint="give the width of the model's logits with {option}",
-                parameter="vocab_size",
-            ) from error
+def eos_ids(files: ModelFiles) -> list[int]:
+    """Return the ids that a model's generation config ends a text with.
 
-    def eos_ids(self) -> list[int]:
-        """Return the ids that the generation config ends a text with.
-
-        Raises:
-            TokenizerError: if it is not a JSON object, or these are not ids.
-        """
-        name = "generation_config.json"
-        eos: Any = "unknown"
-        with suppress(TokenizerError):
-            eos = self._files.json(name).get("eos_token_id")
-        ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        if not all(isinstance(i, int) for i in ids):
-            path = self._files.find(name)
-            raise TokenizerError(f"{path} is not a generation config", hint="fix it, or remove it")
-        return ids
+    Raises:
+        TokenizerError: if it is not a JSON object, or these are not ids.
+    """
+    name = "generation_config.json"
+    eos: Any = "unknown"
+    with suppress(TokenizerError):
+        eos = files.json(name).get("eos_token_id")
+    ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(isinstance(i, int) for i in ids):
+        path = files.find(name)
+        raise TokenizerError(f"{path} is not a generation config", hint="fix it, or remove it")
+    return ids
 
 
 def chat_templates(files: ModelFiles) -> dict[str, str]:

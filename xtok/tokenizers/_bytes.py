@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
-
-_NULL_SIZE = 131_072
 
 
 class BytesBackend(Backend):
@@ -43,11 +42,11 @@ class NullBackend(Backend):
     name = "null"
 
     def __init__(self, argument: str) -> None:
-        self._size = _number(argument) if argument else _NULL_SIZE
+        self._size = _number(argument or "131072")
         if not 0 < self._size <= MAX_WIDTH:
             raise TokenizerError(
                 f"null:{argument} is not a tokenizer: {argument} is not a number in 1..{MAX_WIDTH}",
-                hint=f"give null:32000, say, or null alone for {_NULL_SIZE}",
+                hint="give null:32000, say, or null alone for 131072",
             )
 
     def entries(self) -> Iterable[Entry]:
@@ -75,7 +74,10 @@ class NullBackend(Backend):
                 )
         return rows
 
+    def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
+        return [match.span() for match in re.finditer("[0-9]+", text)]
+
 
 def _number(word: str) -> int:
-    """Return the number that a word of digits is; -1 for any other, and for one above all ids."""
-    return int(word) if word.isascii() and word.isdigit() and len(word) < 10 else -1
+    """Return the number that a word is; -1 for any other, and for one above all ids."""
+    return int(word) if re.fullmatch("[0-9]{1,9}", word) else -1

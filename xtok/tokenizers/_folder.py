@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from xtok.tokenizers._backend import (
     SPECIAL_NAMES,
     Backend,
-    ConfiguredBackend,
     TextChange,
     bad_config,
     chat_templates,
@@ -24,17 +23,12 @@ NAMES = (
 """Where such a tokenizer is looked for, in this order; patterns only in a local folder."""
 
 
-class FolderBackend(ConfiguredBackend):
-    """The backend of a tokenizer file, with what the configs beside it add.
-
-    `config.json` gives the width, `tokenizer_config.json` added tokens, roles and chat templates,
-    `generation_config.json` further ids that end a text.
-    """
+class FolderBackend(Backend):
+    """The backend of a tokenizer file, with the added tokens and roles of the configs beside it."""
 
     def __init__(self, inner: Backend, files: ModelFiles) -> None:
-        super().__init__(files)
         self.name = inner.name
-        self._inner = inner
+        self._inner, self._files = inner, files
         self._config = files.json("tokenizer_config.json")
         try:
             listed = self._config.get("added_tokens_decoder") or {}
@@ -46,13 +40,13 @@ class FolderBackend(ConfiguredBackend):
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise bad_config(files, "added_tokens_decoder") from error
         own = {entry.id: entry.type for entry in inner.entries()}
-        self._text = {
+        self.text_tokens = {
             added.content.decode(): i
             for i, added in self._added.items()
             if added.type == TokenType.USER_DEFINED
             and own.get(i, TokenType.NORMAL) == TokenType.NORMAL
         }
-        self._pattern: re.Pattern[str] = splitting_at(self._text)
+        self._pattern: re.Pattern[str] = splitting_at(self.text_tokens)
 
     def entries(self) -> Iterable[Entry]:
         """The file's ids; those that are added tokens by the config take their type from there."""
@@ -64,7 +58,7 @@ class FolderBackend(ConfiguredBackend):
         yield from left.values()
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the roles that the config, the file itself and the generation config name."""
+        """Return the roles that the config and the file itself name."""
         roles = {role: list(ids) for role, ids in self._inner.declared_roles().items()}
         ids = {added.content.decode(): i for i, added in self._added.items()}
         ids |= {
@@ -77,7 +71,7 @@ class FolderBackend(ConfiguredBackend):
             name = token.get("content") if isinstance(token, dict) else token
             if isinstance(name, str) and name in ids:
                 roles[role] = [ids[name]]
-        return {**roles, "eos": [*roles.get("eos", []), *self.eos_ids()]}
+        return roles
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode with the file's backend what stands between added text tokens."""
@@ -87,24 +81,14 @@ class FolderBackend(ConfiguredBackend):
         for parts in parts_of:
             result.append([])
             for place, part in enumerate(parts):
-                result[-1] += [self._text[part]] if place % 2 else next(encoded)
+                result[-1] += [self.text_tokens[part]] if place % 2 else next(encoded)
         return result
 
     def encode_start(self, text: str) -> list[int]:
-        start = self._pattern.split(text, maxsplit=1)[0]
-        ids = self._inner.encode_start(start) if start else []
-        return ids + self.encode_texts([text[len(start) :]])[0]
+        return self._inner.encode_start(text)
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        spans: list[tuple[int, int]] = []
-        begin = 0
-        for place, part in enumerate(self._pattern.split(text)):
-            size = len(part.encode())
-            inner = self._inner.spans(part, at_start=at_start and not place) if part else ()
-            inner = [(0, size)] if place % 2 else inner
-            spans += [(begin + start, begin + end) for start, end in inner]
-            begin += size
-        return spans
+        return self._inner.spans(text, at_start=at_start)
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         return self._inner.encode_bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -9,15 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import (
-    SPECIAL_NAMES,
-    ConfiguredBackend,
-    TextChange,
-    byte_offsets,
-    damaged,
-)
-from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
+from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, byte_offsets, damaged
+from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -26,28 +20,28 @@ Spec = dict[str, Any]
 """One component of a tokenizer.json: its `type`, and what it is made of."""
 
 
-class HuggingFaceBackend(ConfiguredBackend):
+class HuggingFaceBackend(Backend):
     """A fast Hugging Face tokenizer.
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
-        files: where it comes from; its model config and generation config are read.
-        copy: leave its `backend_tokenizer` as it is, for others that use it.
+        model: what errors call it.
 
     Raises:
-        TokenizerError: if its tokens are not byte strings, or it is damaged.
+        TokenizerError: if its tokens are not byte strings, or two have the same id.
     """
 
     name = "hf"
 
-    def __init__(self, tokenizer: Any, files: ModelFiles, *, copy: bool = True) -> None:
-        super().__init__(files)
-        self._hf, model = tokenizer, str(files)
-        _check_growth(tokenizer.backend_tokenizer, model)
-        self._ids = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True)
-        self._rust = _within_text(tokenizer.backend_tokenizer, self._ids, model, copy=copy)
+    def __init__(self, tokenizer: Any, model: str) -> None:
+        self._hf, self._model, rust = tokenizer, model, tokenizer.backend_tokenizer
+        self._ids = rust.get_vocab(with_added_tokens=True)
+        if len(set(self._ids.values())) < len(self._ids):
+            what = "its tokenizer.json is damaged"
+            raise damaged(f"two tokens of {model} have the same id", what)
+        self._rust = _within_text(rust)
         self._added = dict(tokenizer.added_tokens_decoder)
-        decoder = list(components(self._rust.decoder))
+        decoder = list(components(rust.decoder))
         self._decode = _decoder(decoder, model)
         self._byte_level = any(c["type"] == "ByteLevel" for c in decoder)
         self._byte_fallback = any(c["type"] == "ByteFallback" for c in decoder)
@@ -88,10 +82,9 @@ class HuggingFaceBackend(ConfiguredBackend):
         return unknown
 
     def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the special-token map, and the generation config's eos ids."""
+        """Return the special-token map."""
         ids = {role: getattr(self._hf, f"{role}_token_id", None) for role in SPECIAL_NAMES}
-        roles = {role: [i] for role, i in ids.items() if i is not None}
-        return {**roles, "eos": [*roles.get("eos", []), *self.eos_ids()]}
+        return {role: [i] for role, i in ids.items() if i is not None}
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores, special tokens as plain text; no ids for what the model refuses."""
@@ -108,7 +101,14 @@ class HuggingFaceBackend(ConfiguredBackend):
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
         """Merge bytes with a byte-level model, past its normalizer; others merge characters."""
-        return merge_bytes(self._rust, data) if self._byte_level else None
+        if not self._byte_level:
+            return None
+        try:
+            text = data.decode()
+            pieces = [piece for piece, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
+        except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
+            pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
+        return [token.id for piece in pieces for token in self._rust.model.tokenize(piece)]
 
     def encode_whole(self, texts: Sequence[str]) -> list[list[int]] | None:
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
@@ -131,7 +131,7 @@ class HuggingFaceBackend(ConfiguredBackend):
             if type(error) is not Exception:
                 raise
             raise TokenizerError(
-                f"the library of {self._files} refuses the text {texts[0][:40]!r}: {error}",
+                f"the library of {self._model} refuses the text {texts[0][:40]!r}: {error}",
                 hint="use a tokenizer with byte tokens or a byte-level vocabulary",
             ) from error
 
@@ -154,22 +154,11 @@ class HuggingFaceBackend(ConfiguredBackend):
         return self._text_changes
 
 
-def merge_bytes(rust: RustTokenizer, data: bytes) -> list[int]:
-    """Merge any bytes by a byte-level model, past its normalizer."""
-    try:
-        text = data.decode()
-        pieces = [piece for piece, _ in rust.pre_tokenizer.pre_tokenize_str(text)]
-    except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
-        pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
-    return [token.id for piece in pieces for token in rust.model.tokenize(piece)]
-
-
 def _spec(component: Any) -> Spec:
     """Return a component's own JSON; None is an empty sequence."""
     return {"type": "Sequence"} if component is None else dict(json.loads(component.__getstate__()))
 
 
-_DAMAGED = "its tokenizer.json is damaged"
 _PARTS = ("normalizers", "pretokenizers", "decoders")
 
 
@@ -184,46 +173,27 @@ def components(component: Any) -> Iterator[Spec]:
             yield spec
 
 
-def _within_text(
-    rust: RustTokenizer, id_of: Mapping[str, int], model: str, *, copy: bool
-) -> RustTokenizer:
+def _within_text(rust: RustTokenizer) -> RustTokenizer:
     """Return what encodes as in the middle of a text: no prefix, padding or dropout.
 
-    Raises:
-        TokenizerError: if a copy loses tokens, or an id is so large that writing the JSON, id by
-            id, takes minutes.
+    The model is shared, because copying its vocabulary takes seconds.
     """
-    largest = max(id_of.values(), default=0)
-    if largest >= MAX_WIDTH:
-        problem = f"{model} has the token id {largest}, and ids end at {MAX_WIDTH - 1}"
-        raise damaged(problem, _DAMAGED)
-    parts = {"normalizer": _spec(rust.normalizer), "pre_tokenizer": _spec(rust.pre_tokenizer)}
-    changed = {k: kept for k, spec in parts.items() if (kept := _without_prefix(spec)) != spec}
-    if copy or changed or len(set(id_of.values())) < len(id_of):
-        rust = _copied(rust, model, changed)
-    rust.encode_special_tokens = True
-    rust.no_truncation()
-    rust.no_padding()
-    if getattr(rust.model, "dropout", None):
-        rust.model.dropout = None
-    return rust
-
-
-def _copied(rust: RustTokenizer, model: str, changed: Mapping[str, Spec | None]) -> RustTokenizer:
-    """Return a copy with some of its components changed."""
     from tokenizers import Tokenizer as RustTokenizer
 
-    text = rust.to_str()
-    if changed:
-        text = json.dumps({**json.loads(text), **changed})
-    try:
-        copy = RustTokenizer.from_str(text)
-        if copy.get_vocab_size() != rust.get_vocab_size():
-            raise ValueError("it has fewer")
-    except Exception as error:
-        problem = f"{model} loses tokens when it is copied, as where two have the same id: {error}"
-        raise damaged(problem, _DAMAGED) from error
-    return copy
+    model = rust.model
+    if getattr(model, "dropout", None):
+        model = copy.deepcopy(model)
+        model.dropout = None
+    within = RustTokenizer(model)
+    for name in ("normalizer", "pre_tokenizer"):
+        part = getattr(rust, name)
+        spec = _without_prefix(_spec(part))
+        if part is not None and spec is not None:
+            part.__setstate__(json.dumps(spec).encode())
+            setattr(within, name, part)
+    within.add_tokens([token for _, token in sorted(rust.get_added_tokens_decoder().items())])
+    within.encode_special_tokens = True
+    return within
 
 
 def _without_prefix(spec: Spec) -> Spec | None:
@@ -237,27 +207,6 @@ def _without_prefix(spec: Spec) -> Spec | None:
             inner = map(_without_prefix, spec[key])
             spec[key] = [component for component in inner if component is not None]
     return spec
-
-
-_MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
-
-
-def _check_growth(rust: RustTokenizer, model: str) -> None:
-    """Refuse replacements that make a text so long that it takes minutes to encode.
-
-    Raises:
-        TokenizerError: if those of the normalizer together do, or of the decoder.
-    """
-    for component in (rust.normalizer, rust.decoder):
-        growth = 1.0
-        for spec in components(component):
-            if spec["type"] == "Replace":
-                old, new = spec["pattern"].get("String"), len(spec["content"])
-                # A regular expression may match nothing, and so between any two characters.
-                growth *= max(1, new / len(old)) if old else 1 + new
-        if growth > _MAX_GROWTH:
-            problem = f"the replacements of {model} may make a text {growth:.0f} times as long"
-            raise damaged(problem, _DAMAGED)
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
@@ -329,23 +278,14 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
         kind = component["type"]
         if kind in _CHANGES:
             yield TextChange(kind, _CHANGES[kind])
-        elif kind == "BertNormalizer":
-            lowercase, accents = component.get("lowercase"), component.get("strip_accents")
-            parts = {
-                "Nmt": component.get("clean_text"),
-                "Lowercase": lowercase,
-                "StripAccents": lowercase if accents is None else accents,
-            }
-            changes = [_CHANGES[name] for name, does in parts.items() if does]
-            if changes:
-                yield TextChange(kind, "; ".join(changes))
         elif kind == "Replace":
             old, new = component["pattern"].get("String"), component["content"]
             if (old, new) not in undone:
                 what = repr(old or component["pattern"].get("Regex"))
                 yield TextChange(kind, f"{what} becomes {new!r}")
         elif kind not in ("Prepend", "ByteLevel"):
-            yield TextChange(kind, "not known here")
+            options = [name for name, value in component.items() if value is True]
+            yield TextChange(kind, ", ".join(options) or "not known here")
     if any(c["type"] == "WordPiece" for c in decoder):
         what = "whitespace is not kept: one space before each word, none before . , ? !"
         yield TextChange("WordPiece", what)

@@ -15,15 +15,14 @@ Transformers decides:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import SPECIAL_NAMES, chat_templates, refuse_pattern
+from xtok.tokenizers._backend import SPECIAL_NAMES, chat_templates
 from xtok.tokenizers._hf import HuggingFaceBackend, components
 from xtok.tokenizers._tiktoken import QWEN_PATTERN, TEKKEN_PATTERN
 from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
@@ -33,19 +32,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 
-def load_folder(
-    files: ModelFiles, *, pattern: str | None = None, trust_remote_code: bool = False
-) -> HuggingFaceBackend:
+def load_folder(files: ModelFiles, *, trust_remote_code: bool = False) -> HuggingFaceBackend:
     """Load what `AutoTokenizer` loads from a folder or repo.
 
     Raises:
         TokenizerError: if that fails, gives a slow tokenizer, or needs code that is not trusted.
     """
-    refuse_pattern(pattern, f"{files} is a Hugging Face tokenizer")
     plain = None if trust_remote_code else _read_alone(files)
-    backend = HuggingFaceBackend(
-        plain or _by_transformers(files, trust_remote_code), files, copy=plain is None
-    )
+    backend = HuggingFaceBackend(plain or _by_transformers(files, trust_remote_code), str(files))
     notes = []
     if trust_remote_code and runs_code(files):
         revision = files.commit or files.revision
@@ -106,23 +100,22 @@ def runs_code(files: ModelFiles) -> bool:
     return "auto_map" in files.json("tokenizer_config.json")
 
 
-def load_json(
-    path: Path, files: ModelFiles | None = None, *, pattern: str | None = None
-) -> HuggingFaceBackend:
-    """Load a `tokenizer.json` alone, with the configs of a folder for its width and roles.
+def load_json(path: Path) -> HuggingFaceBackend:
+    """Load a `tokenizer.json` alone.
 
     Raises:
         TokenizerError: if it is not one.
     """
-    refuse_pattern(pattern, f"{path} is a Hugging Face tokenizer")
     try:
         plain = PlainTokenizer(path)
+        plain.backend_tokenizer.no_truncation()
+        plain.backend_tokenizer.no_padding()
     except Exception as error:
         raise TokenizerError(
             f"{path} is JSON, but neither a tokenizer.json nor a tekken file: {error}",
             hint="give a tokenizer's file, or the folder of a Hugging Face tokenizer",
         ) from error
-    return HuggingFaceBackend(plain, files or ModelFiles(path), copy=False)
+    return HuggingFaceBackend(plain, str(path))
 
 
 class PlainTokenizer:
@@ -132,39 +125,20 @@ class PlainTokenizer:
         Exception: as the `tokenizers` library does, if the file is not a `tokenizer.json`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.backend_tokenizer = self._read()
-        self.added_tokens_decoder: dict[int, AddedToken] = (
-            self.backend_tokenizer.get_added_tokens_decoder()
-        )
-        self.chat_template: Mapping[str, str] = {}
-        self._change: Callable[[RustTokenizer], None] | None = None
+    chat_template: Mapping[str, str] = {}
 
-    def _read(self) -> RustTokenizer:
+    def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as RustTokenizer
 
-        return RustTokenizer.from_file(str(self._path))
+        self.backend_tokenizer = RustTokenizer.from_file(str(path))
 
-    def apply(self, change: Callable[[RustTokenizer], None]) -> None:
-        """Change the tokenizer as a class of Transformers does."""
-        self._change = change
-        change(self.backend_tokenizer)
-        self.added_tokens_decoder = self.backend_tokenizer.get_added_tokens_decoder()
-
-    @functools.cached_property
-    def _prompts(self) -> RustTokenizer:
-        """The tokenizer for whole prompts, which few commands encode; the backend has the other."""
-        rust = self._read()
-        rust.no_truncation()
-        rust.no_padding()
-        if self._change is not None:
-            self._change(rust)
-        return rust
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return self.backend_tokenizer.get_added_tokens_decoder()
 
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
         """Encode whole texts as they are, without further special tokens."""
-        encodings = self._prompts.encode_batch(texts, add_special_tokens=False)
+        encodings = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         return {
             "input_ids": [encoding.ids for encoding in encodings],
             "offset_mapping": [encoding.offsets for encoding in encodings],
@@ -185,7 +159,6 @@ _GEMMA_TYPES = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_
 _CLASSES = {
     **dict.fromkeys(("", "llama", "llama4", "gpt_oss", "glm4_moe", "nemotron_h"), _PLAIN),
     **dict.fromkeys((*_DEEPSEEK_TYPES, *_MISTRAL_TYPES), _PLAIN | _LLAMA),
-    **dict.fromkeys(_QWEN_TYPES, _PLAIN),
 }
 _BUILT = {
     **dict.fromkeys(_QWEN_TYPES, "Qwen2Tokenizer"),
@@ -205,27 +178,6 @@ class _Parts(NamedTuple):
     unk_token: str | None = None
     fuse_unk: bool = False
     byte_fallback: bool = False
-
-    def changes(self, rust: RustTokenizer) -> bool:
-        """Tell whether this differs from what `tokenizer.json` has."""
-        parts = ("normalizer", "pre_tokenizer", "decoder")
-        options = ("unk_token", "fuse_unk", "byte_fallback")
-        return (
-            any(_specs(getattr(self, part)) != _specs(getattr(rust, part)) for part in parts)
-            or any(getattr(self, name) != getattr(rust.model, name) for name in options)
-            or bool(rust.model.dropout or rust.model.ignore_merges)
-        )
-
-    def apply(self, rust: RustTokenizer) -> None:
-        """Build what the class builds."""
-        rust.normalizer, rust.pre_tokenizer = self.normalizer, self.pre_tokenizer
-        rust.decoder, model = self.decoder, rust.model
-        model.unk_token, model.fuse_unk = self.unk_token, self.fuse_unk
-        model.byte_fallback, model.dropout, model.ignore_merges = self.byte_fallback, None, False
-
-
-def _specs(part: Any) -> list[dict[str, Any]]:
-    return [{k: v for k, v in spec.items() if k != "trim_offsets"} for spec in components(part)]
 
 
 def _parts_of(name: str, config: Mapping[str, Any]) -> _Parts:
@@ -281,6 +233,8 @@ def is_checked() -> bool:
 
 def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
     """Read a folder by its `tokenizer.json`; None where Transformers must decide."""
+    if not is_checked():
+        return None
     try:
         path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")
         model = files.json("config.json") if files.find("config.json") else {"model_type": ""}
@@ -288,26 +242,20 @@ def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
         if path is None or not _configs_allow(files, config, model_type):
             return None
         templates = chat_templates(files)
-        if not all(templates.values()):
-            return None
-    except files.error:  # what is missing or damaged: Transformers has its own answer
+        plain = PlainTokenizer(path)
+    except Exception as error:
+        # What is missing or damaged, also for the library: Transformers has its own answer.
+        if type(error) is not Exception and not isinstance(error, files.error):
+            raise
         return None
-    plain = _read_file(path)
-    if plain is None:
+    built = config.get("tokenizer_class") not in _PLAIN and model_type in _BUILT
+    parts = _parts_of(_BUILT[model_type], config) if built else None
+    if not (all(templates.values()) and _tokens_allow(plain, config, model_type, parts)):
         return None
-    parts = _parts_of(_BUILT[model_type], config) if model_type in _BUILT else None
-    if config.get("tokenizer_class") in _PLAIN:  # which of the two, versions differ for Qwen
-        if model_type in _QWEN_TYPES and not (
-            parts and _fits(plain, parts) and parts.special.keys() <= config.keys()
-        ):
-            return None
-        parts = None
-    if not _tokens_allow(plain, config, model_type, parts):
-        return None
+    plain.chat_template = templates
     roles = _with_roles(config, parts)
     if parts is not None:
-        plain.apply(functools.partial(_build, parts, set(roles.values())))
-    plain.chat_template = templates
+        _build(plain.backend_tokenizer, parts, set(roles.values()))
     for name, token in roles.items():
         setattr(plain, f"{name}_id", plain.backend_tokenizer.token_to_id(token))
     return plain
@@ -319,27 +267,16 @@ def _with_roles(config: Mapping[str, Any], parts: _Parts | None) -> dict[str, st
     return {name: _content(token) for name, token in named.items() if token is not None}
 
 
-def _build(parts: _Parts, special: set[str], rust: RustTokenizer) -> None:
+def _build(rust: RustTokenizer, parts: _Parts, special: set[str]) -> None:
     """Build what a class builds, and make special what has a role."""
-    parts.apply(rust)
+    rust.normalizer, rust.pre_tokenizer = parts.normalizer, parts.pre_tokenizer
+    rust.decoder, model = parts.decoder, rust.model
+    model.unk_token, model.fuse_unk = parts.unk_token, parts.fuse_unk
+    model.byte_fallback, model.dropout, model.ignore_merges = parts.byte_fallback, None, False
     for token in rust.get_added_tokens_decoder().values():
         if token.content in special and not token.special:
             token.special = True
             rust.add_special_tokens([token])
-
-
-def _read_file(path: Path) -> PlainTokenizer | None:
-    """Read a `tokenizer.json`; None where Transformers must decide, or say what is wrong."""
-    if not is_checked():
-        return None
-    try:
-        plain = PlainTokenizer(path)
-    except Exception as error:
-        if type(error) is not Exception:
-            raise
-        return None  # the library's own error
-    rust = plain.backend_tokenizer
-    return plain if rust.padding is None and rust.truncation is None else None
 
 
 def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model_type: str) -> bool:
@@ -356,7 +293,7 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model_type: str
         and not config.get("split_special_tokens")
         and not (model_type in _MISTRAL_TYPES and find_spec("mistral_common"))
         and ("added_tokens_decoder" in config or not _old_files_change(files, config))
-        and not files.has_folder("additional_chat_templates")
+        and not files.has("additional_chat_templates")
     )
 
 
@@ -387,13 +324,16 @@ def _tokens_allow(
         roles = set(_with_roles(config, parts).values())
         special |= roles & {token.content for token in added.values()}
         named += roles
-    byte_level = type(plain.backend_tokenizer.decoder).__name__ == "ByteLevel"
+    rust = plain.backend_tokenizer
+    byte_level = type(rust.decoder).__name__ == "ByteLevel"
     return (
-        config.get("added_tokens_decoder", listed) == listed
+        rust.padding is None
+        and rust.truncation is None
+        and config.get("added_tokens_decoder", listed) == listed
         and special.issuperset(map(_content, named))
         and (model_type not in _DEEPSEEK_TYPES or byte_level)
         and not (parts is not None and _BUILT[model_type] == "LlamaTokenizer" and byte_level)
-        and (parts is None or _fits(plain, parts, exactly=False))
+        and (parts is None or _fits(plain, parts))
     )
 
 
@@ -402,8 +342,8 @@ def _content(token: Any) -> str:
     return str(token.get("content") if isinstance(token, dict) else token)
 
 
-def _fits(plain: PlainTokenizer, parts: _Parts, *, exactly: bool = True) -> bool:
-    """Tell whether a class makes of `tokenizer.json` what `_build` does; exactly: nothing new.
+def _fits(plain: PlainTokenizer, parts: _Parts) -> bool:
+    """Tell whether a class makes of `tokenizer.json` what `_build` does.
 
     A class takes vocabulary and merges of a BPE, and numbers the added tokens that the vocabulary
     lacks from its end.
@@ -417,6 +357,8 @@ def _fits(plain: PlainTokenizer, parts: _Parts, *, exactly: bool = True) -> bool
     return (
         not (model.continuing_subword_prefix or model.end_of_word_suffix)
         and new == list(range(size, rust.get_vocab_size()))
-        and not (is_normalized and _specs(parts.normalizer) != _specs(rust.normalizer))
-        and not (exactly and parts.changes(rust))
+        and not (
+            is_normalized
+            and list(components(parts.normalizer)) != list(components(rust.normalizer))
+        )
     )

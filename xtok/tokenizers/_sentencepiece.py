@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, TextChange, refuse_pattern
+from xtok.tokenizers._backend import Backend, TextChange
 from xtok.vocab.table import Entry, TokenType
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class SentencePieceBackend(Backend):
         return cls(sentencepiece_model_pb2.ModelProto.FromString(data))
 
     @classmethod
-    def from_file(cls, path: Path, *, pattern: str | None = None) -> SentencePieceBackend:
+    def from_file(cls, path: Path) -> SentencePieceBackend:
         """Read a `.model` file.
 
         Raises:
@@ -62,14 +62,12 @@ class SentencePieceBackend(Backend):
         from google.protobuf.message import DecodeError
 
         try:
-            backend = cls.from_bytes(path.read_bytes())
+            return cls.from_bytes(path.read_bytes())
         except (DecodeError, RuntimeError, ValueError) as error:
             raise TokenizerError(
                 f"{path} is not a SentencePiece model, nor a tiktoken file: {error}",
                 hint="give a .model, .tiktoken or tekken.json file, or a Hugging Face folder",
             ) from error
-        refuse_pattern(pattern, f"{path} is a SentencePiece model")
-        return backend
 
     def __reduce__(self) -> tuple[object, ...]:  # pickle does not find the proto's class by name
         return SentencePieceBackend.from_bytes, (self._data,)

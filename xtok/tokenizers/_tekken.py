@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xtok.tokenizers._backend import Backend, damaged, refuse_pattern
+from xtok.tokenizers._backend import Backend, damaged
 from xtok.tokenizers._tiktoken import encode_plain, make_encoding, require_single_bytes
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
@@ -34,8 +34,7 @@ class TekkenBackend(Backend):
 
     name = "tekken"
 
-    def __init__(self, path: Path, *, pattern: str | None = None) -> None:
-        refuse_pattern(pattern, f"{path} is a tekken file")
+    def __init__(self, path: Path) -> None:
         try:
             document = json.loads(path.read_bytes())
             config = document["config"]

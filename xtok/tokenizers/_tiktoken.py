@@ -38,30 +38,20 @@ def _numbered(start: int, names: str) -> dict[str, int]:
 
 
 def _llama_4_names() -> str:
-    """Return the 2,048 special tokens behind the ranks."""
-
-    def reserved(part: str, start: int, stop: int) -> str:
-        return " ".join(f"<|{part}reserved_special_token_{i}|>" for i in range(start, stop))
-
-    parts = (
-        "<|begin_of_text|> <|end_of_text|> <|fim_prefix|> <|fim_middle|> <|fim_suffix|>",
-        "<|header_start|> <|header_end|> <|eom|> <|eot|> <|step|>",
-        reserved("text_post_train_", 0, 6),
-        "<|python_start|> <|python_end|> <|finetune_right_pad|>",
-        reserved("text_post_train_", 8, 69),
-        "<|image_start|> <|image_end|>",
-        reserved("vision_", 0, 2),
-        "<|tile_x_separator|> <|tile_y_separator|>",
-        reserved("vision_", 2, 6),
-        "<|image|>",
-        reserved("vision_", 6, 7),
-        "<|patch|>",
-        reserved("vision_", 7, 1048),
-        reserved("reasoning_", 0, 8),
-        "<|reasoning_thinking_start|> <|reasoning_thinking_end|>",
+    """Return the 2,048 special tokens behind the ranks; `{2:6}` stands for 2, 3, 4, 5."""
+    short = (
+        "begin_of_text end_of_text fim_prefix fim_middle fim_suffix header_start header_end eom "
+        "eot step text_post_train_{0:6} python_start python_end finetune_right_pad "
+        "text_post_train_{8:69} image_start image_end vision_{0:2} tile_x_separator "
+        "tile_y_separator vision_{2:6} image vision_{6:7} patch vision_{7:1048} reasoning_{0:8} "
+        "reasoning_thinking_start reasoning_thinking_end {0:904}"
     )
-    names = " ".join(parts)
-    return f"{names} {reserved('', 0, 2048 - len(names.split()))}"
+    names: list[str] = []
+    for word in short.split():
+        part, _, numbers = word.rstrip("}").partition("{")
+        span = range(*map(int, numbers.split(":"))) if numbers else ()
+        names += [f"{part}reserved_special_token_{i}" for i in span] or [part]
+    return " ".join(f"<|{name}|>" for name in names)
 
 
 # Patterns and special tokens: llama3/ and llama4/tokenizer.py of llama-models 0.3.0;
@@ -261,7 +251,7 @@ class TiktokenBackend(Backend):
 
     name = "tiktoken"
 
-    def __init__(self, path: Path, *, pattern: str | None = None) -> None:
+    def __init__(self, path: Path, pattern: str | None = None) -> None:
         data = path.read_bytes()
         family = FAMILIES.get(hashlib.sha256(data).hexdigest())
         if pattern is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, TextChange, no_panic, splitting_at
+from xtok.tokenizers._backend import (
+    Backend,
+    TextChange,
+    eos_ids,
+    model_vocab_size,
+    no_panic,
+    splitting_at,
+)
+from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.roles import find_roles
 from xtok.vocab.table import MAX_WIDTH, TokenTable, TokenType, Vocabulary, decode_vocabulary
 
@@ -47,18 +55,19 @@ class Tokenizer:
         backend: Backend,
         *,
         model_id: str,
+        files: ModelFiles | None = None,
         location: str | Path | None = None,
         revision: str | None = None,
         vocab_size: int | None = None,
     ) -> None:
         self.location = location
         self.notes = backend.notes
-        self._backend = backend
+        self._backend, self._files = backend, files
         entries = list(backend.entries())
         largest = max((entry.id for entry in entries), default=-1)
-        width, source = _width(backend, model_id, vocab_size, largest, len(entries))
+        width, source = _width(files, model_id, vocab_size, largest, len(entries))
         table, self.report = decode_vocabulary(entries, width=width)
-        self.table = replace(table, roles=find_roles(table, backend.declared_roles()))
+        self.table = replace(table, roles=find_roles(table, self._declared_roles))
         self.vocabulary = Vocabulary(
             model_id=model_id,
             revision=revision,
@@ -139,7 +148,12 @@ class Tokenizer:
             TokenizerError: if the library refuses the text.
         """
         [ids] = self.encode_batch([text])
-        bounds, num_changed = _Bounds(self, text, ids).find()
+        data, names, tokens = text.encode(), self._control_names, self._tokens
+        own = [names.get(i) or (tokens[i] if i < len(tokens) else b"") for i in ids]
+        if b"".join(own) == data:
+            bounds, num_changed = [0, *accumulate(map(len, own))], 0
+        else:
+            bounds, num_changed = _bounds(own, data, self._spans(text))
         return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64), num_changed)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -153,11 +167,11 @@ class Tokenizer:
             return [self._by_stretches(text) for text in texts] if rows is None else rows
 
     def _by_stretches(self, text: str) -> list[int]:
-        start, *parts = self._control_pattern.split(text)
+        start, *parts = self._added_pattern.split(text)
         ids = self._backend.encode_start(start) if start else []
         between = iter(self._backend.encode_texts(parts[1::2]))
         for name in parts[::2]:
-            ids += [self._control_ids[name], *next(between)]
+            ids += [self._added_ids[name], *next(between)]
         return ids
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
@@ -167,7 +181,7 @@ class Tokenizer:
                 return list(self._backend.spans(text))
             spans: list[tuple[int, int]] = []
             begin = 0
-            for place, part in enumerate(self._control_pattern.split(text)):
+            for place, part in enumerate(self._added_pattern.split(text)):
                 size = len(part.encode())
                 inner = self._backend.spans(part, at_start=not place) if part else ()
                 inner = [(0, size)] if place % 2 else inner
@@ -191,10 +205,16 @@ class Tokenizer:
     # Kept, because a backend may read files, and ask the hub for those that are missing.
 
     @functools.cached_property
+    def _declared_roles(self) -> Mapping[str, Sequence[int]]:
+        roles = self._backend.declared_roles()
+        more = eos_ids(self._files) if self._files else []
+        return {**roles, "eos": [*roles.get("eos", []), *more]}
+
+    @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
         """The names of the special tokens by `bos_token` and the like, as chat templates use."""
         names = {}
-        for role, ids in self._backend.declared_roles().items():
+        for role, ids in self._declared_roles.items():
             for i in ids[:1]:
                 name = self._control_names.get(i) or self.table[i]
                 names[f"{role}_token"] = name.decode("utf-8", "replace")
@@ -215,13 +235,15 @@ class Tokenizer:
         return {i: name.encode() for i, name in self.table.control_names.items() if name}
 
     @functools.cached_property
-    def _control_ids(self) -> dict[str, int]:
+    def _added_ids(self) -> dict[str, int]:
+        """The tokens that texts are split at, where the library does not find them itself."""
         ids = self.table.ids_of_type(TokenType.CONTROL).tolist()
-        return {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
+        control = {name: i for i in reversed(ids) if (name := self.table.control_names[i])}
+        return {**self._backend.text_tokens, **control}
 
     @functools.cached_property
-    def _control_pattern(self) -> re.Pattern[str]:
-        return splitting_at(self._control_ids)
+    def _added_pattern(self) -> re.Pattern[str]:
+        return splitting_at(self._added_ids)
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
         """Tell whether all ids are text and their bytes concatenate to `data`."""
@@ -290,103 +312,58 @@ class Tokenizer:
 
 _INVALID = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, by `surrogateescape`
 
+
+def _bounds(
+    tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
+) -> tuple[list[int], int]:
+    """Return where tokens begin in a text that is not their bytes, and how much of it was changed.
+
+    Tokens whose spans overlap are one stretch, up to the next. In a stretch that is its tokens'
+    bytes, they have their own places, but for a space that the library put before them. The tokens
+    of any other have those of their spans, and share a character.
+    """
+    if not tokens:
+        return [len(data)], len(data)
+    begins, ends = np.array(spans).T
+    ends = np.maximum.accumulate(ends)
+    for i, token in enumerate(tokens):  # some libraries leave spaces out of a span
+        before = begins[i] - len(token) + len(token.lstrip())
+        if before >= (ends[i - 1] if i else 0) and data.startswith(token, before):
+            begins[i] = before
+    # An empty span, as of all bytes of a character but the last, is the beginning of the next one.
+    is_new = (begins[1:] >= ends[:-1]) & (begins[:-1] < ends[:-1])
+    firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
+    starts: list[int] = []
+    num_changed = 0
+    for first, behind in pairwise(firsts):
+        place = int(begins[first]) if first else 0
+        end = int(begins[behind]) if behind < len(tokens) else len(data)
+        own, stretch = tokens[first:behind], data[place:end]
+        spelled = b"".join(own)
+        if spelled in (stretch, b" " + stretch):
+            after = accumulate(map(len, own), initial=end - len(spelled))
+            starts += [max(start, place) for start in after][:-1]
+            continue
+        if len(own) > 1 or own[0].strip() != stretch.strip():  # not whitespace of a control token
+            num_changed += end - place
+        places, indices = np.unique(begins[first:behind].clip(place, end), return_index=True)
+        places[0] = place
+        shared = np.interp(range(len(own)), [*indices, len(own)], [*places, end])
+        starts += shared.astype(int).tolist()
+    return [*starts, len(data)], num_changed
+
+
 # Widths up to here are cheap, however few the tokens; the widest of models in use is 262,208.
 _MANY_IDS = 1 << 20
 
 
-def _skip_whitespace(data: bytes, place: int) -> int:
-    while data[place : place + 1].isspace():
-        place += 1
-    return place
-
-
-class _Bounds:
-    """Where each token of a text begins.
-
-    A library may put a space before a stretch of text, and may have a control token take the
-    whitespace beside it. Anything else that differs from the text was changed by the library: it
-    reaches to the next token that is at its place by the library's own offsets.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> None:
-        names, tokens = tokenizer._control_names, tokenizer._tokens
-        self._data = text.encode()
-        self._is_control = [i in names for i in ids]
-        self._tokens = [names.get(i) or (tokens[i] if i < len(tokens) else b"") for i in ids]
-        self._ask = functools.partial(tokenizer._spans, text)
-
-    def find(self) -> tuple[list[int], int]:
-        """Return the bounds, and how many bytes are in stretches that were changed."""
-        if b"".join(self._tokens) == self._data:
-            return [0, *accumulate(map(len, self._tokens))], 0
-        starts: list[int] = []
-        place = num_changed = 0
-        while len(starts) < len(self._tokens):
-            if (exact := self._exact(len(starts), place)) is not None:
-                starts.append(exact[0])
-                place = exact[1]
-                continue
-            behind, end = self._next_exact(len(starts), place)
-            num_changed += end - place
-            starts += self._within(len(starts), behind, place, end)
-            place = end
-        if self._is_control[-1:] == [True]:
-            place = _skip_whitespace(self._data, place)
-        starts[:1] = [0] * len(starts[:1])
-        return [*starts, len(self._data)], num_changed + len(self._data) - place
-
-    def _exact(self, i: int, place: int) -> tuple[int, int] | None:
-        """Return where token i begins and ends, behind the others; None if it is not there."""
-        token, data = self._tokens[i], self._data
-        after_control = i == 0 or self._is_control[i - 1]
-        if not token:
-            return None
-        if data.startswith(token, place):
-            return place, place + len(token)
-        stripped = _skip_whitespace(data, place)
-        if (self._is_control[i] or after_control) and data.startswith(token, stripped):
-            # Whitespace is the control token's, the one before or this one.
-            return stripped if after_control else place, stripped + len(token)
-        if after_control and token[:1] == b" " and data.startswith(token[1:], place):
-            return place, place - 1 + len(token)
-        return None
-
-    def _next_exact(self, first: int, place: int) -> tuple[int, int]:
-        """Return the next token that is in the text as it is, and its place; or the text's end."""
-        for i in range(first, len(self._tokens)):
-            token, start = self._tokens[i], self._spans[i][0]
-            spaces = len(token) - len(token.lstrip())  # some libraries leave them out of a span
-            for begin in (start, start - spaces):
-                is_behind = begin > place if i == first else begin >= place
-                if token and is_behind and self._data.startswith(token, begin):
-                    return i, begin
-        return len(self._tokens), len(self._data)
-
-    def _within(self, first: int, behind: int, place: int, end: int) -> Iterator[int]:
-        """Return where the tokens of a changed stretch begin, by the library's spans."""
-        begins = Counter(min(max(self._spans[i][0], place), end) for i in range(first, behind))
-        bounds = [place, *sorted(begins)[1:], end]
-        for count, (begin, stop) in zip(
-            (begins[begin] for begin in sorted(begins)), pairwise(bounds), strict=False
-        ):
-            # Tokens of one character share its bytes, so that the first and the last have some.
-            places = begin + np.arange(count) * (stop - begin) // count
-            places[1:] = places[1:].clip(begin + 1, max(stop - 1, begin))
-            yield from places.tolist()
-
-    @functools.cached_property
-    def _spans(self) -> list[tuple[int, int]]:
-        spans, missing = self._ask(), (len(self._data), len(self._data))
-        return spans + [missing] * (len(self._tokens) - len(spans))
-
-
 def _width(
-    backend: Backend, model_id: str, vocab_size: int | None, largest: int, num_tokens: int
+    files: ModelFiles | None, model_id: str, vocab_size: int | None, largest: int, num_tokens: int
 ) -> tuple[int, str]:
     """Return the model's width and its source: an option, else the config, else the tokenizer."""
     width, source, says = vocab_size, "option", "as given"
-    if width is None:
-        width, source, says = backend.model_vocab_size(), "config", "from its config"
+    if width is None and files is not None:
+        width, source, says = model_vocab_size(files), "config", "from its config"
     if width is None:
         width, source, says = largest + 1, "tokenizer", "its largest token id + 1"
     problem = f"the vocabulary size {width} of {model_id} ({says})"

@@ -60,43 +60,25 @@ class ModelFiles:
         return path
 
     def has(self, name: str) -> bool | None:
-        """Tell whether the model has a file, without fetching it; None if offline and unknown.
+        """Tell whether the model has a file or folder, without fetching it; None if unknown.
+
+        That is if the hub cannot be asked, and the local cache does not know.
 
         Raises:
             XtokError: if the repo is not available.
         """
         if isinstance(self.model, Path):
-            return (self.model / name).is_file()
-        from huggingface_hub import file_exists, try_to_load_from_cache
+            return (self.model / name).exists()
+        from huggingface_hub import get_paths_info, try_to_load_from_cache
 
         revision = self.commit or self.revision
         with self._hub():
-            cached = try_to_load_from_cache(self.model, name, revision=revision)
-            if isinstance(cached, str):
+            if not self._options()["local_files_only"]:
+                return bool(get_paths_info(self.model, name, revision=revision))
+            if (self.folder() / name).exists():
                 return True
-            if not self._may_ask():
-                return None if cached is None else False  # else the cache knows: no such file
-            return file_exists(self.model, name, revision=revision)
-
-    def has_folder(self, name: str) -> bool:
-        """Tell whether there are files in a folder of the model, without fetching them.
-
-        Raises:
-            XtokError: if the repo is not available.
-        """
-        if isinstance(self.model, Path):
-            return (self.model / name).is_dir()
-        from huggingface_hub import errors, list_repo_tree, try_to_load_from_cache
-
-        revision = self.commit or self.revision
-        if not (self._may_ask() and hub_answers()):
-            cached = try_to_load_from_cache(self.model, "tokenizer.json", revision=revision)
-            return isinstance(cached, str) and (Path(cached).parent / name).is_dir()
-        with self._hub():
-            try:
-                return any(list_repo_tree(self.model, name, revision=revision))
-            except errors.EntryNotFoundError:
-                return False
+            cached = try_to_load_from_cache(self.model, name, revision=revision)
+            return None if cached is None else False  # else the cache knows: no such file
 
     def folder(self) -> Path:
         """Return the local folder, fetched if need be, without other frameworks' weights.

@@ -21,7 +21,7 @@ from xtok.alignment.chats import align_rendered
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
-from xtok.tokenizers import Tokenizer, from_transformers
+from xtok.tokenizers import Tokenizer, load_tokenizer
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -92,8 +92,8 @@ class DistillationCollator:
             raise ValueError(f"{len(several)} teachers, {len(templates)} templates for them")
         if max_length is not None and max_length < 1:
             raise ValueError(f"max_length is {max_length}, and must be at least 1")
-        self.student = _tokenizer(student)
-        self.teachers = [_tokenizer(teacher) for teacher in several]
+        self.student = load_tokenizer(student)
+        self.teachers = [load_tokenizer(teacher) for teacher in several]
         self.aligners = [
             TokenAligner(self.student, teacher, max_comb_len=max_comb_len)
             for teacher in self.teachers
@@ -304,10 +304,6 @@ def _runs(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[_Run]:
     cuts = np.flatnonzero(np.diff(is_target)) + 1
     flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
     return [_Run(p.tolist(), f) for p, f in zip(np.split(ids, cuts), flags, strict=False)]
-
-
-def _tokenizer(given: Any) -> Tokenizer:
-    return given if isinstance(given, Tokenizer) else from_transformers(given)
 
 
 def _messages(sample: Sample) -> Mapping[str, Any] | None:
