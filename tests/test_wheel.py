@@ -23,9 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import REAL, ROOT
+from conftest import ROOT
 from safetensors.numpy import save_file
-from test_docs import blocks, matches
 
 import xtok
 from xtok.cli import COMMANDS
@@ -195,15 +194,3 @@ def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
     assert not failed, "\n".join(failed)
     made = {p.name for p in tmp_path.glob("*.*")}
     assert {args[-1] for args in WORK.values() if "-o" in args} <= made
-
-
-@pytest.mark.real
-def test_the_commands_of_the_readme(run: Run, real: Callable[[str], str], tmp_path: Path) -> None:
-    for name in ("llama3.tiktoken", "qwen.tiktoken"):
-        real(name)
-    (tmp_path / "data" / "maps").mkdir(parents=True)
-    (tmp_path / "data" / "tokenizers").symlink_to(REAL, target_is_directory=True)
-    shown = [b for b in blocks(ROOT / "README.md") if b.language in ("bash", "text")]
-    commands, printed = shown[:2]
-    done = run("bash", "-euo", "pipefail", "-c", commands.text)
-    assert matches(printed.text.splitlines(), done.stdout.splitlines()), done.stdout
