@@ -199,7 +199,7 @@ def measure(
             if language in languages and left_out in ("", language):
                 yield {
                     "map": name or "without", "k": k, "language": language,
-                    "closed": m.closed and m.closed.value, "coverage": m.coverage_of_floor,
+                    "closed": m.closed and m.closed.value, "coverage": m.coverage.value,
                     "at starts": m.cross_entropy.value, "over chunks": m.chunk_cross_entropy.value,
                 }  # fmt: skip
 

@@ -69,12 +69,10 @@ class MapMeasures(Measures):
 
     cross_entropy: Interval  # at shared token boundaries
     coverage: Interval  # share of the starts with a weight above 0
-    coverage_of_floor: float  # coverage divided by the floor's
     top_1: Interval  # share of the starts whose teacher token is the row's heaviest entry
     floor: float
     recipe: float
     closed: Interval | None  # from the recipe to the floor; None if they are too close
-    slot_weight: float  # the mean that the rows give to their scale slots
     chunk_cross_entropy: Interval  # averaged over chunks as P-KL does it
     chunk_floor: float  # of the map counted on this text within chunks
     chunk_recipe: float
@@ -401,19 +399,15 @@ class _MapOnText(_OnText):
         self.top_k, self.width = projection.top_k, projection.shape[1]
         self.weights = weights_at(projection.edges, text.keys)
         self.losses = losses(self.weights, self.width)
-        self.reference = losses(self._floor(self.totals), self.width)
+        self.reference = self._floor(self.totals)
         self.avoidable = self.losses - self.reference
-        recipe = weights_at(text.recipes[self.top_k], text.keys)
-        slots = projection.edges.take(projection.is_slot)
-        slot_weight = np.zeros(projection.shape[0])
-        slot_weight[slots.student_ids] = slots.weights
+        recipe = losses(weights_at(text.recipes[self.top_k], text.keys), self.width)
         of_pairs = {
             "starts": np.ones(len(text.keys)),
             "cross_entropy": self.losses,
             "coverage": self.weights > 0,
             "top_1": projection.heaviest_teacher_ids[self.s] == self.t,
-            "recipe": losses(recipe, self.width),
-            "slot_weight": slot_weight[self.s],
+            "recipe": recipe,
         }
         self.sums = {figure: text.per_document(values) for figure, values in of_pairs.items()}
         self.sums |= {
@@ -423,17 +417,16 @@ class _MapOnText(_OnText):
         }
 
     def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the weights of the map counted on this text, cut to as many entries per row."""
+        """Return the losses of the map counted on this text, cut to as many entries per row."""
         keys, used = self.text.keys, counts > 0
-        return weights_at(heaviest(pair_edges(keys[used], counts[used]), self.top_k), keys)
+        edges = heaviest(pair_edges(keys[used], counts[used]), self.top_k)
+        return losses(weights_at(edges, keys), self.width)
 
     def measures(self, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
         """Measure one group of text: the documents chosen, bool `[documents]`."""
         text, counts = self.text, self.text.amounts(chosen)
-        floor = self._floor(counts)
         sums = self.sums | {
-            "floor": text.per_document(losses(floor, self.width)),
-            "floor_coverage": text.per_document(floor > 0),
+            "floor": text.per_document(self._floor(counts)),
             "chunk_floor": text.hindsight_losses(chosen, self.top_k),
         }
         table = np.stack(list(sums.values()), axis=1)[chosen]
@@ -454,12 +447,10 @@ class _MapOnText(_OnText):
             starts=int(counts.sum()),
             cross_entropy=figure("cross_entropy"),
             coverage=figure("coverage"),
-            coverage_of_floor=float(whole["coverage_of_floor"]),
             top_1=figure("top_1"),
             floor=float(whole["floor"]),
             recipe=float(whole["recipe"]),
             closed=closed(""),
-            slot_weight=float(whole["slot_weight"]),
             chunk_cross_entropy=figure("chunk_cross_entropy"),
             chunk_floor=float(whole["chunk_floor"]),
             chunk_recipe=float(whole["chunk_recipe"]),
@@ -471,7 +462,6 @@ def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.fl
     """Turn sums over documents, numbers or float64 `[samples]`, into the figures of a map."""
     starts, chunks = (np.maximum(sums[name], 1) for name in ("starts", "chunks"))
     figures = {n: one / (chunks if n.startswith("chunk_") else starts) for n, one in sums.items()}
-    figures["coverage_of_floor"] = sums["coverage"] / np.maximum(sums["floor_coverage"], 1)
     for of in ("", "chunk_"):
         loss, floor, recipe = (figures[of + n] for n in ("cross_entropy", "floor", "recipe"))
         gap = np.where(recipe > floor, recipe - floor, np.nan)

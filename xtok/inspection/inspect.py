@@ -64,18 +64,18 @@ class Inspection:
     method: str  # how the edges were found; `events` for an event map
     history: Sequence[Mapping[str, Any]]  # one object per stage
     nnz: int
-    top_k: int | None  # None for an event map, as `columns_used`
-    enable_scale_trick: bool
+    top_k: int | None = None  # None for an event map, as `columns_used`
+    enable_scale_trick: bool = False
     rows_by_kind: Mapping[str, int]  # events: by how many tokens of each side they have
     rows_by_entries: Mapping[int, int]
-    rows_with_slot: int
-    slot_share: float  # the slots' weight as a share of all weight
-    columns_used: int | None  # teacher ids that some row has
-    largest_columns: tuple[ColumnDescription, ...]  # slots included
-    coverage: Coverage | None  # None unless asked for, and without tokens
+    rows_with_slot: int = 0
+    slot_share: float = 0.0  # the slots' weight as a share of all weight
+    columns_used: int | None = None  # teacher ids that some row has
+    largest_columns: tuple[ColumnDescription, ...] = ()  # slots included
+    coverage: Coverage | None = None  # None unless asked for, and without tokens
     rows: tuple[InspectedRow, ...]  # those asked for; examples; or the worst
-    rows_matching: int | None  # of how many the worst are listed
-    comparison: Comparison | None  # with another map
+    rows_matching: int | None = None  # of how many the worst are listed
+    comparison: Comparison | None = None  # with another map
 
 
 def inspect(
@@ -277,18 +277,9 @@ def _inspect_events(
         method="events",
         history=events.history,
         nnz=sum(events.shape),
-        top_k=None,
-        enable_scale_trick=False,
         rows_by_kind={**kinds, "rest": int(is_rest.sum())},
         rows_by_entries=_sizes(ours + theirs),
-        rows_with_slot=0,
-        slot_share=0.0,
-        columns_used=None,
-        largest_columns=(),
-        coverage=None,
         rows=tuple(rows),
-        rows_matching=None,
-        comparison=None,
     )
 
 

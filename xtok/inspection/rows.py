@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,7 @@ import numpy as np
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.projection_map import (
-    ProjectionMap,
-    RowEntry,
-    RowKind,
-    require_table,
-    token_name,
-)
+from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, require_table, token_name
 from xtok.vocab.classes import TokenClass, text_class
 from xtok.vocab.display import quoted
 from xtok.vocab.relaxed import relaxed_form
@@ -38,8 +32,8 @@ class InspectedEntry:
     side: str
     token_id: int
     token: str | None
-    weight: float | None  # None in an event
-    is_slot: bool
+    weight: float | None = None  # None in an event
+    is_slot: bool = False
     relation: str  # empty if the map carries no tokens
 
 
@@ -71,9 +65,9 @@ class InspectedRow:
     why: str
     entries: tuple[InspectedEntry, ...]
     num_entries: int  # in all; an event's list has the first few
-    forward: tuple[SpelledPiece, ...] | None  # None without the other side's model
-    reverse: tuple[SpelledPiece, ...] | None  # the heaviest; None without the row's own model
-    reverse_count: int | None  # how many there are in all
+    forward: tuple[SpelledPiece, ...] | None = None  # None without the other side's model
+    reverse: tuple[SpelledPiece, ...] | None = None  # the heaviest; None without the row's
+    reverse_count: int | None = None  # how many there are in all
     stages: tuple[str, ...]  # what each did to the row
 
 
@@ -87,18 +81,13 @@ def inspect_row(
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     forward = reverse = None
-    why = ""
-    relations = ["slot" if e.is_slot else "" for e in row.entries]
-    decay = _decay(projection)
+    why, token, decay = "", b"", _decay(projection)
     if rows is not None and columns is not None:
-        token = rows[student_id]
-        why = _why(kind, rows, columns, student_id)
-        relations = [_relation(e, rows, columns, student_id) for e in row.entries]
+        why, token = _why(kind, rows, columns, student_id), rows[student_id]
         if teacher is not None and token:
-            forward = tuple(_forward(token, teacher, columns, decay))
+            forward = _forward(token, teacher, columns, decay)
         if student is not None and token and decay:
-            holders = _reverse(student_id, student, columns, token, decay)
-            reverse = tuple(sorted(holders, key=lambda piece: (-piece.weight, piece.token_id)))
+            reverse = _reverse(student_id, student, columns, token, decay)
     return InspectedRow(
         side="student",
         token_id=student_id,
@@ -112,9 +101,9 @@ def inspect_row(
                 token=e.token,
                 weight=e.weight,
                 is_slot=e.is_slot,
-                relation=relation,
+                relation=_relation(e, rows, columns, student_id),
             )
-            for e, relation in zip(row.entries, relations, strict=True)
+            for e in row.entries
         ),
         num_entries=len(row.entries),
         forward=forward,
@@ -151,9 +140,9 @@ def inspect_token(
     forward = None
     if tokenizer is not None and table[token_id]:
         columns = require_table(getattr(events, other))
-        forward = tuple(_forward(table[token_id], tokenizer, columns, ()))
+        forward = _forward(table[token_id], tokenizer, columns, ())
     sizes = f"{len(ids['student']):,} student and {len(ids['teacher']):,} teacher tokens"
-    parts = _parts(events, ids)
+    parts = _parts(events, event)
     is_merged = event != events.rest and parts > 1
     return InspectedRow(
         side=side,
@@ -166,16 +155,12 @@ def inspect_token(
                 side=s,
                 token_id=i,
                 token=token_name(getattr(events, s), i),
-                weight=None,
-                is_slot=False,
                 relation=_link(events, s, i),
             )
             for s, i in members[: num_members - 1]
         ),
         num_entries=len(ids["student"]) + len(ids["teacher"]) - 1,
         forward=forward,
-        reverse=None,
-        reverse_count=None,
         stages=(f"events: the text merged {parts} events into this one",) if is_merged else (),
     )
 
@@ -195,22 +180,17 @@ def _link(events: EventMap, side: str, token_id: int) -> str:
     return f"first piece: the {other}'s {name}"
 
 
-def _parts(events: EventMap, ids: Mapping[str, Sequence[int]]) -> int:
-    """Count the parts that the links alone make of an event's tokens."""
-    parent = {(side, i): (side, i) for side, members in ids.items() for i in members}
-    parts = len(parent)
+def _parts(events: EventMap, event: int) -> int:
+    """Count the parts that the links alone make of an event's tokens.
 
-    def root(node: tuple[str, int]) -> tuple[str, int]:
-        while parent[node] != node:
-            parent[node] = node = parent[parent[node]]
-        return node
-
-    for side, i in list(parent):
-        link = int(getattr(events, f"{side}_link")[i])
-        if link >= 0 and (one := root((side, i))) != (another := root((_OTHER[side], link))):
-            parent[one] = another
-            parts -= 1
-    return parts
+    A token has one link or none, so that each part ends in a token without one, or in two tokens
+    that are each other's.
+    """
+    s_links = events.student_link[events.student_event == event]
+    t_links = events.teacher_link[events.teacher_event == event]
+    linked = np.flatnonzero((events.student_event == event) & (events.student_link >= 0))
+    mutual = events.teacher_link[events.student_link[linked]] == linked
+    return int((s_links < 0).sum() + (t_links < 0).sum() + mutual.sum())
 
 
 def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
@@ -248,51 +228,48 @@ def _why(kind: RowKind, rows: TokenTable, columns: TokenTable, student_id: int) 
         is_used = bool(rows[student_id])
         unspelled = "its id was ignored, or the teacher cannot spell it"
         return unspelled if is_used else "the tokenizer does not use this id"
-    same = _same_bytes(columns, rows[student_id])
-    exact = f"exact: teacher id {same} has the same bytes"
-    pieces = f"teacher id {same} has the same bytes, but the row is not exact"
+    if kind not in (RowKind.EXACT, RowKind.PIECES):
+        return _REASONS[kind]
+    same = columns.canonical_ids().get(rows[student_id])
     if same is None:
-        exact = "exact, but no teacher token has these bytes: equal in another token form, or "
-        exact += "foreign"
-        pieces = "no teacher token has these bytes: spelled in pieces, both ways"
-    return {
-        RowKind.EXACT: exact,
-        RowKind.ROLE: "a special token, paired by role or by name",
-        RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
-        RowKind.PIECES: pieces,
-        RowKind.SIMILAR: "by the similarity of spelling or embeddings",
-        RowKind.COUNTED: "counted on text, given or synthetic, and not exact",
-        RowKind.MIXED: "from several sources, or an unknown one",
-    }[kind]
+        return _REASONS[kind]
+    if kind == RowKind.EXACT:
+        return f"exact: teacher id {same} has the same bytes"
+    return f"teacher id {same} has the same bytes, but the row is not exact"
 
 
-def _same_bytes(table: TokenTable, token: bytes) -> int | None:
-    """Return the id of a token; without the dict of all tokens, which takes a tenth of a second."""
-    ids = np.flatnonzero(table.lengths == len(token)) if token else np.zeros(0, np.int64)
-    for place, byte in enumerate(token[:64]):
-        ids = ids[table.data[table.offsets[ids] + place] == byte]
-    one = len(ids) == 1 and table[int(ids[0])] == token
-    return int(ids[0]) if one else table.canonical_ids().get(token) if len(ids) else None
+_REASONS = {
+    RowKind.EXACT: "exact, but no teacher token has these bytes: equal in another token form, or "
+    "foreign",
+    RowKind.ROLE: "a special token, paired by role or by name",
+    RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
+    RowKind.PIECES: "no teacher token has these bytes: spelled in pieces, both ways",
+    RowKind.SIMILAR: "by the similarity of spelling or embeddings",
+    RowKind.COUNTED: "counted on text, given or synthetic, and not exact",
+    RowKind.MIXED: "from several sources, or an unknown one",
+}
 
 
-def _relation(entry: RowEntry, rows: TokenTable, columns: TokenTable, student_id: int) -> str:
-    ours, theirs = rows[student_id], columns[entry.teacher_id]
+def _relation(
+    entry: RowEntry, rows: TokenTable | None, columns: TokenTable | None, student_id: int
+) -> str:
     if entry.is_slot:
         return "slot"
+    if rows is None or columns is None:
+        return ""
+    ours, theirs = rows[student_id], columns[entry.teacher_id]
     if not ours or not theirs:
         shared = [r for r in _roles(rows, student_id) if r in _roles(columns, entry.teacher_id)]
         return f"role {', '.join(shared)}" if shared else "special token"
     if ours == theirs:
         return "the same bytes"
-    tests = {
-        "the same relaxed form": relaxed_form(ours) == relaxed_form(theirs),
-        "its beginning": ours.startswith(theirs),
-        "longer, begins with it": theirs.startswith(ours),
-        "a part of it": theirs in ours,
-        "longer, contains it": ours in theirs,
-        "neither contains the other": True,
-    }
-    return next(words for words, holds in tests.items() if holds)
+    if relaxed_form(ours) == relaxed_form(theirs):
+        return "the same relaxed form"
+    if theirs in ours:
+        return "its beginning" if ours.startswith(theirs) else "a part of it"
+    if ours in theirs:
+        return "longer, begins with it" if theirs.startswith(ours) else "longer, contains it"
+    return "neither contains the other"
 
 
 def _decay(projection: ProjectionMap) -> list[float]:
@@ -308,31 +285,40 @@ def _decay(projection: ProjectionMap) -> list[float]:
 
 def _forward(
     token: bytes, teacher: Tokenizer, columns: TokenTable, decay: Sequence[float]
-) -> Iterator[SpelledPiece]:
+) -> tuple[SpelledPiece, ...]:
     [ids] = teacher.segment_batch([token])
     total = sum(decay[: len(ids or ())])
-    for place, t in enumerate(ids or ()):
-        weight = decay[place] / total if place < len(decay) else 0.0
-        yield SpelledPiece(token_id=t, token=columns.name(t), place=place, weight=weight)
+    return tuple(
+        SpelledPiece(
+            token_id=t,
+            token=columns.name(t),
+            place=place,
+            weight=decay[place] / total if place < len(decay) else 0.0,
+        )
+        for place, t in enumerate(ids or ())
+    )
 
 
 def _reverse(
     student_id: int, student: Tokenizer, columns: TokenTable, token: bytes, decay: Sequence[float]
-) -> Iterator[SpelledPiece]:
-    """Spell the teacher's tokens that contain the student's, and take those it is a piece of."""
+) -> tuple[SpelledPiece, ...]:
+    """Spell the teacher's tokens that contain the student's; return those it is a piece of."""
     holders = [(t, whole) for t, whole in enumerate(columns.tokens()) if token in whole]
     spelled = student.segment_batch([whole for _, whole in holders])
+    pieces = []
     for (t, _), ids in zip(holders, spelled, strict=True):
         counted = list(ids or ())[: len(decay)]
         if student_id in counted:
-            total = sum(decay[: len(counted)])
-            yield SpelledPiece(
-                token_id=t,
-                token=columns.name(t),
-                place=counted.index(student_id),
-                weight=sum(w for i, w in zip(counted, decay, strict=False) if i == student_id)
-                / total,
+            weight = sum(w for i, w in zip(counted, decay, strict=False) if i == student_id)
+            pieces.append(
+                SpelledPiece(
+                    token_id=t,
+                    token=columns.name(t),
+                    place=counted.index(student_id),
+                    weight=weight / sum(decay[: len(counted)]),
+                )
             )
+    return tuple(sorted(pieces, key=lambda piece: (-piece.weight, piece.token_id)))
 
 
 def _stages(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -30,11 +30,20 @@ def printing() -> Iterator[Console]:
     print_result(captured.get(), end="")
 
 
-def new_table(*headers: str, right: Collection[int] = ()) -> Table:
-    """Return an empty table; the columns of `right` hold numbers, flush right."""
-    table = Table(title_justify="left", caption_justify="left", header_style="bold")
+def new_table(
+    *headers: str,
+    rows: Iterable[Sequence[str]] = (),
+    right: Collection[int] = (),
+    caption: str | None = None,
+) -> Table:
+    """Return a table; the columns of `right` hold numbers, flush right."""
+    table = Table(
+        caption=caption, title_justify="left", caption_justify="left", header_style="bold"
+    )
     for number, header in enumerate(headers):
         table.add_column(header, overflow="fold", justify="right" if number in right else "left")
+    for row in rows:
+        table.add_row(*map(cell, row))
     return table
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -13,22 +14,19 @@ from xtok.vocab.display import quoted
 
 if TYPE_CHECKING:
     from xtok.inspection.bootstrap import Interval
-    from xtok.inspection.evaluate import Evaluation, MapMeasures
+    from xtok.inspection.evaluate import Evaluation, EventMapMeasures, MapMeasures
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print the maps side by side for each group of text, then classes and worst rows."""
     measured = (*evaluation.measures, *evaluation.event_measures)
-    names = list(dict.fromkeys(m.name for m in measured))
-    numbers = {name: f"{n}" for n, name in enumerate(names, start=1)}
+    names = dict.fromkeys(m.name for m in measured)
+    numbers = {name: str(n) for n, name in enumerate(names, start=1)}
     with printing() as console:
-        if evaluation.measures:
-            console.print(_measures(evaluation, numbers, wraps=console.width < 78))
-        else:
-            console.print(_event_measures(evaluation, numbers))
+        console.print(_measures(evaluation, numbers, wraps=console.width < 78))
         for name, number in numbers.items():
             console.print(cell(f"map {number}: {name}"))
-        console.print(_classes(evaluation, names, numbers))
+        console.print(_classes(evaluation, numbers))
         if evaluation.worst_rows:
             console.print(_worst(evaluation, numbers))
         for note in evaluation.notes:
@@ -39,46 +37,82 @@ def print_evaluation(evaluation: Evaluation) -> None:
             console.print(cell(evaluation.ranking.verdict), soft_wrap=True)
 
 
-# Two columns each: the measures at shared token boundaries, and those over chunks.
-_STARTS = (("at starts", "cross_entropy"), ("closed", "closed"))
-_CHUNKS = (("over chunks", "chunk_cross_entropy"), ("closed", "chunk_closed"))
+_MAPS = (
+    "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): for "
+    "gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's; floor: a map counted on this text; "
+    "closed: the share of the way between them."
+)
+
+_EVENTS = (
+    "leak: how often the two tokens at a shared boundary are in different events. Student, "
+    "teacher: entropy of the tokens and of the events there, in bits. Kept: the smaller entropy of "
+    "events, as a share of the smaller one of tokens."
+)
 
 
-def _measures(evaluation: Evaluation, numbers: dict[str, str], *, wraps: bool) -> Table:
+def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
     """Return the table of measures; with a ranking, what decides comes first, best map first."""
-    is_p_kl = evaluation.ranking is not None and evaluation.ranking.loss == "p-kl"
-    columns = (*_CHUNKS, *_STARTS) if is_p_kl else (*_STARTS, *_CHUNKS)
-    heads = *(head for head, _ in columns), "coverage", "top-1"
-    table = new_table("text, map", *heads, right=range(1, 1 + len(heads)))
+    ranking = evaluation.ranking
+    order = "", "chunk_"
+    if ranking is not None and ranking.loss == "p-kl":
+        order = "chunk_", ""
+    heads = [head for of in order for head in ("over chunks" if of else "at starts", "closed")]
+    heads, caption = [*heads, "coverage", "top-1"], f"{_MAPS} {_text(evaluation)}"
+    if evaluation.event_measures:
+        heads, caption = ["leak", "student", "teacher", "kept"], f"{_EVENTS} {_text(evaluation)}"
+    table = new_table("text, map", *heads, right=range(1, 1 + len(heads)), caption=caption)
     table.columns[0].min_width = 8
     for column in table.columns[1:]:
         column.no_wrap = not wraps
-    for group, grouped in groupby(evaluation.measures, key=lambda m: m.group):
-        measures = list(grouped)
-        if evaluation.ranking is not None:
-            of_loss = attrgetter(evaluation.ranking.measure)
+    measured = (*evaluation.measures, *evaluation.event_measures)
+    for group, grouped in groupby(measured, key=attrgetter("group")):
+        measures: list[Any] = list(grouped)
+        if ranking is not None:
+            of_loss = attrgetter(ranking.measure)
             measures.sort(key=lambda m: of_loss(m).value)
         table.add_section()
         table.add_row(cell(group))
-        for label in ("recipe", "floor"):
-            table.add_row(f"  {label}", *(_reference(measures, label, name) for _, name in columns))
-        for m in measures:
-            table.add_row(
-                f"  map {numbers[m.name]}",
-                *(_interval(getattr(m, name), name) for _, name in columns),
-                f"{m.coverage.value:.2%}",
-                f"{m.top_1.value:.1%}",
-            )
-    slots = {m.name: m.slot_weight for m in evaluation.measures}
-    table.caption = (
-        "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): "
-        "for gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's; floor: a map counted on "
-        f"this text; closed: the share of the way between them. {_text(evaluation)}"
-    )
-    if any(slots.values()):
-        weights = ", ".join(f"map {numbers[n]} {w:.1%}" for n, w in slots.items() if w)
-        table.caption += f"; weight on slots: {weights}"
+        of_events = bool(evaluation.event_measures)
+        rows = _events(measures, numbers) if of_events else _maps(measures, numbers, order)
+        for row in rows:
+            table.add_row(*row)
     return table
+
+
+def _maps(
+    measures: Sequence[MapMeasures], numbers: Mapping[str, str], order: Sequence[str]
+) -> Iterator[Sequence[str]]:
+    for label in ("recipe", "floor"):
+        values = []  # several where the maps' cuts differ
+        for of in order:
+            cuts = dict.fromkeys(f"{getattr(m, of + label):.3f}" for m in measures)
+            values += ["\n".join(cuts), ""]
+        yield f"  {label}", *values
+    for m in measures:
+        values = []
+        for of in order:
+            values.append(_with_spread(getattr(m, f"{of}cross_entropy")))
+            closed = getattr(m, f"{of}closed")
+            values.append("–" if closed is None else f"{closed.value:.2f}")
+        coverage = f"{m.coverage.value:.2%}", f"{m.top_1.value:.1%}"
+        yield f"  map {numbers[m.name]}", *values, *coverage
+
+
+def _with_spread(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.3f}"
+    return f"{interval.value:.3f}±{(interval.high - interval.low) / 2:.3f}"
+
+
+def _events(
+    measures: Sequence[EventMapMeasures], numbers: Mapping[str, str]
+) -> Iterator[Sequence[str]]:
+    first = measures[0]
+    yield "  tokens", "", f"{first.student_token_bits:.2f}", f"{first.teacher_token_bits:.2f}"
+    yield "  shared vocabulary", f"{first.shared_leak:.2%}"
+    for m in measures:
+        bits = f"{m.student_bits:.2f}", f"{m.teacher_bits:.2f}"
+        yield f"  map {numbers[m.name]}", f"{m.leak:.2%}", *bits, f"{m.kept:.1%}"
 
 
 def _text(evaluation: Evaluation) -> str:
@@ -89,91 +123,44 @@ def _text(evaluation: Evaluation) -> str:
     return text
 
 
-def _event_measures(evaluation: Evaluation, numbers: dict[str, str]) -> Table:
-    table = new_table("text, map", "leak", "student", "teacher", "kept", right=range(1, 5))
-    for group, grouped in groupby(evaluation.event_measures, key=lambda m: m.group):
-        measures = list(grouped)
-        first = measures[0]
-        bits = f"{first.student_token_bits:.2f}", f"{first.teacher_token_bits:.2f}"
-        table.add_section()
-        table.add_row(cell(group), "", *bits, "")
-        table.add_row("  shared vocabulary", f"{first.shared_leak:.2%}", "", "", "")
-        for m in measures:
-            bits = f"{m.student_bits:.2f}", f"{m.teacher_bits:.2f}"
-            table.add_row(f"  map {numbers[m.name]}", f"{m.leak:.2%}", *bits, f"{m.kept:.1%}")
-    table.caption = (
-        "leak: how often the two tokens at a shared boundary are in different events. Bits: "
-        "entropy of the tokens there, then of the events. Kept: the smaller entropy of events, "
-        f"as a share of the smaller one of tokens. {_text(evaluation)}"
-    )
-    return table
-
-
-def _reference(measures: list[MapMeasures], label: str, column: str) -> str:
-    """Return the recipe's or floor's values under a column; several where the cuts differ."""
-    if column.endswith("closed"):
-        return ""
-    field = f"chunk_{label}" if column.startswith("chunk") else label
-    return " / ".join(dict.fromkeys(f"{getattr(m, field):.3f}" for m in measures))
-
-
-def _interval(value: Interval | None, column: str) -> str:
-    if value is None:
-        return "–"
-    if column.endswith("closed"):
-        return f"{value.value:.2f}"
-    return _with_spread(value, 3)
-
-
-def _with_spread(interval: Interval, digits: int) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.{digits}f}"
-    return f"{interval.value:.{digits}f}±{(interval.high - interval.low) / 2:.{digits}f}"
-
-
-def _classes(evaluation: Evaluation, names: list[str], numbers: dict[str, str]) -> Table:
+def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     """One row per class; a column per map, at most four of them."""
-    shown, of_events = names[:4], bool(evaluation.event_measures)
+    names, of_events = list(numbers)[:4], bool(evaluation.event_measures)
     measure, reference = ("leak", "shared") if of_events else ("cross-entropy", "floor")
-    heads = [f"map {numbers[name]}" if len(names) > 1 else measure for name in shown]
-    table = new_table("student token", "starts", reference, *heads, right=range(1, 3 + len(heads)))
-    by_name = {(c.name, c.token_class): c for c in evaluation.classes}
     digits = ".2%" if of_events else ".3f"
-    for c in (c for c in evaluation.classes if c.name == names[0]):
-        cells = [f"{by_name[name, c.token_class].loss:{digits}}" for name in shown]
-        table.add_row(c.token_class, f"{c.starts:,}", f"{c.reference:{digits}}", *cells)
-    if of_events:
-        table.caption = "leak by class of the student's token; shared: of a shared vocabulary"
-    return table
-
-
-def _worst(evaluation: Evaluation, numbers: dict[str, str]) -> Table:
-    of_events = bool(evaluation.event_measures)
-    table = new_table(
-        "worst tokens" if of_events else "worst rows",
-        "map",
-        "leak" if of_events else "excess",
-        "teacher tokens there, their share"
-        if of_events
-        else "wanted, its share, and the map's weight",
-        right=(1, 2),
-    )
-    for row in evaluation.worst_rows:
-        wanted = [f"{quoted(t)} {share:.1%}" for t, share, _ in row.wanted]
-        weights = [weight for *_, weight in row.wanted]
-        if of_events:
-            apart = [" leaks" if weight == 0 else "" for weight in weights]
-        else:
-            apart = [f", {weight:.4f}" for weight in weights]
-        table.add_row(
-            cell(f"{quoted(row.token)} #{row.student_id}"),
-            numbers[row.name],
-            f"{row.excess:.2%}" if of_events else f"{row.excess:.4f}",
-            cell("\n".join(a + b for a, b in zip(wanted, apart, strict=True))),
+    losses = {(c.name, c.token_class): f"{c.loss:{digits}}" for c in evaluation.classes}
+    rows = [
+        (
+            c.token_class,
+            f"{c.starts:,}",
+            f"{c.reference:{digits}}",
+            *(losses[name, c.token_class] for name in names),
         )
-    table.caption = (
-        "leak: at this token, as a share of all boundaries; leaks: in another event"
-        if of_events
-        else "excess: what the row adds to the cross-entropy above the floor"
-    )
-    return table
+        for c in evaluation.classes
+        if c.name == names[0]
+    ]
+    heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
+    caption = "leak by class of the student's token; shared: of a shared vocabulary"
+    return new_table(
+        "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
+        caption=caption if of_events else None,
+    )  # fmt: skip
+
+
+def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
+    of_events = bool(evaluation.event_measures)
+    heads = "worst rows", "map", "excess", "wanted, its share, and the map's weight"
+    caption, digits = "excess: what the row adds to the cross-entropy above the floor", ".4f"
+    if of_events:
+        heads = "worst tokens", "map", "leak", "teacher tokens there, their share"
+        caption = "leak: at this token, as a share of all boundaries; leaks: in another event"
+        digits = ".2%"
+    rows = []
+    for row in evaluation.worst_rows:
+        lines = []
+        for token, share, weight in row.wanted:
+            apart = " leaks" if weight == 0 else ""
+            lines.append(f"{quoted(token)} {share:.1%}{apart if of_events else f', {weight:.4f}'}")
+        name, excess = f"{quoted(row.token)} #{row.student_id}", f"{row.excess:{digits}}"
+        rows.append((name, numbers[row.name], excess, "\n".join(lines)))
+    return new_table(*heads, rows=rows, right=(1, 2), caption=caption)
