@@ -1,13 +1,14 @@
+"""Measures of maps on text, beside plain loops of their definitions."""
+
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from math import log
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
@@ -18,8 +19,8 @@ from test_estimate import counting, estimate
 
 from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
-from xtok.inspection.advice import Ranking
-from xtok.inspection.evaluate import Evaluation, evaluate
+from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluate, evaluation_of
+from xtok.inspection.measured_text import MeasuredText, measure_text
 from xtok.maps.projection_map import ProjectionMap
 from xtok.stages.build import build
 from xtok.stages.exact import reapply_exact
@@ -33,49 +34,69 @@ TEXTS = [
     "Der Hund und die Katze. Les chats et les chiens.\n",
     "def f(x):\n    return x + 1\n",
 ]
+Pair = tuple[Tokenizer, Tokenizer]
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "corpus.jsonl"
-    lines = [json.dumps({"text": t, "lang": "py" if "def" in t else "en"}) for t in TEXTS * 3]
-    path.write_text("\n".join(lines) + "\n")
+def write_texts(path: Path, documents: Sequence[tuple[str, str]]) -> Path:
+    lines = [json.dumps({"text": text, "lang": lang}) + "\n" for text, lang in documents]
+    path.write_text("".join(lines))
     return path
 
 
 @pytest.fixture(scope="module")
-def recipe(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
-    whole = multitoken(byte_level, digits, MultitokenConfig(scale_trick=False))
-    return sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
+def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
+    return byte_level, digits
 
 
-@pytest.fixture
-def on_corpus(byte_level: Tokenizer, digits: Tokenizer, corpus: Path) -> Callable[..., Evaluation]:
-    """Evaluate maps of the pair on the corpus."""
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    documents = [(text, "py" if "def" in text else "en") for text in TEXTS * 3]
+    return write_texts(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", documents)
 
-    def run(*maps: ProjectionMap, **options: Any) -> Evaluation:
-        return evaluate(maps, [corpus], byte_level, digits, **options)
 
-    return run
+@pytest.fixture(scope="module")
+def maps(pair: Pair, corpus: Path) -> dict[str, ProjectionMap]:
+    """Maps of spelling, and maps counted on the corpus: smoothed, and hardly smoothed."""
+    whole = multitoken(*pair, MultitokenConfig(scale_trick=False))
+    recipe = sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
+
+    def counted(**options: object) -> ProjectionMap:
+        return estimate(*pair, [corpus], counting(**options), base=recipe)
+
+    return {
+        "plain": build(*pair, BuildConfig(top_k=4)),
+        "recipe": recipe,
+        "starts": counted(alpha=0.01, target="start"),
+        "chunks": counted(alpha=0.01, target="chunk"),
+        "best at starts": counted(top_k=4, alpha=1e-6),
+        "best over chunks": counted(top_k=4, alpha=1e-6, target="chunk"),
+    }
+
+
+@pytest.fixture(scope="module")
+def text(maps: dict[str, ProjectionMap], pair: Pair, corpus: Path) -> MeasuredText:
+    return measure_text(maps, [corpus], *pair, group_by="lang")
+
+
+@pytest.fixture(scope="module")
+def evaluation(text: MeasuredText) -> Evaluation:
+    return evaluation_of(text, num_worst=2)
+
+
+@pytest.fixture(scope="module")
+def on_all(evaluation: Evaluation) -> dict[str, MapMeasures]:
+    """The measures over all text."""
+    return {m.name: m for m in evaluation.measures if m.group == "all"}
 
 
 def starts(tokenizer: Tokenizer, text: str) -> dict[int, int]:
     """Return byte offset to token id, one token after another."""
     [ids] = tokenizer.library_ids([text])
-    place, found = 0, {}
+    place, tokens = 0, {}
     for i in ids:
-        found[place] = i
+        tokens[place] = i
         place += len(tokenizer.table[i])
-    return found
-
-
-def pairs(student: Tokenizer, teacher: Tokenizer) -> dict[tuple[int, int], int]:
-    counts: dict[tuple[int, int], int] = defaultdict(int)
-    for text in TEXTS * 3:
-        s, t = starts(student, text), starts(teacher, text)
-        for place in s.keys() & t.keys():
-            counts[s[place], t[place]] += 1
-    return counts
+    return tokens
 
 
 def mean_loss(
@@ -89,18 +110,16 @@ def mean_loss(
 
 
 def test_measures_are_those_of_their_definition(
-    byte_level: Tokenizer,
-    digits: Tokenizer,
-    recipe: ProjectionMap,
-    on_corpus: Callable[..., Evaluation],
+    pair: Pair, maps: dict[str, ProjectionMap], on_all: dict[str, MapMeasures]
 ) -> None:
-    plain = build(byte_level, digits, BuildConfig(top_k=4))
-    [one, two] = on_corpus(plain, recipe).measures
-    counts, width = pairs(byte_level, digits), digits.vocabulary.vocab_size
-    rows = rows_of(plain)
-    total = sum(counts.values())
-    assert one.starts == total
-    assert one.documents == 12
+    counts: dict[tuple[int, int], int] = defaultdict(int)
+    for document in TEXTS * 3:
+        s, t = (starts(side, document) for side in pair)
+        for place in s.keys() & t.keys():
+            counts[s[place], t[place]] += 1
+    one, two, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
+    rows, total = rows_of(maps["plain"]), sum(counts.values())
+    assert (one.starts, one.documents) == (total, 12)
     assert one.cross_entropy.value == pytest.approx(mean_loss(rows, counts, width), abs=1e-9)
     covered = sum(n for (s, t), n in counts.items() if t in dict(rows.get(s, [])))
     assert one.coverage.value == pytest.approx(covered / total)
@@ -112,12 +131,11 @@ def test_measures_are_those_of_their_definition(
         mass = -sum(n for n, _ in heaviest)
         best[s] = [(t, -n / mass) for n, t in heaviest]
     assert one.floor == pytest.approx(mean_loss(best, counts, width), abs=1e-6)
-    assert one.recipe == pytest.approx(mean_loss(rows_of(recipe), counts, width), abs=1e-6)
-    assert one.slot_weight > 0
+    recipe = mean_loss(rows_of(maps["recipe"]), counts, width)
+    assert one.recipe == pytest.approx(recipe, abs=1e-6)
     # The recipe is nowhere nearer to the floor than itself.
     assert two.closed is not None
-    assert two.closed.value == 0
-    assert two.closed.low == two.closed.high == 0
+    assert two.closed.value == two.closed.low == two.closed.high == 0
     assert one.closed is not None
     expected = (one.recipe - one.cross_entropy.value) / (one.recipe - one.floor)
     assert one.closed.value == pytest.approx(expected)
@@ -127,185 +145,145 @@ def test_measures_are_those_of_their_definition(
 
 
 def test_chunks_are_averaged_as_p_kl_does(
-    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+    pair: Pair, maps: dict[str, ProjectionMap], tmp_path: Path
 ) -> None:
     text = "In 2013, 201"
-    path = tmp_path / "a.txt"
-    path.write_text(text)
-    projection = build(byte_level, digits, BuildConfig(scale_trick=False))
-    found = evaluate([projection], [path], byte_level, digits).measures[0]
-    s, t = starts(byte_level, text), starts(digits, text)
-    bounds = [*sorted(s.keys() & t.keys()), len(text)]
-    rows, width = rows_of(projection), digits.vocabulary.vocab_size
+    (tmp_path / "a.txt").write_text(text)
+    [measures] = evaluate(maps["recipe"], tmp_path / "a.txt", *pair).measures
+    s, t = (starts(side, text) for side in pair)
+    rows, width = rows_of(maps["recipe"]), maps["recipe"].shape[1]
     losses = []
-    for a, b in pairwise(bounds):
+    for a, b in pairwise([*sorted(s.keys() & t.keys()), len(text)]):
         own = [i for place, i in s.items() if a <= place < b]
         others = [i for place, i in t.items() if a <= place < b]
         mean = [sum(dict(rows[i]).get(o, 0.0) for i in own) / len(own) for o in others]
         losses.append(sum(-log((1 - 1e-3) * p + 1e-3 / width) for p in mean) / len(mean))
     assert len(losses) >= 4
-    assert found.chunk_cross_entropy.value == pytest.approx(sum(losses) / len(losses), abs=1e-6)
-    assert found.cross_entropy.low is None  # one document tells nothing of its spread
+    assert measures.chunk_cross_entropy.value == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+    assert measures.cross_entropy.low is None  # one document tells nothing of its spread
 
 
-def test_recipe_and_floor_are_measured_over_chunks_too(
-    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+def test_recipe_and_floor_are_those_of_such_maps(
+    pair: Pair,
+    maps: dict[str, ProjectionMap],
+    evaluation: Evaluation,
+    on_all: dict[str, MapMeasures],
+    tmp_path: Path,
 ) -> None:
-    plain = build(byte_level, digits, BuildConfig(top_k=4))
-    counted = estimate(
-        byte_level,
-        digits,
-        [corpus],
-        counting(top_k=4, alpha=1e-6, target="chunk"),
-        base=recipe,
-    )
-    found = evaluate([plain, recipe, counted], [corpus], byte_level, digits, group_by="lang")
-    *_, one, two, three = found.measures
-    assert two.chunk_recipe == one.chunk_recipe == pytest.approx(two.chunk_cross_entropy.value)
-    assert three.chunk_floor == pytest.approx(three.chunk_cross_entropy.value, abs=1e-4)
+    """A map counted on the very text that is measured, hardly smoothed, is the floor."""
+    one, recipe = on_all["plain"], on_all["recipe"]
+    assert one.chunk_recipe == recipe.chunk_recipe
+    assert one.chunk_recipe == pytest.approx(recipe.chunk_cross_entropy.value)
+    at_starts, over_chunks = on_all["best at starts"], on_all["best over chunks"]
+    assert at_starts.cross_entropy.value == pytest.approx(at_starts.floor, abs=1e-4)
+    assert over_chunks.chunk_cross_entropy.value == pytest.approx(one.chunk_floor, abs=1e-4)
     assert one.chunk_closed is not None
     expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / (
         one.chunk_recipe - one.chunk_floor
     )
     assert one.chunk_closed.value == pytest.approx(expected)
-    [alone] = evaluate([plain], [corpus], byte_level, digits, group_by="lang").measures[-1:]
-    assert alone.chunk_floor == one.chunk_floor
-    (tmp_path / "py.jsonl").write_text(3 * f"{json.dumps({'text': TEXTS[3]})}\n")
-    [py] = evaluate([plain], [tmp_path / "py.jsonl"], byte_level, digits).measures
-    [group, *_] = [m for m in found.measures if m.group == "py"]
-    assert group.chunk_floor == py.chunk_floor  # counted on these documents alone
+    python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
+    [alone] = evaluate(maps["plain"], python, *pair).measures
+    [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py", "plain")]
+    assert group.chunk_floor == alone.chunk_floor  # counted on these documents alone
 
 
-def test_maps_are_ranked_by_what_decides_for_a_loss(
-    byte_level: Tokenizer,
-    digits: Tokenizer,
-    recipe: ProjectionMap,
-    corpus: Path,
-    on_corpus: Callable[..., Evaluation],
-) -> None:
-    """At starts a map may be better that is worse over chunks."""
-    maps = [
-        estimate(byte_level, digits, [corpus], counting(alpha=0.01, target=target), base=recipe)
-        for target in ("start", "chunk")
-    ]
-
-    def ranking(loss: Loss) -> Ranking:
-        found = on_corpus(*maps, names=["starts", "chunks"], for_loss=loss).ranking
-        assert found is not None
-        return found
-
-    p_kl = ranking("p-kl")
-    assert (p_kl.names, p_kl.measure) == (("chunks", "starts"), "chunk_cross_entropy")
-    assert p_kl.lead is not None
-    assert p_kl.lead.low is not None
-    assert 0 < p_kl.lead.low < p_kl.lead.value
-    assert p_kl.verdict.startswith("For P-KL, chunks is better: ")
-    for loss in ("gold", "h-kl"):
-        other = ranking(loss)
-        assert (other.names, other.measure) == (("starts", "chunks"), "cross_entropy")
-
-
-def test_maps_that_a_text_cannot_tell_apart(
-    recipe: ProjectionMap, on_corpus: Callable[..., Evaluation]
-) -> None:
-    found = on_corpus(recipe, recipe, names=["a", "a"], for_loss="gold")
-    assert [m.name for m in found.measures] == ["a", "a (2)"]
-    assert found.ranking is not None
-    assert "does not tell a from a (2)" in found.ranking.verdict
-    alone = on_corpus(recipe, for_loss="gold").ranking
-    assert alone is not None
-    assert alone.lead is None
-    assert on_corpus(recipe).ranking is None
-    with pytest.raises(ValueError, match="'kl'"):
-        on_corpus(recipe, for_loss="kl")
-
-
-def test_counted_map_comes_to_the_floor(
-    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path
-) -> None:
-    """A map counted on the very text that is measured, hardly smoothed, is the floor."""
-    counted = estimate(byte_level, digits, [corpus], counting(top_k=4, alpha=1e-6), base=recipe)
-    [found] = evaluate([counted], [corpus], byte_level, digits).measures
-    assert found.cross_entropy.value == pytest.approx(found.floor, abs=1e-4)
-    assert found.coverage_of_floor == pytest.approx(1)
-
-
-def test_a_map_measured_on_its_own_text_is_noted(
-    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
-) -> None:
-    counted = estimate(byte_level, digits, [corpus], counting(alpha=0.01), base=recipe)
-    (tmp_path / "copy.jsonl").write_bytes(corpus.read_bytes())
-    other = tmp_path / "other.jsonl"
-    other.write_text(corpus.read_text().replace("cat", "cow"))
-    maps, names = [counted, recipe], ["counted", "recipe"]
-
-    def noted(path: Path) -> list[str]:
-        notes = evaluate(maps, path, byte_level, digits, names=names).notes
-        return [note.split(",")[0] for note in notes]
-
-    [little] = noted(other)
-    mine, again = noted(tmp_path / "copy.jsonl")
-    assert again == little
-    assert mine.startswith("counted was counted on copy.jsonl")
-
-
-def test_groups_classes_and_worst_rows(
-    recipe: ProjectionMap, on_corpus: Callable[..., Evaluation]
-) -> None:
-    found = on_corpus(recipe, group_by="lang", num_worst=2)
-    assert [(m.group, m.documents) for m in found.measures] == [("en", 9), ("py", 3), ("all", 12)]
-    assert sum(m.starts for m in found.measures[:2]) == found.measures[2].starts
-    assert sum(c.starts for c in found.classes) == found.measures[2].starts
-    assert {"1 digit", "Latin", "line breaks"} <= {c.token_class for c in found.classes}
-    first, second = found.worst_rows
+def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
+    measures = [m for m in evaluation.measures if m.name == "recipe"]
+    assert [(m.group, m.documents) for m in measures] == [("en", 9), ("py", 3), ("all", 12)]
+    assert sum(m.starts for m in measures[:2]) == measures[2].starts
+    classes = {c.token_class: c for c in evaluation.classes if c.name == "recipe"}
+    assert sum(c.starts for c in classes.values()) == measures[2].starts
+    assert {"1 digit", "Latin", "line breaks"} <= classes.keys()
+    loss = sum(c.starts * c.loss for c in classes.values()) / measures[2].starts
+    assert loss == pytest.approx(measures[2].cross_entropy.value)
+    first, second = (row for row in evaluation.worst_rows if row.name == "recipe")
     assert first.excess >= second.excess > 0
     assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
 
 
-def test_a_group_may_be_called_all(
-    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, tmp_path: Path
+def test_maps_are_ranked_by_what_decides_for_a_loss(
+    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path
 ) -> None:
-    path = tmp_path / "a.jsonl"
-    groups = ["all", "en", "en", "all", "en"]
-    lines = [json.dumps({"text": TEXTS[0], "lang": lang}) for lang in groups]
-    path.write_text("\n".join(lines) + "\n")
-    found = evaluate([recipe], [path], byte_level, digits, group_by="lang").measures
-    assert [(m.group, m.documents) for m in found] == [("all", 2), ("en", 3), ("all", 5)]
+    """At starts a map may be better that is worse over chunks."""
+    text = measure_text({name: maps[name] for name in ("starts", "chunks")}, [corpus], *pair)
+    losses: tuple[Loss, ...] = "p-kl", "gold", "h-kl"
+    rankings = [evaluation_of(text, for_loss=loss, num_worst=0).ranking for loss in losses]
+    orders = [(one.names, one.measure) for one in rankings if one is not None]
+    by_starts = ("starts", "chunks"), "cross_entropy"
+    assert orders == [(("chunks", "starts"), "chunk_cross_entropy"), by_starts, by_starts]
+    p_kl = rankings[0]
+    assert p_kl is not None
+    assert p_kl.lead is not None
+    assert p_kl.lead.low is not None
+    assert 0 < p_kl.lead.low < p_kl.lead.value
+    assert p_kl.verdict.startswith("For P-KL, chunks is better: ")
 
 
-def test_the_same_seed_gives_the_same_intervals(
-    recipe: ProjectionMap, on_corpus: Callable[..., Evaluation]
+def test_maps_that_a_text_cannot_tell_apart(
+    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path
 ) -> None:
-    first, again, other = (on_corpus(recipe, seed=seed) for seed in (0, 0, 1))
+    recipe = maps["recipe"]
+    result = evaluate([recipe] * 2, corpus, *pair, names=["a", "a"], for_loss="gold")
+    assert [m.name for m in result.measures] == ["a", "a (2)"]
+    assert result.ranking is not None
+    assert "does not tell a from a (2)" in result.ranking.verdict
+    text = measure_text({"a": recipe}, [corpus], *pair)
+    alone = evaluation_of(text, for_loss="gold")
+    assert alone.ranking is not None
+    assert alone.ranking.lead is None
+    with pytest.raises(ValueError, match="'kl'"):
+        evaluation_of(text, for_loss="kl")  # type: ignore[arg-type]
+    first, again, other = (evaluation_of(text, seed=seed) for seed in (0, 0, 1))
     assert first == again
+    assert first.ranking is None
     assert first.measures[0].cross_entropy != other.measures[0].cross_entropy
 
 
-def test_files_of_one_name_are_groups_of_their_own(
-    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, tmp_path: Path
+def test_a_map_measured_on_its_own_text_is_noted(
+    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "copy.jsonl").write_bytes(corpus.read_bytes())
+    (tmp_path / "other.jsonl").write_text(corpus.read_text().replace("cat", "cow"))
+    own = [maps["starts"], maps["recipe"]]
+    [little], (mine, again) = (
+        evaluate(own, tmp_path / name, *pair, names=["counted", "recipe"]).notes
+        for name in ("other.jsonl", "copy.jsonl")
+    )
+    assert again == little
+    assert mine.startswith("counted was counted on copy.jsonl")
+
+
+def test_names_of_groups(pair: Pair, maps: dict[str, ProjectionMap], tmp_path: Path) -> None:
+    """Files of one name are groups of their own, and a group may be called `all`."""
     paths = [tmp_path / name for name in ("en/a.txt", "de/a.txt", "b.txt")]
     for path in paths:
         path.parent.mkdir(exist_ok=True)
         path.write_text("the text\n")
-    found = evaluate([recipe], paths, byte_level, digits)
-    assert [m.group for m in found.measures] == [*map(str, paths[:2]), "b.txt", "all"]
+    measures = evaluate(maps["recipe"], paths, *pair).measures
+    assert [m.group for m in measures] == [*map(str, paths[:2]), "b.txt", "all"]
+    documents = [(TEXTS[0], lang) for lang in ("all", "en", "en", "all", "en")]
+    path = write_texts(tmp_path / "a.jsonl", documents)
+    measures = evaluate(maps["recipe"], path, *pair, group_by="lang").measures
+    assert [(m.group, m.documents) for m in measures] == [("all", 2), ("en", 3), ("all", 5)]
 
 
 def test_maps_of_another_pair_and_empty_text_are_errors(
-    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path, evaluation: Evaluation, tmp_path: Path
 ) -> None:
     with pytest.raises(XtokError, match="other tokens"):
-        evaluate([recipe], [corpus], digits, byte_level)
+        evaluate(maps["recipe"], corpus, *pair[::-1])
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(XtokError, match="0 documents, 0 bytes"):
-        evaluate([recipe], [tmp_path / "empty.txt"], byte_level, digits)
+        evaluate(maps["recipe"], tmp_path / "empty.txt", *pair)
     with pytest.raises(ValueError, match="no map"):
-        evaluate([], [corpus], byte_level, digits)
+        evaluate([], corpus, *pair)
+    with pytest.raises(ValueError, match="max_cross_entropy"):
+        evaluation.failing(max_cross_entropy=float("nan"))
 
 
 def test_progress_goes_through_every_byte_on_disk(
-    byte_level: Tokenizer, digits: Tokenizer, recipe: ProjectionMap, corpus: Path, tmp_path: Path
+    pair: Pair, maps: dict[str, ProjectionMap], corpus: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.parquet"  # which is not read byte after byte
     parquet.write_table(pyarrow.table({"text": TEXTS}), path, row_group_size=2)
@@ -316,30 +294,19 @@ def test_progress_goes_through_every_byte_on_disk(
         assert total == path.stat().st_size + corpus.stat().st_size
         yield lambda size, tokens: steps.append((size, tokens))
 
-    evaluate([recipe], [path, corpus], byte_level, digits, text_progress=watching)
+    measure_text(maps, [path, corpus], *pair, text_progress=watching)
     assert sum(size for size, _ in steps) == path.stat().st_size + corpus.stat().st_size
-    once = sum(len(ids) for ids in byte_level.library_ids(TEXTS))
+    once = sum(len(ids) for ids in pair[0].library_ids(TEXTS))
     assert sum(tokens for _, tokens in steps) == 4 * once
 
 
-def models(small: Path) -> list[str | Path]:
-    return [
-        "--student-model", small / "small-byte-level", "--teacher-model", small / "small-digits",
-    ]  # fmt: skip
-
-
 def test_evaluate_on_the_command_line(
-    cli: Cli,
-    byte_level: Tokenizer,
-    digits: Tokenizer,
-    small: Path,
-    recipe: ProjectionMap,
-    corpus: Path,
-    tmp_path: Path,
+    cli: Cli, pair: Pair, small: Path, maps: dict[str, ProjectionMap], corpus: Path, tmp_path: Path
 ) -> None:
-    recipe.save(tmp_path / "a.safetensors")
-    build(byte_level, digits, BuildConfig.for_loss("p-kl")).save(tmp_path / "b.safetensors")
-    line = ["evaluate", "a.safetensors", *models(small), "--text", corpus]
+    maps["recipe"].save(tmp_path / "a.safetensors")
+    build(*pair, BuildConfig.for_loss("p-kl")).save(tmp_path / "b.safetensors")
+    models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
+    line = ["evaluate", "a.safetensors", *models, "--text", corpus]
     ranked = cli(*line[:2], "b.safetensors", *line[2:], "--for", "p-kl")
     assert ranked.returncode == 0, ranked.stderr
     lines = ranked.stdout.splitlines()
@@ -347,28 +314,19 @@ def test_evaluate_on_the_command_line(
     assert max(map(len, lines[:-2])) <= 80
     assert ranked.stdout.index("over chunks") < ranked.stdout.index("at starts")
     assert ranked.stdout.index("  map 2 ") < ranked.stdout.index("  map 1 ")
-    narrow = cli(*line, env={"COLUMNS": "60"})
-    assert "│   map 1" in narrow.stdout
-    [measures] = json.loads(cli(*line, "--json", "--min-coverage", "0").stdout)["measures"]
-    assert measures["group"] == "corpus.jsonl"
-    missed = cli(*line, "--min-coverage", "0.9999", "--max-cross-entropy", "0.0001", "--quiet")
+    assert "│   map 1" in cli(*line, env={"COLUMNS": "60"}).stdout
+    bounds = ["--min-coverage", "0.9999", "--max-cross-entropy", "0.0001", "--quiet"]
+    missed = cli(*line, *bounds, "--json")
     assert missed.returncode == 3
     coverage, cross_entropy = missed.stderr.splitlines()
     assert coverage.startswith("failed: a.safetensors on corpus.jsonl: coverage 0.")
     assert cross_entropy.endswith("is above 0.0001")
+    [measures] = json.loads(missed.stdout)["measures"]
+    assert measures["group"] == "corpus.jsonl"
     assert cli(*line[:-1], "nowhere*.txt").returncode == 1
     assert cli(*line, "--max-leak", "0.1").returncode == 2
-
-
-def test_a_gate_of_nan_is_refused(
-    cli: Cli, recipe: ProjectionMap, on_corpus: Callable[..., Evaluation]
-) -> None:
-    for gate in ("--max-cross-entropy", "--min-coverage", "--max-leak"):
-        pair = ("--student-model", "bytes", "--teacher-model", "bytes")
-        done = cli("evaluate", "a", "--text", "x", *pair, gate, "nan")
-        assert (done.returncode, f"{gate} is nan" in done.stderr) == (2, True)
-    with pytest.raises(ValueError, match="max_cross_entropy"):
-        on_corpus(recipe).failing(max_cross_entropy=float("nan"))
+    nan = cli(*line, "--min-coverage", "nan")
+    assert (nan.returncode, "--min-coverage is nan" in nan.stderr) == (2, True)
 
 
 @pytest.mark.real
@@ -377,14 +335,9 @@ def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
 ) -> None:
     """On text that no tokenizer has seen: this project's own guides."""
     guides = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
-    student, teacher = load_real("llama3.tiktoken"), load_real("mistral-v3.model")
-    maps = [
-        build(student, teacher, BuildConfig(top_k=8, scale_trick=False)),
-        build(student, teacher, BuildConfig.for_loss("p-kl")),
-    ]
-    recipe, prior = evaluate(maps, guides, student, teacher).measures[-2:]
-    assert recipe.closed is not None
-    assert abs(recipe.closed.value) < 1e-6
-    assert prior.closed is not None
-    assert prior.closed.value > 0.3
-    assert prior.coverage.value > recipe.coverage.value
+    text = write_texts(tmp_path / "guides.jsonl", [(guide.read_text(), "en") for guide in guides])
+    pair = load_real("llama3.tiktoken"), load_real("mistral-v3.model")
+    prior = build(*pair, BuildConfig.for_loss("p-kl"))
+    [measures] = evaluate(prior, text, *pair).measures
+    assert measures.closed is not None
+    assert measures.closed.value > 0.3

@@ -101,10 +101,6 @@ def inspect(
     else:
         loaded, tokenizers = models.with_map(map_options.load(map_path), name=map_path)
     report.print_reports(loaded.reports)
-    if text:
-        from xtok.counting.texts import find_texts
-
-        find_texts(text)
     inspection = xtok.inspect(
         loaded,
         [*tokens, *token_id],

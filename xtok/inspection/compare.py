@@ -15,7 +15,6 @@ from xtok.maps.file import MapLike, as_maps
 from xtok.maps.pair import of_one_pair
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.classes import TokenClass, token_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +30,6 @@ class RowDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassDifference:
-    """How much the rows of a class of student tokens differ."""
-
-    token_class: str
-    rows: int
-    rows_that_differ: int
-    mean_distance: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """How two maps of one pair differ."""
 
@@ -51,7 +40,6 @@ class Comparison:
     rows_of_other_top: int  # whose heaviest entry is another
     mean_distance: float  # total variation, from 0 to 1; with text, weighted by its tokens
     weighted_by_text: bool
-    classes: tuple[ClassDifference, ...]  # by class of student token
     examples: tuple[RowDifference, ...]  # the rows whose distance, times their share, is largest
 
 
@@ -98,7 +86,6 @@ def compare(
         rows_of_other_top=int(np.count_nonzero(a.heaviest_teacher_ids != b.heaviest_teacher_ids)),
         mean_distance=float(cost.sum()),
         weighted_by_text=token_counts is not None,
-        classes=_class_differences(a, filled, distance, share),
         examples=tuple(
             RowDifference(
                 student_id=row,
@@ -133,30 +120,6 @@ def _distances(first: ProjectionMap, second: ProjectionMap) -> NDArray[np.float6
     distance = np.bincount(pairs >> 32, moved, first.shape[0]) / 2
     distance[(first.row_kind == 0) != (second.row_kind == 0)] = 1.0
     return distance
-
-
-def _class_differences(
-    projection: ProjectionMap,
-    filled: NDArray[np.bool_],
-    distance: NDArray[np.float64],
-    share: NDArray[np.float64],
-) -> tuple[ClassDifference, ...]:
-    if projection.student.table is None:
-        return ()
-    kinds = token_classes(projection.student.table)
-    of_class = {kind: filled & (kinds == kind) for kind in np.unique(kinds[filled]).tolist()}
-    totals = {kind: share[use].sum() for kind, use in of_class.items()}
-    return tuple(
-        ClassDifference(
-            token_class=TokenClass(kind).label,
-            rows=int(use.sum()),
-            rows_that_differ=int(np.count_nonzero(distance[use] > _SAME)),
-            mean_distance=float(
-                (distance * share)[use].sum() / totals[kind] if totals[kind] else 0
-            ),
-        )
-        for kind, use in of_class.items()
-    )
 
 
 def _entries(projection: ProjectionMap, row: int) -> tuple[tuple[str, float], ...]:

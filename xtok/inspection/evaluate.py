@@ -320,21 +320,22 @@ class _OnText:
     def classes(self) -> list[ClassMeasures]:
         """Measure each class of student token over all text."""
         kinds = token_classes(self.student)[self.s]
-        classes = []
-        for kind in np.unique(kinds).tolist():
-            counts = self.totals * (kinds == kind)
-            total = counts.sum()
-            classes.append(
-                ClassMeasures(
-                    name=self.name,
-                    token_class=TokenClass(kind).label,
-                    starts=int(total),
-                    loss=float((counts * self.losses).sum() / total),
-                    reference=float((counts * self.reference).sum() / total),
-                    coverage=share_of(counts, self.weights > 0),
-                )
+        starts, loss, reference, covered = (
+            np.bincount(kinds, self.totals * values, len(TokenClass))
+            for values in (np.ones(len(kinds)), self.losses, self.reference, self.weights > 0)
+        )
+        return [
+            ClassMeasures(
+                name=self.name,
+                token_class=kind.label,
+                starts=int(starts[kind]),
+                loss=float(loss[kind] / starts[kind]),
+                reference=float(reference[kind] / starts[kind]),
+                coverage=float(covered[kind] / starts[kind]),
             )
-        return classes
+            for kind in TokenClass
+            if starts[kind]
+        ]
 
     def worst(self, number: int) -> list[WorstRow]:
         """Return the rows with the most avoidable losses, over all text."""

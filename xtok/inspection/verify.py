@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from os import fspath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xtok.inspection import Check, given_tokenizers
+from xtok.inspection import Check, Level, given_tokenizers
 from xtok.maps import file as mapfile
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
@@ -90,7 +90,7 @@ def _all(
     entries = "events" if isinstance(m, EventMap) else f"{m.nnz:,} entries"
     yield Check("format", "ok", f"{m.shape[0]:,} × {m.shape[1]:,}, {entries}")
     for side, vocabulary in sides.items():
-        yield _digest(f"{side} tokens", vocabulary, digests.get(side))
+        yield Check(f"{side} tokens", *_digest(vocabulary.table, digests.get(side)))
     is_events = isinstance(m, EventMap)
     invariants = list(_invariants(m, EVENT_INVARIANTS if is_events else INVARIANTS))
     yield from invariants
@@ -101,13 +101,13 @@ def _all(
         counts = [r.counts.items() for r in m.reports if r.stage == "import"]
         changed = ", ".join(f"{n:,} {what}" for items in counts for what, n in items if n)
         yield Check("as written", "failed" if changed else "ok", changed or "in order")
-        yield _slots(m)
-        yield _exact_rows(m)
+        yield Check("scale slot", *_slots(m))
+        yield Check("exact rows", *_exact_rows(m))
     for side, vocabulary in sides.items():
-        yield _roles(f"{side} roles", vocabulary.table)
+        yield Check(f"{side} roles", *_roles(vocabulary.table))
     for side, tokenizer in tokenizers.items():
-        yield _tokens(f"{side} model", sides[side].table, tokenizer)
-        yield _width(f"{side} width", sides[side], tokenizer.vocabulary)
+        yield Check(f"{side} model", *_tokens(sides[side].table, tokenizer))
+        yield Check(f"{side} width", *_width(sides[side], tokenizer.vocabulary))
 
 
 def _invariants(
@@ -123,87 +123,91 @@ def _invariants(
         yield Check(name, "ok", says)
 
 
-def _digest(name: str, vocabulary: Vocabulary, written: str | None) -> Check:
+Found: TypeAlias = tuple[Level, str]
+"""What a check found: its level and its message."""
+
+_NO_TOKENS: Found = "skipped", "the map carries no tokens"
+
+
+def _digest(table: TokenTable | None, written: str | None) -> Found:
     """Check that the digest that a file has of a side's tokens is theirs."""
-    if vocabulary.table is None:
-        return Check(name, "skipped", "the map carries none")
-    digest = vocabulary.table.sha256()
+    if table is None:
+        return _NO_TOKENS
+    digest = table.sha256()
     if written in (None, digest):
-        return Check(name, "ok", f"table_sha256 is {digest[:16]}…")
-    says = f"table_sha256 says {str(written)[:16]}…, the tokens give {digest[:16]}…"
-    return Check(name, "failed", says)
+        return "ok", f"table_sha256 is {digest[:16]}…"
+    return "failed", f"table_sha256 says {str(written)[:16]}…, the tokens give {digest[:16]}…"
 
 
-def _slots(m: ProjectionMap) -> Check:
-    name, table = "scale slot", m.teacher.table
+def _slots(m: ProjectionMap) -> Found:
+    table = m.teacher.table
     if m.scale_slot is None:
-        return Check(name, "skipped", "made without the scale trick")
+        return "skipped", "made without the scale trick"
     ids = np.unique(m.teacher_ids[m.is_slot]).tolist()
     if table is not None and (meaning := [i for i in ids if table[i]]):
-        return Check(name, "failed", f"on {_some(meaning, table)}, which stand for text")
+        return "failed", f"on {_some(meaning, table)}, which stand for text"
     where = ", ".join(map(str, ids[:_EXAMPLES])) or "none"
-    return Check(name, "ok", f"{int(m.is_slot.sum()):,} rows, on teacher id {where}")
+    return "ok", f"{int(m.is_slot.sum()):,} rows, on teacher id {where}"
 
 
-def _exact_rows(m: ProjectionMap) -> Check:
-    name, rows, columns = "exact rows", m.student.table, m.teacher.table
+def _exact_rows(m: ProjectionMap) -> Found:
+    rows, columns = m.student.table, m.teacher.table
     exact = np.flatnonzero(m.row_kind == RowKind.EXACT)
     sizes = m.entries_per_row[exact]
     if (sizes != 1).any():
         place = int(np.argmax(sizes != 1))
-        return Check(name, "failed", f"row {exact[place]} has {sizes[place]} entries")
+        return "failed", f"row {exact[place]} has {sizes[place]} entries"
     if rows is None or columns is None:
-        return Check(name, "skipped", "the map carries no tokens")
+        return _NO_TOKENS
     ours, theirs = rows.tokens(), columns.tokens()
     partner = dict(zip(m.student_ids.tolist(), m.teacher_ids.tolist(), strict=True))
     wrong = [s for s in exact.tolist() if ours[s] != theirs[partner[s]]]
     if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
-        return Check(name, "failed", f"other bytes in the rows of {_some(wrong, rows)}")
+        return "failed", f"other bytes in the rows of {_some(wrong, rows)}"
     only = f", but for {len(wrong):,} that are equal in another token form" if wrong else ""
-    return Check(name, "ok", f"{len(exact):,} rows of equal bytes{only}")
+    return "ok", f"{len(exact):,} rows of equal bytes{only}"
 
 
-def _roles(name: str, table: TokenTable | None) -> Check:
+def _roles(table: TokenTable | None) -> Found:
     if table is None:
-        return Check(name, "skipped", "the map carries no tokens")
+        return _NO_TOKENS
     unknown = [role for role in table.roles if role not in ROLES]
     if unknown:
-        return Check(name, "failed", f"unknown roles {unknown}")
+        return "failed", f"unknown roles {unknown}"
     ids = [i for role_ids in table.roles.values() for i in role_ids]
     unused = [i for i in ids if table.name(i) == "(unused)"]
     if unused:
-        return Check(name, "failed", f"on unused ids {unused[:_EXAMPLES]}")
-    return Check(name, "ok", f"{len(table.roles)} roles of {len(set(ids))} tokens")
+        return "failed", f"on unused ids {unused[:_EXAMPLES]}"
+    return "ok", f"{len(table.roles)} roles of {len(set(ids))} tokens"
 
 
-def _tokens(name: str, ours: TokenTable | None, tokenizer: Tokenizer) -> Check:
+def _tokens(ours: TokenTable | None, tokenizer: Tokenizer) -> Found:
     """Check that a side of a map has a tokenizer's tokens."""
     theirs, model_id = tokenizer.table, tokenizer.vocabulary.model_id
     if ours is None:
-        return Check(name, "skipped", "the map carries no tokens to compare")
+        return _NO_TOKENS
     if ours.sha256() == theirs.sha256():
-        return Check(name, "ok", f"the tokens of {model_id}")
+        return "ok", f"the tokens of {model_id}"
     pairs = enumerate(zip_longest(ours.tokens(), theirs.tokens(), fillvalue=b""))
     names = ours.control_names, theirs.control_names
     differ = [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
     if not differ:
-        return Check(name, "failed", f"the types of some tokens are not those of {model_id}")
+        return "failed", f"the types of some tokens are not those of {model_id}"
     shown = [f"{i} {_name(ours, i)} and {_name(theirs, i)}" for i in differ[:_EXAMPLES]]
-    message = f"{len(differ):,} ids differ from {model_id}: {', '.join(shown)}"
-    return Check(name, "failed", message)
+    return "failed", f"{len(differ):,} ids differ from {model_id}: {', '.join(shown)}"
 
 
-def _width(name: str, ours: Vocabulary, theirs: Vocabulary) -> Check:
+def _width(ours: Vocabulary, theirs: Vocabulary) -> Found:
     """Check that a side of a map is as wide as a tokenizer's model."""
     width, source = f"{ours.vocab_size:,}", theirs.width_source
     if ours.vocab_size == theirs.vocab_size:
-        return Check(name, "ok", f"{width}, from the {source}")
+        return "ok", f"{width}, from the {source}"
     if can_grow(ours, theirs):
-        return Check(name, "ok", f"{width} by the file, {theirs.vocab_size:,} by the model")
+        return "ok", f"{width} by the file, {theirs.vocab_size:,} by the model"
     if source == "tokenizer" and ours.vocab_size > theirs.vocab_size:
         tokens = f"no config.json with the {theirs.vocab_size:,} tokens"
-        return Check(name, "ok", f"{width}; {tokens}: width not checked")
-    return Check(name, "failed", f"{width}, and {theirs.vocab_size:,} by the {source}")
+        return "ok", f"{width}; {tokens}: width not checked"
+    return "failed", f"{width}, and {theirs.vocab_size:,} by the {source}"
 
 
 def _name(table: TokenTable, token_id: int) -> str:

@@ -193,7 +193,7 @@ def _pieces(pieces: Sequence[SpelledPiece]) -> str:
 
 
 def _comparison(c: Comparison) -> Iterator[Table]:
-    """Show how many rows differ, by class, and examples."""
+    """Show how many rows differ, and examples."""
     weighed = ", weighted by the text" if c.weighted_by_text else ""
     counts = {
         "rows that differ": c.rows_that_differ,
@@ -203,13 +203,6 @@ def _comparison(c: Comparison) -> Iterator[Table]:
     distance = f"mean total variation distance{weighed}", f"{c.mean_distance:.4f}"
     rows = [("rows", f"{c.rows:,}"), *shares, distance]
     yield new_table(header(f"{c.student} → {c.teacher}"), "", rows=rows, right=(1,))
-    if c.classes:
-        classes = []
-        for one in c.classes:
-            counts = f"{one.rows:,}", f"{one.rows_that_differ:,}"
-            classes.append((one.token_class, *counts, f"{one.mean_distance:.4f}"))
-        heads = "student token", "rows", "that differ", "mean distance"
-        yield new_table(*heads, rows=classes, right=(1, 2, 3))
     if c.examples:
         examples = [
             (
