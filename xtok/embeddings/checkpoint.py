@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,68 +48,49 @@ class Model(ModelFiles):
         return True if self.find(_INDEX) is not None else self.has(_FILE)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Which tensor of which file is the layer, and its shape."""
+def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
+    """Return a model's input-embedding layer: its name, and float32 `[rows, dimension]`.
 
-    path: Path
-    name: str
-    shape: tuple[int, int]
-
-    def read(self) -> NDArray[np.float32]:
-        """Read the matrix, and no other tensor of the file, as float32 `[rows, dimension]`."""
-        with _opened(self.path) as file:  # by PyTorch, because NumPy has no bfloat16
-            matrix: NDArray[np.float32] = file.get_tensor(self.name).float().numpy()
-        return matrix
-
-
-def find_layer(model: Model) -> Layer:
-    """Find the input-embedding layer of a model's checkpoint.
+    No other tensor of the checkpoint is read.
 
     Raises:
         EmbeddingError: if there is no safetensors checkpoint, or no such layer in it.
     """
-    index = model.find(_INDEX)
-    path = model.find(_FILE, required=True) if index is None else None
-    if index is not None:
-        try:
-            files = json.loads(index.read_bytes())["weight_map"]
-            name = _choose(list(files), model)
-            shard = str(files[name])
-        except (ValueError, LookupError, TypeError) as error:
-            raise EmbeddingError(
-                f"{index} is not an index of shards: {error}", hint=_FETCH
-            ) from error
-        path = model.find(shard, required=True)
-        if path is None:
-            raise EmbeddingError(f"{model} lacks {shard}, which holds {name}", hint=_FETCH)
-    elif path is None:
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    name, path = "", model.find(_FILE, required=True) if model.find(_INDEX) is None else None
+    if path is None and (shards := model.json(_INDEX).get("weight_map")):
+        if not isinstance(shards, dict):
+            raise EmbeddingError(f"the {_INDEX} of {model} is damaged", hint=_FETCH)
+        name = _choose(shards, model)
+        path = model.find(str(shards[name]), required=True)
+    if path is None:
         raise EmbeddingError(
-            f"{model} has neither {_FILE} nor {_INDEX}",
+            f"{model} has no {_FILE}, or lacks a file of its {_INDEX}",
             hint="give a model with a safetensors checkpoint; save_pretrained writes one",
         )
-    with _opened(path) as file:
-        names = list(file.keys())
-        if index is None:
-            name = _choose(names, model)
-        if name not in names:
-            raise EmbeddingError(f"{path} lacks {name}, which its index says it has", hint=_FETCH)
-        tensor = file.get_slice(name)
-        dtype, shape = tensor.get_dtype(), tuple(tensor.get_shape())
-    if dtype not in ("F64", "F32", "F16", "BF16"):  # no integers of quantized weights
+    try:
+        with safe_open(path, framework="pt") as file:  # NumPy has no bfloat16
+            name = name or _choose(file.keys(), model)
+            tensor = file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
         raise EmbeddingError(
-            f"{name} of {path} is stored as {dtype}, not as float32, bfloat16 or float16",
-            hint="give the checkpoint that is not quantized",
+            f"{path} is not a whole safetensors file: {error}", hint=_FETCH
+        ) from error
+    floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    if tensor.ndim != 2 or tensor.dtype not in floats:
+        raise EmbeddingError(
+            f"{name} of {path} is {tensor.dtype} {list(tensor.shape)}, not a matrix of floats",
+            hint="give the checkpoint that is not quantized, or fetch it again",
         )
-    if len(shape) != 2:
-        raise EmbeddingError(f"{name} of {path} is no matrix: its shape is {shape}", hint=_FETCH)
-    return Layer(path, name, shape)
+    return name, np.asarray(tensor.float().numpy())
 
 
 _FETCH = "the checkpoint is damaged: fetch it again"
 
 
-def _choose(names: list[str], model: Model) -> str:
+def _choose(names: Collection[str], model: Model) -> str:
     """Return the layer's name of a checkpoint's tensors, by the known names alone."""
     for name in _NAMES:
         if name in names:
@@ -125,17 +102,3 @@ def _choose(names: list[str], model: Model) -> str:
         hint="give another model; known names are model.embed_tokens.weight, "
         "transformer.wte.weight, embeddings.word_embeddings.weight and their like",
     )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file: its header is read and checked, its tensors only when asked for."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise EmbeddingError(
-            f"{path} is not a whole safetensors file: {error}", hint=_FETCH
-        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +28,7 @@ from xtok.vocab.table import TokenTable, TokenType
 if TYPE_CHECKING:
     import torch
 
-    from xtok.embeddings.sources import Source
+    from xtok.embeddings.sources import InputLayer, SentenceModel
 
 OWN = "own"
 """The embedding model that stands for the two models' own input-embedding layers."""
@@ -123,22 +122,19 @@ def generate(
 
 
 def _check_device(device: str) -> None:
-    if not re.fullmatch(r"(cpu|cuda)(:[0-9]+)?", device):
-        raise EmbeddingError(
-            f"there is no device {device}",
-            hint="give cpu, cuda or cuda:0 with {option}",
-            parameter="device",
-        )
-    kind, _, number = device.partition(":")
-    if kind == "cpu":
-        return
-    import torch
+    kind = device.partition(":")[0]
+    problem = "" if kind in ("cpu", "cuda") else "there is no such device"
+    if not problem and device != "cpu":
+        import torch
 
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if available <= int(number or 0):
+        try:
+            torch.zeros(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # the latter of a PyTorch without CUDA
+            problem = str(error).splitlines()[0]
+    if problem:
         raise EmbeddingError(
-            f"PyTorch finds {available} CUDA devices, and not the device {device}",
-            hint="give cpu with {option}, or install a PyTorch with CUDA on a machine with a GPU",
+            f"the device {device} cannot be used: {problem}",
+            hint="give cpu, cuda or cuda:0 with {option}",
             parameter="device",
         )
 
@@ -207,7 +203,7 @@ def _kept(
 def _edges_by_embedding(
     student: Tokenizer,
     teacher: Tokenizer,
-    source: Source | None,
+    source: SentenceModel | InputLayer | None,
     config: GenerateConfig,
     *,
     offline: bool,
@@ -281,24 +277,19 @@ def _similar(
     k = min(config.top_k, len(column_ids))
     if not (len(row_ids) and k):
         return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)), {}
-    with one_thread_each() as pool:
+
+    def weigh(cosines: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+        if power:
+            return cosines.abs().pow(POWER_OF_LARGEST * largest)
+        return ((cosines - largest) / config.temperature).exp()
+
+    with one_thread_each() as pool, progress("comparing", len(x)) as advance:
         cosine = Cosine(
             y, device=config.device, dtype=config.dtype, chunk_size=config.chunk_size, pool=pool
         )
-        with progress("comparing", len(x)) as advance:
-            values, places = cosine.top_k(x, k, absolute=power, advance=advance)
-        weights = _weights(values, config)
-        sums = weights.sum(axis=1)
-        if config.weight_threshold > 0:  # a share of the whole row, of which these are the largest
-            largest = values[:, 0]
-            parameters = np.float32(POWER_OF_LARGEST) * largest if power else largest
-
-            def in_place(tile: torch.Tensor, own: torch.Tensor) -> None:
-                if power:
-                    tile.abs_().pow_(own)
-                else:
-                    tile.sub_(own).div_(config.temperature).exp_()
-
-            with progress("summing up rows", len(x)) as advance:
-                sums = cosine.sums(x, in_place, parameters, advance=advance)
+        # A threshold is on a share of the whole row, of which these are the largest.
+        values, places, sums = cosine.top_k(
+            x, k, absolute=power, advance=advance, weigh=weigh if config.weight_threshold else None
+        )
+    weights = _weights(values, config)
     return _kept(row_ids, column_ids, places, weights, sums, config)

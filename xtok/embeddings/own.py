@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import GenerateConfig
-from xtok.embeddings.checkpoint import Model, find_layer
+from xtok.embeddings.checkpoint import Model, input_layer
 from xtok.embeddings.similarity import Vectors
 from xtok.embeddings.sources import require_finite, require_rows
 from xtok.errors import EmbeddingError
@@ -124,9 +124,9 @@ def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool)
             hint="give the model's folder or repo id, or another {option}",
             parameter="embedding_model",
         )
-    layer = find_layer(model)
-    require_rows(tokenizer, layer.shape[0], layer.name)
-    vectors: Vectors = layer.read()[ids]
+    name, matrix = input_layer(model)
+    require_rows(tokenizer, len(matrix), name)
+    vectors: Vectors = matrix[ids]
     require_finite(vectors, ids, tokenizer.table, model_id)
     return vectors
 

@@ -1,4 +1,4 @@
-"""Cosine similarity of two lists of vectors in tiles of a fixed size: top-k, and sums over rows."""
+"""Cosine similarity of two lists of vectors in tiles of a fixed size: the largest of each row."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Vectors = NDArray[np.float32]
 Advance = Callable[[int], object]
+Weigh = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 TILE = (512, 2048)
 """Rows and columns of a tile on a CPU: 4 MB. A product of a tile has always this shape and runs on
@@ -54,67 +55,46 @@ class Cosine:
         self._teachers = self._prepared(teachers, self._columns)
 
     def top_k(
-        self, students: Vectors, k: int, *, absolute: bool, advance: Advance
-    ) -> tuple[Vectors, NDArray[np.int32]]:
+        self,
+        students: Vectors,
+        k: int,
+        *,
+        absolute: bool,
+        advance: Advance,
+        weigh: Weigh | None = None,
+    ) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
         """Return each student vector's `k` ≤ m largest cosines and the teachers' indices.
 
         Both are `[n, k]`, sorted by falling value, then rising index. `absolute` compares |cosine|.
+        Beside them the sum over all m weights, `[n]`, where `weigh` makes them of cosines and the
+        row's largest one, `[rows, 1]`; else zeros.
         """
+        import torch
+
         from xtok.embeddings.kernels import keep_largest
 
         values = np.full((len(students), k), -2, np.float32)
         ids = np.full((len(students), k), -1, np.int32)
+        sums = np.zeros(len(students))
 
-        def work(rows: torch.Tensor, start: int, stop: int) -> None:
-            for first, tile in self.tiles(rows):
-                found = tile[: stop - start].cpu().numpy()
-                keep_largest(found, found.shape[1], first, absolute, values[start:stop],
-                             ids[start:stop])  # fmt: skip
-            advance(stop - start)
+        def work(rows: torch.Tensor, start: int) -> None:
+            part = slice(start, start + self._rows)
+            size = len(values[part])
+            for first, tile in self._tiles(rows):
+                found = tile[:size].cpu().numpy()
+                keep_largest(found, found.shape[1], first, absolute, values[part], ids[part])
+            if weigh is not None:
+                largest = torch.from_numpy(values[part, :1]).to(self._device)
+                for _, tile in self._tiles(rows):
+                    weights = weigh(tile[:size], largest)
+                    sums[part] += weights.sum(1, dtype=torch.float64).cpu().numpy()
+            advance(size)
 
-        self.for_blocks(students, work)
-        return values, ids
-
-    def sums(
-        self, students: Vectors, function: Callable[[torch.Tensor, torch.Tensor], Any],
-        parameters: NDArray[np.float32], *, advance: Advance,
-    ) -> NDArray[np.float64]:  # fmt: skip
-        """Return each student vector's sum of a function of all its cosines, float64 `[n]`.
-
-        Args:
-            students: float32 `[n, d]`.
-            function: changes a tile in place; also takes its rows' parameters, `[rows, 1]`.
-            parameters: float32 `[n]`.
-            advance: called with the number of students that are done.
-        """
-        import torch
-
-        totals = np.zeros(len(students))
-
-        def work(rows: torch.Tensor, start: int, stop: int) -> None:
-            own = torch.zeros(len(rows), 1)
-            own[: stop - start, 0] = torch.from_numpy(parameters[start:stop])
-            own = own.to(self._device)
-            total = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
-            for _, tile in self.tiles(rows):
-                function(tile, own)
-                total += tile.sum(1, dtype=torch.float64)
-            totals[start:stop] = total[: stop - start].cpu().numpy()
-            advance(stop - start)
-
-        self.for_blocks(students, work)
-        return totals
-
-    def for_blocks(self, students: Vectors, work: Callable[[torch.Tensor, int, int], None]) -> None:
-        """Call `work` with blocks of a tile's height, in parallel on a CPU."""
         run = self._pool.map if self._device.type == "cpu" else map
-        for chunk in range(0, len(students), self._chunk):
-            end = min(chunk + self._chunk, len(students))
-            rows = self._prepared(students[chunk:end], self._rows)
-            starts = range(chunk, end, self._rows)
-            stops = [min(start + self._rows, end) for start in starts]
-            blocks = [rows[i : i + self._rows] for i in range(0, len(rows), self._rows)]
-            list(run(work, blocks, starts, stops))
+        for start in range(0, len(students), self._chunk):
+            rows = self._prepared(students[start : start + self._chunk], self._rows)
+            list(run(work, rows.split(self._rows), range(start, len(students), self._rows)))
+        return values, ids, sums
 
     def _prepared(self, vectors: Vectors, multiple: int) -> torch.Tensor:
         """Return the vectors normalized, rounded, padded with zeros, and on the device."""
@@ -133,7 +113,7 @@ class Cosine:
             result[start : start + len(part)] = rounded.to(self._device)
         return result
 
-    def tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def _tiles(self, rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the first index and the cosines of tile after tile, float32, without padding."""
         import torch
 

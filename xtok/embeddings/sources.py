@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import GenerateConfig
-from xtok.embeddings.checkpoint import Model, find_layer
+from xtok.embeddings.checkpoint import Model, input_layer
 from xtok.embeddings.similarity import Vectors
 from xtok.errors import EmbeddingError
 from xtok.io import cache_folder, replacing
@@ -28,17 +27,6 @@ from xtok.vocab.table import TokenTable
 _BATCH = 256  # texts; fixed, because what they are padded to changes the last bits
 
 
-class Source(Protocol):
-    """A model that embeds texts."""
-
-    model_id: str
-    key: dict[str, Any]  # what the vectors depend on, besides the texts
-    notes: list[str]
-
-    def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Return a vector for each text, float32 `[n, d]`; zero if the model has none for it."""
-
-
 def open_source(
     embedding_model: str,
     config: GenerateConfig,
@@ -46,7 +34,7 @@ def open_source(
     *,
     force_recompute: bool,
     offline: bool,
-) -> Source:
+) -> SentenceModel | InputLayer:
     """Return the source that `sentence:MODEL` or `input:MODEL` names, fetched but not loaded.
 
     Raises:
@@ -60,17 +48,14 @@ def open_source(
             "input-embedding layer, own for the two models' own layers, or spelling for none",
         )
     path = Path(location).expanduser()
-    if path.exists() and not path.is_dir():
-        raise EmbeddingError(f"{location} is a file, not a folder", hint="give the folder it is in")
-    if not path.exists() and (len(location.split("/")) > 2 or location[0] in "./~"):
+    if not path.is_dir() and (path.exists() or location.count("/") > 1 or location[0] in "./~"):
         raise EmbeddingError(
             f"no such folder: {location}", hint="give the path of a model's folder, or a repo id"
         )
     repo, _, revision = location.partition("@")
-    if path.exists():
+    model = Model(repo, revision=revision or None, offline=offline)
+    if path.is_dir():
         model = Model(path.resolve(), offline=offline)
-    else:
-        model = Model(repo, revision=revision or None, offline=offline)
     if kind == "input":
         return InputLayer(model)
     folder = cache_dir or cache_folder()
@@ -97,14 +82,6 @@ class SentenceModel:
             "sha256": _folder_sha256(self._folder), "pooling": "mean",
             "device": config.device.partition(":")[0], "dtype": config.dtype,
         }  # fmt: skip
-        with suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)
-        if not os.access(cache, os.W_OK | os.X_OK):
-            raise EmbeddingError(
-                f"the cache folder {cache} cannot be used",
-                hint="give another one with {option}",
-                parameter="cache_dir",
-            )
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
         """Embed the texts, or take what the cache folder has of them."""
@@ -119,6 +96,7 @@ class SentenceModel:
         vectors = self._computed(texts, progress)
         if np.isfinite(vectors).all():
             try:
+                self._cache.mkdir(parents=True, exist_ok=True)
                 with replacing(path) as temporary, temporary.open("wb") as file:
                     np.save(file, vectors)
             except OSError as error:  # better no cache than minutes of work lost
@@ -162,10 +140,7 @@ class SentenceModel:
     def _load(self) -> tuple[Any, Any]:
         import torch
         from transformers import AutoModel, AutoTokenizer
-        from transformers.utils import logging
 
-        had_bars = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one for weights that load in no time
         local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         dtype = getattr(torch, self._config.dtype)
         try:
@@ -177,9 +152,6 @@ class SentenceModel:
                 f"the sentence model {self.model_id} cannot be loaded: {error}",
                 hint="check its modules.json and config.json, or fetch it again",
             ) from error
-        finally:
-            if had_bars:
-                logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _mean_pooling(model: Model) -> tuple[int, bool]:
@@ -218,14 +190,13 @@ class InputLayer:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._layer = find_layer(model)
+        self._name, self._matrix = input_layer(model)
         tokenizer = model.find("tokenizer.json", required=True)
         if tokenizer is None:
             raise EmbeddingError(
                 f"{model} has no tokenizer.json to cut tokens into its pieces with",
                 hint="give a folder that holds the model's tokenizer as well",
             )
-        self._matrix = self._layer.read()
         self.model_id, self.notes = model.model_id, list[str]()
         digest = hashlib.sha256(tokenizer.read_bytes())
         digest.update(self._matrix.data)
@@ -238,7 +209,7 @@ class InputLayer:
         """Cut the texts as in the middle of a longer one, and take the mean of their rows."""
         at = f"@{self._model.revision}" if self._model.revision else ""
         tokenizer = load_tokenizer(f"hf:{self._model}{at}", offline=self._model.offline)
-        require_rows(tokenizer, len(self._matrix), self._layer.name)
+        require_rows(tokenizer, len(self._matrix), self._name)
         result = np.zeros((len(texts), self._matrix.shape[1]), np.float32)
         with progress(f"embedding with {self.model_id}", len(texts)) as advance:
             for start in range(0, len(texts), 8192):
