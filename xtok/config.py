@@ -123,8 +123,7 @@ def check_value(name: str, value: Any, kind: Any, about: Any) -> None:
     """
     if value is None:
         return
-    if NoneType in get_args(kind):
-        [kind] = [k for k in get_args(kind) if k is not NoneType]
+    kind = without_none(kind)
     if get_origin(kind) is Literal and value not in get_args(kind):
         raise ValueError(f"{name} is {value!r}, and must be one of {get_args(kind)}")
     if get_origin(kind) is tuple:
@@ -138,6 +137,12 @@ def check_value(name: str, value: Any, kind: Any, about: Any) -> None:
             words = [f"{word} {end}" for word, _, end in ends]
             known = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
             raise ValueError(f"{name} is {value}, and must be {known}")
+
+
+def without_none(kind: Any) -> Any:
+    """Return a type without the `None` that it may be besides."""
+    kinds = [k for k in get_args(kind) if k is not NoneType]
+    return kinds[0] if NoneType in get_args(kind) else kind
 
 
 _ENDS = {

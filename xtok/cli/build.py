@@ -12,18 +12,16 @@ from xtok import report
 from xtok.cli.command import command
 from xtok.cli.counting import checkpoint_of, counting_here, counting_on_ray
 from xtok.cli.options import (
-    FOR_LOSS,
-    INITIAL_MAP,
-    OPTIONAL_TEXTS,
-    SKIP_EXISTING,
     TEXT_FIELD,
     MapOptions,
     ModelArguments,
     StrictOutput,
+    map_files,
     report_written,
+    text_option,
 )
 from xtok.cli.spellings import nemo_name
-from xtok.config import OUTPUT, WAIT, BuildConfig, Loss, option
+from xtok.config import MAIN, OUTPUT, TEXT, WAIT, BuildConfig, Loss, option
 from xtok.counting.texts import find_texts
 
 _CLUSTER = "Cluster"
@@ -34,13 +32,34 @@ def build(
     context: typer.Context,
     *,
     models: ModelArguments,
-    for_loss: Loss | None = FOR_LOSS,
+    for_loss: Loss | None = option(
+        None,
+        "Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without it, the "
+        "recipe of X-Token.",
+        name="for",
+        metavar="LOSS",
+        panel=MAIN,
+    ),
     output: StrictOutput,
-    text: list[str] = OPTIONAL_TEXTS,
+    text: list[str] = text_option("Count the map on this text: "),
     field: str = TEXT_FIELD,
-    initial_projection_path: Path | None = INITIAL_MAP,
+    initial_projection_path: Path | None = option(
+        None,
+        "With --text: smooth towards this map of the pair; by default towards one counted on "
+        "synthetic text.",
+        metavar="MAP",
+        needs_one_of=("text",),
+        panel=TEXT,
+        autocompletion=map_files,
+    ),
     config: BuildConfig,
-    skip_existing: bool = SKIP_EXISTING,
+    skip_existing: bool = option(
+        False,
+        "Keep an output that is already the same map: same tokenizers, options and stages. Else "
+        "one process makes it, and others that ask for the same file wait.",
+        flag=True,
+        panel=OUTPUT,
+    ),
     timeout: float = option(
         WAIT,
         "Seconds to wait for another process that makes the same file; then make it here, too.",

@@ -19,13 +19,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from types import FrameType, NoneType, UnionType
-from typing import Annotated, Any, TextIO, Union, get_args, get_origin, get_type_hints
+from types import FrameType
+from typing import Annotated, Any, TextIO, get_args, get_origin, get_type_hints
 
 import typer
 
 from xtok import report
-from xtok.config import OUTPUT, check_value, option
+from xtok.config import OUTPUT, check_value, option, without_none
 from xtok.errors import XtokError
 from xtok.report.stdout import print_result, reserved_stdout, result_stream
 from xtok.vocab.display import printable
@@ -136,21 +136,19 @@ class Option:
         )
 
     def value(self, typed: Any) -> Any:
-        """Return what was typed; numbers written as 1,2,3 are a tuple, ids in order.
+        """Return what was typed; numbers written as 1,2,3 are a tuple, in order.
 
         Raises:
             ValueError: if it is out of the option's range.
         """
-        plain, item = _plain(self.type)
+        plain, _ = _plain(self.type)
         value = typed or self.field.default if plain in (list, tuple) else typed
         if plain is tuple and typed is not None:
             try:
-                numbers = [item(number) for number in typed.split(",")]
+                value = tuple(sorted({int(number) for number in typed.split(",")}))
             except ValueError:
-                example = "0,1,2" if item is int else "0.7,0.3"
-                message = f"{self.flag} {typed} is not a list such as {example}"
+                message = f"{self.flag} {typed} is not a list such as 0,1,2"
                 raise typer.BadParameter(message) from None
-            value = tuple(sorted(set(numbers)) if item is int else numbers)
         check_value(self.name, value, self.type, self.field.metadata)
         return value
 
@@ -163,8 +161,7 @@ class Option:
 
 def _plain(kind: Any) -> tuple[Any, Any]:
     """Return a type without `None` and without its items, and the type of the items."""
-    if get_origin(kind) in (Union, UnionType):
-        [kind] = [k for k in get_args(kind) if k is not NoneType]
+    kind = without_none(kind)
     return (get_origin(kind), get_args(kind)[0]) if get_args(kind) else (kind, kind)
 
 

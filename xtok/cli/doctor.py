@@ -8,7 +8,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import DOCTOR_TEXTS, JSON, TEXT_FIELD, Safety, load_tokenizer
+from xtok.cli.options import JSON, TEXT_FIELD, Safety, load_tokenizer, text_option
 from xtok.config import MODELS, option
 from xtok.counting.texts import find_texts
 from xtok.report.tokenizers import print_diagnosis
@@ -37,7 +37,9 @@ class Loading(Safety):
 def doctor(
     *,
     models: list[str] = MODEL_LIST,
-    text: list[str] = DOCTOR_TEXTS,
+    text: list[str] = text_option(
+        "Measure on this text what they share, both directions and the events: "
+    ),
     field: str = TEXT_FIELD,
     chat_template: str | None = option(
         None,

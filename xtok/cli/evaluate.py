@@ -8,7 +8,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, TEXT_FIELD, TEXTS, MapOptions, Models, map_files
+from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import find_texts
 from xtok.maps.events import EventMap
@@ -26,7 +26,7 @@ def evaluate(
         argument="MAP...",
         autocompletion=map_files,
     ),
-    text: list[str] = TEXTS,
+    text: list[str] = text_option("Text to read: ", required=True),
     models: Models,
     field: str = TEXT_FIELD,
     group_by: str | None = option(

@@ -6,10 +6,18 @@ import xtok
 from xtok import report
 from xtok.cli.command import command
 from xtok.cli.counting import checkpoint_of, counting_here
-from xtok.cli.options import EVENT_TEXTS, TEXT_FIELD, EventsOutput, ModelArguments, Widths
+from xtok.cli.options import (
+    TEXT_FIELD,
+    ModelArguments,
+    Widths,
+    output_option,
+    output_path,
+    text_option,
+)
 from xtok.config import EventsConfig
 from xtok.counting.texts import find_texts
 from xtok.maps import names
+from xtok.maps.file import check_output
 from xtok.report.stdout import print_path
 
 
@@ -17,8 +25,10 @@ from xtok.report.stdout import print_path
 def events(
     *,
     models: ModelArguments,
-    output: EventsOutput,
-    text: list[str] = EVENT_TEXTS,
+    output: str | None = output_option(
+        "the current folder, under a name that tells the pair.", "a .safetensors file"
+    ),
+    text: list[str] = text_option("Also merge events that leak on this text: "),
     field: str = TEXT_FIELD,
     config: EventsConfig,
     widths: Widths,
@@ -27,12 +37,13 @@ def events(
 
     Without --text, by the tokens' bytes alone; with it, until at most --max-leak is left.
     """
-    output.check()
+    check_output(output_path(output, "events.safetensors"), xtok.EventMap)
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
     find_texts(text)
-    path = output.path(names.default_name(student_id, teacher_id, "events", names.text_word(text)))
+    name = names.default_name(student_id, teacher_id, "events", names.text_word(text))
+    path = output_path(output, name)
     student, teacher = models.pair(widths)
     with counting_here(student, teacher, checkpoint_of(path)) if text else nullcontext() as count:
         result = xtok.events(

@@ -15,11 +15,6 @@ from xtok.maps.file import holds_events
 from xtok.maps.projection_map import ProjectionMap
 
 _ROWS = "Rows, the worst first"
-_TEXTS = text_option(
-    [],
-    "With --against and the student's model: weight rows by how often their tokens occur in this "
-    "text. Repeatable; globs, too.",
-)
 
 
 @command
@@ -70,7 +65,10 @@ def inspect(
     kind: str | None = option(
         None, "Only rows of this kind: pieces, exact, empty, …", metavar="KIND", panel=_ROWS
     ),
-    text: list[str] = _TEXTS,
+    text: list[str] = text_option(
+        "With --against and the student's model: weight rows by how often their tokens occur in "
+        "this text: "
+    ),
     field: str = TEXT_FIELD,
     json: bool = JSON,
     models: Models,

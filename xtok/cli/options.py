@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,31 +47,7 @@ def map_files(incomplete: str) -> list[str]:
 MAP = option(
     ..., "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP", autocompletion=map_files
 )
-INITIAL_MAP = option(
-    None,
-    "With --text: smooth towards this map of the pair; by default towards one counted on synthetic "
-    "text.",
-    metavar="MAP",
-    needs_one_of=("text",),
-    panel=TEXT,
-    autocompletion=map_files,
-)
 JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
-FOR_LOSS = option(
-    None,
-    "Preset for a loss: p-kl, gold or h-kl; options that you give override it. Without it, the "
-    "recipe of X-Token.",
-    name="for",
-    metavar="LOSS",
-    panel=MAIN,
-)
-SKIP_EXISTING = option(
-    False,
-    "Keep an output that is already the same map: same tokenizers, options and stages. Else one "
-    "process makes it, and others that ask for the same file wait.",
-    flag=True,
-    panel=OUTPUT,
-)
 TEXT_FIELD = option(
     "text",
     "Field of JSON lines, or column of Parquet, that holds the text.",
@@ -80,17 +56,10 @@ TEXT_FIELD = option(
 )
 
 
-def text_option(default: Any, help: str) -> Any:
-    """Return an option for files of text."""
-    return option(default, help, metavar="FILE", parser=expanded, panel=MAIN)
-
-
-TEXTS = text_option(..., f"Text to read: {_FILES}")
-OPTIONAL_TEXTS = text_option([], f"Count the map on this text: {_FILES}")
-DOCTOR_TEXTS = text_option(
-    [], f"Measure on this text what they share, both directions and the events: {_FILES}"
-)
-EVENT_TEXTS = text_option([], f"Also merge events that leak on this text: {_FILES}")
+def text_option(help: str, *, required: bool = False) -> Any:
+    """Return an option for files of text; the help ends with what they may be."""
+    default: Any = ... if required else []
+    return option(default, f"{help}{_FILES}", metavar="FILE", parser=expanded, panel=MAIN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,27 +91,6 @@ class MapOptions(Widths):
     def load(self, path: Path, **more: Any) -> ProjectionMap:
         """Load a map."""
         return xtok.ProjectionMap.load(path, **vars(self), **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapArgument(Config):
-    """The map that a command refines, as an argument or as an option."""
-
-    panel = MAIN
-    map_path: Path | None = option(
-        None, "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP", autocompletion=map_files
-    )
-    initial_projection_path: Path | None = option(
-        None, "The map, instead of MAP.", metavar="MAP", autocompletion=map_files
-    )
-
-    def one_path(self) -> Path:
-        """Return the map's path; none, or two, are a usage error."""
-        paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
-        if len(paths) != 1:
-            which = "a map" if not paths else "one map"
-            raise typer.BadParameter(f"give {which}, as MAP or as --initial-projection-path MAP")
-        return paths[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +213,8 @@ def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
     return tokenizer
 
 
-def _output(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
+def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
+    """Return the option of where a command writes its file."""
     return option(
         None,
         f"Where to write: {file}; or a folder. By default {default}",
@@ -276,51 +225,37 @@ def _output(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
     )
 
 
+def output_path(output: str | None, name: str, beside: Path | None = None) -> Path:
+    """Return the path of an output; in a folder, `name` in it.
+
+    A folder is one that exists, ends in a slash, or has no suffix and is not a file. By default it
+    is the one of the file that a command refines, unless that is a pipe, else the current one.
+    """
+    if output is None:
+        return Path(name) if beside is None or not beside.is_file() else beside.with_name(name)
+    path = Path(output)
+    is_folder = path.is_dir() or output.endswith(("/", os.sep))
+    return path / name if is_folder or not (path.suffix or path.exists()) else path
+
+
 @dataclass(frozen=True, kw_only=True)
-class FileOutput(Config):
-    """Where a command writes its file."""
+class Output(Config):
+    """Where a command writes a map."""
 
     panel = OUTPUT
-    output: str | None = None
-
-    def path(self, name: str) -> Path:
-        """Return the output's path; in a folder, and in the current one by default, `name` in it.
-
-        A folder is one that exists, ends in a slash, or has no suffix and is not a file.
-        """
-        if self.output is None:
-            return Path(name)
-        path = Path(self.output)
-        is_folder = path.is_dir() or self.output.endswith(("/", os.sep))
-        return path / name if is_folder or not (path.suffix or path.exists()) else path
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventsOutput(FileOutput):
-    """Where an event map is written."""
-
-    output: str | None = _output(
-        "the current folder, under a name that tells the pair.", "a .safetensors file"
+    output: str | None = output_option(
+        "the current folder, under a name that tells what the map is."
     )
 
-    def check(self) -> None:
-        """Check that the event map can be written, before anything costs time."""
-        from xtok.maps import events, file
+    def path(self, name: str, beside: Path | None = None) -> Path:
+        """Return the output's path; see `output_path`."""
+        return output_path(self.output, name, beside)
 
-        file.check_output(self.path("events.safetensors"), events.EventMap)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapOutput(FileOutput):
-    """Where a map is written."""
-
-    output: str | None = _output("the current folder, under a name that tells what the map is.")
-
-    def check(self) -> None:
+    def check(self, beside: Path | None = None) -> None:
         """Check that the map can be written, before anything costs time."""
         from xtok.maps import file
 
-        file.check_output(self.path("map.safetensors"))
+        file.check_output(self.path("map.safetensors", beside))
 
     def write(self, projection: ProjectionMap, path: Path) -> None:
         """Write the map, report on stderr, and print its path on stdout."""
@@ -336,7 +271,14 @@ def report_written(projection: ProjectionMap, path: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrictOutput(MapOutput):
+class RefinedOutput(Output):
+    """The output of a command that refines a map."""
+
+    output: str | None = output_option("beside the input, in its format.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrictOutput(Output):
     """The output of a command that reads tokenizers, which may fail to decode or spell a token."""
 
     strict: bool = option(
@@ -356,16 +298,3 @@ class StrictOutput(MapOutput):
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
         self.require_complete(projection)
         super().write(projection, path)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefinedOutput(MapOutput):
-    """The output of a command that refines a map: beside it, in its format."""
-
-    output: str | None = _output("beside the input, in its format.")
-
-    def beside(self, source: Path) -> RefinedOutput:
-        """Return this output; without one, the folder of the input, but for a pipe."""
-        if self.output is None and source.is_file():
-            return replace(self, output=os.path.join(source.parent, ""))
-        return self

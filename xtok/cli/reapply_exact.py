@@ -1,8 +1,10 @@
 """`xtok reapply-exact`."""
 
+from pathlib import Path
+
 import xtok
 from xtok.cli.command import command
-from xtok.cli.options import MapArgument, MapOptions, ModelArguments, RefinedOutput
+from xtok.cli.options import MAP, MapOptions, ModelArguments, RefinedOutput
 from xtok.cli.spellings import refined_name
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
@@ -12,7 +14,7 @@ _AS_MADE = option(None, "As in multitoken; by default what the map was made with
 @command
 def reapply_exact(
     *,
-    source: MapArgument,
+    map_path: Path = MAP,
     models: ModelArguments,
     output: RefinedOutput,
     special_tokens: SpecialTokens | None = _AS_MADE,
@@ -23,12 +25,11 @@ def reapply_exact(
 
     A map without tokens, as NeMo-RL's tools write it, needs both models.
     """
-    map_path = source.one_path()
-    output = output.beside(map_path)
-    output.check()
+    output.check(map_path)
     projection = map_options.load(map_path)
     projection, tokenizers = models.with_map(projection, map_options, name=map_path)
     projection = xtok.reapply_exact(
         projection, special_tokens=special_tokens, canonicalization=canonicalization, **tokenizers
     )
-    output.write(projection, output.path(refined_name(map_path, "reapply-exact", projection)))
+    name = refined_name(map_path, "reapply-exact", projection)
+    output.write(projection, output.path(name, map_path))

@@ -12,12 +12,6 @@ from xtok.config import OUTPUT, Config, option
 from xtok.counting.texts import find_texts
 from xtok.report.stdout import print_path
 
-_TEXTS = text_option(
-    [],
-    "Measure the maps on this text: plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, "
-    "too. Repeatable. Needs both models.",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PageOutput(Config):
@@ -47,7 +41,7 @@ def report(
         argument="MAP...",
         autocompletion=map_files,
     ),
-    text: list[str] = _TEXTS,
+    text: list[str] = text_option("With both models: measure the maps on this text: "),
     models: Models,
     field: str = TEXT_FIELD,
     page_output: PageOutput,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # snake case.
 SPELLINGS: Mapping[str, str] = {
     "reapply-exact --top-k": "--top-k {}",
+    "reapply-exact --initial-projection-path": "{}",
+    "sort-cut --initial-projection-path": "{}",
     "--enable-scale-trick": "--scale-trick",
     "--disable-scale-trick": "--no-scale-trick",
     "--enable-reverse-pass": "--reverse-pass",
@@ -146,6 +148,8 @@ class Line:
         elif name in _OUTPUT:
             self.folder = value
             self.typed.setdefault("--output", typed)
+        elif words == ["{}"]:
+            self.args.insert(0, value)  # the first argument is the map
         else:
             self.args += [value if word == "{}" else word for word in words]
             self.typed |= {word: typed for word in words if word.startswith("--")}

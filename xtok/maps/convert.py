@@ -106,12 +106,10 @@ def _write_subtokens(
         projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
     )
     reverse = target.with_name(f"{target.stem}.reverse{target.suffix}")
-    tables = {target: nemo_table(student, teacher), reverse: nemo_table(teacher, student)}
-    for path, table in tables.items():
-        write(path, [table.data])
-        for sentence in table.notes:
-            note(sentence)
-    return list(tables)
+    tables = nemo_table(student, teacher, note), nemo_table(teacher, student, note)
+    for path, table in zip((target, reverse), tables, strict=True):
+        write(path, [table])
+    return [target, reverse]
 
 
 class DraftMapping(NamedTuple):

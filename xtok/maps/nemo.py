@@ -41,9 +41,6 @@ _ROUNDING = 1e-6
 _BLOCK = 1 << 16
 """Entries of a file that are put in order at once, so that memory holds little beside the map."""
 
-_MAX_ROW = 1 << 20
-"""Entries of the longest row that is read; no vocabulary has so many tokens."""
-
 
 def require(holds: object, what: str) -> None:
     """Raise a `ValueError` that names what is not valid, unless it holds."""
@@ -288,12 +285,8 @@ def _coo(edges: Edges) -> _Entries:
     if (s[1:] < s[:-1]).any():
         order = np.argsort(s, kind="stable")
         s, t, w = s[order], t[order], w[order]
-    starts = row_starts(s)
-    sizes = np.diff(starts, append=len(s))
-    longest = int(sizes.max(initial=0))
-    if longest > _MAX_ROW:
-        raise ValueError(f"row {s[starts[sizes.argmax()]]} has {longest} entries")
-    return _Entries(Edges(s, t, w), np.zeros(len(s), np.bool_), longest)
+    sizes = np.diff(row_starts(s), append=len(s))
+    return _Entries(Edges(s, t, w), np.zeros(len(s), np.bool_), int(sizes.max(initial=0)))
 
 
 def _own(

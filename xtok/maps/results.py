@@ -49,12 +49,6 @@ def map_of_edges(
     return ProjectionMap(**fields) if before is None else replace(before, **fields)
 
 
-def mixed_kinds(ours: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the kinds of rows that are added up: MIXED where both have entries of other kinds."""
-    differ = (ours != others) & (ours != RowKind.EMPTY) & (others != RowKind.EMPTY)
-    return np.where(differ, np.uint8(RowKind.MIXED), np.maximum(ours, others))
-
-
 _IN_WORDS = {
     RowKind.EMPTY: "empty",
     RowKind.EXACT: "exact",
@@ -143,7 +137,7 @@ def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[
     table, kind = require_table(projection.student), projection.row_kind
     text = [i for i in table.text_ids.tolist() if not kind[i] and i not in ignored]
     special = [i for i in table.control_names if not kind[i] and i not in ignored]
-    notes = slot_notes(projection)
+    notes = _slot_notes(projection)
     if text:
         notes.append(f"empty rows: {examples_of(text, table)}")
     if special:
@@ -151,7 +145,7 @@ def map_notes(projection: ProjectionMap, ignored: Collection[int] = ()) -> list[
     return notes
 
 
-def slot_notes(projection: ProjectionMap) -> list[str]:
+def _slot_notes(projection: ProjectionMap) -> list[str]:
     """Return a note on rows that have no scale slot, and one on the ids that serve as slots."""
     if projection.scale_slot is None:
         return []
@@ -163,16 +157,13 @@ def slot_notes(projection: ProjectionMap) -> list[str]:
             f"{plural(int(lacking.sum()), 'row')} without a scale slot: no teacher id is free of "
             "meaning"
         )
-    if projection.is_slot.any():
-        slots = examples_of(most_frequent_slots(projection), projection.teacher.table, "teacher id")
-        notes.append(f"scale slots on {slots}")
-    return notes
-
-
-def most_frequent_slots(projection: ProjectionMap) -> list[int]:
-    """Return the teacher ids that serve as slots, the most frequent first."""
     ids, times = np.unique(projection.teacher_ids[projection.is_slot], return_counts=True)
-    return [int(i) for i in ids[np.argsort(-times, kind="stable")]]
+    if len(ids):
+        frequent = ids[np.argsort(-times, kind="stable")].tolist()
+        notes.append(
+            f"scale slots on {examples_of(frequent, projection.teacher.table, 'teacher id')}"
+        )
+    return notes
 
 
 def examples_of(ids: list[int], table: TokenTable | None, what: str = "token") -> str:

@@ -10,14 +10,15 @@ import io
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xtok.config import Loss
 from xtok.maps.results import examples_of
+from xtok.progress import Note, silent_note
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import Vocabulary, match_bytes
@@ -26,14 +27,7 @@ N_MAX = 8
 """How many tokens of a spelling the drafts' tables hold."""
 
 
-class Subtokens(NamedTuple):
-    """Each token of a vocabulary spelled in the tokens of another."""
-
-    subtoks: NDArray[np.int64]  # [V, L], the other side's ids, padded with −1
-    lengths: NDArray[np.int64]  # [V]: 1 for a token that both have, 0 for one without a spelling
-
-
-def subtokens(of: Tokenizer, into: Tokenizer) -> Subtokens:
+def subtokens(of: Tokenizer, into: Tokenizer) -> dict[int, Sequence[int]]:
     """Spell each token of a vocabulary as another tokenizer does in the middle of a text.
 
     A token whose bytes the other vocabulary has is that one token, whatever its tokenizer makes of
@@ -41,51 +35,38 @@ def subtokens(of: Tokenizer, into: Tokenizer) -> Subtokens:
     with the same bytes only the one that the tokenizer emits has a spelling: readers keep the
     lowest id for each token of the other side, which in a SentencePiece vocabulary is a byte token
     that no text has.
+
+    Returns:
+        the other side's ids for each id that has a spelling.
     """
     id_of = of.table.canonical_ids()
-    single = match_bytes(of.table, into.table)
-    pieces = {
-        i: [single[i]] if i in single else ids or []
-        for i, ids in zip(id_of.values(), into.segment_batch(list(id_of)), strict=True)
-    }
-    pieces |= {i: [t] for i, t in match_roles(of.table, into.table).items()}
-    lengths = np.zeros(len(of.table), np.int64)
-    for i, ids in pieces.items():
-        lengths[i] = len(ids)
-    subtoks = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
-    for i, ids in pieces.items():
-        subtoks[i, : len(ids)] = ids
-    return Subtokens(subtoks, lengths)
+    spelled = dict(zip(id_of.values(), into.segment_batch(list(id_of)), strict=True))
+    single = {i: t for i, t in match_bytes(of.table, into.table).items() if i in spelled}
+    single |= match_roles(of.table, into.table)
+    return {i: ids for i, ids in spelled.items() if ids} | {i: [t] for i, t in single.items()}
 
 
-class NemoTable(NamedTuple):
-    """A `.pt` file as the drafts read it, and what its user should know, as sentences."""
+def nemo_table(src: Tokenizer, dst: Tokenizer, note: Note = silent_note) -> bytes:
+    """Return a `.pt` of a tokenizer's tokens, spelled in another's, as NeMo-RL's drafts read it.
 
-    data: bytes
-    notes: list[str]
-
-
-def nemo_table(src: Tokenizer, dst: Tokenizer) -> NemoTable:
-    """Make the table of a tokenizer's tokens, spelled in another's, as NeMo-RL's drafts read it.
-
-    `subtoks` is int64 `[V_src, N_max]`, V_src being the tokenizer's largest id + 1 and not the
-    width of the logits. A longer spelling is cut there, and keeps its length in `lengths`: the
-    drafts skip rows that are longer than the table is wide. With the length N_max they would take
-    its beginning for the whole token.
+    `subtoks` is int64 `[V_src, N_max]`, padded with -1, V_src being the tokenizer's largest id + 1
+    and not the width of the logits; `lengths` is 0 for a token without a spelling. A longer
+    spelling is cut, and keeps its length in `lengths`: the drafts skip rows that are longer than
+    the table is wide. With the length N_max they would take its beginning for the whole token.
     """
     import torch
 
-    spelled = subtokens(src, dst)
     rows = _num_ids(src.vocabulary)
-    lengths = spelled.lengths[:rows]
     subtoks = np.full((rows, N_MAX), -1, np.int64)
-    columns = min(N_MAX, spelled.subtoks.shape[1])
-    subtoks[:, :columns] = spelled.subtoks[:rows, :columns]
+    lengths = np.zeros(rows, np.int64)
+    for i, ids in subtokens(src, dst).items():
+        subtoks[i, : len(ids)] = ids[:N_MAX]
+        lengths[i] = len(ids)
     names = src.vocabulary.model_id, dst.vocabulary.model_id
     buffer = io.BytesIO()  # torch.save writes a file's name into the file
     contents: dict[str, Any] = {
         "subtoks": torch.from_numpy(subtoks),
-        "lengths": torch.from_numpy(lengths.copy()),
+        "lengths": torch.from_numpy(lengths),
         "src": names[0],
         "dst": names[1],
         "N_max": N_MAX,
@@ -94,11 +75,12 @@ def nemo_table(src: Tokenizer, dst: Tokenizer) -> NemoTable:
     }
     torch.save(contents, buffer)
     cut = np.flatnonzero(lengths > N_MAX).tolist()
-    notes = [
-        f"{names[0]}: more than {N_MAX} tokens of {names[1]}, cut to {N_MAX}, and skipped by "
-        f"NeMo-RL: {examples_of(cut, src.table)}"
-    ]
-    return NemoTable(buffer.getvalue(), notes if cut else [])
+    if cut:
+        note(
+            f"{names[0]}: more than {N_MAX} tokens of {names[1]}, cut to {N_MAX}, and skipped by "
+            f"NeMo-RL: {examples_of(cut, src.table)}"
+        )
+    return buffer.getvalue()
 
 
 def _num_ids(vocabulary: Vocabulary) -> int:

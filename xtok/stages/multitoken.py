@@ -19,7 +19,6 @@ from xtok.maps.results import (
     examples_of,
     map_notes,
     map_of_edges,
-    mixed_kinds,
     reported,
     tokenizer_notes,
     undecodable_tokens,
@@ -97,7 +96,9 @@ def multitoken(
             earlier, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
         )
         parts.insert(0, _without(earlier.edges.take(~earlier.is_slot), config).normalized())
-        kind = mixed_kinds(kind, earlier.row_kind)
+        others = earlier.row_kind
+        differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
+        kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
     edges = heaviest(edges, config.top_k - config.scale_trick)
