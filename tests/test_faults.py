@@ -288,20 +288,6 @@ def test_two_processes_that_write_the_same_file(cli: Cli, small: Path, tmp_path:
     assert sorted(os.listdir(tmp_path)) == ["a.safetensors", "b.safetensors", "map.safetensors"]
 
 
-def test_sixteen_processes_build_at_once(cli: Cli, small: Path, tmp_path: Path) -> None:
-    """Half of them write the same file; all load the same tokenizers."""
-    outputs = [tmp_path / f"{min(i, 8)}.safetensors" for i in range(16)]
-    command = [sys.executable, "-m", "xtok", "build", *two_files(small), "--quiet", "--output"]
-    processes = [
-        subprocess.Popen([*command, str(output)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        for output in outputs
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert errors == [b""] * 16
-    assert len({output.read_bytes() for output in outputs}) == 1
-    assert len(os.listdir(tmp_path)) == 9
-
-
 KERNEL = """
 import numpy as np
 from xtok.embeddings.kernels import keep_largest
@@ -737,14 +723,6 @@ def test_strict_refuses_tokens_that_cannot_be_spelled(
         lax = cli(command, *sides, "--output", f"{command}.safetensors")
         assert lax.returncode == 0
         assert "note: letters.model cannot spell" in lax.stderr
-
-
-def test_strict_takes_what_is_whole(cli: Cli, small: Path, tmp_path: Path) -> None:
-    sides = two_files(small)
-    assert cli("build", *sides, "--output", "strict.safetensors", "--strict").returncode == 0
-    assert cli("build", *sides, "--output", "lax.safetensors").returncode == 0
-    strict, lax = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("strict", "lax"))
-    assert strict == lax
 
 
 def test_strict_refuses_tokens_that_cannot_be_decoded() -> None:

@@ -1,4 +1,4 @@
-"""The command line in a shell: completion, `xtok env`, signals, progress bars."""
+"""The command line in a shell: completion, signals, progress bars."""
 
 from __future__ import annotations
 
@@ -107,13 +107,12 @@ def test_completion_is_quick(files: Path) -> None:
         "from xtok.__main__ import program\n"
         "program()"
     )
-    for line in ("xtok re", "xtok build --for ", "xtok inspect "):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=files, capture_output=True, text=True, check=True,
-            env={**os.environ, **completing("bash", line)},
-        )  # fmt: skip
-        assert len(done.stdout.splitlines()) > 2
-        assert done.stdout.splitlines()[-1] == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=files, capture_output=True, text=True, check=True,
+        env={**os.environ, **completing("bash", "xtok inspect ")},
+    )  # fmt: skip
+    assert len(done.stdout.splitlines()) > 2
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.fixture
@@ -264,7 +263,7 @@ def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str
 # Progress bars
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [40, 200])
 def test_a_bar_fits_the_terminal_and_leaves_nothing(
     small: Path, tmp_path: Path, columns: int
 ) -> None:

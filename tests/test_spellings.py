@@ -113,30 +113,17 @@ def test_what_no_argument_can_say_is_explained(option: str) -> None:
 
 
 def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
-    ignored = ["--tokens-to-cut", "4", "--top_k=8", "--use-raw-tokens", "--output-dir", "d"]
-    line = Line(["--initial_projection_path", "x.pt", *ignored], OWN, "reapply-exact")
-    assert line.args == ["x.pt"]
-    assert line.notes == [
-        "--tokens-to-cut has no effect in reapply-exact",
-        "--top_k has no effect in reapply-exact",
-        "--use-raw-tokens has no effect in reapply-exact",
-        "--output-dir has no effect in reapply-exact",
-    ]
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
+    ignored = [
         "--enable-scale-trick", "--disable-scale-trick", "--enable-reverse-pass",
         "--disable-reverse-pass", "--enable-exact-match", "--use-raw-tokens", "--tokens-to-cut=1",
-        "--top-k=1", "--special-token-similarity-threshold=0.5", "--special-token-top-k=1",
+        "--top_k=1", "--special-token-similarity-threshold=0.5", "--special-token-top-k=1",
         "--output-dir=d",
-    ],
-)  # fmt: skip
-def test_each_option_that_is_ignored(option: str) -> None:
-    line = Line([option], OWN, "reapply-exact")
-    note = f"{option.partition('=')[0]} has no effect in reapply-exact"
-    assert (line.args, line.notes) == ([], [note])
+    ]  # fmt: skip
+    line = Line(["--initial_projection_path", "x.pt", "--tokens-to-cut", "4", *ignored], OWN,
+                "reapply-exact")  # fmt: skip
+    assert line.args == ["x.pt"]
+    names = ["--tokens-to-cut", *(option.partition("=")[0] for option in ignored)]
+    assert line.notes == [f"{name} has no effect in reapply-exact" for name in names]
 
 
 def test_a_map_by_its_option_of_old() -> None:
@@ -151,10 +138,6 @@ def test_the_map_is_given_once() -> None:
     for args in ([], ["a.pt", "--initial-projection-path", "b.pt"]):
         with pytest.raises(Exception, match=r"map_path|a\.pt"):
             parsed("sort-cut", *args)
-
-
-def test_an_output_that_is_given_stays() -> None:
-    assert parsed("multitoken", *MODELS, "-o", "x.pt", "--tokens-to-cut=2")["output"] == "x.pt"
 
 
 def test_values_and_what_is_not_an_option_stay() -> None:
@@ -216,28 +199,6 @@ def test_the_help_shows_only_our_own(cli: Cli) -> None:
     assert "--max-pieces" in text
     assert not any(option in text for option in SPELLINGS)
     assert "--top_k" not in text
-
-
-def test_their_three_commands_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> None:
-    models = [
-        "--student_model",
-        small / "small-byte-level",
-        "--teacher_model",
-        small / "small.model",
-    ]
-    first = cli("multitoken", *models, "--top_k", "16", "--disable-scale-trick", "--tokens-to-cut",
-                "2", "--output-dir", "out", "--output-filename", "prep", "-q")  # fmt: skip
-    assert first.stdout == f"{Path('out/prep_special.pt')}\n", first.stderr
-    second = cli("reapply-exact", *models, "--initial-projection-path", "out/prep_special.pt",
-                 "--output-dir", "elsewhere", "-q")  # fmt: skip
-    pinned = second.stdout.strip()
-    assert pinned == "out/prep_special_exact_map_remapped.pt", second.stderr
-    third = cli("sort-cut", "--initial-projection-path", pinned, "--top_k", "4", "--output_path",
-                "final.pt", "-q")  # fmt: skip
-    assert third.stdout == "final.pt\n", third.stderr
-    made = ProjectionMap.load(tmp_path / "final.pt")
-    assert made.history[0]["options"]["max_pieces"] == 2
-    assert (made.top_k, made.enable_scale_trick) == (4, False)
 
 
 # NeMo-RL's own recipe, with xtok in the place of its modules.

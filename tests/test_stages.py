@@ -218,11 +218,6 @@ def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -
     )
 
 
-def test_where_the_slots_are_is_reported(student: Tokenizer, teacher: Tokenizer) -> None:
-    [report] = multitoken(student, teacher).reports
-    assert "scale slots on 1 teacher id: 263 '(unused)'" in report.notes
-
-
 def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer) -> None:
     from contextlib import contextmanager
 
@@ -329,37 +324,9 @@ def test_nothing_beside_the_slot_is_an_error(student: Tokenizer, teacher: Tokeni
     sort_cut(multitoken(student, teacher, PLAIN), SortCutConfig(top_k=1)).check()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: MultitokenConfig(top_k=1),
-        lambda: MultitokenConfig(top_k=0, scale_trick=False),
-        lambda: MultitokenConfig(max_pieces=0),
-        lambda: SortCutConfig(top_k=0),
-        lambda: BuildConfig(top_k=1),
-        lambda: BuildConfig(max_pieces=10**9),
-        lambda: MultitokenConfig(special_tokens="some"),  # type: ignore[arg-type]
-    ],
-)
-def test_options_that_cannot_be(make: object) -> None:
-    assert callable(make)
-    with pytest.raises(ValueError, match="must be"):
-        make()
-
-
 def test_special_tokens_of_a_stage_are_checked(student: Tokenizer, teacher: Tokenizer) -> None:
     with pytest.raises(ValueError, match="special_tokens is 'some'"):
         reapply_exact(multitoken(student, teacher), special_tokens="some")  # type: ignore[arg-type]
-
-
-def test_build_is_the_three_stages(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
-    built = xtok.build(byte_level, sentencepiece, BuildConfig(top_k=3))
-    staged = sort_cut(reapply_exact(multitoken(byte_level, sentencepiece)), SortCutConfig(top_k=3))
-    assert sha256_of(built) == sha256_of(staged)
-    assert built.history == staged.history
-    loose = xtok.build(byte_level, sentencepiece, BuildConfig(exact_match=False))
-    assert RowKind.EXACT not in loose.row_kind
-    assert [step["stage"] for step in loose.history] == ["multitoken", "sort-cut"]
 
 
 def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> None:

@@ -45,14 +45,14 @@ def name_of_map(
     )
 
 
-def map_name(projection: ProjectionMap, stage: str = "") -> str:
+def map_name(projection: ProjectionMap, stage: str) -> str:
     """Return a file name that tells the pair, the stage, and what differs from the defaults."""
     stages = [step["stage"] for step in projection.history]
     has_exact = "reapply-exact" in stages
     exact = ""
     if stage == "multitoken" and has_exact:
         exact = "exact-match"
-    elif stage in ("", "sort-cut") and "multitoken" in stages and not has_exact:
+    elif stage == "sort-cut" and "multitoken" in stages and not has_exact:
         exact = "no-exact-match"
     may_have_slots = not {"generate", "estimate"} & set(stages)
     slot = "no-scale-trick" if may_have_slots and not projection.enable_scale_trick else ""

@@ -10,7 +10,6 @@ import io
 import os
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ N_MAX = 8
 """How many tokens of a spelling the drafts' tables hold."""
 
 
-def subtokens(of: Tokenizer, into: Tokenizer) -> dict[int, Sequence[int]]:
+def subtokens(of: Tokenizer, into: Tokenizer) -> dict[int, list[int]]:
     """Spell each token of a vocabulary as another tokenizer does in the middle of a text.
 
     A token whose bytes the other vocabulary has is that one token, whatever its tokenizer makes of
