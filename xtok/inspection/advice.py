@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures
 
 Grade: TypeAlias = Literal["bad", "care", "note", "good"]
+Judgement: TypeAlias = tuple[Grade, str]
+"""How well a map suits a loss, and why, in a sentence."""
 
 MOST_LEAK = 0.05
 """Above this share of shared token boundaries, a comparison that leaks is not recommended."""
@@ -56,47 +58,39 @@ def advise(
         texts: the text as the commands should have it.
     """
     if pair.same:
+        sentence = "plain KL suits: both have the same vocabulary, so no map is needed"
         return Advice(
-            loss="plain KL",
-            map_loss=None,
-            direction=None,
-            sentence="plain KL suits: both have the same vocabulary, so no map is needed",
-            commands=(),
+            loss="plain KL", map_loss=None, direction=None, sentence=sentence, commands=()
         )
     student, teacher = names or (pair.student, pair.teacher)
     given = tuple(word for text in texts for word in ("--text", text))
-    there = "xtok", "build", student, teacher, "--for", "p-kl", *given
+    events, build = ("xtok", "events", student, teacher), ("xtok", "build", student, teacher)
+    options: tuple[str, ...] = "--for", "p-kl"
+    map_loss, direction = "P-KL", None
     if pair.text is None or pair.events is None or pair.events.leak is None:
-        return Advice(
-            loss="event KL",
-            map_loss="P-KL",
-            direction=None,
-            sentence="event KL suits, or P-KL where the trainer takes a map; text tells how much "
-            "the events leak, and the direction of the map",
-            commands=(("xtok", "events", student, teacher), there),
+        sentence = "event KL suits, or P-KL where the trainer takes a map; text tells how much "
+        sentence += "the events leak, and the direction of the map"
+    else:
+        leak, (forward, back) = pair.events.leak, pair.text.open_bits
+        sentence = f"event KL suits: its events leak at {leak:.1%}"
+        if leak > MOST_LEAK:
+            sentence = "event KL suits, its events merged by text: those of the bytes alone leak "
+            sentence += f"at {leak:.1%}"
+            events += given
+        direction = "student → teacher"
+        if forward > back:
+            map_loss, direction = "teacher-to-student KL", "teacher → student"
+            build, options = ("xtok", "build", teacher, student), (*options, "--target", "start")
+        sentence += f" of the text's shared boundaries; where the trainer takes a map, {map_loss}: "
+        sentence += (
+            f"student → teacher leaves {forward:.2f} bits open, teacher → student {back:.2f}"
         )
-    leak, (forward, back) = pair.events.leak, pair.text.open_bits
-    merged = leak > MOST_LEAK
-    events = "xtok", "events", student, teacher, *(given if merged else ())
-    how = (
-        f"event KL suits, its events merged by text: those of the bytes alone leak at {leak:.1%}"
-        if merged
-        else f"event KL suits: its events leak at {leak:.1%}"
-    )
-    to_teacher = forward <= back
-    loss = "P-KL" if to_teacher else "teacher-to-student KL"
     return Advice(
         loss="event KL",
-        map_loss=loss,
-        direction="student → teacher" if to_teacher else "teacher → student",
-        sentence=f"{how} of the text's shared boundaries; where the trainer takes a map, {loss}: "
-        f"student → teacher leaves {forward:.2f} bits open, teacher → student {back:.2f}",
-        commands=(
-            events,
-            there
-            if to_teacher
-            else ("xtok", "build", teacher, student, "--for", "p-kl", "--target", "start", *given),
-        ),
+        map_loss=map_loss,
+        direction=direction,
+        sentence=sentence,
+        commands=(events, (*build, *options, *given)),
     )
 
 
@@ -126,34 +120,33 @@ def fits(
         measures: the map over all text, if it was measured.
         empty_text: the share of the text's student tokens whose rows are empty.
     """
-    event_kl = _event_kl(pair.events)
-    if failed:
-        why = f"The map is not in order: {', '.join(failed)}."
-        return (*(Fit(loss=loss, level="bad", why=why) for loss in get_args(Loss)), event_kl)
     is_text = require_table(projection.student).lengths > 0
     exact = _exact_rows(projection)
     heavy = np.zeros(len(is_text), np.bool_)
     heavy[projection.student_ids[~projection.is_slot & (projection.weights >= _HEAVY)]] = True
-    heavy_share = float(heavy[is_text].mean()) if is_text.any() else 0.0
     gold = _gold(pair, exact)
-    return (
-        p_kl_fit(projection, measures, empty_text),
-        gold,
-        _h_kl(gold, exact, heavy_share),
-        event_kl,
-    )
+    judged: dict[Loss | Literal["event-kl"], Judgement] = {
+        "p-kl": p_kl_fit(projection, measures, empty_text),
+        "gold": gold,
+        "h-kl": _h_kl(gold, exact, float(heavy[is_text].mean()) if is_text.any() else 0.0),
+        "event-kl": _event_kl(pair.events),
+    }
+    for loss in get_args(Loss) if failed else ():
+        judged[loss] = "bad", f"The map is not in order: {', '.join(failed)}."
+    return tuple(Fit(loss=loss, level=level, why=why) for loss, (level, why) in judged.items())
 
 
-def p_kl_fit(m: ProjectionMap, measures: MapMeasures | None = None, empty_text: float = 0.0) -> Fit:
+def p_kl_fit(
+    m: ProjectionMap, measures: MapMeasures | None = None, empty_text: float = 0.0
+) -> Judgement:
     """Tell whether a map suits P-KL, by itself or, with text, by its measures on it."""
     closed = None if measures is None else measures.chunk_closed
     if measures is not None and closed is not None and closed.value < 0:
         value, recipe = measures.chunk_cross_entropy.value, measures.chunk_recipe
         worse = f"On this text it is worse than X-Token's recipe: {value:.3f} nats over chunks "
-        return Fit(loss="p-kl", level="bad", why=f"{worse}against {recipe:.3f}.")
+        return "bad", f"{worse}against {recipe:.3f}."
     if empty_text > 0.01:
-        why = f"{empty_text:.1%} of the text's tokens have an empty row."
-        return Fit(loss="p-kl", level="bad", why=why)
+        return "bad", f"{empty_text:.1%} of the text's tokens have an empty row."
     counted, slots, exact = _is_counted(m), m.weights[m.is_slot], _exact_rows(m)
     problems = []
     if len(slots):
@@ -167,12 +160,12 @@ def p_kl_fit(m: ProjectionMap, measures: MapMeasures | None = None, empty_text: 
         problems.append("weights were not counted")
     if problems:
         words = "; ".join(problems)
-        return Fit(loss="p-kl", level="care", why=f"{words[0].upper()}{words[1:]}.")
+        return "care", f"{words[0].upper()}{words[1:]}."
     rows = "Rows are counted probabilities" if counted else "Rows are probabilities"
     measured = (
         f"; they close {closed.value:.0%} of the way to this text's best map" if closed else ""
     )
-    return Fit(loss="p-kl", level="good", why=f"{rows}, without exact rows or slots{measured}.")
+    return "good", f"{rows}, without exact rows or slots{measured}."
 
 
 def _exact_rows(projection: ProjectionMap) -> int:
@@ -191,46 +184,41 @@ def _is_counted(projection: ProjectionMap) -> bool | None:
     return False if stages & {"multitoken", "generate"} else None
 
 
-def _gold(pair: PairFacts, exact: int) -> Fit:
+def _gold(pair: PairFacts, exact: int) -> Judgement:
     if not exact:
-        return Fit(loss="gold", level="bad", why="It compares exact rows, and the map has none.")
+        return "bad", "It compares exact rows, and the map has none."
     missing = pair.numbers.student - pair.numbers.both
     if missing > pair.numbers.student / 2:
-        why = (
-            f"{missing:,} of {plural(pair.numbers.student, 'multi-digit number')} have no exact "
-            "counterpart: they are compared by rank."
-        )
-        return Fit(loss="gold", level="care", why=why)
+        of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit number')}"
+        return "care", f"{of_all} have no exact counterpart: they are compared by rank."
     if pair.text is None:
         why = f"It compares {plural(exact, 'exact row')}; text tells how often that goes wrong."
-        return Fit(loss="gold", level="note", why=why)
-    why = (
-        f"It confuses shared tokens with others at {pair.text.leak:.1%} of this text's boundaries."
-    )
-    return Fit(loss="gold", level="good" if pair.text.leak <= MOST_LEAK else "care", why=why)
+        return "note", why
+    leak = pair.text.leak
+    why = f"It confuses shared tokens with others at {leak:.1%} of this text's boundaries."
+    return "good" if leak <= MOST_LEAK else "care", why
 
 
-def _h_kl(gold: Fit, exact: int, heavy_share: float) -> Fit:
-    if heavy_share < 0.5:
-        why = f"Only {heavy_share:.0%} of the rows have an entry of {_HEAVY}, which makes a pair."
-        return Fit(loss="h-kl", level="bad", why=why)
+def _h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
+    if heavy < 0.5:
+        return "bad", f"Only {heavy:.0%} of the rows have an entry of {_HEAVY}, which makes a pair."
     if not exact:
-        why = f"No exact rows; {heavy_share:.0%} of the rows have an entry of {_HEAVY} for a pair."
-        return Fit(loss="h-kl", level="care", why=why)
-    return Fit(loss="h-kl", level=gold.level, why=gold.why)
+        pairs = f"{heavy:.0%} of the rows have an entry of {_HEAVY} for a pair"
+        return "care", f"No exact rows; {pairs}."
+    return gold
 
 
-def _event_kl(events: EventFacts | None) -> Fit:
+def _event_kl(events: EventFacts | None) -> Judgement:
     if events is None:
-        why = "It needs no map but an event map. With both models and text, its leak is measured."
-        return Fit(loss="event-kl", level="note", why=why)
+        needs = "It needs no map but an event map. With both models and text, its leak is measured."
+        return "note", needs
     what = f"It needs no map: xtok events cuts the vocabularies into {events.num_events:,} events"
     if events.leak is None or events.kept is None:
-        return Fit(loss="event-kl", level="note", why=f"{what}. With text, their leak is measured.")
+        return "note", f"{what}. With text, their leak is measured."
     why = f"{what}, which leak {events.leak:.1%} and keep {events.kept:.0%} of the bits here"
     if events.leak <= MOST_LEAK:
-        return Fit(loss="event-kl", level="good", why=f"{why}.")
-    return Fit(loss="event-kl", level="care", why=f"{why}; give it text, to merge what leaks.")
+        return "good", f"{why}."
+    return "care", f"{why}; give it text, to merge what leaks."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,39 +31,29 @@ _RESULT = {"role": "tool", "name": "add", "tool_call_id": _CALL_ID, "content": "
 
 
 class ChatTrial:
-    """A chat template, by default the tokenizer's own, and who tokenizes what it renders.
+    """A chat template, by default the tokenizer's own, tried out.
 
     Raises:
         XtokError: if `template` cannot be read.
     """
 
+    turn_ends: tuple[int, ...] | None = None  # of an answer; None if the template refuses it
+    tool_suffix_ids: tuple[int, ...] | None = None  # of a tool's message; likewise
+
     def __init__(self, tokenizer: Tokenizer, template: str | Path | None) -> None:
         self._tokenizer, self._template, self._table = tokenizer, template, tokenizer.table
         self._has_template = template is not None or bool(tokenizer.chat_templates)
         self._chosen = find_template(tokenizer, template) if self._has_template else ""
-
-    def turn_ends(self) -> list[int] | None:
-        """Return the last control tokens among the targets of an answer; None if it is refused."""
-        try:
-            chat = render(self._tokenizer, [_USER, _ANSWER], template=self._template)
-        except XtokError:
-            return None
-        targets = chat.ids[chat.assistant_mask].tolist()
-        return [i for i in targets[-2:] if i in self._table.control_names]
-
-    def tool_suffix_ids(self) -> tuple[int, ...] | None:
-        """Return what `tool_suffix` gives for a tool's message; None if it gives an error."""
         with suppress(XtokError):
-            return tuple(tool_suffix(self._tokenizer, [_RESULT], template=self._template).tolist())
-        return None
+            chat = render(tokenizer, [_USER, _ANSWER], template=template)
+            targets = chat.ids[chat.assistant_mask].tolist()
+            self.turn_ends = tuple(i for i in targets[-2:] if i in self._table.control_names)
+        with suppress(XtokError):
+            suffix = tool_suffix(tokenizer, [_RESULT], template=template)
+            self.tool_suffix_ids = tuple(suffix.tolist())
 
-    def checks(
-        self, ends: Sequence[int] | None, suffix: Sequence[int] | None, *, tools: bool
-    ) -> Iterator[Check]:
-        """Check what the template does; `ends` and `suffix` are from the two methods above.
-
-        With `tools`, one that is not fit for a loop of tool calls fails.
-        """
+    def checks(self, *, tools: bool) -> Iterator[Check]:
+        """Check what the template does; with `tools`, one unfit for loops of tool calls fails."""
         name = "chat template"
         if not self._has_template:
             yield Check(name, "warning", "none; name a template file or a format to check one")
@@ -73,9 +63,9 @@ class ChatTrial:
             source = f"the format {self._chosen.name}"
         yield Check(name, "ok", source)
         yield self._roles_check()
-        if ends is not None:
-            yield self._end_check(ends)
-        yield from self._tool_checks(suffix, tools)
+        if self.turn_ends is not None:
+            yield self._end_check(self.turn_ends)
+        yield from self._tool_checks(tools)
         yield from self._turn_checks()
 
     def _roles_check(self) -> Check:
@@ -105,7 +95,7 @@ class ChatTrial:
         message = f"{shown}, which is not eos: generation does not stop there by itself"
         return Check(name, "warning", message)
 
-    def _tool_checks(self, suffix: Sequence[int] | None, tools: bool) -> Iterator[Check]:
+    def _tool_checks(self, tools: bool) -> Iterator[Check]:
         """Append a tool message, and see whether what stood before is rendered as before."""
         name = "prefix, tool message"
         if error := self._error(_USER, _CALL, _RESULT):
@@ -125,9 +115,9 @@ class ChatTrial:
         elif level == "warning" and tools:
             level = "failed"
         yield Check(name, level, "\n".join(lines))
-        if suffix is not None:
-            text = "".join(map(self._table.name, suffix))
-            yield Check("tool suffix", "ok", f"{len(suffix)} ids, '{text}'")
+        if self.tool_suffix_ids is not None:
+            text = "".join(map(self._table.name, self.tool_suffix_ids))
+            yield Check("tool suffix", "ok", f"{len(self.tool_suffix_ids)} ids, '{text}'")
 
     def _suits_loops(self) -> bool:
         with suppress(XtokError):

@@ -61,7 +61,6 @@ class TokenizerDiagnosis:
     vocab_size: int  # the width of the model's logits
     width_source: str
     tokenizer_vocab_size: int  # largest id + 1
-    partial_utf8: int  # tokens that are not valid UTF-8 alone
     not_round_tripping: tuple[NotRoundTripping, ...]  # by cause
     roles: Mapping[str, tuple[str, ...]]  # to the names of the first few tokens
     turn_ends: tuple[str, ...]  # control tokens that end an assistant's turn, in order
@@ -171,15 +170,17 @@ def doctor(
 
 def _overlap(tokenizers: Sequence[Tokenizer], counts: TextCounts | None) -> Overlap:
     strings = [one.table.canonical_ids().keys() for one in tokenizers]
-    return Overlap(
-        counts=tuple(tuple(len(row & column) for column in strings) for row in strings),
-        text_tokens=None if counts is None else tuple(int(one.sum()) for one in counts.tokens),
-        text_shares=None
-        if counts is None
-        else tuple(
+    text_tokens = text_shares = None
+    if counts is not None:
+        text_tokens = tuple(int(of_one.sum()) for of_one in counts.tokens)
+        text_shares = tuple(
             tuple(_share(one.table.tokens(), of_one, column) for column in strings)
             for one, of_one in zip(tokenizers, counts.tokens, strict=True)
-        ),
+        )
+    return Overlap(
+        counts=tuple(tuple(len(row & column) for column in strings) for row in strings),
+        text_tokens=text_tokens,
+        text_shares=text_shares,
     )
 
 
@@ -198,19 +199,18 @@ def _diagnose(
     advance: Callable[[int], object],
 ) -> TokenizerDiagnosis:
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
-    partial, lost = _round_trips(tokenizer, advance)
+    lost = _round_trips(tokenizer, advance)
     chat = ChatTrial(tokenizer, template)
-    turn_ends, tool_suffix_ids = chat.turn_ends(), chat.tool_suffix_ids()
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]
     for one in lost:
-        examples = ", ".join(f"'{token}'" for token in one.examples)
+        examples = ", ".join(map(quoted, one.examples))
         round_trip.append(f"{one.count:,} {one.cause}: {examples}")
     checks = (
         *_vocabulary_checks(tokenizer),
         Check("round trip", "note" if lost else "ok", "\n".join(round_trip)),
         *_role_checks(table),
         *_probe_checks(tokenizer),
-        *chat.checks(turn_ends, tool_suffix_ids, tools=tools),
+        *chat.checks(tools=tools),
     )
     return TokenizerDiagnosis(
         model_id=vocabulary.model_id,
@@ -219,14 +219,10 @@ def _diagnose(
         vocab_size=vocabulary.vocab_size,
         width_source=vocabulary.width_source,
         tokenizer_vocab_size=vocabulary.tokenizer_vocab_size or vocabulary.vocab_size,
-        partial_utf8=partial,
         not_round_tripping=lost,
-        roles={
-            role: tuple(table.shown(i) for i in ids[:_EXAMPLES])
-            for role, ids in table.roles.items()
-        },
-        turn_ends=tuple(map(table.name, turn_ends or ())),
-        tool_suffix_ids=tool_suffix_ids,
+        roles={role: _first_few(table, ids) for role, ids in table.roles.items()},
+        turn_ends=tuple(map(table.name, chat.turn_ends or ())),
+        tool_suffix_ids=chat.tool_suffix_ids,
         checks=checks,
     )
 
@@ -269,8 +265,8 @@ def _duplicates(table: TokenTable) -> Check:
 
 def _round_trips(
     tokenizer: Tokenizer, advance: Callable[[int], object]
-) -> tuple[int, tuple[NotRoundTripping, ...]]:
-    """Encode every token alone; return how many are partial UTF-8, and what does not round-trip."""
+) -> tuple[NotRoundTripping, ...]:
+    """Encode every token alone, and return what does not round-trip, by cause."""
     table, tokens = tokenizer.table, tokenizer.table.tokens()
     ids, texts = [], []
     causes: dict[str, list[int]] = defaultdict(list)
@@ -281,8 +277,7 @@ def _round_trips(
                 ids.append(token_id)
             except UnicodeDecodeError:
                 causes["part of a character"].append(token_id)
-    partial = sum(map(len, causes.values()))
-    advance(partial)
+    advance(sum(map(len, causes.values())))
     encoded: list[list[int]] = []
     for start in range(0, len(texts), _AT_ONCE):
         encoded += tokenizer.library_ids(texts[start : start + _AT_ONCE])
@@ -299,14 +294,14 @@ def _round_trips(
         else:
             cause = "the pattern or the merges never give it"
         causes[cause].append(token_id)
-    return partial, tuple(
-        NotRoundTripping(
-            cause=cause,
-            count=len(lost),
-            examples=tuple(table.shown(i) for i in lost[:_EXAMPLES]),
-        )
+    return tuple(
+        NotRoundTripping(cause=cause, count=len(lost), examples=_first_few(table, lost))
         for cause, lost in causes.items()
     )
+
+
+def _first_few(table: TokenTable, ids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(table.shown(i) for i in ids[:_EXAMPLES])
 
 
 def _role_checks(table: TokenTable) -> Iterator[Check]:
@@ -315,9 +310,8 @@ def _role_checks(table: TokenTable) -> Iterator[Check]:
     message = f"{len(table.control_names):,}, {reserved:,} of them reserved; roles: {named}"
     yield Check("special tokens", "ok", message)
     eos, pad = table.roles.get("eos", ()), table.roles.get("pad", ())
-    names = ", ".join(map(table.shown, eos))
     if eos:
-        yield Check("eos", "ok", f"{names}; documents end with eos")
+        yield Check("eos", "ok", f"{', '.join(map(table.shown, eos))}; documents end with eos")
     else:
         yield Check("eos", "failed", "none: nothing ends a document")
     both = set(pad) & set(eos)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shared:
     """How many each side has, and how many are the same."""
 
@@ -71,8 +71,6 @@ class PairFacts:
     missing_numbers_text: float | None  # share of the text that the student's others are
     digits: tuple[int, int]  # the most digits in a token, of student and teacher
     spaces: tuple[int, int]  # the longest token of spaces alone
-    special: int  # the student's special tokens
-    special_alone: int  # those without a counterpart
     roles_alone: tuple[str, ...]  # roles none of whose tokens has one, reserved tokens aside
     text: TextFacts | None
     events: EventFacts | None
@@ -140,27 +138,22 @@ def pair_facts(
     ids_of_numbers = np.flatnonzero(digits[0] > 1)
     missing = [i for i in ids_of_numbers.tolist() if i not in same_bytes]
     strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
+    missing_text = None
+    if counts is not None:
+        missing_text = float(counts.tokens[0][missing].sum() / max(1, counts.tokens[0].sum()))
     return PairFacts(
         student=student.model_id,
         teacher=teacher.model_id,
         same=rows.sha256() == columns.sha256(),
-        vocabulary=Shared(
-            student=len(strings[0]), teacher=len(strings[1]), both=len(strings[0] & strings[1])
-        ),
+        vocabulary=Shared(*map(len, strings), len(strings[0] & strings[1])),
         shared=len(same_bytes),
         student_share=len(same_bytes) / max(1, len(rows.text_ids)),
         numbers=Shared(
-            student=len(ids_of_numbers),
-            teacher=int((digits[1] > 1).sum()),
-            both=len(ids_of_numbers) - len(missing),
+            len(ids_of_numbers), int((digits[1] > 1).sum()), len(ids_of_numbers) - len(missing)
         ),
-        missing_numbers_text=None
-        if counts is None
-        else float(counts.tokens[0][missing].sum() / max(1, counts.tokens[0].sum())),
+        missing_numbers_text=missing_text,
         digits=(_most_digits(digits[0]), _most_digits(digits[1])),
         spaces=(_longest_spaces(rows), _longest_spaces(columns)),
-        special=len(rows.control_names),
-        special_alone=len(rows.control_names.keys() - same_role.keys()),
         roles_alone=tuple(
             role
             for role, ids in rows.roles.items()
@@ -181,9 +174,8 @@ def _text_facts(rows: TokenTable, columns: TokenTable, counts: TextCounts) -> Te
         files=counts.files,
         num_bytes=counts.num_bytes,
         tokens=Shared(
-            student=int(counts.tokens[0].sum()),
-            teacher=int(counts.tokens[1].sum()),
-            both=int(amounts[(a >= 0) & (a == b)].sum()),
+            *(int(of_one.sum()) for of_one in counts.tokens[:2]),
+            int(amounts[(a >= 0) & (a == b)].sum()),
         ),
         boundaries=int(amounts.sum()),
         leak=share_of(amounts, a != b),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ _MOST_FINDINGS = 6
 _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Something that stands out: a figure, and the words that follow it in a sentence."""
 
@@ -127,42 +127,42 @@ def examine(
     if pair is None:
         of_pair = None if tokenizers is None else events(*tokenizers, progress=progress)
         pair = pair_facts(*sides, None, of_pair)
-    reports, findings = [], _of_pair(pair, evaluation)
+    reports, findings = [], list(_of_pair(pair, evaluation))
     for number, (m, name) in enumerate(zip(loaded, names, strict=True), start=1):
-        measures = None
-        if evaluation is not None:
+        measures, empty_text = None, 0.0
+        if evaluation is not None and counts is not None:
             measures = [one for one in evaluation.measures if one.name == name][-1]
+            empty_text = _empty_text(m, counts)
         description, verification = inspect(m, classes=True), verify(m)
-        empty_text = None if counts is None else _empty_text(m, counts)
-        of_map = fits(
-            m, pair, failed=verification.failed, measures=measures, empty_text=empty_text or 0.0
-        )
         reports.append(
             MapReport(
                 name=name,
                 sha256=mapfile.sha256(m),
                 description=description,
                 verification=verification,
-                fits=of_map,
+                fits=fits(
+                    m, pair, failed=verification.failed, measures=measures, empty_text=empty_text
+                ),
             )
         )
         about = number if len(loaded) > 1 else None
-        findings += _of_map(reports[-1], pair, measures, empty_text, about)
+        of_map = _of_map(description, pair, measures, empty_text)
+        findings += [replace(finding, map_number=about) for finding in of_map]
     both = [replace(one, map_number=None) for one in findings]
     alike = Counter(both)
     merged = [each if alike[each] > 1 else one for one, each in zip(findings, both, strict=True)]
     findings = sorted(dict.fromkeys(merged), key=lambda one: _GRADES.index(one.level))
+    comparison = None
+    if len(loaded) == 2:
+        student_counts = None if counts is None else counts.tokens[0]
+        comparison = compare(*loaded, names=names, token_counts=student_counts)
     report = Report(
         pair=pair,
         advice=advise(pair, texts=[str(text) for text in texts]),
         findings=tuple(findings[:_MOST_FINDINGS]),
         maps=tuple(reports),
         evaluation=evaluation,
-        comparison=compare(
-            *loaded, names=names, token_counts=None if counts is None else counts.tokens[0]
-        )
-        if len(loaded) == 2
-        else None,
+        comparison=comparison,
         sentences=() if tokenizers is None else aligned_sentences(*tokenizers, paths, field),
         version=__version__,
     )
@@ -175,14 +175,12 @@ def _empty_text(m: ProjectionMap, counts: TextCounts) -> float:
     return float(counts.tokens[0][empty].sum() / max(1, counts.tokens[0].sum()))
 
 
-def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> list[Finding]:
-    findings = []
-    share = f"{pair.student_share:.0%}"
+def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding]:
     same = "of the student's tokens are in the teacher's vocabulary, byte for byte"
     if pair.text is not None:
         at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
         same += f"; {at_place:.0%} of the text's tokens are the same token at the same place"
-    findings.append(Finding(level="note", number=share, text=f"{same}.", place="pair"))
+    yield Finding("note", f"{pair.student_share:.0%}", f"{same}.", "pair")
     missing = pair.numbers.student - pair.numbers.both
     if missing:
         in_text, often = pair.missing_numbers_text, missing > pair.numbers.student / 2
@@ -191,44 +189,27 @@ def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> list[Finding]:
         if in_text is not None:
             words += f"; they are {in_text:.2%} of the text"
             often = in_text > 0.001
-        level: Grade = "care" if often else "note"
-        findings.append(Finding(level=level, number=f"{missing:,}", text=f"{words}.", place="pair"))
+        yield Finding("care" if often else "note", f"{missing:,}", f"{words}.", "pair")
     if evaluation is not None and evaluation.lost_bytes:
         lost = evaluation.lost_bytes / max(1, evaluation.num_bytes)
         words = "of the text is spelled differently by the two tokenizers, and not measured."
-        level = "bad" if lost > 0.05 else "care"
-        findings.append(Finding(level=level, number=f"{lost:.1%}", text=words, place="quality"))
-    return findings
+        yield Finding("bad" if lost > 0.05 else "care", f"{lost:.1%}", words, "quality")
 
 
 def _of_map(
-    report: MapReport,
-    pair: PairFacts,
-    measures: MapMeasures | None,
-    empty_text: float | None,
-    number: int | None,
-) -> list[Finding]:
-    findings = []
-
-    def add(level: Grade, figure: str, text: str, place: str) -> None:
-        findings.append(
-            Finding(level=level, number=figure, text=text, place=place, map_number=number)
-        )
-
-    failed = report.verification.failed
-    if failed:
-        words = f"of verify's checks failed: {', '.join(failed)}."
-        add("bad", f"{len(failed):,}", words, "provenance")
+    description: Inspection, pair: PairFacts, measures: MapMeasures | None, empty_text: float
+) -> Iterator[Finding]:
     if measures is not None:
-        add(*_quality(measures), "quality")
-    coverage = report.description.coverage
-    classes = () if coverage is None else coverage.classes
+        yield _quality(measures)
+    classes = () if description.coverage is None else description.coverage.classes
     text = [one for one in classes if one.token_class not in ("control", "unused")]
     of_text = sum(one.empty for one in text)
     of_special = sum(one.empty for one in classes if one.token_class == "control")
+    words = "rows of tokens are empty"
+    level: Grade = "good"
     if of_text or of_special:
-        level: Grade = "note" if not (of_text or pair.roles_alone) else "care"
-        level = "bad" if (empty_text or 0) > 0.01 else level
+        level = "care" if of_text or pair.roles_alone else "note"
+        level = "bad" if empty_text > 0.01 else level
         in_text = f" ({empty_text:.2%} of the text)" if empty_text and of_text else ""
         words = "rows are empty" if of_text + of_special > 1 else "row is empty"
         words += f": {of_text:,} of tokens that stand for text{in_text}, {of_special:,} of special "
@@ -236,35 +217,27 @@ def _of_map(
         if pair.roles_alone:
             words += f"; roles without a counterpart: {', '.join(pair.roles_alone[:4])}"
             words += ", …" * (len(pair.roles_alone) > 4)
-        add(level, f"{of_text + of_special:,}", f"{words}.".replace("_", " "), "classes")
-    else:
-        add("good", "0", "rows of tokens are empty.", "classes")
-    description = report.description
-    if description.rows_with_slot:
-        words = "rows have a scale slot, whose weight leads to no token: "
-        words += f"{description.slot_share:.0%} of all weight."
-        add("note", f"{description.rows_with_slot:,}", words, "classes")
+    yield Finding(level, f"{of_text + of_special:,}", f"{words}.".replace("_", " "), "classes")
     unreached = sum(one.teacher_unreached for one in text)
     share = unreached / max(1, sum(one.teacher_ids for one in text))
     level = "good" if share < 0.01 else "note" if share < 0.5 else "care"
     words = "of the teacher's tokens are in no row: the map never predicts them."
     if not unreached:
         words = "of the teacher's tokens are in no row: the map can predict all of them."
-    add(level, f"{share:.0%}" if share >= 0.01 else f"{unreached:,}", words, "classes")
-    return findings
+    yield Finding(level, f"{share:.0%}" if share >= 0.01 else f"{unreached:,}", words, "classes")
 
 
-def _quality(m: MapMeasures) -> tuple[Grade, str, str]:
+def _quality(m: MapMeasures) -> Finding:
     """Say how near a map comes over chunks to the best one."""
     value = m.chunk_cross_entropy.value
     if m.chunk_closed is None:
         words = "nats over chunks; X-Token's recipe is already close to the best map in hindsight."
-        return "good", f"{value:.3f}", words
+        return Finding("good", f"{value:.3f}", words, "quality")
     closed = m.chunk_closed.value
     best = f"the best map in hindsight has {m.chunk_floor:.3f}."
     if closed < 0:
         words = f"nats over chunks: worse than X-Token's recipe, {m.chunk_recipe:.3f}; {best}"
-        return "bad", f"{value:.3f}", words
+        return Finding("bad", f"{value:.3f}", words, "quality")
     words = "of the way from X-Token's recipe to the best map in hindsight is closed over chunks: "
     words += f"{value:.3f} nats; the recipe has {m.chunk_recipe:.3f}, the best {m.chunk_floor:.3f}."
-    return "good" if closed >= 0.5 else "care", f"{closed:.0%}", words
+    return Finding("good" if closed >= 0.5 else "care", f"{closed:.0%}", words, "quality")

@@ -6,7 +6,7 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -75,13 +75,14 @@ def aligned_sentences(
     student: Tokenizer, teacher: Tokenizer, paths: Sequence[Path], field: str
 ) -> tuple[AlignedSentence, ...]:
     """Return sentences of every script and file of a text, or built-in ones, aligned."""
-    picker = SentencePicker()
-    for shard in find_shards(paths, field):
-        for batch in islice(read_batches([shard]), 1):
-            for document in batch.texts[:_LOOKED_AT]:
-                picker.look(document, shard.path.name)
+    documents = (
+        (document, shard.path.name)
+        for shard in find_shards(paths, field)
+        for batch in islice(read_batches([shard]), 1)
+        for document in batch.texts[:_LOOKED_AT]
+    )
     aligner = TokenAligner(student, teacher)
-    return tuple(_aligned(aligner, student, teacher, one) for one in picker.sentences)
+    return tuple(_aligned(aligner, student, teacher, one) for one in pick_sentences(documents))
 
 
 def _aligned(
@@ -92,24 +93,23 @@ def _aligned(
     chunks: list[SentenceChunk] = []
     s_done = t_done = 0
 
-    def alone(s_end: int, t_end: int) -> None:
-        chunks.extend(
-            SentenceChunk(student=_tokens(rows, [i]), teacher=(), kind="alone")
-            for i in ours[s_done:s_end]
-        )
-        chunks.extend(
-            SentenceChunk(student=(), teacher=_tokens(columns, [i]), kind="alone")
-            for i in theirs[t_done:t_end]
-        )
+    def add(kind: str, s: Sequence[int], t: Sequence[int]) -> None:
+        tokens = _tokens(rows, s), _tokens(columns, t)
+        chunks.append(SentenceChunk(student=tokens[0], teacher=tokens[1], kind=kind))
+
+    def add_alone(s_end: int, t_end: int) -> None:
+        for i in ours[s_done:s_end]:
+            add("alone", [i], [])
+        for i in theirs[t_done:t_end]:
+            add("alone", [], [i])
 
     for pair in aligner.pairs(ours, theirs):
-        alone(pair.student_tokens[0], pair.teacher_tokens[0])
+        add_alone(pair.student_tokens[0], pair.teacher_tokens[0])
         one_to_one = len(pair.student_ids) == len(pair.teacher_ids) == 1
         kind = "different" if not pair.is_correct else "same" if one_to_one else "split"
-        s, t = _tokens(rows, pair.student_ids), _tokens(columns, pair.teacher_ids)
-        chunks.append(SentenceChunk(student=s, teacher=t, kind=kind))
+        add(kind, pair.student_ids, pair.teacher_ids)
         s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
-    alone(len(ours), len(theirs))
+    add_alone(len(ours), len(theirs))
     directions = Counter(map(unicodedata.bidirectional, sentence.text))
     return AlignedSentence(
         label=sentence.label,
@@ -125,31 +125,27 @@ def _tokens(table: TokenTable, ids: Sequence[int]) -> Tokens:
     return tuple((i, table.shown(i)) for i in ids)
 
 
-class SentencePicker:
-    """Picks a sentence of every script that a text has, then of every file."""
+def pick_sentences(documents: Iterable[tuple[str, str]]) -> tuple[Sentence, ...]:
+    """Pick a sentence of every script, then of every other file, at most 12; else built-in ones.
 
-    def __init__(self) -> None:
-        self._of_script: dict[str, Sentence] = {}
-        self._of_file: dict[str, Sentence] = {}
-        self._files: set[str] = set()
-
-    def look(self, document: str, file: str) -> None:
-        """Take a suitable sentence from the middle of a document, where its own words are."""
+    Documents come with their file's name; a sentence is from the middle of one, where its own
+    words are.
+    """
+    of_script: dict[str, tuple[str, Sentence]] = {}
+    of_file: dict[str, Sentence] = {}
+    for document, file in documents:
         middle = max(0, len(document) - _LOOKED_AT) // 2
         for text in _sentences(document[middle:][:_LOOKED_AT]):
             script = _script(text)
-            if script and script not in self._of_script:
+            if script and script not in of_script:
                 sentence = Sentence(f"{script}, {file}", _LANGUAGES.get(script, ""), text)
-                self._of_script[script] = sentence
-                self._files.add(file)
-            elif script and file not in self._of_file:
-                self._of_file[file] = Sentence(f"{script}, {file}", "", text)
-
-    @property
-    def sentences(self) -> tuple[Sentence, ...]:
-        """The sentences, at most 12; the built-in ones if the text had none."""
-        others = [one for file, one in self._of_file.items() if file not in self._files]
-        return (*self._of_script.values(), *others)[:_MOST] or BUILT_IN
+                of_script[script] = file, sentence
+            elif script:
+                of_file.setdefault(file, Sentence(f"{script}, {file}", "", text))
+    for file, _ in of_script.values():
+        of_file.pop(file, None)
+    picked = [sentence for _, sentence in of_script.values()]
+    return (*picked, *of_file.values())[:_MOST] or BUILT_IN
 
 
 _ENDS = (re.compile(r"(?<=[.!?؟])\s+|(?<=[。！？])|\n\s*\n"), re.compile(r"\n"))

@@ -117,10 +117,10 @@ def make_loss(
             _starts,
         )
     if name == "p-kl":
-        fit = p_kl_fit(module.map)
-        if fit.level != "good":
+        level, why = p_kl_fit(module.map)
+        if level != "good":
             warnings.warn(
-                f"this map is not made for P-KL: {fit.why} Build one for it: xtok.get_map(student, "
+                f"this map is not made for P-KL: {why} Build one for it: xtok.get_map(student, "
                 'teacher, for_loss="p-kl")',
                 stacklevel=2,
             )
