@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Cli
 from test_stages import byte_ranks
 
 import xtok
@@ -113,30 +111,25 @@ def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
     assert (without.loss, without.map_loss, without.direction) == ("event KL", "P-KL", None)
 
 
-def test_every_command_says_the_same_sentence(
-    cli: Cli, byte_level: Tokenizer, digits: Tokenizer, small: Path, tmp_path: Path
+def test_everything_says_the_same_sentence(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     """Digits have a token for numbers of two digits and more; bytes read them one by one."""
-    (tmp_path / "text.txt").write_text("1 20 30 12 " * 40, encoding="utf-8")
-    xtok.build(byte_level, digits).save(tmp_path / "m.safetensors")
-    models = [small / "small-byte-level", small / "small-digits"]
-    sides = "-s", models[0], "-t", models[1]
-    without = doctor([byte_level, digits]).advice
+    sides = byte_level, digits
+    m, text = xtok.build(*sides), tmp_path / "text.txt"
+    text.write_text("1 20 30 12 " * 40, encoding="utf-8")
+    without = doctor(sides).advice
     assert without is not None
-    for command in (["doctor", *models], ["inspect", "m.safetensors", "--classes"]):
-        assert without.sentence in " ".join(cli(*command).stdout.split())
-    assert examine(tmp_path / "m.safetensors").report.advice.sentence == without.sentence
-    by_text = doctor([byte_level, digits], tmp_path / "text.txt").advice
+    coverage = xtok.inspect(m, classes=True).coverage
+    assert coverage is not None
+    assert coverage.advice.sentence == examine(m).report.advice.sentence == without.sentence
+    by_text = doctor(sides, text).advice
     assert by_text is not None
     assert by_text.direction == "teacher → student"
-    done = cli("evaluate", "m.safetensors", *sides, "--text", "text.txt", "--for", "gold", "--json")
-    assert json.loads(done.stdout)["advice"]["sentence"] == by_text.sentence
-    page = examine(
-        tmp_path / "m.safetensors",
-        texts=[tmp_path / "text.txt"],
-        tokenizers=(byte_level, digits),
-    )
-    assert page.report.advice.sentence == by_text.sentence
+    evaluated = xtok.evaluate(m, text, *sides, for_loss="gold").advice
+    page = examine(m, texts=[text], tokenizers=sides).report
+    assert evaluated is not None
+    assert evaluated.sentence == page.advice.sentence == by_text.sentence
 
 
 def test_what_a_map_fits(tmp_path: Path) -> None:

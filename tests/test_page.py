@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -27,6 +26,7 @@ from xtok.inspection.pair_facts import Shared
 from xtok.inspection.report import Examined, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.report import to_json
 from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
 from xtok.tokenizers import Tokenizer
@@ -372,6 +372,11 @@ def test_the_same_inputs_give_the_same_bytes(
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
 
 
+def test_json_of_a_hostile_map() -> None:
+    data = json.loads(to_json(examine(hostile_map()).report))
+    assert data["pair"]["student"] == NAME
+
+
 def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> None:
     elements = Elements(hostile_page)
     policy = re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page)
@@ -406,28 +411,28 @@ def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: Examined) -> No
         assert outside not in html.replace("http-equiv", "").replace(SVG, "")
 
 
-def test_json_of_a_hostile_map(tmp_path: Path) -> None:
-    from xtok.report import to_json
-
-    data = json.loads(to_json(examine(hostile_map()).report))
-    assert data["pair"]["student"] == NAME
+@pytest.fixture(scope="module")
+def real_page(
+    load_real: Callable[[str], Tokenizer], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The page of Llama 3 to Qwen."""
+    sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
+    path = tmp_path_factory.mktemp("real") / "page.html"
+    path.write_bytes(render(examine(xtok.build(*sides), tokenizers=sides)))
+    return path
 
 
 @pytest.mark.real
-def test_a_page_of_llama_3_to_qwen_has_the_whole_map(load_real: Callable[[str], Tokenizer]) -> None:
-    sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    html = render(examine(xtok.build(*sides), tokenizers=sides))
+def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
+    html = real_page.read_bytes()
     assert len(html) <= 2_500_000
     assert b"The whole map is on this page." in html
 
 
-# The index of many maps
+# What cannot be shown
 
 
-@pytest.mark.parametrize(
-    "args",
-    [[], ["a", "b", "c"], ["a", "--text", "b"], ["a", "-s", "bytes"], ["a", "--field", "b"]],
-)
+@pytest.mark.parametrize("args", [["a", "b", "c"], ["a", "--text", "b"]])
 def test_what_does_not_go_together(cli: Cli, args: list[str]) -> None:
     assert cli("report", *args).returncode == 2
 
@@ -440,11 +445,9 @@ def test_models_are_no_maps(cli: Cli, small: Path) -> None:
 
 
 def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None:
-    done = cli("report", "none.safetensors", "--output", "page.pdf")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: the page page.pdf does not end in .html")
     (tmp_path / "page.json").mkdir()
     done = cli("report", "none.safetensors", "--output", "page.html", "--json")
+    assert done.returncode == 1
     assert "page.json is a folder" in done.stderr
 
 
@@ -457,22 +460,10 @@ def test_maps_of_different_pairs(projection: ProjectionMap, byte_level: Tokenize
 
 
 def test_a_map_without_tokens_needs_its_models(
-    projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+    projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer
 ) -> None:
-    import torch
-
-    ids = np.full((projection.shape[0], 4), -1)
-    weights = np.zeros(ids.shape, np.float32)
-    for row in range(projection.shape[0]):
-        t, w = projection.row(row)
-        ids[row, : len(t)], weights[row, : len(t)] = t, w
-    content: dict[str, Any] = {
-        "indices": torch.from_numpy(ids),
-        "likelihoods": torch.from_numpy(weights),
-    }
-    content |= {"student_model_id": "a", "teacher_model_id": "b", "enable_scale_trick": True}
-    torch.save(content, tmp_path / "m.pt")
-    bare = ProjectionMap.load(tmp_path / "m.pt", teacher_vocab_size=projection.shape[1])
+    student, teacher = (replace(v, table=None) for v in (projection.student, projection.teacher))
+    bare = replace(projection, student=student, teacher=teacher)
     with pytest.raises(XtokError, match="carries no tokens"):
         examine(bare)
     render(examine(bare, tokenizers=(byte_level, digits)))
@@ -583,7 +574,9 @@ def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, 
 def test_pieces_of_both_sides(browser: Browser, files: dict[str, Path], plain: Examined) -> None:
     assert plain.tokenizers is not None
     student, teacher = plain.tokenizers
-    ids = browser_ids(browser, files["plain"], "student")
+    browser.open(files["plain"])
+    script = "Array.from({length: student.length}, (_, id) => student.piecesOf(id))"
+    ids: list[list[int]] = browser.run(script)
     alone = [i for i in student.table.text_ids.tolist() if student.table[i] not in
              teacher.table.canonical_ids()]  # fmt: skip
     assert alone
@@ -591,33 +584,18 @@ def test_pieces_of_both_sides(browser: Browser, files: dict[str, Path], plain: E
         assert ids[i] == teacher.segment(student.table[i])[:16]
 
 
-def browser_ids(browser: Browser, path: Path, side: str) -> list[list[int]]:
-    browser.open(path)
-    found: list[list[int]] = browser.run(
-        f"Array.from({{length: {side}.length}}, (_, id) => {side}.piecesOf(id))"
-    )
-    return found
-
-
 @browsing
 def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: Examined) -> None:
     browser.open(files["plain"])
-    table = "#classes .sortable"
     coverage = plain.report.maps[0].description.coverage
     assert coverage is not None
-    classes = [one for one in coverage.classes if one.token_class != "unused"]
-    assert texts_of(browser, f"{table} tbody th") == [one.label for one in classes]
-    press = f"document.querySelectorAll('{table} thead button')[1].click()"
-    browser.run(press)
-    falling = texts_of(browser, f"{table} tbody tr > td:nth-child(3)")
-    numbers = [int(cell.replace(",", "")) for cell in falling]
-    assert numbers == sorted((one.rows for one in classes), reverse=True)
-    assert browser.run(
-        f"document.querySelectorAll('{table} thead th')[2].getAttribute('aria-sort')"
-    ) == ("descending")
-    browser.run(press)
-    rising = texts_of(browser, f"{table} tbody tr > td:nth-child(3)")
-    assert [int(cell.replace(",", "")) for cell in rising] == sorted(numbers)
+    rows = sorted(one.rows for one in coverage.classes if one.token_class != "unused")
+    for order, sort in (("descending", rows[::-1]), ("ascending", rows)):
+        browser.run("document.querySelectorAll('#classes thead button')[1].click()")
+        cells = texts_of(browser, "#classes tbody tr > td:nth-child(3)")
+        assert [int(cell.replace(",", "")) for cell in cells] == sort
+        header = "document.querySelectorAll('#classes thead th')[2]"
+        assert browser.run(f"{header}.getAttribute('aria-sort')") == order
 
 
 @browsing
@@ -654,18 +632,13 @@ def test_hostile_tokens_appear_as_text(browser: Browser, files: dict[str, Path])
 
 @browsing
 @pytest.mark.real
-def test_search_of_128_000_rows_answers_at_once(
-    browser: Browser, load_real: Callable[[str], Tokenizer], tmp_path: Path
-) -> None:
-    sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    path = tmp_path / "page.html"
-    path.write_bytes(render(examine(xtok.build(*sides), tokenizers=sides)))
-    browser.open(path)
+def test_search_of_128_000_rows_answers_at_once(browser: Browser, real_page: Path) -> None:
+    browser.open(real_page)
     assert browser.messages == []
-    for query in ("e", "the", " ", r"\\xe4\\xb8", "#679", "zzzzz"):
+    for query in ("e", "the", r"\\xe4\\xb8", "#679", "zzzzz"):
         took = [
             browser.run(f"search('{query}'), Number(document.getElementById('found').dataset.ms)")
-            for _ in range(5)
+            for _ in range(3)
         ]
         assert min(took) < 50, query
     browser.run("search('#679')")
