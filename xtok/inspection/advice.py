@@ -64,8 +64,8 @@ def advise(
         )
     student, teacher = names or (pair.student, pair.teacher)
     given = tuple(word for text in texts for word in ("--text", text))
-    events, build = ("xtok", "events", student, teacher), ("xtok", "build", student, teacher)
-    options: tuple[str, ...] = "--for", "p-kl"
+    events: tuple[str, ...] = "xtok", "events", student, teacher
+    build: tuple[str, ...] = "xtok", "build", student, teacher, "--for", "p-kl"
     map_loss, direction = "P-KL", None
     if pair.text is None or pair.events is None or pair.events.leak is None:
         sentence = "event KL suits, or P-KL where the trainer takes a map; text tells how much "
@@ -80,7 +80,7 @@ def advise(
         direction = "student → teacher"
         if forward > back:
             map_loss, direction = "teacher-to-student KL", "teacher → student"
-            build, options = ("xtok", "build", teacher, student), (*options, "--target", "start")
+            build = "xtok", "build", teacher, student, "--for", "p-kl", "--target", "start"
         sentence += f" of the text's shared boundaries; where the trainer takes a map, {map_loss}: "
         sentence += (
             f"student → teacher leaves {forward:.2f} bits open, teacher → student {back:.2f}"
@@ -90,7 +90,7 @@ def advise(
         map_loss=map_loss,
         direction=direction,
         sentence=sentence,
-        commands=(events, (*build, *options, *given)),
+        commands=(events, (*build, *given)),
     )
 
 

@@ -145,7 +145,7 @@ def pair_facts(
         student=student.model_id,
         teacher=teacher.model_id,
         same=rows.sha256() == columns.sha256(),
-        vocabulary=Shared(*map(len, strings), len(strings[0] & strings[1])),
+        vocabulary=Shared(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=len(same_bytes),
         student_share=len(same_bytes) / max(1, len(rows.text_ids)),
         numbers=Shared(
@@ -174,7 +174,8 @@ def _text_facts(rows: TokenTable, columns: TokenTable, counts: TextCounts) -> Te
         files=counts.files,
         num_bytes=counts.num_bytes,
         tokens=Shared(
-            *(int(of_one.sum()) for of_one in counts.tokens[:2]),
+            int(counts.tokens[0].sum()),
+            int(counts.tokens[1].sum()),
             int(amounts[(a >= 0) & (a == b)].sum()),
         ),
         boundaries=int(amounts.sum()),
