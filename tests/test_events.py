@@ -372,41 +372,42 @@ def test_a_damaged_file_says_what_is_wrong(
         EventMap.load(path)
 
 
-def test_the_commands_read_event_maps(cli: Cli, small: Path, corpus: Path, tmp_path: Path) -> None:
+def test_the_commands_read_event_maps(
+    cli: Cli, small: Path, byte_level: Tokenizer, corpus: Path, tmp_path: Path
+) -> None:
     pair = [str(small / "small.model"), str(small / "small-byte-level")]
+    sides = ["-s", pair[0], "-t", pair[1]]
     made = cli("events", *pair, "--text", corpus, "--max-leak", "0.002", "-o", "e.safetensors")
     assert (made.returncode, made.stdout) == (0, "e.safetensors\n")
     assert "note: leak 0." in made.stderr
     assert not list(tmp_path.glob("*.checkpoint"))
     event_map = EventMap.load(tmp_path / "e.safetensors")
-    shown = json.loads(cli("inspect", "e.safetensors", "--json").stdout)
-    assert sum(shown["rows_by_kind"].values()) == event_map.num_events
-    assert len(shown["rows"]) == 5
-    table = cli("inspect", "e.safetensors").stdout
-    assert "shared vocabulary" in table
-    assert max(map(len, table.splitlines())) <= 80
-    line = ["inspect", "e.safetensors", " the", "-t", pair[1]]
-    [row] = json.loads(cli(*line, "--json").stdout)["rows"]
-    assert (row["token"], row["side"], row["forward"][0]["token"]) == (" the", "student", " the")
-    event = event_map.student_event[row["token_id"]]
-    assert row["kind"] == f"event {event}"
-    assert row["entries"][0]["side"] == "teacher"
-    assert row["entries"][0]["relation"] == "same bytes as the student's ' the'"
-    assert max(map(len, cli(*line).stdout.splitlines())) <= 80
-    assert cli("inspect", "e.safetensors", " the", "-t", pair[0]).returncode == 1
-    assert cli("verify", "e.safetensors", "-s", pair[0], "-t", pair[1]).returncode == 0
-    other = cli("verify", "e.safetensors", "-s", pair[1])
-    assert other.returncode == 3
-    sides = ["-s", pair[0], "-t", pair[1], "--text", corpus]
-    measured = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0.002")
-    assert measured.returncode == 0, measured.stderr
-    assert max(map(len, measured.stdout.splitlines())) <= 80
-    missed = cli("evaluate", "e.safetensors", *sides, "--max-leak", "0", "--json")
+    overview = inspect(event_map, num_examples=5)
+    assert sum(overview.rows_by_kind.values()) == event_map.num_events
+    assert len(overview.rows) == 5
+    [row] = inspect(event_map, " the", teacher_model=byte_level).rows
+    assert (row.token, row.side, row.reverse) == (" the", "student", None)
+    assert row.forward is not None
+    assert row.forward[0].token == " the"
+    assert row.kind == f"event {event_map.student_event[row.token_id]}"
+    assert row.entries[0].side == "teacher"
+    assert row.entries[0].relation == "same bytes as the student's ' the'"
+    assert verify(event_map, student_model=pair[0], teacher_model=pair[1]).failed == ()
+    for words, code in (
+        (["inspect"], 0),
+        (["inspect", " the", "-t", pair[1]], 0),
+        (["inspect", " the", "-t", pair[0]], 1),
+        (["verify", "-s", pair[1]], 3),
+        (["evaluate", *sides, "--text", corpus, "--max-leak", "0.002"], 0),
+    ):
+        done = cli(words[0], "e.safetensors", *words[1:])
+        assert done.returncode == code, done.stderr
+        assert words[0] == "verify" or max(map(len, ["", *done.stdout.splitlines()])) <= 80
+    missed = cli("evaluate", "e.safetensors", *sides, "--text", corpus, "--max-leak", "0", "--json")
     assert missed.returncode == 3
     assert "is above 0" in missed.stderr
     [measure] = json.loads(missed.stdout)["event_measures"]
-    assert 0 < measure["leak"] <= 0.002
-    assert measure["shared_leak"] > measure["leak"]
+    assert 0 < measure["leak"] <= 0.002 < measure["shared_leak"]
 
 
 def test_two_event_maps_are_measured_side_by_side(
@@ -470,7 +471,6 @@ def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
     assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
     for words, message in (
         (["inspect", "e.safetensors", "--classes"], "an event map has no rows to list"),
-        (["inspect", "e.safetensors", "no such token"], "neither side has a token"),
         (["inspect", "e.safetensors", "--id", "99999"], "there is no student id 99999"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
         (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),

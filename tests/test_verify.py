@@ -18,24 +18,36 @@ import xtok
 from xtok.config import BuildConfig
 from xtok.errors import MapFileError
 from xtok.inspection.verify import Verification, verify
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
 
-Parts = tuple[dict[str, Any], dict[str, Any]]
+Pair = tuple[Tokenizer, Tokenizer]
+Edit = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("pair")
+    student = byte_ranks(folder / "student.tiktoken", "201", "ab")
+    return student, byte_ranks(folder / "teacher.tiktoken", "ab", width=260, digits=1)
+
+
+@pytest.fixture(scope="module")
+def projection(pair: Pair) -> ProjectionMap:
+    return xtok.build(*pair)
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[Tokenizer, Tokenizer]:
-    student = byte_ranks(tmp_path / "student.tiktoken", "201", "ab")
-    return student, byte_ranks(tmp_path / "teacher.tiktoken", "ab", width=260, digits=1)
-
-
-@pytest.fixture
-def path(pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> Path:
-    xtok.build(*pair).save(tmp_path / "m.safetensors")
+def path(projection: ProjectionMap, tmp_path: Path) -> Path:
+    projection.save(tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors"
 
 
-def edited(path: Path, edit: Callable[[dict[str, Any], dict[str, Any]], object]) -> Verification:
+def messages(verification: Verification) -> dict[str, str]:
+    return {check.name: check.message for check in verification.checks}
+
+
+def edited(path: Path, edit: Edit) -> Verification:
     """Change a file's tensors and metadata, and verify it."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -46,23 +58,19 @@ def edited(path: Path, edit: Callable[[dict[str, Any], dict[str, Any]], object])
     return verify(path)
 
 
-def test_a_whole_map(path: Path, pair: tuple[Tokenizer, Tokenizer]) -> None:
-    found = verify(path, student_model=pair[0], teacher_model=pair[1])
-    assert [(check.name, check.level) for check in found.checks] == [
-        (name, "ok")
-        for name in (
-            "format", "student tokens", "teacher tokens", "shapes", "ids", "weights", "row kinds",
-            "order", "sums", "as written", "scale slot", "exact rows", "student roles",
-            "teacher roles", "student model", "student width", "teacher model", "teacher width",
-        )
+def test_a_whole_map(path: Path, pair: Pair) -> None:
+    whole = verify(path, student_model=pair[0], teacher_model=pair[1])
+    assert [check.name for check in whole.checks if check.level == "ok"] == [
+        "format", "student tokens", "teacher tokens", "shapes", "ids", "weights", "row kinds",
+        "order", "sums", "as written", "scale slot", "exact rows", "student roles",
+        "teacher roles", "student model", "student width", "teacher model", "teacher width",
     ]  # fmt: skip
-    assert found.failed == ()
-    by_name = {check.name: check.message for check in found.checks}
-    assert by_name["scale slot"] == "1 rows, on teacher id 257"
-    assert by_name["exact rows"] == "257 rows of equal bytes"
+    assert len(whole.checks) == 18
+    assert messages(whole)["scale slot"] == "1 rows, on teacher id 257"
+    assert messages(whole)["exact rows"] == "257 rows of equal bytes"
 
 
-def set_item(name: str, place: int, value: float) -> Callable[[Any, Any], object]:
+def set_item(name: str, place: int, value: float) -> Edit:
     return lambda tensors, _: tensors[name].__setitem__(place, value)
 
 
@@ -86,6 +94,11 @@ def set_item(name: str, place: int, value: float) -> Callable[[Any, Any], object
             "other bytes in the rows of 1 ids: 7 '\\x07'",
         ),
         (set_item("row_kind", 256, 1), "exact rows", "row 256 has 4 entries"),
+        (
+            lambda t, _: t["teacher_ids"].__setitem__(t["teacher_ids"] == 257, 256),
+            "scale slot",
+            "on 1 ids: 256 'ab', which stand for text",
+        ),
         (set_item("student_token_bytes", 256, 51), "student tokens", "table_sha256 says "),
         (
             lambda _, m: m["teacher"]["roles"].update(eos=[259]),
@@ -102,58 +115,42 @@ def set_item(name: str, place: int, value: float) -> Callable[[Any, Any], object
         (lambda t, _: t.pop("row_kind"), "format", "it lacks 'row_kind'"),
     ],
 )
-def test_what_is_wrong_is_named(
-    path: Path, edit: Callable[[Any, Any], object], failed: str, message: str
-) -> None:
-    found = edited(path, edit)
-    assert found.failed == (failed,)
-    [check] = [check for check in found.checks if check.level == "failed"]
-    assert check.message.startswith(message)
+def test_what_is_wrong_is_named(path: Path, edit: Edit, failed: str, message: str) -> None:
+    verification = edited(path, edit)
+    assert verification.failed == (failed,)
+    assert messages(verification)[failed].startswith(message)
 
 
-def test_a_slot_on_a_token_of_text(path: Path) -> None:
-    def edit(tensors: dict[str, Any], metadata: dict[str, Any]) -> None:
-        tensors["teacher_ids"][tensors["teacher_ids"] == 257] = 256
-
-    found = edited(path, edit)
-    assert found.failed == ("scale slot",)
-    assert any(check.message.startswith("on 1 ids: 256 'ab'") for check in found.checks)
-
-
-def test_another_model(path: Path, pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
+def test_another_model(path: Path, pair: Pair, tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
-    found = verify(path, student_model=other, teacher_model=pair[1])
-    assert found.failed == ("student model",)
-    [message] = [check.message for check in found.checks if check.level == "failed"]
-    assert message == "1 ids differ from other.tiktoken: 256 '201' and '202'"
+    verification = verify(path, student_model=other, teacher_model=pair[1])
+    assert verification.failed == ("student model",)
+    differ = "1 ids differ from other.tiktoken: 256 '201' and '202'"
+    assert messages(verification)["student model"] == differ
 
 
 def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: Path) -> None:
     folder = str(small / "small-byte-level")
     narrow = xtok.load_tokenizer(folder, vocab_size=len(byte_level.table) - 1)
-    path = small / "narrow.safetensors"
-    xtok.build(narrow, ranks).save(path)
-    found = verify(path, student_model=byte_level, teacher_model=ranks)
-    assert found.failed == ("student width",)
-    by_name = {check.name: check.message for check in found.checks}
-    assert by_name["student width"] == "1,279, and 1,280 by the config"
+    verification = verify(xtok.build(narrow, ranks), student_model=byte_level, teacher_model=ranks)
+    assert verification.failed == ("student width",)
+    assert messages(verification)["student width"] == "1,279, and 1,280 by the config"
 
 
-def test_a_pt(pair: tuple[Tokenizer, Tokenizer], tmp_path: Path) -> None:
+def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
     import torch
 
-    xtok.build(*pair).save(tmp_path / "m.pt")
+    projection.save(tmp_path / "m.pt")
     assert verify(tmp_path / "m.pt").failed == ()
     data = torch.load(tmp_path / "m.pt", weights_only=True)
     data["likelihoods"][256, 0] = 0.9
     torch.save(data, tmp_path / "edited.pt")
-    found = verify(tmp_path / "edited.pt")
-    assert found.failed == ("as written",)
+    assert verify(tmp_path / "edited.pt").failed == ("as written",)
     foreign = {"indices": torch.tensor([[1, -1]]), "likelihoods": torch.tensor([[1.0, 0.0]])}
     torch.save(foreign, tmp_path / "foreign.pt")
-    found = verify(tmp_path / "foreign.pt", teacher_vocab_size=3)
-    assert found.failed == ()
-    assert [check.name for check in found.checks if check.level == "skipped"] == [
+    verification = verify(tmp_path / "foreign.pt", teacher_vocab_size=3)
+    assert verification.failed == ()
+    assert [check.name for check in verification.checks if check.level == "skipped"] == [
         "student tokens", "teacher tokens", "scale slot", "exact rows", "student roles",
         "teacher roles",
     ]  # fmt: skip
@@ -170,13 +167,12 @@ def test_a_history_of_anything(path: Path, form: Any) -> None:
 def test_equal_by_token_form(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "\ufffd")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
-    config = BuildConfig(token_form="text", scale_trick=False)
-    xtok.build(student, teacher, config).save(tmp_path / "m.safetensors")
-    found = verify(tmp_path / "m.safetensors")
-    assert found.failed == ()
-    by_name = {check.name: check.message for check in found.checks}
+    verification = verify(
+        xtok.build(student, teacher, BuildConfig(token_form="text", scale_trick=False))
+    )
+    assert verification.failed == ()
     # 127 bytes are taken for the teacher's first one that reads as U+FFFD, and so is U+FFFD.
-    assert by_name["exact rows"] == (
+    assert messages(verification)["exact rows"] == (
         "257 rows of equal bytes, but for 128 that are equal in another token form"
     )
 
