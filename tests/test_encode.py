@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from xtok.errors import TokenizerError
 from xtok.tokenizers import Encoding, Tokenizer, from_transformers, load_tokenizer
 from xtok.tokenizers._tiktoken import FAMILIES
 from xtok.vocab.table import TokenType
@@ -186,16 +185,3 @@ def test_a_loaded_tokenizer_encodes_as_itself(small: Path) -> None:
     own.backend_tokenizer.enable_truncation(max_length=3)
     text = "the tokens of <think> a longer text"
     check(from_transformers(own), lambda t: list(own(t, add_special_tokens=False).input_ids), text)
-
-
-def test_a_text_that_the_library_refuses(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer as RustTokenizer
-    from tokenizers import decoders, models, pre_tokenizers
-
-    rust = RustTokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
-    rust.pre_tokenizer, rust.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    rust.save(str(tmp_path / "tokenizer.json"))
-    config = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
-    (tmp_path / "tokenizer_config.json").write_text(config)
-    with pytest.raises(TokenizerError, match="refuses the text"):
-        load_tokenizer(tmp_path).encode("b")

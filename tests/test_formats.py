@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import REAL
-from test_tokenizers import error_of, hf_folder_of_ranks, spelled, table_of
+from test_tokenizers import error_of, spelled, table_of
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -278,12 +278,6 @@ def test_word_piece_states_what_it_loses(tmp_path: Path) -> None:
     assert b"".join(spelled(tokenizer, b" THE")) == b" THE"
 
 
-def test_word_piece_that_keeps_case(tmp_path: Path) -> None:
-    found = changes(load_tokenizer(str(word_piece(tmp_path, lowercase=False))))
-    assert "clean_text" in found["BertNormalizer"]
-    assert "lowercase" not in found["BertNormalizer"]
-
-
 def unigram(folder: Path) -> Path:
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -310,6 +304,8 @@ def test_a_model_without_an_unknown_token_refuses_what_it_has_no_token_for(tmp_p
     assert words.library_ids([" one", " six"]) == [[0], []]
     with pytest.raises(TokenizerError, match="cannot spell the bytes b' six'"):
         words.segment(b" six")
+    with pytest.raises(TokenizerError, match="refuses the text"):
+        words.encode(" six")
 
 
 def test_a_unigram_folder(tmp_path: Path) -> None:
@@ -344,16 +340,6 @@ def test_a_sentencepiece_file_with_a_charsmap_says_so(small: Path, tmp_path: Pat
         assert b"".join(spelled(tokenizer, sample)) == sample
 
 
-def test_a_byte_level_folder_loses_what_its_normalizer_says(small: Path, tmp_path: Path) -> None:
-    from small_tokenizers import tiktoken_pattern
-
-    ranks = small / "small.tiktoken"
-    nfc = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "nfc", "NFC")
-    assert list(changes(load_tokenizer(str(nfc)))) == ["NFC"]
-    none = hf_folder_of_ranks(ranks, tiktoken_pattern(), tmp_path / "none", None)
-    assert not load_tokenizer(str(none)).text_changes
-
-
 def test_losses_are_told_when_a_map_is_built(tmp_path: Path, sentencepiece: Tokenizer) -> None:
     import xtok
 
@@ -386,14 +372,6 @@ def test_null() -> None:
     for text in ("5 100", "five", "9" * 5000):
         with pytest.raises(TokenizerError, match="null takes ids below 100"):
             tokenizer.encode(text)
-
-
-def test_a_map_between_bytes_and_a_vocabulary(sentencepiece: Tokenizer) -> None:
-    import xtok
-
-    projection = xtok.build(sentencepiece, load_tokenizer("bytes"))
-    the = table_of(sentencepiece).canonical_ids()[b" the"]
-    assert projection.row(the)[0].tolist()[:2] == [0x20, ord("t")]
 
 
 # Bad input

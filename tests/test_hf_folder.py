@@ -343,20 +343,6 @@ def test_unigram_folders(tmp_path: Path) -> None:
         assert load_tokenizer(folder).table[4] == b" the"
 
 
-def test_a_folder_like_gemmas(small: Path, tmp_path: Path) -> None:
-    folder = copied(
-        small / "small-hf", tmp_path / "gemma",
-        tokens(tokenizer_class="GemmaTokenizerFast", pad_token="<s>", mask_token="<think>"),
-        model(model_type="gemma2"),
-    )  # fmt: skip
-    edit(folder / "tokenizer.json", normalizer={
-        "type": "Replace", "pattern": {"String": " "}, "content": "▁"}, pre_tokenizer={
-        "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
-        "invert": False})  # fmt: skip
-    assert is_short(folder) == hf_folder.is_checked()
-    assert_as_transformers(folder)
-
-
 def test_folders_of_vocabulary_files(small: Path, tmp_path: Path) -> None:
     bpe = json.loads((small / "small-byte-level" / "tokenizer.json").read_text())["model"]
     gpt2, bert = tmp_path / "gpt2", tmp_path / "bert"

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,9 +20,14 @@ from pathlib import Path
 import pytest
 from conftest import Cli
 
+from xtok.embeddings.checkpoint import Model
+from xtok.errors import TokenizerError
 from xtok.maps import file as mapfile
+from xtok.tokenizers import load_tokenizer
+from xtok.tokenizers.hub import ModelFiles, _answers
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
+NOWHERE = "http://127.0.0.1:9"
 
 
 @dataclass
@@ -79,10 +84,10 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - a protoco
 
         do_HEAD = do_GET
 
-        def listed(self, parts: list[str]) -> list[dict[str, object]]:
+        def listed(self, parts: list[str]) -> object:
             """The files of a folder, for api/models/ORG/NAME/tree/REVISION/FOLDER."""
             if parts[4:5] != ["tree"]:
-                return []
+                return {}
             folder = hub.repos["/".join(parts[2:4])][parts[5]] / "/".join(parts[6:])
             names = [path.relative_to(folder.parent) for path in sorted(folder.glob("*"))]
             return [{"type": "file", "path": str(name), "size": 1, "oid": "1"} for name in names]
@@ -133,14 +138,32 @@ def environment(hub: Hub, cache: Path, **more: str) -> dict[str, str]:
     return {**known, **plain, "HF_HUB_DISABLE_TELEMETRY": "1", **more}
 
 
-LOAD = """
-import sys
-from xtok.tokenizers import load_tokenizer
-tokenizer = load_tokenizer("@".join(filter(None, sys.argv[1:3])))
-print(tokenizer.table.sha256(), tokenizer.vocabulary.vocab_size, tokenizer.vocabulary.backend)
-print(sorted(tokenizer.chat_templates), tokenizer.segment(b" the text"))
-print(tokenizer.vocabulary.revision)
-"""
+@pytest.fixture
+def asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have this process ask the hub at a URL, the running one at first, with an empty cache."""
+
+    def ask(url: str) -> None:
+        constants = "huggingface_hub.constants."
+        monkeypatch.setattr(f"{constants}ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(f"{constants}HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(f"{constants}HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(f"{constants}HF_HUB_CACHE", str(tmp_path / "hf"))
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
+        _answers.cache_clear()
+
+    ask(hub.url)
+    return ask
+
+
+@pytest.fixture
+def cached(small: Path, tmp_path: Path) -> Path:
+    """The snapshot of `org/model` in the local cache."""
+    repo = tmp_path / "hf" / "models--org--model"
+    shutil.copytree(small / "small-byte-level", repo / "snapshots" / NEW)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(NEW)
+    return repo / "snapshots" / NEW
 
 
 # Sixteen processes that start at one moment, forked from one that has done the slow imports.
@@ -169,23 +192,10 @@ for one in found:
 """
 
 
-def start(hub: Hub, cache: Path, repo: str, revision: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", LOAD, repo, revision],
-        env=environment(hub, cache), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["hf", "sentencepiece"])
 def test_sixteen_processes_load_a_repo_for_the_first_time(
-    hub: Hub, small: Path, tmp_path: Path, kind: str
+    hub: Hub, small: Path, tmp_path: Path
 ) -> None:
     folder = small / "small-byte-level"
-    if kind == "sentencepiece":
-        folder = tmp_path / "spm"
-        folder.mkdir()
-        (folder / "tokenizer.model").write_bytes((small / "small.model").read_bytes())
-        (folder / "config.json").write_text('{"vocab_size": 1024}')
     hub.add("org/model", folder)
     hub.delay = 0.2  # all of them are there before the first download is done
     done = subprocess.run(
@@ -197,25 +207,35 @@ def test_sixteen_processes_load_a_repo_for_the_first_time(
     lines = done.stdout.splitlines()
     assert len(lines) == 16
     assert len(set(lines)) == 1
-    assert lines[0].split()[1] == kind
-    name = "tokenizer.json" if kind == "hf" else "tokenizer.model"
-    assert hub.downloads[name] == 1
+    assert hub.downloads["tokenizer.json"] == 1
     assert max(hub.downloads.values()) == 1
 
 
-def test_a_pinned_revision(hub: Hub, small: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("asked")
+def test_a_pinned_revision(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level", small / "small-digits")
     found = {}
-    for revision in ("", "main", "v1", OLD, NEW):
-        process = start(hub, tmp_path / "hf", "org/model", revision)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        found[revision] = out
-    assert found[""] == found["main"] == found[NEW]
-    assert found["v1"] == found[OLD] != found[NEW]
-    assert [found[name].splitlines()[-1] for name in ("", "v1")] == [NEW, OLD]
+    for revision in ("", "@main", "@v1", f"@{OLD}", f"@{NEW}"):
+        tokenizer = load_tokenizer(f"org/model{revision}")
+        found[revision] = tokenizer.vocabulary.revision, tokenizer.table.sha256()
+    assert found[""] == found["@main"] == found[f"@{NEW}"]
+    assert found["@v1"] == found[f"@{OLD}"]
+    assert [found[name][0] for name in ("", "@v1")] == [NEW, OLD]
+    assert found[""][1] != found["@v1"][1]
 
 
+@pytest.mark.usefixtures("asked")
+def test_a_repo_of_a_sentencepiece_file(hub: Hub, small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "spm"
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes((small / "small.model").read_bytes())
+    (folder / "config.json").write_text('{"vocab_size": 1024}')
+    hub.add("org/model", folder)
+    assert repr(load_tokenizer("org/model")) == "Tokenizer('org/model', sentencepiece, 1024 ids)"
+    assert dict(hub.downloads) == {"tokenizer.model": 1, "config.json": 1}
+
+
+@pytest.mark.usefixtures("asked")
 def test_chat_templates_in_a_folder_of_a_repo(hub: Hub, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(small / "small-digits", folder)
@@ -223,36 +243,19 @@ def test_chat_templates_in_a_folder_of_a_repo(hub: Hub, small: Path, tmp_path: P
     hub.add("org/model", small / "small-digits", folder)
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ documents }}")
-    for revision, names in (("", "['default', 'rag']"), ("v1", "[]")):
-        out, err = start(hub, tmp_path / "hf", "org/model", revision).communicate(timeout=120)
-        assert out.splitlines()[1].startswith(names), err
+    assert sorted(load_tokenizer("org/model").chat_templates) == ["default", "rag"]
+    assert not load_tokenizer("org/model@v1").chat_templates
 
 
-def test_a_branch_that_moves_does_not_mix_two_commits(
-    hub: Hub, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from xtok.tokenizers.hub import ModelFiles
-
+@pytest.mark.usefixtures("asked")
+def test_a_branch_that_moves_does_not_mix_two_commits(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level", small / "small-digits")
     hub.repos["org/model"]["main"] = small / "small-byte-level"
-    script = (
-        "import sys, urllib.request\n"
-        "from xtok.tokenizers.hub import ModelFiles\n"
-        "files = ModelFiles('org/model')\n"
-        "print(files.find('tokenizer.json').parent.name)\n"
-        "input()\n"
-        "print(files.find('config.json').parent.name)\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment(hub, tmp_path / "hf"),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == OLD
+    files = ModelFiles("org/model")
+    paths = [files.find("tokenizer.json")]
     hub.repos["org/model"]["main"] = small / "small-digits"
-    out, _ = process.communicate("\n", timeout=60)
-    assert out.strip() == OLD
-    assert ModelFiles("org/model").commit is None
+    paths.append(files.find("config.json"))
+    assert [path and path.parent.name for path in paths] == [OLD, OLD]
 
 
 def test_offline_takes_what_is_cached_and_asks_nothing(
@@ -275,61 +278,44 @@ def test_offline_takes_what_is_cached_and_asks_nothing(
     assert done.returncode == 0, done.stderr
 
 
-def test_the_commit_of_a_repo_is_recorded(small: Path, tmp_path: Path, cli: Cli) -> None:
-    cache = tmp_path / "cache" / "models--org--model"
-    shutil.copytree(small / "small-byte-level", cache / "snapshots" / NEW)
-    (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text(NEW)
-    for revision in ("", "@main"):
-        env = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-        done = cli("build", f"org/model{revision}", "bytes", env=env)
-        assert done.returncode == 0, done.stderr
-        projection = mapfile.load(tmp_path / done.stdout.strip())
-        assert projection.student.revision == NEW
-        assert projection.teacher.revision is None
-
-
-NOWHERE = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": ""}
+@pytest.mark.usefixtures("cached")
+def test_the_commit_of_a_repo_is_recorded(tmp_path: Path, cli: Cli) -> None:
+    env = {"HF_HUB_CACHE": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    done = cli("build", "org/model@main", "bytes", env=env)
+    assert done.returncode == 0, done.stderr
+    projection = mapfile.load(tmp_path / done.stdout.strip())
+    assert projection.student.revision == NEW
+    assert projection.teacher.revision is None
 
 
 def test_a_hub_out_of_reach_is_one_line_within_seconds(tmp_path: Path, cli: Cli) -> None:
+    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": NOWHERE, "HF_HOME": str(tmp_path / "hf")}
     start = time.monotonic()
-    for model in ("llama3", "models/llama"):
-        done = cli("doctor", model, env={**NOWHERE, "HF_HOME": str(tmp_path / "hf")})
-        assert done.returncode == 1
-        assert done.stderr == (
-            f"error: {model} is no file or folder here and not in the local cache, and the hub "
-            "cannot be reached\n"
-            "hint: check the spelling; to fetch the repo where there is a network: "
-            f"hf download {model} --include 'tokenizer*' --include '*config.json'; to use "
-            "only what is in the cache: HF_HUB_OFFLINE=1\n"
-        )
-    assert time.monotonic() - start < 15  # the hub's own library: 23 seconds for each
+    done = cli("doctor", "models/llama", env=env)
+    assert time.monotonic() - start < 15  # the hub's own library: 23 seconds
+    assert done.returncode == 1
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: models/llama is no file or folder here and not in the local ")
+    assert error.endswith("the hub cannot be reached")
+    assert "hf download models/llama --include 'tokenizer*' --include '*config.json'" in hint
 
 
 def test_a_file_that_may_exist_is_not_left_out_when_the_hub_is_out_of_reach(
-    small: Path, tmp_path: Path, cli: Cli
+    cached: Path, asked: Callable[[str], None]
 ) -> None:
-    cache = tmp_path / "cache" / "models--org--model"
-    shutil.copytree(small / "small-byte-level", cache / "snapshots" / NEW)
-    (cache / "snapshots" / NEW / "generation_config.json").unlink()  # it has ids that end a text
-    (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text(NEW)
-    env = {**NOWHERE, "HF_HUB_CACHE": str(tmp_path / "cache")}
-    done = cli("doctor", "org/model", env=env)
-    assert done.returncode == 1
-    assert "the hub cannot be reached\n" in done.stderr
-    done = cli("doctor", "org/model", env={**env, "HF_HUB_OFFLINE": "1"})
-    assert done.returncode == 0, done.stderr
+    (cached / "generation_config.json").unlink()  # it has ids that end a text
+    asked(NOWHERE)
+    with pytest.raises(TokenizerError, match="the hub cannot be reached"):
+        load_tokenizer("org/model")
+    assert load_tokenizer("org/model", offline=True).vocabulary.revision == NEW
 
 
-def test_a_hub_that_hangs_up(hub: Hub, small: Path, tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.usefixtures("asked")
+def test_a_hub_that_hangs_up(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level")
     hub.hangs_up = True
-    done = cli("doctor", "org/model", env=environment(hub, tmp_path / "hf"))
-    assert done.returncode == 1
-    assert "error: org/model cannot be fetched: " in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(TokenizerError, match="org/model cannot be fetched: "):
+        load_tokenizer("org/model")
 
 
 def test_the_token_comes_from_the_environment(
@@ -384,6 +370,7 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     assert "code of the repo runs" in done.stderr
 
 
+@pytest.mark.usefixtures("asked")
 def test_whether_a_repo_has_weights_is_asked_without_fetching_them(
     hub: Hub, small: Path, tmp_path: Path
 ) -> None:
@@ -393,14 +380,6 @@ def test_whether_a_repo_has_weights_is_asked_without_fetching_them(
         (folder / file).write_bytes(b"{}")
         hub.add(f"org/{name}", folder)
     hub.add("org/none", small / "small-digits")
-    code = (
-        "import sys\n"
-        "from xtok.embeddings.checkpoint import Model\n"
-        "print([Model(f'org/{name}').has_checkpoint() for name in ('whole', 'shards', 'none')])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(hub, tmp_path / "hf"),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.stdout == "[True, True, False]\n", done.stderr
+    has = [Model(f"org/{name}").has_checkpoint() for name in ("whole", "shards", "none")]
+    assert has == [True, True, False]
     assert dict(hub.downloads) == {"model.safetensors.index.json": 1}
