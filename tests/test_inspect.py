@@ -104,8 +104,7 @@ def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
         ("2", "its beginning"), ("0", "a part of it"), ("1", "a part of it"), ("(unused)", "slot")
     ]  # fmt: skip
     assert row.stages == (
-        "multitoken: pieces forward: 3; teacher tokens in reverse: 0; "
-        "at most 32 entries, the slot included",
+        "multitoken: spelled in pieces, both ways; at most 32 entries, the slot included",
         "reapply-exact: left as it was: no equal bytes",
         "sort-cut: at most 4 entries",
     )

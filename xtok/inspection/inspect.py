@@ -125,10 +125,12 @@ def inspect(
         XtokError: if there is no such token, class or kind, the map is of other tokenizers, or an
             event map is asked for what only maps have.
     """
-    projection = as_any_map(projection)
-    tokenizers = given_tokenizers(student_model, teacher_model)
     if texts and student_model is None:
         raise ValueError("texts need the student's model")
+    tokenizers = given_tokenizers(student_model, teacher_model)
+    vocabularies: dict[str, Any] = {side: one.vocabulary for side, one in tokenizers.items()}
+    [name, *_] = names or ["the map"]
+    projection = with_vocabularies(as_any_map(projection), **vocabularies, name=name)
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     is_listing = bool(worst or token_class or kind)
@@ -139,15 +141,7 @@ def inspect(
                 hint="inspect a token of it; evaluate measures event maps on text",
             )
         return _inspect_events(projection, tokens, tokenizers, num_examples)
-    student, teacher = (tokenizers.get(side) for side in ("student", "teacher"))
-    [name, *_] = names or ["the map"]
-    projection = with_vocabularies(
-        projection,
-        student=None if student is None else student.vocabulary,
-        teacher=None if teacher is None else teacher.vocabulary,
-        name=name,
-    )
-    explain = partial(inspect_row, projection, student=student, teacher=teacher)
+    explain = partial(inspect_row, projection, **tokenizers)
     rows = [explain(i) for token in tokens for i in projection.student_ids_of(token)]
     if against is None:
         rows += [explain(i) for i in example_ids(projection, num_examples)]
@@ -159,7 +153,7 @@ def inspect(
     if against is not None:
         from xtok.inspection.compare import compare, count_tokens
 
-        counts = count_tokens(texts, student, field) if texts and student else None
+        counts = count_tokens(texts, tokenizers["student"], field) if texts else None
         comparison = compare(
             projection, against, token_counts=counts, num_examples=num_examples or 10, names=names
         )
@@ -246,13 +240,8 @@ def _inspect_events(
     tokenizers: Mapping[str, Tokenizer],
     num_examples: int,
 ) -> Inspection:
-    given: dict[str, Any] = {side: one.vocabulary for side, one in tokenizers.items()}
-    with_vocabularies(events, **given)
-    explain = {
-        "student": partial(inspect_token, events, "student", tokenizer=tokenizers.get("teacher")),
-        "teacher": partial(inspect_token, events, "teacher", tokenizer=tokenizers.get("student")),
-    }
-    rows = [explain[side](i) for token in tokens for side, i in _ids_of(events, token)]
+    explain = partial(inspect_token, events, tokenizers)
+    rows = [explain(side, i) for token in tokens for side, i in _ids_of(events, token)]
     num = events.num_events
     ours, theirs = (
         np.bincount(s, minlength=num) for s in (events.student_event, events.teacher_event)
@@ -263,7 +252,7 @@ def _inspect_events(
         order = np.arange(num)  # numbered by falling mass on the counted text
     listed = order[~is_rest[order]][:num_examples]
     first = np.unique(events.student_event, return_index=True)[1]  # a token of each event
-    rows += [explain["student"](i, num_members=_MEMBERS) for i in first[listed].tolist()]
+    rows += [explain("student", i, num_members=_MEMBERS) for i in first[listed].tolist()]
     by_kind = {
         "one_to_one": (ours == 1) & (theirs == 1),
         "one_student": (ours == 1) & (theirs > 1),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,18 +110,18 @@ def inspect_row(
         forward=forward,
         reverse=None if reverse is None else reverse[:_SHOWN],
         reverse_count=None if reverse is None else len(reverse),
-        stages=tuple(_stages(projection, kind, forward, reverse)),
+        stages=tuple(_stages(projection, kind)),
     )
 
 
 def inspect_token(
     events: EventMap,
+    tokenizers: Mapping[str, Tokenizer],
     side: str,
     token_id: int,
-    tokenizer: Tokenizer | None = None,
     num_members: int = _MEMBERS,
 ) -> InspectedRow:
-    """Explain the event of a token of a side; `tokenizer` is the other side's, to spell it.
+    """Explain the event of a token of a side; the other side's tokenizer, if any, spells it.
 
     Raises:
         XtokError: if the side has no such id.
@@ -138,9 +139,9 @@ def inspect_token(
     members += [(side, i) for i in ids[side] if i != token_id]
     table = require_table(getattr(events, side))
     forward = None
-    if tokenizer is not None and table[token_id]:
+    if other in tokenizers and table[token_id]:
         columns = require_table(getattr(events, other))
-        forward = _forward(table[token_id], tokenizer, columns, ())
+        forward = _forward(table[token_id], tokenizers[other], columns, ())
     sizes = f"{len(ids['student']):,} student and {len(ids['teacher']):,} teacher tokens"
     parts = _parts(events, event)
     is_merged = event != events.rest and parts > 1
@@ -283,19 +284,20 @@ def _decay(projection: ProjectionMap) -> list[float]:
     return [FIRST_PIECE_WEIGHT * PIECE_DECAY**i for i in range(pieces)]
 
 
+def _weighted(ids: Sequence[int] | None, decay: Sequence[float]) -> list[tuple[int, float]]:
+    """Return a token's pieces with their weights; those behind the decay's end have 0."""
+    weights = decay[: len(ids or ())]
+    total = sum(weights) or 1.0
+    return [(i, (weight or 0.0) / total) for i, weight in zip_longest(ids or (), weights)]
+
+
 def _forward(
     token: bytes, teacher: Tokenizer, columns: TokenTable, decay: Sequence[float]
 ) -> tuple[SpelledPiece, ...]:
     [ids] = teacher.segment_batch([token])
-    total = sum(decay[: len(ids or ())])
     return tuple(
-        SpelledPiece(
-            token_id=t,
-            token=columns.name(t),
-            place=place,
-            weight=decay[place] / total if place < len(decay) else 0.0,
-        )
-        for place, t in enumerate(ids or ())
+        SpelledPiece(token_id=t, token=columns.name(t), place=place, weight=weight)
+        for place, (t, weight) in enumerate(_weighted(ids, decay))
     )
 
 
@@ -303,30 +305,19 @@ def _reverse(
     student_id: int, student: Tokenizer, columns: TokenTable, token: bytes, decay: Sequence[float]
 ) -> tuple[SpelledPiece, ...]:
     """Spell the teacher's tokens that contain the student's; return those it is a piece of."""
-    holders = [(t, whole) for t, whole in enumerate(columns.tokens()) if token in whole]
-    spelled = student.segment_batch([whole for _, whole in holders])
+    holders = [t for t, whole in enumerate(columns.tokens()) if token in whole]
+    spelled = student.segment_batch([columns[t] for t in holders])
     pieces = []
-    for (t, _), ids in zip(holders, spelled, strict=True):
-        counted = list(ids or ())[: len(decay)]
-        if student_id in counted:
-            weight = sum(w for i, w in zip(counted, decay, strict=False) if i == student_id)
-            pieces.append(
-                SpelledPiece(
-                    token_id=t,
-                    token=columns.name(t),
-                    place=counted.index(student_id),
-                    weight=weight / sum(decay[: len(counted)]),
-                )
-            )
+    for t, ids in zip(holders, spelled, strict=True):
+        weights = [weight if i == student_id else 0.0 for i, weight in _weighted(ids, decay)]
+        if any(weights):
+            place = next(place for place, weight in enumerate(weights) if weight)
+            weight, name = sum(weights), columns.name(t)
+            pieces.append(SpelledPiece(token_id=t, token=name, place=place, weight=weight))
     return tuple(sorted(pieces, key=lambda piece: (-piece.weight, piece.token_id)))
 
 
-def _stages(
-    projection: ProjectionMap,
-    kind: RowKind,
-    forward: Sequence[SpelledPiece] | None,
-    reverse: Sequence[SpelledPiece] | None,
-) -> Iterator[str]:
+def _stages(projection: ProjectionMap, kind: RowKind) -> Iterator[str]:
     """Give a sentence about what each stage did to the row."""
     for step in projection.history:
         stage, options = str(step["stage"]), step["options"]
@@ -336,11 +327,9 @@ def _stages(
         elif stage == "multitoken" and options.get("weights") == "prior":
             did = f"counted on synthetic text, target {options.get('target', 'start')}; {most}"
         elif stage == "multitoken":
-            spelled = [] if forward is None else [f"pieces forward: {len(forward)}"]
-            if reverse is not None and options.get("reverse_pass", True):
-                spelled.append(f"teacher tokens in reverse: {len(reverse):,}")
+            ways = "both ways" if options.get("reverse_pass", True) else "forward"
             slot = ", the slot included" if options.get("scale_trick") else ""
-            did = "; ".join([*spelled, most + slot])
+            did = f"spelled in pieces, {ways}; {most}{slot}"
         elif stage == "reapply-exact":
             did = _MATCHED.get(kind, "left as it was: no equal bytes")
         elif stage == "sort-cut":

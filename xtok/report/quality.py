@@ -52,14 +52,16 @@ _EVENTS = (
 
 def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool) -> Table:
     """Return the table of measures; with a ranking, what decides comes first, best map first."""
-    ranking = evaluation.ranking
-    order = "", "chunk_"
-    if ranking is not None and ranking.loss == "p-kl":
-        order = "chunk_", ""
-    heads = [head for of in order for head in ("over chunks" if of else "at starts", "closed")]
-    heads, caption = [*heads, "coverage", "top-1"], f"{_MAPS} {_text(evaluation)}"
-    if evaluation.event_measures:
-        heads, caption = ["leak", "student", "teacher", "kept"], f"{_EVENTS} {_text(evaluation)}"
+    ranking, of_events = evaluation.ranking, bool(evaluation.event_measures)
+    is_p_kl = ranking is not None and ranking.loss == "p-kl"
+    order = ("chunk_", "") if is_p_kl else ("", "chunk_")
+    heads, about = ["leak", "student", "teacher", "kept"], _EVENTS
+    if not of_events:
+        heads, about = [], _MAPS
+        for of in order:
+            heads += ["over chunks" if of else "at starts", "closed"]
+        heads += ["coverage", "top-1"]
+    caption = f"{about} {_text(evaluation)}"
     table = new_table("text, map", *heads, right=range(1, 1 + len(heads)), caption=caption)
     table.columns[0].min_width = 8
     for column in table.columns[1:]:
@@ -72,7 +74,6 @@ def _measures(evaluation: Evaluation, numbers: Mapping[str, str], *, wraps: bool
             measures.sort(key=lambda m: of_loss(m).value)
         table.add_section()
         table.add_row(cell(group))
-        of_events = bool(evaluation.event_measures)
         rows = _events(measures, numbers) if of_events else _maps(measures, numbers, order)
         for row in rows:
             table.add_row(*row)
@@ -129,16 +130,10 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     measure, reference = ("leak", "shared") if of_events else ("cross-entropy", "floor")
     digits = ".2%" if of_events else ".3f"
     losses = {(c.name, c.token_class): f"{c.loss:{digits}}" for c in evaluation.classes}
-    rows = [
-        (
-            c.token_class,
-            f"{c.starts:,}",
-            f"{c.reference:{digits}}",
-            *(losses[name, c.token_class] for name in names),
-        )
-        for c in evaluation.classes
-        if c.name == names[0]
-    ]
+    rows = []
+    for c in (c for c in evaluation.classes if c.name == names[0]):
+        of_maps = (losses[name, c.token_class] for name in names)
+        rows.append((c.token_class, f"{c.starts:,}", f"{c.reference:{digits}}", *of_maps))
     heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
     caption = "leak by class of the student's token; shared: of a shared vocabulary"
     return new_table(
