@@ -114,9 +114,9 @@ def test_measures_are_those_of_their_definition(
 ) -> None:
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for document in TEXTS * 3:
-        s, t = (starts(side, document) for side in pair)
-        for place in s.keys() & t.keys():
-            counts[s[place], t[place]] += 1
+        ours, theirs = (starts(side, document) for side in pair)
+        for place in ours.keys() & theirs.keys():
+            counts[ours[place], theirs[place]] += 1
     one, two, width = on_all["plain"], on_all["recipe"], maps["plain"].shape[1]
     rows, total = rows_of(maps["plain"]), sum(counts.values())
     assert (one.starts, one.documents) == (total, 12)

@@ -141,7 +141,7 @@ def inspect(
                 hint="inspect a token of it; evaluate measures event maps on text",
             )
         return _inspect_events(projection, tokens, tokenizers, num_examples)
-    explain = partial(inspect_row, projection, **tokenizers)
+    explain = partial(inspect_row, projection, tokenizers)
     rows = [explain(i) for token in tokens for i in projection.student_ids_of(token)]
     if against is None:
         rows += [explain(i) for i in example_ids(projection, num_examples)]

@@ -73,22 +73,19 @@ class InspectedRow:
 
 
 def inspect_row(
-    projection: ProjectionMap,
-    student_id: int,
-    student: Tokenizer | None = None,
-    teacher: Tokenizer | None = None,
+    projection: ProjectionMap, tokenizers: Mapping[str, Tokenizer], student_id: int
 ) -> InspectedRow:
-    """Explain a row; with the models' tokenizers, by real segmentation as well."""
+    """Explain a row; by real segmentation, too, as far as there are the sides' tokenizers."""
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     forward = reverse = None
     why, token, decay = "", b"", _decay(projection)
     if rows is not None and columns is not None:
         why, token = _why(kind, rows, columns, student_id), rows[student_id]
-        if teacher is not None and token:
-            forward = _forward(token, teacher, columns, decay)
-        if student is not None and token and decay:
-            reverse = _reverse(student_id, student, columns, token, decay)
+        if "teacher" in tokenizers and token:
+            forward = _forward(token, tokenizers["teacher"], columns, decay)
+        if "student" in tokenizers and token and decay:
+            reverse = _reverse(student_id, tokenizers["student"], columns, token, decay)
     return InspectedRow(
         side="student",
         token_id=student_id,
