@@ -32,11 +32,13 @@ from test_cli import fails, two_files
 from test_map_file import TINY, edited
 
 import xtok
+from xtok.cli.options import StrictOutput
 from xtok.errors import OutputError, XtokError
 from xtok.io import STALE_AFTER
 from xtok.maps import file as mapfile
 from xtok.maps.file import MAX_HEADER, to_nemo
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.results import stage_report
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")
@@ -76,7 +78,7 @@ def test_a_build_killed_at_any_moment_leaves_a_whole_file_or_none(
     model, target = small / "small.model", tmp_path / "map.safetensors"
     assert cli("build", *two_files(small), "--output", "good.safetensors").returncode == 0
     done = subprocess.run(
-        [sys.executable, "-c", KILLER, model, target, "20", tmp_path / "good.safetensors"],
+        [sys.executable, "-c", KILLER, model, target, "12", tmp_path / "good.safetensors"],
         capture_output=True,
         text=True,
         check=False,
@@ -118,10 +120,9 @@ def test_a_folder_that_cannot_be_listed_can_be_written(
     assert (tmp_path / "map.safetensors").read_bytes() == TINY_FILE
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_full_disk_leaves_the_old_file(small: Path, tmp_path: Path) -> None:
     """The system's own limit on a file's size stands for the disk: the write ends half-way."""
-    target = tmp_path / f"map{suffix}"
+    target = tmp_path / "map.safetensors"
     TINY.save(target)
     old = target.read_bytes()
     done = subprocess.run(
@@ -261,6 +262,7 @@ def test_counting_that_is_killed_between_two_checkpoints_goes_on(
 WRITER = """
 import sys
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.results import stage_report
 projection = ProjectionMap.load(sys.argv[1])
 for _ in range(150):
     projection.save(sys.argv[2])
@@ -563,6 +565,7 @@ def peak():
 READ_ALL = f"""{PEAK}
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.results import stage_report
 for path in sys.argv[1:]:
     before = peak()
     try:
@@ -589,7 +592,7 @@ def test_a_hostile_pt_takes_no_memory(tmp_path: Path) -> None:
 
 
 def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Large files of every layout, of about 20 MB."""
+    """Large files of every layout, of up to 20 MB."""
     rows, top_k = 40_000, 40
     ids = torch.arange(top_k).repeat(rows, 1)
     weights = torch.arange(top_k, 0, -1).repeat(rows, 1) / (top_k * (top_k + 1) / 2)
@@ -607,7 +610,7 @@ def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
             coordinates(), torch.ones(rows * 25), (rows, 25), check_invariants=True
         ).coalesce(),
     )
-    yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 1_000_000)}
+    yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 400_000)}
 
 
 READ_VALID = f"""{PEAK}
@@ -625,7 +628,7 @@ def test_reading_a_valid_pt_takes_the_file_and_the_map(tmp_path: Path) -> None:
     for what, make in valid_pt():
         paths.append(tmp_path / f"{what}.pt")
         torch.save(make(), paths[-1])
-        assert paths[-1].stat().st_size > 15e6
+        assert paths[-1].stat().st_size > 6e6
     done = subprocess.run(
         [sys.executable, "-c", READ_VALID, *paths], capture_output=True, text=True, check=False
     )
@@ -726,9 +729,9 @@ def test_strict_refuses_tokens_that_cannot_be_spelled(
 
 
 def test_strict_refuses_tokens_that_cannot_be_decoded() -> None:
-    from xtok.maps.results import require_complete, stage_report
-
     report = stage_report("multitoken", TINY, [], ["student a: no bytes behind 1 id"])
+    failed = dataclasses_replace(TINY, reports=(report,))
     with pytest.raises(XtokError, match="no bytes behind 1 id"):
-        require_complete(dataclasses_replace(TINY, reports=(report,)))
-    require_complete(TINY)
+        StrictOutput(strict=True).require_complete(failed)
+    StrictOutput(strict=True).require_complete(TINY)
+    StrictOutput().require_complete(failed)

@@ -29,11 +29,6 @@ def parsed(command: str, *args: str) -> dict[str, object]:
     return dict(context.params)
 
 
-OWN = {
-    "--output": True,
-    "--special-tokens": True,
-    "--canonicalization": True,
-}
 MODELS = ["--student-model", "a", "--teacher-model", "b"]
 
 
@@ -112,20 +107,6 @@ def test_what_no_argument_can_say_is_explained(option: str) -> None:
     assert Line([option, "1"], {}, "sort-cut").args == [option, "1"]  # none of its own
 
 
-def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
-    ignored = [
-        "--enable-scale-trick", "--disable-scale-trick", "--enable-reverse-pass",
-        "--disable-reverse-pass", "--enable-exact-match", "--use-raw-tokens", "--tokens-to-cut=1",
-        "--top_k=1", "--special-token-similarity-threshold=0.5", "--special-token-top-k=1",
-        "--output-dir=d",
-    ]  # fmt: skip
-    line = Line(["--initial_projection_path", "x.pt", "--tokens-to-cut", "4", *ignored], OWN,
-                "reapply-exact")  # fmt: skip
-    assert line.args == ["x.pt"]
-    names = ["--tokens-to-cut", *(option.partition("=")[0] for option in ignored)]
-    assert line.notes == [f"{name} has no effect in reapply-exact" for name in names]
-
-
 def test_a_map_by_its_option_of_old() -> None:
     for command in ("sort-cut", "reapply-exact", "multitoken", "build"):
         found = parsed(command, "--initial_projection_path=m.pt")
@@ -191,7 +172,7 @@ def test_the_guide_has_a_row_for_each() -> None:
     rows = re.findall(r"^\| (`--.*?) \|", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
     named = {option for cell in rows for option in re.findall(r"`(--[\w-]+)", cell)}
     known = {option.rpartition(" ")[2] for option in SPELLINGS} | FIXED.keys()
-    assert known - {"--top-k"} <= {option.replace("_", "-") for option in named}
+    assert known <= {option.replace("_", "-") for option in named}
 
 
 def test_the_help_shows_only_our_own(cli: Cli) -> None:

@@ -16,6 +16,7 @@ import xtok
 from xtok import report
 from xtok.cli.command import expanded
 from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
+from xtok.errors import XtokError
 from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
@@ -289,10 +290,13 @@ class StrictOutput(Output):
 
     def require_complete(self, projection: ProjectionMap) -> None:
         """Raise an `XtokError` if a token could not be decoded or spelled, with --strict."""
-        from xtok.maps import results
-
-        if self.strict:
-            results.require_complete(projection)
+        failures = [failure for report in projection.reports for failure in report.failures]
+        if self.strict and failures:
+            raise XtokError(
+                "; ".join(failures),
+                hint="leave out {option} to do without them: their rows and columns stay empty",
+                parameter="strict",
+            )
 
     def write(self, projection: ProjectionMap, path: Path) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.errors import XtokError
 from xtok.maps.edges import Edges, in_map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport, require_table
 from xtok.vocab.display import plural, quoted
@@ -84,17 +83,6 @@ def reported(
     stage = projection.history[-1]["stage"]
     report = stage_report(stage, projection, notes, failures, counts)
     return replace(projection, reports=(*projection.reports, report))
-
-
-def require_complete(projection: ProjectionMap) -> None:
-    """Raise an `XtokError` if a stage met tokens that it could not decode or spell."""
-    failures = [failure for report in projection.reports for failure in report.failures]
-    if failures:
-        raise XtokError(
-            "; ".join(failures),
-            hint="leave out {option} to do without them: their rows and columns stay empty",
-            parameter="strict",
-        )
 
 
 def tokenizer_notes(student: Tokenizer, teacher: Tokenizer) -> list[str]:
