@@ -5,8 +5,9 @@
     python scripts/peers.py --nemo-rl ~/RL --trl ~/trl --vllm ~/vllm
     python scripts/peers.py ... --write          # into docs/guides/compatibility.md
 
-Checkouts are read and run where they are; nothing of them is copied. Each peer runs in a process of
-its own. Exits with 3 if something does not agree.
+Checkouts are read and run where they are; nothing of them is copied. DIR@COMMIT states the commit
+of a folder without git. Each peer runs in a process of its own. Exits with 3 if something does not
+agree.
 """
 
 from __future__ import annotations
@@ -33,22 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks, print the tables; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in CHECKOUTS:
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=Path, metavar="DIR", help="checkout"
-        )
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="DIR[@COMMIT]", help="checkout")
     parser.add_argument("--only-checkouts", action="store_true", help="not what is installed")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     options = parser.parse_args(argv)
-    given = {name: path for name in CHECKOUTS if (path := getattr(options, name)) is not None}
-    jobs: list[tuple[str, Path | None]] = list(given.items())
+    jobs = [(name, given) for name in CHECKOUTS if (given := getattr(options, name))]
     if not options.only_checkouts:
-        jobs += [(name, None) for name in INSTALLED]
+        jobs += [(name, "") for name in INSTALLED]
     tables, failed = [], 0
     with tempfile.TemporaryDirectory() as work:
-        for name, checkout in jobs:
-            resolved = checkout and checkout.expanduser().resolve(strict=True)
+        for name, given in jobs:
             with get_context("spawn").Pool(1) as pool:
-                title, note, checks = pool.apply(run, (name, resolved, Path(work)))
+                title, note, checks = pool.apply(run, (name, given, Path(work)))
             failed += sum(not check.holds for check in checks)
             tables.append(table(title, note, checks))
             print(tables[-1], flush=True)
@@ -59,14 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 3 if failed else 0
 
 
-def run(name: str, checkout: Path | None, work: Path) -> tuple[str, str, list[Check]]:
+def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
     """Run a peer's checks; return the title of its table, what was left out, and the lines."""
     sys.path.append(str(SCRIPTS / "examples"))
     module = importlib.import_module(f"peer_checks.{name}")
-    if checkout is None:
+    if not given:
         title = f"{module.PEER} {importlib.metadata.version(name)}, as installed"
         return title, "", list(module.installed(work))
-    title = f"{module.PEER}, commit {commit_of(checkout)}"
+    folder, _, stated = given.partition("@")
+    checkout = Path(folder).expanduser().resolve(strict=True)
+    title = f"{module.PEER}, commit {commit_of(checkout, stated)}"
     return title, getattr(module, "LEFT_OUT", ""), list(module.checks(checkout, work))
 
 

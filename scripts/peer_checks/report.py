@@ -6,7 +6,7 @@ import importlib
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,19 +15,20 @@ import hub_folders
 import torch
 from torch import Tensor
 
-SHOWN_PATH = 60
+import xtok
+from xtok.config import Loss
 
 
 class Check(NamedTuple):
     """One line of the table."""
 
-    peer: str
     what: str
     figure: str
     holds: bool
 
 
 Checks = Iterator[Check]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 PAIRS = {  # student, teacher, as `hub_folders` names them
     "Llama 3 → Qwen": ("llama3", "qwen"),
@@ -48,6 +49,15 @@ def folder_of(name: str, parent: Path) -> Path:
     return hub_folders.write(name, parent / name)
 
 
+def pt_of(student: str, teacher: str, loss: Loss, parent: Path) -> Path:
+    """Return the `.pt` of a pair for a loss, built once."""
+    path = parent / f"{student}-{teacher}-{loss}.pt"
+    if not path.exists():
+        rows, columns = (own_tokenizer(name, parent) for name in (student, teacher))
+        xtok.build(rows, columns, for_loss=loss).save(path)
+    return path
+
+
 @cache
 def auto_tokenizer(name: str, parent: Path) -> Any:
     """Load the tokenizer of such a folder as trainers do."""
@@ -56,12 +66,17 @@ def auto_tokenizer(name: str, parent: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder_of(name, parent))
 
 
-def commit_of(checkout: Path) -> str:
-    """Return the commit of a checkout, with a `+` if its files were changed."""
+def own_tokenizer(name: str, parent: Path) -> xtok.Tokenizer:
+    """Load it as xtok's own readers do."""
+    return xtok.load_tokenizer(str(folder_of(name, parent)))
+
+
+def commit_of(checkout: Path, stated: str) -> str:
+    """Return the commit of a checkout, with a `+` if its files were changed; or what is stated."""
     git = ("git", "-C", str(checkout))
     found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     if found.returncode:
-        return "unknown (no git checkout)"
+        return f"{stated} (as stated; no git checkout)" if stated else "unknown (no git checkout)"
     changes = [*git, "status", "--porcelain", "--untracked-files=no"]
     changed = subprocess.run(changes, capture_output=True, text=True, check=True).stdout
     return found.stdout[:7] + "+" * bool(changed)
@@ -82,24 +97,39 @@ def imported(checkout: Path, name: str) -> Any:
     return importlib.import_module(name)
 
 
-def guarded(peer: str, what: str, check: Callable[[], Checks]) -> Checks:
+def guarded(what: str, check: Callable[[], Checks]) -> Checks:
     """Yield the lines of a check; a peer that has moved on and breaks is one line, too."""
     try:
         yield from check()
     except Exception as error:  # noqa: BLE001  # whatever another's code raises is the finding
         reason = str(error).strip().splitlines()[:1] or [""]
-        yield Check(peer, what, f"{type(error).__name__}: {reason[0][:100]}", holds=False)
+        yield Check(what, f"{type(error).__name__}: {reason[0][:100]}", holds=False)
 
 
-def relative(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference, as a share of their largest absolute value."""
-    scale = theirs.double().abs().max().clamp(min=1e-30)
-    return float((ours.double() - theirs.double()).abs().max() / scale)
-
-
-def value_and_gradient(loss: Callable[[Tensor], Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a loss of logits, and its gradient with respect to them."""
-    leaf = logits.detach().clone().requires_grad_()
-    value = loss(leaf)
+def value_and_gradient(loss: LossFunction, *logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a loss of the student's and the teacher's logits, and its gradient to the former."""
+    leaf = logits[0].detach().clone().requires_grad_()
+    value = loss(leaf, logits[1])
     (gradient,) = torch.autograd.grad(value, leaf)
     return value.detach(), gradient
+
+
+def errors(
+    loss: LossFunction,
+    expected: tuple[Tensor, Tensor],
+    logits: Sequence[Tensor],
+    columns: Tensor | slice = slice(None),
+) -> tuple[float, float]:
+    """Return how far a loss's value and gradient are from the expected ones.
+
+    Each is the largest difference as a share of the largest expected absolute value; of the
+    gradient only the columns of `columns` count.
+    """
+    value, gradient = value_and_gradient(loss, *logits)
+    pairs = ((value, expected[0]), (gradient[..., columns], expected[1][..., columns]))
+    first, second = (
+        float((ours.double() - theirs.double()).abs().max())
+        / max(float(theirs.double().abs().max()), 1e-30)
+        for ours, theirs in pairs
+    )
+    return first, second

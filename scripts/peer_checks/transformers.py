@@ -7,22 +7,22 @@ from pathlib import Path
 
 import hub_folders
 
-import xtok
-from peer_checks.report import LANGUAGES, Check, Checks, auto_tokenizer, folder_of, guarded, text_of
+from peer_checks import report
+from peer_checks.report import Check, Checks
 
 PEER = "Transformers"
-TEXTS = [text_of(language) for language in (*LANGUAGES, "french", "python", "emoji")]
+TEXTS = [report.text_of(language) for language in (*report.LANGUAGES, "french", "python", "emoji")]
 ODD = ["cafe\u0301 <think>a</think>  b\r\n\tc", "\u00a0 \u2028x", "ﬁ ２０１ Å Ａ", "  ", "a\x00b"]
 
 
 def installed(work: Path) -> Checks:
     """Yield a line for each model folder."""
     for name in hub_folders.NAMES:
-        yield from guarded(PEER, name, partial(_reader, name, work))
+        yield from report.guarded(name, partial(_reader, name, work))
 
 
 def _reader(name: str, work: Path) -> Checks:
-    theirs, ours = auto_tokenizer(name, work), xtok.load_tokenizer(str(folder_of(name, work)))
+    theirs, ours = report.auto_tokenizer(name, work), report.own_tokenizer(name, work)
     ids = spans = 0
     for text in TEXTS + ODD:
         expected = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -31,7 +31,7 @@ def _reader(name: str, work: Path) -> Checks:
         spans += _spans_agree(text, encoding.bounds.tolist(), expected["offset_mapping"])
     total = len(TEXTS + ODD)
     figure = f"ids of {ids} and offsets of {spans} of {total} texts"
-    yield Check(PEER, f"`AutoTokenizer`, {name}", figure, holds=ids == total)
+    yield Check(f"`AutoTokenizer`, {name}", figure, holds=ids == total)
 
 
 def _spans_agree(text: str, bounds: list[int], offsets: list[tuple[int, int]]) -> bool:

@@ -14,20 +14,13 @@ from typing import Any
 import chat_families
 import small_tokenizers
 import torch
+from torch import Tensor
 
 import xtok
-from peer_checks.report import (
-    PAIRS,
-    Check,
-    Checks,
-    auto_tokenizer,
-    folder_of,
-    guarded,
-    imported,
-    text_of,
-)
+from peer_checks import report
+from peer_checks.report import Check, Checks
 from xtok.config import Loss
-from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
+from xtok.training.losses import PKLConfig, exact_pairs, gold, p_kl
 
 PEER = "TRL"
 STEPS = 20
@@ -36,64 +29,88 @@ STEPS = 20
 def checks(checkout: Path, work: Path) -> Checks:
     """Yield every line about a checkout of TRL that has `XTokenLoss` (pull request 6126)."""
     warnings.simplefilter("ignore")
-    module = imported(checkout, "trl.experimental.gold.gold_trainer")
-    yield Check(PEER, "import", "`trl.experimental.gold.gold_trainer`", holds=True)
+    module = report.imported(checkout, "trl.experimental.gold.gold_trainer")
+    yield Check("import", "`trl.experimental.gold.gold_trainer`", holds=True)
     if hasattr(module, "XTokenLoss"):
-        yield from guarded(PEER, "`XTokenLoss`", partial(_xtoken_loss, checkout, module, work))
+        utils = report.imported(checkout, "trl.experimental.utils")
+        yield from report.guarded("`XTokenLoss`", partial(_xtoken_loss, module, utils, work))
 
 
-def _xtoken_loss(checkout: Path, module: Any, work: Path) -> Checks:
-    """Its loader on our `.pt`, its loss beside ours on the same logits and chunks."""
-    label, (student, teacher) = next(iter(PAIRS.items()))
-    utils = imported(checkout, "trl.experimental.utils")
-    text = text_of("german")[:200]
-    tokenizers = [auto_tokenizer(name, work) for name in (student, teacher)]
-    encoded = [utils.encode_with_byte_offsets(t._tokenizer, [text])[0] for t in tokenizers]
-    ids = [torch.tensor([one[0]]) for one in encoded]
-    offsets = [torch.tensor([one[1]]) for one in encoded]
-    rows, columns = (str(folder_of(name, work)) for name in (student, teacher))
-    generator = torch.Generator().manual_seed(2)
-    kinds: dict[Loss, str] = {"p-kl": "p_kl", "gold": "h_kl"}
-    for loss, kind in kinds.items():
-        m = xtok.build(rows, columns, for_loss=loss)
-        path = work / f"trl-{loss}.pt"
-        m.save(path)
+def _xtoken_loss(module: Any, utils: Any, work: Path) -> Checks:
+    """Its loader on our `.pt`, its loss beside ours on the same logits and chunks.
+
+    Its averages over a chunk are others than ours, so the two must agree where each chunk is one
+    token on each side, and with all columns (it and we choose the largest by other values).
+    """
+    label, names = next(iter(report.PAIRS.items()))
+    tokenizers = [report.auto_tokenizer(name, work) for name in names]
+    aligner = xtok.TokenAligner(*tokenizers)
+
+    def encode(text: str) -> list[Any]:
+        return [utils.encode_with_byte_offsets(t._tokenizer, [text])[0] for t in tokenizers]
+
+    def is_one_to_one(text: str) -> bool:
+        student, teacher = encode(text)
+        return len(student[1]) > 8 and bool(student[1] == teacher[1])
+
+    sentences = report.text_of("english").replace("\n", " ").split(". ")
+    single = next(filter(is_one_to_one, sentences)), "chunks of one token"
+    several = report.text_of("german")[:200], "chunks of several tokens"
+    cases: list[tuple[Loss, str, tuple[str, str], int]] = [
+        ("p-kl", "p_kl", single, 0),
+        ("p-kl", "p_kl", single, 8192),
+        ("p-kl", "p_kl", several, 8192),
+        ("gold", "h_kl", single, 0),
+        ("gold", "h_kl", several, 0),
+    ]
+    for loss, kind, (text, chunks), top_k in cases:
+        path = report.pt_of(*names, loss, work)
+        m = xtok.ProjectionMap.load(path)
+        encoded = encode(text)
+        ids, offsets = ([torch.tensor([side[part]]) for side in encoded] for part in (0, 1))
+        labels = [side.clone() for side in ids]
+        for side in labels:
+            side[:, 0] = -100  # nothing predicts the first token
+        generator = torch.Generator().manual_seed(2)
         logits = [
-            torch.randn(1, one.shape[1], width, generator=generator)
-            for one, width in zip(ids, m.shape, strict=True)
+            2 * torch.randn(*side.shape, width, generator=generator)
+            for side, width in zip(ids, m.shape, strict=True)
         ]
         config = SimpleNamespace(
             xtoken_loss_type=kind, xtoken_projection_matrix_path=str(path),
             xtoken_temperature=1.0, xtoken_dynamic_scaling=False, xtoken_uncommon_topk=8192,
-            xtoken_vocab_topk=8192, xtoken_kl_weight=1.0, xtoken_ce_scale=0.0,
+            xtoken_vocab_topk=top_k, xtoken_kl_weight=1.0, xtoken_ce_scale=0.0,
             uld_skip_student_eos=False, uld_skip_teacher_eos=False,
         )  # fmt: skip
-        theirs = module.XTokenLoss(config, *m.shape)
-        labels = [one.clone() for one in ids]
-        for one in labels:
-            one[:, 0] = -100  # nothing predicts the first token
-        leaf = logits[0].clone().requires_grad_()
-        value = theirs(leaf, logits[1], *labels, *offsets)
-        value.backward()
-        assert leaf.grad is not None
-        aligner = xtok.TokenAligner(*tokenizers)
+        xtoken_loss = module.XTokenLoss(config, *m.shape)
         aligned = xtok.shift_to_predictions(aligner.align(*ids))
+        ours: report.LossFunction
         if kind == "p_kl":
-            module_of_map = xtok.ProjectionModule(m)
-            ours = p_kl(logits[0], logits[1], module_of_map, aligned, PKLConfig(top_k=8192))
+            options = PKLConfig(top_k=top_k or None)
+            projection = xtok.ProjectionModule(m)
+            ours = partial(p_kl, module=projection, alignment=aligned, config=options)
         else:
-            pairs = exact_pairs(m, threshold=0.6)
-            ours = gold(logits[0], logits[1], pairs, aligned, GoldConfig())
-        finite = math.isfinite(float(value.detach())) and bool(leaf.grad.isfinite().all())
-        figure = f"{float(value.detach()):.3f}; xtok's on the same chunks {float(ours):.3f}"
-        yield Check(PEER, f"`XTokenLoss`, {kind}, --for {loss}, {label}", figure, holds=finite)
+            ours = partial(gold, pairs=exact_pairs(m, threshold=0.6), alignment=aligned)
+        theirs = report.value_and_gradient(partial(_called, xtoken_loss, labels, offsets), *logits)
+        errors = report.errors(ours, theirs, logits)
+        what = f"`XTokenLoss`, {kind}, {chunks}"
+        what += f", {top_k or 'all'} columns" if kind == "p_kl" else ""
+        figure = f"{float(theirs[0]):.4f}; value {errors[0]:.0e}, gradient {errors[1]:.0e} apart"
+        by_design = text == several[0] or top_k > 0
+        figure += ", by design" if by_design else ""
+        yield Check(f"{what}, {label}", figure, holds=by_design or max(errors) < 1e-4)
+
+
+def _called(loss: Any, labels: list[Tensor], offsets: list[Tensor], *logits: Tensor) -> Tensor:
+    value: Tensor = loss(*logits, *labels, *offsets)
+    return value
 
 
 def installed(work: Path) -> Checks:
     """Yield the lines about TRL as installed: its trainer, and its functions on templates."""
     warnings.simplefilter("ignore")
-    yield from guarded(PEER, "`GOLDTrainer`", partial(_gold_trainer, work))
-    yield from guarded(PEER, "chat templates", partial(_templates, work))
+    yield from report.guarded("`GOLDTrainer`", partial(_gold_trainer, work))
+    yield from report.guarded("chat templates", partial(_templates, work))
 
 
 def _gold_trainer(work: Path) -> Checks:
@@ -103,14 +120,14 @@ def _gold_trainer(work: Path) -> Checks:
     import trl_gold
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    label, names = next(iter(PAIRS.items()))
+    label, names = next(iter(report.PAIRS.items()))
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         models = []
         for seed, name in enumerate(names):
-            tokenizer = auto_tokenizer(name, work)
+            tokenizer = report.auto_tokenizer(name, work)
             torch.manual_seed(seed)
-            width = xtok.load_tokenizer(str(folder_of(name, work))).vocabulary.vocab_size
+            width = report.own_tokenizer(name, work).vocabulary.vocab_size
             config = LlamaConfig(
                 vocab_size=width, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
                 num_attention_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
@@ -122,7 +139,7 @@ def _gold_trainer(work: Path) -> Checks:
         rows = [
             {"messages": [
                 {"role": "user", "content": "What does the book say?"},
-                {"role": "assistant", "content": text_of(language)[:120]},
+                {"role": "assistant", "content": report.text_of(language)[:120]},
             ]}
             for language in ("english", "german", "chinese", "russian")
         ]  # fmt: skip
@@ -140,7 +157,7 @@ def _gold_trainer(work: Path) -> Checks:
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     figure = f"{len(losses)} steps, loss {losses[0]:.3f} → {losses[-1]:.3f}"
     holds = len(losses) == STEPS and losses[-1] < losses[0] and all(map(math.isfinite, losses))
-    yield Check(PEER, f"`GOLDTrainer` with xtok's P-KL, {label}", figure, holds)
+    yield Check(f"`GOLDTrainer` with xtok's P-KL, {label}", figure, holds)
 
 
 _CALL = {"id": "123456789", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
@@ -185,7 +202,7 @@ def _templates(work: Path) -> Checks:
             figure, holds = "takes no tool messages, here and there", ours is None and same
         else:
             figure, holds = f"the same {len(expected)} ids", ours == expected and same
-        yield Check(PEER, f"tool suffix and prefix, `{name}`", figure, holds=holds)
+        yield Check(f"tool suffix and prefix, `{name}`", figure, holds=holds)
 
 
 def _or_none(call: Callable[..., Any], *args: Any) -> Any:
