@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ def test_chunks_end_at_every_common_boundary(
 
 
 @given(data=st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_tokens_of_the_same_bytes(
     aligners: dict[tuple[str, str], TokenAligner],
     tokenizers: dict[str, Tokenizer],
@@ -101,7 +100,7 @@ def test_random_tokens_of_the_same_bytes(
 
 
 @given(data=st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_two_rows_give_a_consistent_alignment(
     aligners: dict[tuple[str, str], TokenAligner],
     tokenizers: dict[str, Tokenizer],
@@ -206,17 +205,6 @@ def test_special_tokens_without_a_counterpart_are_passed_over(
     assert [c for _, _, c in readable(aligner, s, spell(tokenizers, "sentencepiece", "12"))]
 
 
-def test_a_dummy_prefix_space_costs_one_pair(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer]
-) -> None:
-    s = spell(tokenizers, "byte_level", "the tokens of the text")
-    t = spell(tokenizers, "sentencepiece", " the tokens of the text")
-    found = readable(aligner, s, t)
-    assert [correct for _, _, correct in found].count(False) <= 1
-    assert found[-1] == (" text", " text", True) or found[-1][2]
-    assert "".join(s for s, _, _ in found).replace("|", "") == "the tokens of the text"
-
-
 @pytest.mark.parametrize("form", ["NFC", "NFKC", "NFD"])
 def test_a_normalizer_on_one_side_costs_what_it_changes(
     aligner: TokenAligner, tokenizers: dict[str, Tokenizer], form: Any
@@ -255,15 +243,12 @@ def test_a_passage_that_one_side_lacks(
     s = spell(tokenizers, "byte_level", first, extra, second)
     t = spell(tokenizers, "sentencepiece", first, second)
     found = readable(aligner, s, t)
-    aligned = "".join(s for s, _, correct in found if correct).replace("|", "")
-    assert len(aligned.encode().decode("unicode_escape", "ignore")) > 0
-    wrong = sum(not correct for _, _, correct in found)
-    assert wrong <= 2
+    assert sum(not correct for _, _, correct in found) <= 2
     covered = sum(
         p.teacher_bytes[1] - p.teacher_bytes[0] for p in aligner.pairs(s, t) if p.is_correct
     )
     assert covered > 0.9 * len((first + second).encode())
-    assert readable(aligner, s, t)[-1][2]
+    assert found[-1][2]
 
 
 def test_groups_of_tokens_match_within_a_stretch_that_differs(
@@ -482,21 +467,9 @@ def test_no_documents(aligner: TokenAligner) -> None:
 # Where it is used
 
 
-def in_worker(payload: tuple[TokenAligner, list[int], list[int]]) -> list[int]:
-    aligner, s, t = payload
+def student_chunks(aligner: TokenAligner, s: list[int], t: list[int]) -> list[int]:
     chunks: list[int] = aligner.align(np.array([s]), np.array([t])).student_chunk_id[0].tolist()
     return chunks
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_workers_of_a_data_loader(
-    aligner: TokenAligner, tokenizers: dict[str, Tokenizer], method: str
-) -> None:
-    s, t = (spell(tokenizers, name, TEXT) for name in ("byte_level", "sentencepiece"))
-    here = in_worker((aligner, s, t))
-    with multiprocessing.get_context(method).Pool(2) as pool:
-        assert pool.map(in_worker, [(aligner, s, t)] * 4) == [here] * 4
 
 
 def test_what_it_takes(
@@ -510,7 +483,7 @@ def test_what_it_takes(
     path = tmp_path / "map.safetensors"
     xtok.build(student, teacher).save(path)
     s, t = spell(tokenizers, "byte_level", TEXT), spell(tokenizers, "sentencepiece", TEXT)
-    expected = in_worker((aligner, s, t))
+    expected = student_chunks(aligner, s, t)
     types = table_of(teacher).types  # transformers may take the unknown token for a control token
     other = np.where(types == TokenType.UNKNOWN, np.uint8(TokenType.CONTROL), types)
     assert (types != other).any()
@@ -521,7 +494,7 @@ def test_what_it_takes(
         TokenAligner(hf, teacher, path, 4),
         TokenAligner(table_of(student), table_of(teacher), str(path), max_comb_len=2),
     ):
-        assert in_worker((made, s, t)) == expected
+        assert student_chunks(made, s, t) == expected
     assert hf.backend_tokenizer.to_str() == before
     with pytest.raises(XtokError, match="the student of the map has other tokens"):
         TokenAligner(teacher, student, path)
@@ -530,7 +503,7 @@ def test_what_it_takes(
     with pytest.raises(ValueError, match="max_comb_len is 0"):
         TokenAligner(student, teacher, max_comb_len=0)
     with pytest.raises(XtokError, match="not a fast Hugging Face tokenizer"):
-        TokenAligner("small", teacher)
+        TokenAligner(3, teacher)
 
 
 # Bad input
@@ -559,12 +532,6 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         aligner.align(np.array(s), np.array(t), **{k: np.array(v) for k, v in masks.items()})
-
-
-def test_masked_positions_may_hold_anything(aligner: TokenAligner) -> None:
-    s = np.array([[300, -100, 10**6]])
-    found = aligner.align(s, np.array([[300]]), student_attention_mask=np.array([[1, 0, 0]]))
-    assert found.student_chunk_id[0].tolist()[1:] == [-1, -1]
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,6 @@ def test_the_student_tokens_of_a_chunk_share_its_sum(aligner: TokenAligner) -> N
     assert shares(found) == ([-1, -2, -4, -12, -12, -0.5], [True] * 6)
 
 
-def test_several_teacher_tokens_onto_one(aligner: TokenAligner) -> None:
-    found = xtok.project_logprobs(aligner, [257, *b"d"], ids("a", 256, *b"d"), [-1, -2, -4])
-    assert shares(found) == ([-3, -4], [True, True])
-
-
 def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(aligner: TokenAligner) -> None:
     found = xtok.project_logprobs(aligner, [256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
     assert found.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
@@ -197,14 +192,6 @@ def test_padded_batches_with_masks(aligner: TokenAligner, padding: str) -> None:
     left = [[0, -2, -2, -5], [0, 0, 0, -7]]
     assert found.logprobs.tolist() == (right if padding == "right" else left)
     assert (found.valid == (found.logprobs != 0)).all()
-
-
-def test_without_masks_pad_tokens_are_padding(byte_level: Tokenizer) -> None:
-    aligner = TokenAligner(byte_level, byte_level)
-    [pad] = byte_level.table.roles["pad"]
-    row = np.array([[*byte_level.segment(b"a b"), pad, pad]])
-    found = xtok.project_logprobs(aligner, row, row, -np.ones(row.shape))
-    assert found.valid[0].tolist() == [True] * (row.shape[1] - 2) + [False, False]
 
 
 def test_empty_sequences(aligner: TokenAligner) -> None:

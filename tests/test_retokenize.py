@@ -160,22 +160,6 @@ def test_turns_in_between_are_no_targets(digits: Tokenizer, byte_level: Tokenize
     assert bool(side["alignment"].pair_is_correct.all())
 
 
-def test_a_teacher_reads_a_conversation_by_its_own_template(
-    digits: Tokenizer, byte_level: Tokenizer
-) -> None:
-    ids, mask, labels = rows_of(digits, ("Q: Who?\nA:", " The keeper."), side="left")
-    collator = DistillationCollator(digits, byte_level, teacher_templates=["chatml"])
-    prompt = {"messages": [{"role": "user", "content": "Who?"}]}
-    [side] = collator.from_student_ids(ids, mask, labels, prompts=[prompt])["teachers"]
-    row = side["input_ids"][0].tolist()
-    text = "".join(byte_level.table.name(i) for i in row)
-    assert "Who?" in text
-    assert "Q:" not in text
-    first = side["labels"][0].tolist().index(row[-len(byte_level.segment(b" The keeper.")) - 1])
-    assert spelled(byte_level, row[first:-1]) == b" The keeper."
-    assert int((side["alignment"].student_chunk_id >= 0).sum()) == int((labels >= 0).sum())
-
-
 def test_what_stands_for_nothing_has_no_chunk(small: Path, digits: Tokenizer) -> None:
     wide = xtok.load_tokenizer(str(small / "small-byte-level"))
     hello = wide.segment(b"Hello")

@@ -68,15 +68,19 @@ def encode(side: Tokenizer, texts: list[bytes]) -> Flat:
 
 def kernel(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:
     """Return a call of the bare kernel, on one core."""
-    chunks = [np.full(len(side[0]), -1, np.int32) for side in (s, t)]
-    correct = np.zeros(len(s[0]), np.bool_)
-    num_chunks = np.zeros(len(s[1]) - 1, np.int64)
-    differs = np.empty((len(num_chunks), 2), np.int64)
-    sides = (aligner.student, aligner.teacher)
-    return lambda: kernels.align_documents(
-        *s, sides[0].symbols, sides[0].offsets, *t, sides[1].symbols, sides[1].offsets,
-        aligner._exact, *chunks, correct, num_chunks, differs,
-    )  # fmt: skip
+    num_documents = len(s[1]) - 1
+    chunks = kernels.Chunks(
+        student=np.full(len(s[0]), -1, np.int32),
+        teacher=np.full(len(t[0]), -1, np.int32),
+        correct=np.zeros(len(s[0]), np.bool_),
+        total=np.zeros(num_documents, np.int64),
+        differs=np.empty((num_documents, 2), np.int64),
+    )
+    sides = [
+        kernels.Side(*flat, table.symbols, table.offsets)
+        for flat, table in ((s, aligner.student), (t, aligner.teacher))
+    ]
+    return lambda: kernels.align_documents(*sides, aligner._exact, chunks)
 
 
 def plain_walk(aligner: TokenAligner, s: Flat, t: Flat) -> Callable[[], object]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.rows import Rows, SymbolTable, filled, like
+from xtok.alignment.rows import FlatIds, Rows, SymbolTable, filled, like
 from xtok.maps.pair import require_same_tokens
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -186,9 +186,36 @@ class TokenAligner:
         arrays = {name: like(array, student_ids) for name, array in vars(batch).items()}
         return AlignmentBatch(**arrays)
 
-    def align_rows(self, student: Rows, teacher: Rows) -> FlatAlignment:
+    def align_rows(self, student: Rows | FlatIds, teacher: Rows | FlatIds) -> FlatAlignment:
         """Align sequences whose ids are checked; `ValueError` for other numbers of them."""
-        return self._align(student.ids, student.bounds, teacher.ids, teacher.bounds)
+        from xtok.alignment.kernels import Chunks, Side, align_documents, align_rest
+
+        num_rows = len(student.bounds) - 1
+        if num_rows != len(teacher.bounds) - 1:
+            raise ValueError(
+                f"{num_rows} student sequences, {len(teacher.bounds) - 1} of the teacher"
+            )
+        s, t = (
+            Side(rows.ids, rows.bounds, table.symbols, table.offsets)
+            for rows, table in ((student, self.student), (teacher, self.teacher))
+        )
+        chunks = Chunks(
+            student=np.full(len(s.ids), -1, np.int32),
+            teacher=np.full(len(t.ids), -1, np.int32),
+            correct=np.zeros(len(s.ids), np.bool_),
+            total=np.zeros(num_rows, np.int64),
+            differs=np.empty((num_rows, 2), np.int64),
+        )
+        align_documents(s, t, self._exact, chunks)
+        if (chunks.differs >= 0).any():  # seldom, so that these kernels are seldom compiled
+            max_comb_len = min(self.max_comb_len, len(s.ids) + len(t.ids))  # fits into an int64
+            align_rest(s, t, max_comb_len, chunks)
+        lengths = np.diff(s.bounds)
+        place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
+        has_chunk = place < np.repeat(chunks.total, lengths)
+        return FlatAlignment(
+            chunks.student, chunks.teacher, chunks.total, chunks.correct[has_chunk]
+        )
 
     def align_ids(
         self,
@@ -209,9 +236,9 @@ class TokenAligner:
         Raises:
             ValueError: as `align`, and for offsets that do not fit.
         """
-        return self._align(
-            *self.student.flat(student_ids, student_offsets),
-            *self.teacher.flat(teacher_ids, teacher_offsets),
+        return self.align_rows(
+            self.student.flat(student_ids, student_offsets),
+            self.teacher.flat(teacher_ids, teacher_offsets),
         )
 
     def align_document(
@@ -222,8 +249,8 @@ class TokenAligner:
         Raises:
             ValueError: as `align`.
         """
-        s_ids, t_ids = (np.asarray(ids, np.int64) for ids in (student_ids, teacher_ids))
-        return self.align_ids(s_ids, np.array([0, len(s_ids)]), t_ids, np.array([0, len(t_ids)]))
+        rows = Rows(self.student, np.asarray(student_ids, np.int64))
+        return self.align_rows(rows, Rows(self.teacher, np.asarray(teacher_ids, np.int64)))
 
     def pairs(
         self,
@@ -251,36 +278,6 @@ class TokenAligner:
                 student, teacher, alignment.is_correct.tolist(), strict=True
             )
         ]
-
-    def _align(
-        self,
-        s_ids: NDArray[np.int32],
-        s_bounds: NDArray[np.int64],
-        t_ids: NDArray[np.int32],
-        t_bounds: NDArray[np.int64],
-    ) -> FlatAlignment:
-        from xtok.alignment.kernels import align_documents, align_rest
-
-        if len(s_bounds) != len(t_bounds):
-            raise ValueError(
-                f"{len(s_bounds) - 1} student sequences, {len(t_bounds) - 1} of the teacher"
-            )
-        chunks = [np.full(len(ids), -1, np.int32) for ids in (s_ids, t_ids)]
-        correct = np.zeros(len(s_ids), np.bool_)
-        num_chunks = np.zeros(len(s_bounds) - 1, np.int64)
-        max_comb_len = min(self.max_comb_len, len(s_ids) + len(t_ids))  # fits into an int64
-        sides = (
-            s_ids, s_bounds, self.student.symbols, self.student.offsets,
-            t_ids, t_bounds, self.teacher.symbols, self.teacher.offsets,
-        )  # fmt: skip
-        rest = np.empty((len(num_chunks), 2), np.int64)  # where the walk stopped, or -1
-        results = (*chunks, correct, num_chunks, rest)
-        align_documents(*sides, self._exact, *results)
-        if (rest >= 0).any():  # seldom, so that these kernels are seldom compiled
-            align_rest(*sides, max_comb_len, *results)
-        place = np.arange(len(s_ids)) - np.repeat(s_bounds[:-1], np.diff(s_bounds))
-        has_chunk = place < np.repeat(num_chunks, np.diff(s_bounds))
-        return FlatAlignment(chunks[0], chunks[1], num_chunks, correct[has_chunk])
 
 
 Span = tuple[int, int]

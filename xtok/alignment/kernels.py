@@ -1,20 +1,15 @@
 """Numba kernels on flat arrays: the walk over two tokenizations, and what chunks carry over.
 
-A side is a list of token ids, `symbols` (uint16) and `offsets` (int64 `[V + 1]`): id i
-stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one is a
-control token that has a counterpart, the same symbol on both sides. Tokens without symbols are
-skipped.
-
-Chunks are written as they are found: their number into `s_chunk` and `t_chunk` (−1 elsewhere),
-and whether their bytes are equal into `correct`. All kernels are serial, release the GIL, and check
-nothing.
+Chunks are written as they are found. All kernels are serial, release the GIL, and check nothing.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtok.kernels import inner_kernel, kernel
 
@@ -26,104 +21,124 @@ BAND = 64  # width of the band of the Needleman-Wunsch table beyond its slope
 SMALL = 512  # tokens per side up to which a last stretch without a shared end is aligned
 
 
-@kernel
-def align_documents(  # type: ignore[no-untyped-def]
-    s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets, exact,
-    s_chunk, t_chunk, correct, num_chunks, differs,
-):  # fmt: skip
-    """Align many documents: document d is `s_ids[s_bounds[d]:s_bounds[d + 1]]` and its like.
+class Side(NamedTuple):
+    """One side's documents: document d is `ids[bounds[d]:bounds[d + 1]]`.
 
-    `correct` has the student's layout: chunk k of document d is `correct[s_bounds[d] + k]`. Both
-    sides are walked from one shared boundary to the next. `exact[student id]` is the teacher id of
-    the same symbols, or −1: most tokens need no more than that look. `align_rest` goes on from the
-    first symbol that differs: `differs[d]` (int64 `[documents, 2]`) has the tokens there, or −1.
+    Id i stands for `symbols[offsets[i]:offsets[i + 1]]`. Symbols 0 to 255 are bytes; a higher one
+    is a control token that has a counterpart, the same symbol on both sides. Tokens without symbols
+    are skipped.
     """
-    for d in range(len(s_bounds) - 1):
-        n, m = s_bounds[d + 1], t_bounds[d + 1]
-        i, j, k = s_bounds[d], t_bounds[d], np.int64(0)
+
+    ids: NDArray[np.int32]  # [tokens]
+    bounds: NDArray[np.int64]  # [documents + 1]
+    symbols: NDArray[np.uint16]
+    offsets: NDArray[np.int64]  # [V + 1]
+
+
+class Chunks(NamedTuple):
+    """What the walk writes; chunks are numbered per document."""
+
+    student: NDArray[np.int32]  # [student tokens], the number of each token's chunk; −1 for none
+    teacher: NDArray[np.int32]  # [teacher tokens]
+    # bool [student tokens]: whether the bytes of chunk k of document d are equal, at bounds[d] + k
+    correct: NDArray[np.bool_]
+    total: NDArray[np.int64]  # [documents]
+    differs: NDArray[np.int64]  # [documents, 2], the tokens where the walk stopped, or −1
+
+
+@kernel
+def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
+    """Align many documents, from one shared boundary to the next, up to a symbol that differs.
+
+    `exact[student id]` is the teacher id of the same symbols, or −1: most tokens need no more than
+    that look. `align_rest` goes on where symbols differ.
+    """
+    for d in range(len(s.bounds) - 1):
+        n, m = s.bounds[d + 1], t.bounds[d + 1]
+        i, j, k = s.bounds[d], t.bounds[d], np.int64(0)
         base = i
-        differs[d, 0] = differs[d, 1] = -1
+        chunks.differs[d, 0] = chunks.differs[d, 1] = -1
         while i < n and j < m:
-            s_id, t_id = s_ids[i], t_ids[j]
+            s_id, t_id = s.ids[i], t.ids[j]
             if exact[s_id] == t_id:
-                s_chunk[i] = t_chunk[j] = k
-                correct[base + k] = True
+                chunks.student[i] = chunks.teacher[j] = k
+                chunks.correct[base + k] = True
                 i, j, k = i + 1, j + 1, k + 1
                 continue
-            a, a_end = s_offsets[s_id], s_offsets[s_id + 1]
+            a, a_end = s.offsets[s_id], s.offsets[s_id + 1]
             if a == a_end:
                 i += 1
                 continue
-            b, b_end = t_offsets[t_id], t_offsets[t_id + 1]
+            b, b_end = t.offsets[t_id], t.offsets[t_id + 1]
             if b == b_end:
                 j += 1
                 continue
             s_to, t_to = i, j
-            s_chunk[i] = t_chunk[j] = k
+            chunks.student[i] = chunks.teacher[j] = k
             together = True
             while True:
                 while a < a_end and b < b_end:
-                    if s_symbols[a] != t_symbols[b]:
+                    if s.symbols[a] != t.symbols[b]:
                         together = False
                         break
                     a, b = a + 1, b + 1
                 if not together or (a == a_end and b == b_end):
                     break
                 if a == a_end:
-                    s_to += 1
-                    while s_to < n and s_offsets[s_ids[s_to]] == s_offsets[s_ids[s_to] + 1]:
-                        s_to += 1
+                    s_to = _next_with_symbols(s, s_to, n)
                     if s_to == n:
                         break
-                    s_chunk[s_to] = k
-                    a, a_end = s_offsets[s_ids[s_to]], s_offsets[s_ids[s_to] + 1]
+                    chunks.student[s_to] = k
+                    a, a_end = s.offsets[s.ids[s_to]], s.offsets[s.ids[s_to] + 1]
                 else:
-                    t_to += 1
-                    while t_to < m and t_offsets[t_ids[t_to]] == t_offsets[t_ids[t_to] + 1]:
-                        t_to += 1
+                    t_to = _next_with_symbols(t, t_to, m)
                     if t_to == m:
                         break
-                    t_chunk[t_to] = k
-                    b, b_end = t_offsets[t_ids[t_to]], t_offsets[t_ids[t_to] + 1]
+                    chunks.teacher[t_to] = k
+                    b, b_end = t.offsets[t.ids[t_to]], t.offsets[t.ids[t_to] + 1]
             if not together or s_to == n or t_to == m:
-                for x in range(i, min(s_to + 1, n)):
-                    s_chunk[x] = -1
-                for y in range(j, min(t_to + 1, m)):
-                    t_chunk[y] = -1
+                chunks.student[i : min(s_to + 1, n)] = -1
+                chunks.teacher[j : min(t_to + 1, m)] = -1
                 if not together:
-                    differs[d, 0], differs[d, 1] = i, j
+                    chunks.differs[d, 0], chunks.differs[d, 1] = i, j
                 break
-            correct[base + k] = True
+            chunks.correct[base + k] = True
             i, j, k = s_to + 1, t_to + 1, k + 1
-        num_chunks[d] = k
+        chunks.total[d] = k
+
+
+@inner_kernel
+def _next_with_symbols(side, i, stop):  # type: ignore[no-untyped-def]
+    """Return the next token after i that has symbols, or the end."""
+    i += 1
+    while i < stop and side.offsets[side.ids[i]] == side.offsets[side.ids[i] + 1]:
+        i += 1
+    return i
 
 
 @kernel
-def align_rest(  # type: ignore[no-untyped-def]
-    s_ids, s_bounds, s_symbols, s_offsets, t_ids, t_bounds, t_symbols, t_offsets, max_comb_len,
-    s_chunk, t_chunk, correct, num_chunks, differs,
-):  # fmt: skip
-    """Go on where `align_documents` found a difference; it fills the same arrays.
+def align_rest(s, t, max_comb_len, chunks):  # type: ignore[no-untyped-def]
+    """Go on where `align_documents` found a difference.
 
     Where symbols differ, both sides skip to the nearest place from which they agree again; the
     tokens between the shared boundaries around it are a stretch for `_align_stretch`.
     """
-    for d in range(len(num_chunks)):
-        i, j = differs[d, 0], differs[d, 1]
+    for d in range(len(chunks.total)):
+        i, j = chunks.differs[d, 0], chunks.differs[d, 1]
         if i < 0:
             continue
-        n, m = s_bounds[d + 1], t_bounds[d + 1]
-        k, base = num_chunks[d], s_bounds[d]
-        x, x_ends = _stream(s_ids, s_symbols, s_offsets, i, n)
-        y, y_ends = _stream(t_ids, t_symbols, t_offsets, j, m)
+        n, m = s.bounds[d + 1], t.bounds[d + 1]
+        k, base = chunks.total[d], s.bounds[d]
+        x, x_ends = _stream(s, i, n)
+        y, y_ends = _stream(t, j, m)
         p = q = np.int64(0)
-        is_other = np.int64(0)  # whether symbols differ since the last shared boundary
+        is_other = False  # whether symbols differ since the last shared boundary
         while p < len(x) and q < len(y):
             if x[p] == y[q]:
                 p, q = p + 1, q + 1
             else:
                 a, b = _skip(x, p, y, q)
-                is_other = np.int64(1)
+                is_other = True
                 if a < 0:
                     break
                 p, q = p + a, q + b
@@ -132,58 +147,47 @@ def align_rest(  # type: ignore[no-untyped-def]
             # A token's end in the past of a skip is no boundary: only p and q themselves count.
             if s_end >= 0 and t_end >= 0:
                 if is_other:
-                    k = _align_stretch(
-                        i, s_end, j, t_end, s_ids, s_symbols, s_offsets, t_ids, t_symbols,
-                        t_offsets, max_comb_len, k, base, s_chunk, t_chunk, correct,
-                    )  # fmt: skip
+                    k = _align_stretch(s, i, s_end, t, j, t_end, max_comb_len, k, base, chunks)
                 else:
-                    k = _emit(
-                        i, s_end, j, t_end, np.int64(1), k, base, s_ids, s_offsets, t_ids,
-                        t_offsets, s_chunk, t_chunk, correct,
-                    )  # fmt: skip
+                    _emit(s, i, s_end, t, j, t_end, k, chunks)
+                    chunks.correct[base + k] = True
+                    k += 1
                 i, j = s_end, t_end
-                is_other = np.int64(0)
+                is_other = False
         if is_other and n - i <= SMALL and m - j <= SMALL:
-            k = _align_stretch(
-                i, n, j, m, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets,
-                max_comb_len, k, base, s_chunk, t_chunk, correct,
-            )  # fmt: skip
-        num_chunks[d] = k
+            k = _align_stretch(s, i, n, t, j, m, max_comb_len, k, base, chunks)
+        chunks.total[d] = k
 
 
 @inner_kernel
-def _emit(  # type: ignore[no-untyped-def]
-    s_from, s_to, t_from, t_to, is_correct, k, base, s_ids, s_offsets, t_ids, t_offsets,
-    s_chunk, t_chunk, correct,
-):  # fmt: skip
-    """Write chunk k over the tokens [s_from, s_to) and [t_from, t_to); return k + 1."""
+def _emit(s, s_from, s_to, t, t_from, t_to, k, chunks):  # type: ignore[no-untyped-def]
+    """Write chunk k over the tokens [s_from, s_to) and [t_from, t_to)."""
     for i in range(s_from, s_to):
-        if s_offsets[s_ids[i] + 1] > s_offsets[s_ids[i]]:
-            s_chunk[i] = k
+        if s.offsets[s.ids[i] + 1] > s.offsets[s.ids[i]]:
+            chunks.student[i] = k
     for j in range(t_from, t_to):
-        if t_offsets[t_ids[j] + 1] > t_offsets[t_ids[j]]:
-            t_chunk[j] = k
-    correct[base + k] = is_correct != 0
-    return k + 1
+        if t.offsets[t.ids[j] + 1] > t.offsets[t.ids[j]]:
+            chunks.teacher[j] = k
 
 
 @inner_kernel
-def _stream(ids, symbols, offsets, start, stop):  # type: ignore[no-untyped-def]
+def _stream(side, start, stop):  # type: ignore[no-untyped-def]
     """Return the symbols of some tokens, and for each the token after the one that ends there.
 
     That is int64, and −1 within a token.
     """
     total = 0
     for i in range(start, stop):
-        total += offsets[ids[i] + 1] - offsets[ids[i]]
+        total += side.offsets[side.ids[i] + 1] - side.offsets[side.ids[i]]
     stream = np.empty(total, np.uint16)
-    ends = np.empty(total, np.int64)
+    ends = np.full(total, -1, np.int64)
     place = 0
     for i in range(start, stop):
-        for x in range(offsets[ids[i]], offsets[ids[i] + 1]):
-            stream[place] = symbols[x]
-            ends[place] = i + 1 if x + 1 == offsets[ids[i] + 1] else -1
+        for x in range(side.offsets[side.ids[i]], side.offsets[side.ids[i] + 1]):
+            stream[place] = side.symbols[x]
             place += 1
+            if x + 1 == side.offsets[side.ids[i] + 1]:
+                ends[place - 1] = i + 1
     return stream, ends
 
 
@@ -245,61 +249,41 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _equal(  # type: ignore[no-untyped-def]
-    i, num_s, j, num_t, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets, s_tokens,
-    t_tokens,
-):  # fmt: skip
-    """Return how many symbols num_s tokens before i and num_t before j share; 0 if they differ."""
-    length = other = 0
-    for x in range(i - num_s, i):
-        length += s_offsets[s_ids[s_tokens[x]] + 1] - s_offsets[s_ids[s_tokens[x]]]
-    for y in range(j - num_t, j):
-        other += t_offsets[t_ids[t_tokens[y]] + 1] - t_offsets[t_ids[t_tokens[y]]]
-    if length != other:
-        return 0
-    y = j - num_t
-    b = t_offsets[t_ids[t_tokens[y]]]
-    for x in range(i - num_s, i):
-        s_id = s_ids[s_tokens[x]]
-        for a in range(s_offsets[s_id], s_offsets[s_id + 1]):
-            if b == t_offsets[t_ids[t_tokens[y]] + 1]:
-                y += 1
-                b = t_offsets[t_ids[t_tokens[y]]]
-            if s_symbols[a] != t_symbols[b]:
-                return 0
-            b += 1
-    return length
+def _tokens(ends):  # type: ignore[no-untyped-def]
+    """Return the tokens of a stream that have symbols, and where those of each begin, and end."""
+    places = np.flatnonzero(ends >= 0)
+    starts = np.zeros(len(places) + 1, np.int64)
+    starts[1:] = places + 1
+    return ends[places] - 1, starts
 
 
 @inner_kernel
-def _with_symbols(ids, offsets, start, end):  # type: ignore[no-untyped-def]
-    tokens = np.empty(end - start, np.int64)
-    count = 0
-    for i in range(start, end):
-        if offsets[ids[i] + 1] > offsets[ids[i]]:
-            tokens[count] = i
-            count += 1
-    return tokens, count
+def _equal(x, x_from, x_to, y, y_from, y_to):  # type: ignore[no-untyped-def]
+    while x_from < x_to and y_from < y_to and x[x_from] == y[y_from]:
+        x_from, y_from = x_from + 1, y_from + 1
+    return x_from == x_to and y_from == y_to
 
 
 @inner_kernel
-def _text_between(ids, symbols, offsets, tokens, start, end):  # type: ignore[no-untyped-def]
-    """Narrow a range to what control tokens at its two ends leave; nothing if one is within."""
-    while start < end and symbols[offsets[ids[tokens[start]]]] >= CONTROL:
+def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
+    """Narrow a range of tokens to what control tokens at its ends leave; nothing if one is within.
+
+    A control token is one symbol.
+    """
+    while start < end and x[starts[start]] >= CONTROL:
         start += 1
-    while start < end and symbols[offsets[ids[tokens[end - 1]]]] >= CONTROL:
+    while start < end and x[starts[end - 1]] >= CONTROL:
         end -= 1
     for i in range(start, end):
-        if symbols[offsets[ids[tokens[i]]]] >= CONTROL:
+        if x[starts[i]] >= CONTROL:
             return start, start
     return start, end
 
 
 @inner_kernel
 def _align_stretch(  # type: ignore[no-untyped-def]
-    s_from, s_to, t_from, t_to, s_ids, s_symbols, s_offsets, t_ids, t_symbols, t_offsets,
-    max_comb_len, k, base, s_chunk, t_chunk, correct,
-):  # fmt: skip
+    s, s_from, s_to, t, t_from, t_to, max_comb_len, k, base, chunks
+):
     """Align the tokens of a stretch that differs: banded Needleman-Wunsch over groups of tokens.
 
     Groups of up to `max_comb_len` tokens on each side match if their symbols are equal; the most
@@ -307,8 +291,11 @@ def _align_stretch(  # type: ignore[no-untyped-def]
     is not correct, if it has text on both sides and no more than `max_comb_len` tokens on either.
     (Needleman and Wunsch, J. Mol. Biol. 48, 1970, with groups as in NeMo-RL's aligner.)
     """
-    s_tokens, n = _with_symbols(s_ids, s_offsets, s_from, s_to)
-    t_tokens, m = _with_symbols(t_ids, t_offsets, t_from, t_to)
+    x, x_ends = _stream(s, s_from, s_to)
+    y, y_ends = _stream(t, t_from, t_to)
+    s_tokens, s_starts = _tokens(x_ends)
+    t_tokens, t_starts = _tokens(y_ends)
+    n, m = len(s_tokens), len(t_tokens)
     if n == 0 or m == 0:
         return k
     max_comb_len = min(max_comb_len, max(n, m))  # so that a step fits into its int32
@@ -329,12 +316,12 @@ def _align_stretch(  # type: ignore[no-untyped-def]
                 for num_t in range(1, min(max_comb_len, j) + 1):
                     before = j - num_t - low[i - num_s]
                     if 0 <= before < width:
-                        length = _equal(
-                            np.int64(i), np.int64(num_s), j, np.int64(num_t), s_ids, s_symbols,
-                            s_offsets, t_ids, t_symbols, t_offsets, s_tokens, t_tokens,
-                        )  # fmt: skip
+                        length = s_starts[i] - s_starts[i - num_s]
                         gain = score[i - num_s, before] + 256 * length + 1
-                        if length > 0 and gain > best:
+                        if gain > best and _equal(
+                            x, s_starts[i - num_s], s_starts[i],
+                            y, t_starts[j - num_t], t_starts[j],
+                        ):  # fmt: skip
                             best, step[i, c] = gain, 2 + num_s * (max_comb_len + 1) + num_t
             score[i, c] = max(best, 0)
     # Walk back, and write the matches in order, with what is left between them.
@@ -359,22 +346,18 @@ def _align_stretch(  # type: ignore[no-untyped-def]
     s_end = t_end = np.int64(0)
     for index in range(count, -1, -1):
         to_i, to_j = (n, m) if index == 0 else (matches[index - 1, 0], matches[index - 1, 2])
-        s_first, s_last = _text_between(s_ids, s_symbols, s_offsets, s_tokens, s_end, to_i)
-        t_first, t_last = _text_between(t_ids, t_symbols, t_offsets, t_tokens, t_end, to_j)
-        if 0 < s_last - s_first <= max_comb_len and 0 < t_last - t_first <= max_comb_len:
-            k = _emit(
-                s_tokens[s_first], s_tokens[s_last - 1] + 1,
-                t_tokens[t_first], t_tokens[t_last - 1] + 1,
-                np.int64(0), k, base, s_ids, s_offsets, t_ids, t_offsets,
-                s_chunk, t_chunk, correct,
-            )  # fmt: skip
+        a, a_end = _text_between(x, s_starts, s_end, to_i)
+        b, b_end = _text_between(y, t_starts, t_end, to_j)
+        if 0 < a_end - a <= max_comb_len and 0 < b_end - b <= max_comb_len:
+            s_stop, t_stop = s_tokens[a_end - 1] + 1, t_tokens[b_end - 1] + 1
+            _emit(s, s_tokens[a], s_stop, t, t_tokens[b], t_stop, k, chunks)
+            k += 1
         if index > 0:
             s_end, t_end = matches[index - 1, 1], matches[index - 1, 3]
-            k = _emit(
-                s_tokens[to_i], s_tokens[s_end - 1] + 1, t_tokens[to_j], t_tokens[t_end - 1] + 1,
-                np.int64(1), k, base, s_ids, s_offsets, t_ids, t_offsets,
-                s_chunk, t_chunk, correct,
-            )  # fmt: skip
+            s_stop, t_stop = s_tokens[s_end - 1] + 1, t_tokens[t_end - 1] + 1
+            _emit(s, s_tokens[to_i], s_stop, t, t_tokens[to_j], t_stop, k, chunks)
+            chunks.correct[base + k] = True
+            k += 1
     return k
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.vocab.table import TokenTable, TokenType
+
+
+class FlatIds(NamedTuple):
+    """Checked ids of many documents: document d is `ids[bounds[d]:bounds[d + 1]]`."""
+
+    ids: NDArray[np.int32]
+    bounds: NDArray[np.int64]
 
 
 class SymbolTable:
@@ -51,8 +58,8 @@ class SymbolTable:
             raise ValueError(f"{self.side} id {ids[first]} at {place(first)} {problem}")
         return ids.astype(np.int32, copy=False)
 
-    def flat(self, token_ids: Any, bounds: Any) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return ids as int32 `[tokens]` and offsets as int64 `[documents + 1]`."""
+    def flat(self, token_ids: Any, bounds: Any) -> FlatIds:
+        """Return flat ids and their offsets, checked."""
         ids, offsets = to_array(token_ids), to_array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise ValueError(f"{self.side}_ids are not a flat array of integers")
@@ -62,7 +69,12 @@ class SymbolTable:
             raise ValueError(
                 f"{self.side}_offsets do not rise from 0 to the number of ids, {len(ids)}"
             )
-        return self.check(ids, lambda index: _place(offsets, index)), offsets.astype(np.int64)
+
+        def place(index: int) -> list[int]:
+            document = int(np.searchsorted(offsets, index, side="right")) - 1
+            return [document, int(index - offsets[document])]
+
+        return FlatIds(self.check(ids, place), offsets.astype(np.int64))
 
     def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         """Tell which ids `[B, T]` are padding, as far as that can be told without a mask."""
@@ -194,10 +206,3 @@ def _as_array(values: Any, dtype: Any) -> NDArray[Any]:
         values = values.detach().cpu()
         values = values.double() if values.is_floating_point() else values
     return np.asarray(values, dtype)
-
-
-def _place(bounds: NDArray[Any], index: int) -> list[int]:
-    """Return where a token is: `[t]` in the only document, else `[document, t]`."""
-    row = int(np.searchsorted(bounds, index, side="right")) - 1
-    place = int(index - bounds[row])
-    return [row, place] if len(bounds) > 2 else [place]
