@@ -220,15 +220,6 @@ def test_in_workers(collator: DistillationCollator, context: str) -> None:
         assert_same(batch, collator((TEXTS * 2)[start : start + 2]))
 
 
-def test_transformers_tokenizers(small: Any, collator: DistillationCollator) -> None:
-    from transformers import AutoTokenizer
-
-    loaded = [
-        AutoTokenizer.from_pretrained(small / n) for n in ("small-digits", "small-byte-level")
-    ]
-    assert_same(DistillationCollator(*loaded)(TEXTS), collator(TEXTS))
-
-
 def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> None:
     with pytest.raises(ValueError, match="a batch needs samples"):
         collator([])

@@ -119,7 +119,7 @@ def first_batch(one: Any) -> dict[str, Any]:
 # small-hf is a SentencePiece model, whose text GOLD itself cannot align.
 PAIRS = [
     ("small-digits", "small-byte-level", "p-kl"), ("small-hf", "small-byte-level", "gold"),
-    ("small-digits", "small-hf", "h-kl"), ("small-hf", "small-digits", "gold"),
+    ("small-digits", "small-hf", "h-kl"),
 ]  # fmt: skip
 
 
@@ -305,23 +305,17 @@ def test_trl_without_what_is_needed(gold: Any, monkeypatch: pytest.MonkeyPatch) 
     stub: Any = ModuleType("trl.experimental.gold")
     stub.GOLDConfig = SimpleNamespace(__dataclass_fields__=fields)
     stub.GOLDTrainer = SimpleNamespace(compute_loss=1, prediction_step=1, _prepare_inputs=1)
-    hint = r"install TRL 1\.14 to 1\.16: pip install 'trl>=1\.14,<1\.17'"
-    monkeypatch.setattr(sys.modules["trl"], "__version__", "1.13.0")
-    with pytest.raises(XtokError, match=rf"^TRL 1\.13\.0 is too old: its GOLD .* \({hint}\)$"):
-        gold._gold()
-    monkeypatch.setattr(sys.modules["trl"], "__version__", "2.0.0")
-    monkeypatch.setitem(sys.modules, "trl.experimental.gold", stub)
-    with pytest.raises(
-        XtokError,
-        match=r"^the GOLDTrainer of TRL 2\.0\.0 has no _fill_buffer, "
-        rf"_prepare_dataset_with_original_text, use_extended_uld \({hint}\)$",
+    for version, module, problem in (
+        ("1.13.0", stub, r"^TRL 1\.13\.0 is too old"),
+        ("2.0.0", stub, "no _fill_buffer, _prepare_dataset_with_original_text, use_extended_uld"),
+        ("2.0.0", None, r"^TRL 2\.0\.0 has no GOLDTrainer"),
     ):
-        gold._gold()
-    monkeypatch.setitem(sys.modules, "trl.experimental.gold", None)
-    with pytest.raises(XtokError, match=rf"^TRL 2\.0\.0 has no GOLDTrainer \({hint}\)$"):
-        gold._gold()
+        monkeypatch.setattr(sys.modules["trl"], "__version__", version)
+        monkeypatch.setitem(sys.modules, "trl.experimental.gold", module)
+        with pytest.raises(XtokError, match=problem):
+            gold._gold()
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(XtokError, match=rf"^TRL is not installed \({hint}\)$"):
+    with pytest.raises(XtokError, match=r"^TRL is not installed .*'trl>=1\.14,<1\.17'"):
         gold._gold()
 
 

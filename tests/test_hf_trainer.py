@@ -156,7 +156,7 @@ def test_accumulated_gradients_are_those_of_one_batch(
     collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path, loss: LossName
 ) -> None:
     found = []
-    for batch_size, steps in ((4, 1), (2, 2), (1, 4)):
+    for batch_size, steps in ((4, 1), (1, 4)):
         gradients = FirstGradients()
         one = trainer(
             collator,
@@ -172,12 +172,11 @@ def test_accumulated_gradients_are_those_of_one_batch(
         )
         one.train()
         found.append((logged(one)[0], gradients.found))
-    (first, whole), *others = found
+    (first, whole), (other_loss, other) = found
     assert len(whole) == 12
-    for other_loss, other in others:
-        assert other_loss == pytest.approx(first, rel=1e-6)
-        for name, gradient in whole.items():
-            torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
+    assert other_loss == pytest.approx(first, rel=1e-6)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
 
 
 def test_bf16_evaluation_and_resuming(
@@ -314,7 +313,7 @@ def test_what_does_not_fit_is_refused(
     sentencepiece: Tokenizer,
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(XtokError, match=r"^p-kl needs a map \(give projection=\)$"):
+    with pytest.raises(XtokError, match=r"^p-kl needs a map .* projection= of a trainer"):
         trainer(collator, arguments(tmp_path))
     wrong = xtok.build(collator.teachers[0], collator.student)
     with pytest.raises(XtokError, match=r"^the student of the map .* has other tokens than"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from test_module import random_map
-from test_projection_map import GOOD, SLOT
+from test_projection_map import GOOD
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError
@@ -150,31 +150,6 @@ def nemo_map(indices: Any, weights: Any, width: int) -> ProjectionMap:
     )
 
 
-# Values by hand
-
-
-def test_p_kl_of_two_coins() -> None:
-    even = torch.zeros(1, 1, 4, dtype=torch.float64, requires_grad=True)
-    teacher = torch.full((1, 1, 6), -torch.inf, dtype=torch.float64)
-    teacher[0, 0, [3, 5]] = torch.tensor([log(0.75), log(0.25)], dtype=torch.float64)
-    # A quarter each for the rows 0, 2, 3: 0.1875 on token 3, 0.25 on token 5.
-    loss = p_kl(even, teacher, ProjectionModule(GOOD), alignment([[0]], [[0]]), PKLConfig(top_k=2))
-    share = 0.1875 / 0.4375
-    expected = 0.75 * log(0.75 / share) + 0.25 * log(0.25 / (1 - share))
-    assert float(loss.detach()) == pytest.approx(expected, abs=1e-8)
-
-
-def test_gold_of_one_pair() -> None:
-    student = torch.tensor([[[log(0.5), log(0.3), log(0.2)]]], requires_grad=True)
-    teacher = torch.tensor([[[log(0.1), log(0.25), log(0.65)]]])
-    pairs = made_pairs([(0, 1)], (3, 3))
-    loss = gold(student, teacher, pairs, alignment([[0]], [[0]]))
-    expected = 0.25 * log(0.25 / 0.5) + abs(0.3 - 0.65) + abs(0.2 - 0.1)
-    assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
-    first = gold(student, teacher, pairs, alignment([[0]], [[0]]), GoldConfig(uncommon_topk=1))
-    assert float(loss.detach() - first.detach()) == pytest.approx(0.1, abs=1e-6)
-
-
 # Plain twins
 
 
@@ -237,20 +212,6 @@ def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
     assert torch.autograd.gradcheck(loss, (student, weights), atol=1e-6)
 
 
-def test_learning_a_map_with_p_kl_lowers_the_loss() -> None:
-    student, teacher = logits(dtype=torch.float32)
-    module = ProjectionModule(random_map(10, 13), learnable=True)
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = p_kl(student.detach(), teacher, module, ALIGNED)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.95 * losses[0]
-
-
 def test_blocks_and_strides_do_not_change_p_kl(monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher = logits()
     module = ProjectionModule(random_map(10, 13), learnable=True)
@@ -300,7 +261,7 @@ def test_the_two_sides_may_be_of_different_types(name: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("name", ["gold", "same"])
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     student, teacher = logits(seed=3)
-    assert torch.autograd.gradcheck(lambda s: some_loss(name, s, teacher), student)
+    assert torch.autograd.gradcheck(lambda s: some_loss(name, s, teacher), student, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])
@@ -506,10 +467,8 @@ def test_heavy_pairs() -> None:
     found = exact_pairs(contested, threshold=0.6)  # the heaviest, and of these the lowest id
     assert found.student_ids.tolist() == [1, 3]
     assert found.teacher_ids.tolist() == [5, 1]
-    slot = replace(contested, scale_slot=np.ones(4, np.uint8), student_ids=GOOD.student_ids[:4])
-    slot = replace(slot, student_ids=np.array([0, 1, 2, 3], np.int32))
-    assert exact_pairs(slot, threshold=0.6).student_ids.tolist() == []
-    assert SLOT.tolist() == [1, 0, 0, 1]
+    slots = replace(contested, scale_slot=np.ones(4, np.uint8))
+    assert exact_pairs(slots, threshold=0.6).student_ids.tolist() == []
 
 
 # Same tokenizer, several teachers, cross-entropy

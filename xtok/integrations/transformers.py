@@ -15,22 +15,20 @@ from xtok.training.losses.config import CombineConfig
 from xtok.training.objective import Loss, Objective, Projection, Terms, make_objective
 
 
-class LogsTerms:
-    """A `Trainer` that logs what its loss is made of, beside the total.
+class Distils:
+    """What trainers of any library share: an objective, its teachers, and what they log.
 
     Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
     targets that are in a chunk), means over the same optimizer steps and over all processes.
     """
 
+    loss_is_scaled_for_ga = True
+
     state: Any
     accelerator: Any
+    objective: Objective
     _sums: Tensor | None = None
     _logged_at = 0
-
-    def add_terms(self, terms: Terms) -> None:
-        """Add what a batch's share of an optimizer step is made of."""
-        new = torch.stack([term.float() for term in terms[1:]])
-        self._sums = new if self._sums is None else self._sums + new
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, with the terms beside the total."""
@@ -41,13 +39,63 @@ class LogsTerms:
             self._sums, self._logged_at = None, self.state.global_step
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
+    def _count(self, batches: Sequence[dict[str, Any]]) -> Tensor:
+        """Return the sum of the batches' counts over all processes, int64 `[1 + teachers]`."""
+        counts = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64)
+        for batch in batches:
+            counts += self.objective.count(batch).cpu()
+        summed: Tensor = self.accelerator.reduce(counts.to(self.accelerator.device), "sum")
+        return summed
 
-class DistillationTrainer(LogsTerms, Trainer):
+    def _loss(
+        self,
+        model: Any,
+        teachers: Sequence[Any],
+        batch: dict[str, Any],
+        totals: Tensor | None,
+        *,
+        outputs: bool,
+    ) -> Any:
+        """Run the models on a prepared batch; return the loss, and the student's outputs if asked.
+
+        Processes average their gradients, so a share of all their terms is multiplied by their
+        number.
+        """
+
+        def run(of: Any, side: dict[str, Any]) -> Any:
+            mask = side["attention_mask"]
+            return of(input_ids=side["input_ids"], attention_mask=mask, use_cache=False)
+
+        of_student = run(model, batch)
+        with torch.no_grad():
+            logits = [
+                run(teacher.eval(), side).logits
+                for teacher, side in zip(teachers, batch["teachers"], strict=True)
+            ]
+        terms = self.objective.terms(of_student.logits, logits, batch, totals)
+        loss = terms.loss
+        if totals is not None:
+            new = torch.stack([term.float() for term in terms[1:]])
+            self._sums = new if self._sums is None else self._sums + new
+            loss = loss * self.accelerator.num_processes
+        return (loss, of_student) if outputs else loss
+
+
+def require_one_device(args: Any) -> None:
+    """Raise an `XtokError` where a `Trainer` would split batches among GPUs by itself."""
+    if args.n_gpu > 1:
+        raise XtokError(
+            f"one process with {args.n_gpu} GPUs would split batches, alignments aside",
+            hint="start a process per GPU: torchrun --nproc-per-node N script.py",
+        )
+
+
+class DistillationTrainer(Distils, Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that distils teachers with other tokenizers into its model.
 
     It minimizes the distillation losses plus the cross-entropy, as `combine` weighs them. The loss
     is exact over gradient accumulation and processes: the mean over the chunks and targets of all
-    batches of an optimizer's step. What it is made of is logged beside it (`LogsTerms`). Only the
+    batches of an optimizer's step. What it is made of is logged beside it (`Distils`). Only the
     model is trained and saved, not the teachers.
 
     Args:
@@ -69,8 +117,6 @@ class DistillationTrainer(LogsTerms, Trainer):
         XtokError: if a map is missing or of other tokenizers, or for several GPUs in one process.
         ValueError: if numbers of teachers, losses and maps do not fit.
     """
-
-    loss_is_scaled_for_ga = True
 
     def __init__(
         self,
@@ -99,7 +145,7 @@ class DistillationTrainer(LogsTerms, Trainer):
             self.accelerator.prepare_model(teacher.requires_grad_(False), evaluation_mode=True)
             for teacher in models
         ]
-        self.objective: Objective = make_objective(
+        self.objective = make_objective(
             data_collator,
             loss,
             projection,
@@ -113,7 +159,7 @@ class DistillationTrainer(LogsTerms, Trainer):
         batches, _ = super().get_batch_samples(*args, **kwargs)
         device = self.accelerator.device
         prepared = [prepare(batch, device) for batch in batches]
-        return batches, all_counts(self, self.objective, prepared)
+        return batches, self._count(prepared)
 
     def compute_loss(
         self,
@@ -125,57 +171,4 @@ class DistillationTrainer(LogsTerms, Trainer):
         """Return the loss of one batch: in training its share, in evaluation its mean."""
         batch = prepare(inputs, self.accelerator.device)
         totals = num_items_in_batch if model.training else None
-        return loss_of(
-            self, self.objective, model, self.teachers, batch, totals, outputs=return_outputs
-        )
-
-
-def require_one_device(args: Any) -> None:
-    """Raise an `XtokError` where a `Trainer` would split batches among GPUs by itself."""
-    if args.n_gpu > 1:
-        raise XtokError(
-            f"one process with {args.n_gpu} GPUs would split batches, alignments aside",
-            hint="start a process per GPU: torchrun --nproc-per-node N script.py",
-        )
-
-
-def all_counts(trainer: Any, objective: Objective, batches: Sequence[dict[str, Any]]) -> Tensor:
-    """Return the sum of the batches' counts over all processes, int64 `[1 + teachers]`."""
-    counts = torch.zeros(1 + len(objective.losses), dtype=torch.int64)
-    for batch in batches:
-        counts += objective.count(batch).cpu()
-    summed: Tensor = trainer.accelerator.reduce(counts.to(trainer.accelerator.device), "sum")
-    return summed
-
-
-def loss_of(
-    trainer: Any,
-    objective: Objective,
-    model: Any,
-    teachers: Sequence[Any],
-    batch: dict[str, Any],
-    totals: Tensor | None,
-    *,
-    outputs: bool,
-) -> Any:
-    """Run the models on a prepared batch; return the loss, and the student's outputs if asked.
-
-    Processes average their gradients, so a share of all their terms is multiplied by their number.
-    """
-    of_student = model(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
-    )
-    logits = []
-    with torch.no_grad():
-        for teacher, side in zip(teachers, batch["teachers"], strict=True):
-            teacher.eval()
-            of_teacher = teacher(
-                input_ids=side["input_ids"], attention_mask=side["attention_mask"], use_cache=False
-            )
-            logits.append(of_teacher.logits)
-    terms = objective.terms(of_student.logits, logits, batch, totals)
-    loss = terms.loss
-    if totals is not None:
-        trainer.add_terms(terms)
-        loss = loss * trainer.accelerator.num_processes
-    return (loss, of_student) if outputs else loss
+        return self._loss(model, self.teachers, batch, totals, outputs=return_outputs)

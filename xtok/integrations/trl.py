@@ -9,17 +9,17 @@ from typing import Any
 from packaging.version import Version
 
 from xtok.errors import XtokError
-from xtok.integrations.transformers import LogsTerms, all_counts, loss_of, require_one_device
+from xtok.integrations.transformers import Distils, require_one_device
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.objective import Loss, Objective, Projection, make_objective
+from xtok.training.objective import Loss, Projection, make_objective
 
 OLDEST = "1.14"
 """The first TRL whose GOLD prepares texts for tokenizers that are not byte-level."""
 
-WORKS_WITH = "1.14 to 1.16"
-"""The versions of TRL that the tests were run with."""
+INSTALL = "install TRL 1.14 to 1.16: pip install 'trl>=1.14,<1.17'"
+"""The versions that the tests were run with."""
 
 _HOOKS = (
     "compute_loss", "prediction_step", "_fill_buffer", "_prepare_inputs",
@@ -31,39 +31,32 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-_RANGE = ">=1.14,<1.17"
-
-
 def _gold() -> tuple[type, type]:
     """Return TRL's `GOLDTrainer` and `GOLDConfig`, if they have what this module builds on."""
-    hint = f"install TRL {WORKS_WITH}: pip install 'trl{_RANGE}'"
     try:
         import trl
     except ImportError:
-        raise XtokError("TRL is not installed", hint=hint) from None
+        raise XtokError("TRL is not installed", hint=INSTALL) from None
+    version = f"TRL {trl.__version__}"
     if Version(trl.__version__) < Version(OLDEST):
-        raise XtokError(
-            f"TRL {trl.__version__} is too old: its GOLD takes byte-level tokenizers only",
-            hint=hint,
-        )
+        problem = f"{version} is too old: its GOLD takes byte-level tokenizers only"
+        raise XtokError(problem, hint=INSTALL)
     try:
         from trl.experimental.gold import GOLDConfig, GOLDTrainer
     except ImportError:
-        raise XtokError(f"TRL {trl.__version__} has no GOLDTrainer", hint=hint) from None
+        raise XtokError(f"{version} has no GOLDTrainer", hint=INSTALL) from None
     fields = getattr(GOLDConfig, "__dataclass_fields__", {})
     missing = [name for name in _HOOKS if not hasattr(GOLDTrainer, name)]
     missing += [name for name in _OPTIONS if name not in fields]
     if missing:
-        raise XtokError(
-            f"the GOLDTrainer of TRL {trl.__version__} has no {', '.join(missing)}", hint=hint
-        )
+        raise XtokError(f"the GOLDTrainer of {version} has no {', '.join(missing)}", hint=INSTALL)
     return GOLDTrainer, GOLDConfig
 
 
 _GOLDTrainer, GOLDConfig = _gold()
 
 
-class XTokGOLDTrainer(LogsTerms, _GOLDTrainer):  # type: ignore[misc, valid-type]
+class XTokGOLDTrainer(Distils, _GOLDTrainer):  # type: ignore[misc, valid-type]
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
     On policy (`lmbda` > 0) the student generates, and the teacher reads the same bytes, spelled in
@@ -89,8 +82,6 @@ class XTokGOLDTrainer(LogsTerms, _GOLDTrainer):  # type: ignore[misc, valid-type
         XtokError: if a map is missing or of other tokenizers, for vision models, and for several
             GPUs in one process.
     """
-
-    loss_is_scaled_for_ga = True
 
     def __init__(
         self,
@@ -128,7 +119,7 @@ class XTokGOLDTrainer(LogsTerms, _GOLDTrainer):  # type: ignore[misc, valid-type
         self.distillation_collator = DistillationCollator(
             student, teacher, teacher_templates=[teacher_template]
         )
-        self.objective: Objective = make_objective(
+        self.objective = make_objective(
             self.distillation_collator,
             loss,
             projection,
@@ -145,7 +136,7 @@ class XTokGOLDTrainer(LogsTerms, _GOLDTrainer):  # type: ignore[misc, valid-type
         """Make the batches of an optimizer's step at once: their terms are counted together."""
         super()._fill_buffer(generation_batch, buffer_steps)
         batches = [self._aligned(inputs) for inputs in self._buffered_inputs]
-        totals = all_counts(self, self.objective, batches)
+        totals = self._count(batches)
         for inputs, batch in zip(self._buffered_inputs, batches, strict=True):
             inputs["_xtok"] = (batch, totals)
 
@@ -158,8 +149,7 @@ class XTokGOLDTrainer(LogsTerms, _GOLDTrainer):  # type: ignore[misc, valid-type
     ) -> Any:
         """Return the loss of one batch: in training its share, in evaluation its mean."""
         batch, totals = inputs.get("_xtok") or (self._aligned(inputs), None)
-        teachers = [self.teacher_model]
-        return loss_of(self, self.objective, model, teachers, batch, totals, outputs=return_outputs)
+        return self._loss(model, [self.teacher_model], batch, totals, outputs=return_outputs)
 
     def _aligned(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return GOLD's batch as a prepared batch of the collator."""

@@ -37,11 +37,8 @@ class _Row(NamedTuple):
     conversation: Conversation | None = None
 
 
-class _Run(NamedTuple):
-    """Neighbouring tokens of the student that are all targets, or all not."""
-
-    ids: list[int]
-    is_target: bool
+Run = tuple[list[int], bool]
+"""Neighbouring tokens that are all targets, or all not."""
 
 
 class DistillationCollator:
@@ -111,14 +108,14 @@ class DistillationCollator:
         """
         if not samples:
             raise ValueError("a batch needs samples")
-        chats = [_messages(sample) for sample in samples]
-        own = self._read(self.student, self.student_template, samples, chats)
+        read = [_read(sample) for sample in samples]
+        own = self._rows(self.student, self.student_template, read)
         batch = _pad(own, self.student, self.max_length)
         batch["teachers"] = []
         for teacher, template, aligner in zip(
             self.teachers, self.teacher_templates, self.aligners, strict=True
         ):
-            theirs = self._read(teacher, template, samples, chats)
+            theirs = self._rows(teacher, template, read)
             alignments = [self._align(aligner, *rows) for rows in zip(own, theirs, strict=True)]
             side = _pad(theirs, teacher, self.max_length)
             side["alignment"] = _in_batch(alignments, batch, side)
@@ -167,9 +164,9 @@ class DistillationCollator:
         ]
         sides: list[dict[str, Any]] = []
         for number, teacher in enumerate(self.teachers):
-            spelled = iter(self._retokenizers[number]([run.ids for row in rows for run in row]))
+            spelled = iter(self._retokenizers[number]([ids for row in rows for ids, _ in row]))
             theirs = [
-                self._teacher_row(number, [(next(spelled), run.is_target) for run in row], prompt)
+                self._teacher_row(number, [(next(spelled), flag) for _, flag in row], prompt)
                 for row, prompt in zip(rows, prompts or [None] * len(rows), strict=True)
             ]
             side = _pad(theirs, teacher, self.max_length)
@@ -190,12 +187,7 @@ class DistillationCollator:
             "teachers": sides,
         }
 
-    def _teacher_row(
-        self,
-        number: int,
-        parts: list[tuple[list[int], bool]],
-        prompt: Mapping[str, Any] | None,
-    ) -> _Row:
+    def _teacher_row(self, number: int, parts: list[Run], prompt: Mapping[str, Any] | None) -> _Row:
         """Return a row as a teacher reads it, with its own beginning."""
         teacher = self.teachers[number]
         if prompt is not None:
@@ -218,30 +210,27 @@ class DistillationCollator:
         flags = [flag for part, flag in parts for _ in part]
         return _Row(np.array(ids, np.int64), np.array(flags, np.bool_))
 
-    def _read(
+    def _rows(
         self,
         tokenizer: Tokenizer,
         template: str | Path | None,
-        samples: Sequence[Sample],
-        chats: Sequence[Mapping[str, Any] | None],
+        samples: Sequence[str | Mapping[str, Any]],
     ) -> list[_Row]:
-        """Return the samples as one side reads them, whole."""
+        """Return texts and conversations as one side reads them, whole."""
         roles = tokenizer.table.roles
         begin, end = (
             roles.get(role, ())[:1] if wanted else ()
             for role, wanted in (("bos", self.bos), ("eos", self.eos))
         )
-        texts = [_text(s) for s, chat in zip(samples, chats, strict=True) if chat is None]
-        encoded = iter(tokenizer.encode_batch(texts))
+        encoded = iter(tokenizer.encode_batch([s for s in samples if isinstance(s, str)]))
         rows = []
-        for chat in chats:
-            if chat is None:
+        for sample in samples:
+            if isinstance(sample, str):
                 ids = np.array([*begin, *next(encoded), *end], np.int64)
                 rows.append(_Row(ids, np.ones(len(ids), np.bool_)))
             else:
-                shown = render(
-                    tokenizer, chat["messages"], tools=chat.get("tools"), template=template
-                )
+                tools = sample.get("tools")
+                shown = render(tokenizer, sample["messages"], tools=tools, template=template)
                 rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 
@@ -300,28 +289,24 @@ def predicted(ids: torch.Tensor, fill: int = IGNORED) -> torch.Tensor:
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
 
 
-def _runs(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[_Run]:
+def _runs(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Run]:
     cuts = np.flatnonzero(np.diff(is_target)) + 1
     flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
-    return [_Run(p.tolist(), f) for p, f in zip(np.split(ids, cuts), flags, strict=False)]
+    return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]
 
 
-def _messages(sample: Sample) -> Mapping[str, Any] | None:
-    """Return a conversation as a mapping, and None for a text."""
-    if isinstance(sample, str) or (isinstance(sample, Mapping) and "text" in sample):
-        return None
+def _read(sample: Sample) -> str | Mapping[str, Any]:
+    """Return a text, or a conversation as a mapping."""
+    text = sample["text"] if isinstance(sample, Mapping) and "text" in sample else sample
+    if isinstance(text, str):
+        return text
+    if text is not sample:
+        raise ValueError(f"a text is {type(text).__name__}, and must be a str")
     if isinstance(sample, Mapping) and "messages" in sample:
         return sample
     if isinstance(sample, Sequence) and all(isinstance(m, Mapping) for m in sample):
         return {"messages": sample}
     raise ValueError(f"a sample is {type(sample).__name__}: neither a text nor a conversation")
-
-
-def _text(sample: Sample) -> str:
-    text = sample["text"] if isinstance(sample, Mapping) else sample
-    if not isinstance(text, str):
-        raise ValueError(f"a text is {type(text).__name__}, and must be a str")
-    return text
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:

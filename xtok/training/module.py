@@ -192,7 +192,8 @@ def project_token_likelihoods(
     function, outside of compiled graphs.
     """
     flat = student_probs.reshape(-1, student_probs.shape[-1])
-    projected: Tensor = _Project.apply(flat, student_ids, offsets, weights, columns)  # type: ignore[no-untyped-call]
+    restricted = restrict(student_ids, offsets, columns)
+    projected: Tensor = _Project.apply(flat, weights[restricted.picked], restricted)  # type: ignore[no-untyped-call]
     return projected.reshape(*student_probs.shape[:-1], projected.shape[-1])
 
 
@@ -278,19 +279,11 @@ def work_dtype(*tensors: Tensor) -> torch.dtype:
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        probs: Tensor,
-        student_ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor,
-        columns: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, probs: Tensor, weights: Tensor, restricted: Restricted) -> Tensor:
         dtype = work_dtype(probs)
-        restricted = restrict(student_ids, offsets, columns)
-        matrix, ctx.matrix = sparse_pair(restricted, weights[restricted.picked].to(dtype))
-        ctx.save_for_backward(probs, weights)
-        ctx.restricted = restricted
+        matrix, ctx.matrix = sparse_pair(restricted, weights.to(dtype))
+        ctx.save_for_backward(probs)
+        ctx.restricted, ctx.weights_dtype = restricted, weights.dtype
         out = probs.new_empty((len(probs), restricted.num_columns), dtype=dtype)
         for block in _blocks(probs, restricted):
             part = probs[block].index_select(1, restricted.used).to(dtype)
@@ -299,22 +292,19 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        probs, weights = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (probs,) = ctx.saved_tensors
         dtype, restricted = work_dtype(probs), ctx.restricted
         grad_probs = torch.zeros_like(probs)
         grad_entries = torch.zeros(len(restricted.picked), dtype=dtype, device=probs.device)
         for block in _blocks(probs, restricted):
             back = grad[block].to(dtype).t().contiguous()
             grad_probs[block, restricted.used] = multiply(ctx.matrix, back).t().to(probs.dtype)
-            if ctx.needs_input_grad[3]:
+            if ctx.needs_input_grad[1]:
                 part = probs[block].index_select(1, restricted.used).to(dtype).t().contiguous()
                 grad_entries += entry_gradient(restricted, part, back)
-        if not ctx.needs_input_grad[3]:
-            return grad_probs, None, None, None, None
-        grad_weights = torch.zeros_like(weights)
-        grad_weights[restricted.picked] = grad_entries.to(weights.dtype)
-        return grad_probs, None, None, grad_weights, None
+        to_weights = grad_entries.to(ctx.weights_dtype) if ctx.needs_input_grad[1] else None
+        return grad_probs, to_weights, None
 
 
 def _blocks(probs: Tensor, restricted: Restricted) -> Iterator[slice]:

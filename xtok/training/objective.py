@@ -20,7 +20,7 @@ from xtok.training.collator import DistillationCollator
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.event_kl import EventIndex, event_index
-from xtok.training.losses.named import NEED_A_MAP, BatchLoss, LossName, make_loss
+from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.module import ProjectionModule
 
 Loss = LossName | BatchLoss
@@ -141,25 +141,15 @@ def make_objective(
     made = []
     for teacher, loss, of_pair in zip(teachers, names, maps, strict=True):
         module: ProjectionModule | EventIndex | None = None
-        if loss == "event-kl" and of_pair is not None:
-            module = _event_index(of_pair, collator.student, teacher)
-        elif loss == "teacher-to-student-kl" and of_pair is not None:
-            module = _module(of_pair, teacher, collator.student)
-        elif of_pair is not None:
-            module = _module(of_pair, collator.student, teacher)
-        if isinstance(loss, BatchLoss):
-            made.append(loss)
-            continue
-        if module is None and loss in NEED_A_MAP:
-            kind = "an event map" if loss == "event-kl" else "a map"
-            raise XtokError(f"{loss} needs {kind}", hint="give {option}", parameter="projection")
-        made.append(
-            make_loss(
-                loss,
-                module=module if module is None else module.to(device),
-                temperature=temperature,
-            )
-        )
+        if of_pair is not None:
+            read = _event_index if loss == "event-kl" else _module
+            sides = (collator.student, teacher)
+            if loss == "teacher-to-student-kl":
+                sides = (teacher, collator.student)
+            module = read(of_pair, *sides).to(device)
+        if not isinstance(loss, BatchLoss):
+            loss = make_loss(loss, module=module, temperature=temperature)
+        made.append(loss)
     return Objective(
         losses=made, teacher_weights=teacher_weights, combine=combine or CombineConfig()
     )

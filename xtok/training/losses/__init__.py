@@ -19,10 +19,9 @@ from xtok.training.losses.config import (
     SameTokenizerConfig,
 )
 from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
-from xtok.training.losses.gold import gold
+from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
-from xtok.training.losses.pairs import ExactPairs, exact_pairs
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 
 __all__ = [

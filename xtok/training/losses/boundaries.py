@@ -31,8 +31,9 @@ def boundary_loss(
 ) -> Tensor:
     """Return τ² times the mean of a comparison over all positions where both sides begin a chunk.
 
-    Chunks are those of `predicted_starts`. Positions are compared in blocks; the gradient, in the
-    student's dtype, is computed with the loss, and used up by `backward`, which can run once.
+    Chunks whose first token nothing predicts do not count. Positions are compared in blocks; the
+    gradient, in the student's dtype, is computed with the loss, and used up by `backward`, which
+    can run once.
 
     Raises:
         XtokError: if logits are narrower than their side of `widths`.
@@ -46,35 +47,10 @@ def boundary_loss(
         loss: Tensor = _BoundaryLoss.apply(student_logits, job)  # type: ignore[no-untyped-call]
         return loss
 
-    starts = predicted_starts(alignment)
     return loss_over_chunks(
-        over_chunks, student_logits, teacher_logits, starts, config, sample_mask, widths
-    )
-
-
-class PredictedStarts(NamedTuple):
-    """The fields of an alignment that a loss takes."""
-
-    pair_valid: Tensor
-    pair_is_correct: Tensor
-    student_chunk_id: Tensor
-    teacher_chunk_id: Tensor
-
-
-def predicted_starts(alignment: Any) -> PredictedStarts:
-    """Return an alignment without the chunks whose first token nothing predicts.
-
-    Position 0 predicts token 1: where it is in a row's first chunk, that chunk's first token may
-    be token 0.
-    """
-    student, teacher = (
-        torch.as_tensor(ids) for ids in (alignment.student_chunk_id, alignment.teacher_chunk_id)
-    )
-    valid = torch.as_tensor(alignment.pair_valid).clone()
-    if valid.shape[1:].numel() and student.ndim == teacher.ndim == 2 and len(student):
-        for ids in (student[:, :1], teacher[:, :1]):
-            valid[:, 0] &= (ids != 0).all(1).to(valid.device)
-    return PredictedStarts(valid, torch.as_tensor(alignment.pair_is_correct), student, teacher)
+        over_chunks, student_logits, teacher_logits, alignment, config, sample_mask, widths,
+        starts_only=True,
+    )  # fmt: skip
 
 
 def _first_positions(numbers: Tensor, total: int) -> Rows:

@@ -34,7 +34,9 @@ def find_chunks(
     alignment: Any,
     config: ChunkLossConfig,
     sample_mask: Tensor | None,
-    widths: tuple[int, int] = (0, 0),
+    widths: tuple[int, int],
+    *,
+    starts_only: bool,
 ) -> Chunks:
     """Number the chunks that count: valid, with a predicting position on both sides.
 
@@ -43,31 +45,25 @@ def find_chunks(
         ValueError: for shapes that do not fit, or chunk ids that fall within a row.
     """
     device = student_logits.device
-    valid = torch.as_tensor(alignment.pair_valid, device=device)
-    if config.exact_token_match_only:
-        valid = valid & torch.as_tensor(alignment.pair_is_correct, device=device)
-    if sample_mask is not None:
-        mask = torch.as_tensor(sample_mask, device=device)
-        if mask.shape != valid.shape[:1]:
-            raise ValueError(
-                f"sample_mask is {list(mask.shape)}, and must be {list(valid.shape[:1])}"
-            )
-        valid = valid & (mask != 0)[:, None]
-    sides = []
+    of_rows = alignment.pair_valid.shape[:1]
+    mask = torch.ones(of_rows) if sample_mask is None else torch.as_tensor(sample_mask)
+    if mask.shape != of_rows:
+        raise ValueError(f"sample_mask is {list(mask.shape)}, and must be {list(of_rows)}")
     for side, logits, width in zip(
         ("student", "teacher"), (student_logits, teacher_logits), widths, strict=True
     ):
         check_width(side, logits.shape[-1], width)
-        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"), device=device)
-        if logits.ndim != 3 or ids.shape != logits.shape[:2] or len(ids) != len(valid):
+        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
+        if logits.ndim != 3 or ids.shape != logits.shape[:2] or ids.shape[:1] != of_rows:
             raise ValueError(
-                f"{side}_chunk_id is {list(ids.shape)} and pair_valid {list(valid.shape)}, which "
-                f"do not fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
+                f"{side}_chunk_id is {list(ids.shape)} and pair_valid "
+                f"{list(alignment.pair_valid.shape)}, which do not fit the {side}'s logits "
+                f"{list(logits.shape)}, [B, T, V]"
             )
-        _check_monotone(side, ids, valid.shape[1])
-        sides.append(ids)
-    sizes = [_sizes(ids, valid.shape[1]) for ids in sides]
-    valid = valid & (sizes[0] > 0) & (sizes[1] > 0)
+        _check_monotone(side, ids, alignment.pair_valid.shape[1])
+    exactly = config.exact_token_match_only
+    valid, sides, sizes = _that_count(alignment, exactly, starts_only, device)
+    valid &= (mask != 0).to(device)[:, None]
     count = int(valid.sum())
     number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, count)
     number = torch.nn.functional.pad(number, (1, 0), value=count)  # place 0 is for "no chunk"
@@ -77,18 +73,41 @@ def find_chunks(
     return Chunks(student, teacher, of_student, of_teacher, count)
 
 
-def count_chunks(alignment: Any, *, exact_token_match_only: bool = False) -> int:
+def count_chunks(
+    alignment: Any, *, exact_token_match_only: bool = False, starts_only: bool = False
+) -> int:
     """Return how many chunks a loss over a shifted alignment is the mean of.
 
     A sum over several batches needs it: Σ count · loss / Σ count is the loss of all in one batch.
+    `starts_only` leaves out the chunks whose first token nothing predicts, as `event_kl` and
+    `teacher_to_student_kl` do.
     """
-    valid = torch.as_tensor(alignment.pair_valid)
-    if exact_token_match_only:
-        valid = valid & torch.as_tensor(alignment.pair_is_correct)
-    for side in ("student", "teacher"):
-        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
-        valid = valid & (_sizes(ids, valid.shape[1]) > 0)
-    return int(valid.sum())
+    return int(_that_count(alignment, exact_token_match_only, starts_only)[0].sum())
+
+
+def _that_count(
+    alignment: Any, exactly: bool, starts_only: bool, device: torch.device | None = None
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return which chunks count, bool `[B, C]`, and the chunk ids and chunks' sizes of both sides.
+
+    Position 0 predicts token 1: where it is in a row's first chunk, that chunk's first token may
+    be token 0, which nothing predicts.
+    """
+    valid = torch.as_tensor(alignment.pair_valid, device=device).clone()
+    if exactly:
+        valid &= torch.as_tensor(alignment.pair_is_correct, device=device)
+    sides = [
+        torch.as_tensor(ids, device=device)
+        for ids in (alignment.student_chunk_id, alignment.teacher_chunk_id)
+    ]
+    sizes = []
+    for ids in sides:
+        counts = torch.zeros((len(ids), valid.shape[1] + 1), dtype=torch.int64, device=ids.device)
+        sizes.append(counts.scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:])
+        valid &= sizes[-1] > 0
+        if starts_only:
+            valid[:, :1] &= (ids[:, :1] != 0).all(1, keepdim=True)
+    return valid, sides, sizes
 
 
 def loss_over_chunks(
@@ -98,14 +117,19 @@ def loss_over_chunks(
     alignment: Any,
     config: ChunkLossConfig,
     sample_mask: Tensor | None,
-    widths: tuple[int, int] = (0, 0),
+    widths: tuple[int, int],
+    *,
+    starts_only: bool = False,
 ) -> Tensor:
     """Return `compare(chunks)`, checked; 0 with a gradient of zeros where no chunk is valid.
 
     `compare` runs without autocast. Errors are those of `find_chunks` and `checked`.
     """
     with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(student_logits, teacher_logits, alignment, config, sample_mask, widths)
+        chunks = find_chunks(
+            student_logits, teacher_logits, alignment, config, sample_mask, widths,
+            starts_only=starts_only,
+        )  # fmt: skip
         if chunks.total == 0:
             return no_chunks(student_logits)
         loss = compare(chunks)
@@ -116,47 +140,16 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
     """Raise unless the ids of a row never fall, −1 left out, and are all in −1..C−1."""
     if not ids.numel():
         return
-    wrong = (ids >= 0) & (ids < ids.cummax(1).values)
-    outside = (ids < -1) | (ids >= num_chunks)
-    if bool((wrong | outside).any()):
-        where = outside if bool(outside.any()) else wrong
-        row, place = where.nonzero()[0].tolist()
-        problem = (
-            f"not in -1..{num_chunks - 1}" if bool(outside.any()) else "less than one before it"
-        )
-        raise ValueError(
-            f"{side}_chunk_id[{row}, {place}] is {int(ids[row, place])}, {problem}; chunk ids "
-            "never fall within a row"
-        )
-
-
-def _sizes(ids: Tensor, num_chunks: int) -> Tensor:
-    counts = torch.zeros((len(ids), num_chunks + 1), dtype=torch.int64, device=ids.device)
-    return counts.scatter_add(1, ids + 1, torch.ones_like(ids))[:, 1:]
-
-
-def chunk_means(
-    chunks: Chunks,
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    widths: tuple[int, int],
-    transform: Callable[[Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Return both sides' means over the positions of each chunk, `[N, V]`.
-
-    `transform` maps logits, `[n, V]` in float32 or 64, to what is averaged.
-    """
-    means = []
-    for logits, chunk, sizes, width in (
-        (student_logits, chunks.student.flatten(), chunks.student_sizes, widths[0]),
-        (teacher_logits.detach(), chunks.teacher.flatten(), chunks.teacher_sizes, widths[1]),
+    for wrong, problem in (
+        ((ids < -1) | (ids >= num_chunks), f"not in -1..{num_chunks - 1}"),
+        ((ids >= 0) & (ids < ids.cummax(1).values), "less than one before it"),
     ):
-        inside = chunk < chunks.total
-        rows = transform(logits[..., :width].flatten(0, 1)[inside].to(work_dtype(logits)))
-        sums = torch.zeros((chunks.total, width), dtype=rows.dtype, device=rows.device)
-        means.append(sums.index_add(0, chunk[inside], rows) / (sizes[:, None] + EPSILON))
-    dtype = work_dtype(*means)
-    return means[0].to(dtype), means[1].to(dtype)
+        if bool(wrong.any()):
+            row, place = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"{side}_chunk_id[{row}, {place}] is {int(ids[row, place])}, {problem}; chunk ids "
+                "never fall within a row"
+            )
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:

@@ -7,17 +7,24 @@ from math import isfinite
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkLossConfig:
-    """Options of all losses over chunks."""
-
+class _KLConfig:
     # Divides both sides' logits; the loss is multiplied by its square, so that gradients keep their
     # size (Hinton et al., arXiv 1503.02531, section 2).
     temperature: float = 1.0
     reverse_kl: bool = False  # KL(student ‖ teacher) instead of KL(teacher ‖ student)
-    exact_token_match_only: bool = False  # leave out chunks that are not `pair_is_correct`
 
     def __post_init__(self) -> None:
-        _positive(temperature=self.temperature)
+        for name in ("temperature", "top_k", "uncommon_topk"):
+            value = getattr(self, name, None)
+            if value is not None and not (value > 0 and isfinite(value)):
+                raise ValueError(f"{name} is {value}, and must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkLossConfig(_KLConfig):
+    """Options of all losses over chunks."""
+
+    exact_token_match_only: bool = False  # leave out chunks that are not `pair_is_correct`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +35,6 @@ class PKLConfig(ChunkLossConfig):
     # compares all.
     top_k: int | None = 8192
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _positive(top_k=self.top_k)
-
 
 @dataclass(frozen=True, kw_only=True)
 class GoldConfig(ChunkLossConfig):
@@ -39,21 +42,12 @@ class GoldConfig(ChunkLossConfig):
 
     uncommon_topk: int = 8192  # the most probabilities of the sorted remainders that are compared
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _positive(uncommon_topk=self.uncommon_topk)
-
 
 @dataclass(frozen=True, kw_only=True)
-class SameTokenizerConfig:
+class SameTokenizerConfig(_KLConfig):
     """How `same_tokenizer_kl` compares; the options are those of `PKLConfig`."""
 
-    temperature: float = 1.0
-    reverse_kl: bool = False
     top_k: int | None = None
-
-    def __post_init__(self) -> None:
-        _positive(temperature=self.temperature, top_k=self.top_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +63,3 @@ class CombineConfig:
         for name in ("distillation_weight", "cross_entropy_weight"):
             if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be 0 or above")
-
-
-def _positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not (value > 0 and isfinite(value)):
-            raise ValueError(f"{name} is {value}, and must be above 0")

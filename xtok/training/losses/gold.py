@@ -2,20 +2,75 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.training.losses.chunks import (
+    EPSILON,
     Chunks,
-    chunk_means,
     divergence,
     log_probabilities,
     loss_over_chunks,
 )
 from xtok.training.losses.config import GoldConfig
-from xtok.training.losses.pairs import ExactPairs
+from xtok.training.module import work_dtype
+
+
+class ExactPairs(NamedTuple):
+    """Both vocabularies, divided into P pairs and the rest; int64 each."""
+
+    student_ids: Tensor  # [P], rising
+    teacher_ids: Tensor  # [P], the counterparts; each teacher id at most once
+    other_student_ids: Tensor  # rising
+    other_teacher_ids: Tensor  # rising
+
+    def to(self, device: torch.device | str) -> ExactPairs:
+        """Return the pairs on a device."""
+        return ExactPairs(*(ids.to(device) for ids in self))
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """`(V_student, V_teacher)`."""
+        paired = len(self.student_ids)
+        return paired + len(self.other_student_ids), paired + len(self.other_teacher_ids)
+
+
+def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
+    """Return the pairs that `gold` compares one to one: strict, or by weight (H-KL).
+
+    Strict: the rows of one entry, of weight 1, of equal bytes or of one role; if several students
+    share a teacher token, the lowest id wins. With a threshold: the rows whose largest weight, a
+    scale slot aside, reaches it; the heaviest student wins, then the lowest id. These are the rules
+    of NeMo-RL's `build_exact_token_map`.
+
+    Args:
+        projection: a map; of a learnable `ProjectionModule`, its `to_map()`.
+        threshold: 0.6 in NeMo-RL's H-KL; None is the strict rule.
+    """
+    first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
+    rows, columns = projection.student_ids[first], projection.teacher_ids[first]
+    weights = projection.weights[first]
+    if threshold is None:
+        kinds = projection.row_kind[rows]
+        is_pair = (projection.entries_per_row[rows] == 1) & (weights == 1)
+        is_pair &= np.isin(kinds, [RowKind.EXACT, RowKind.ROLE])
+        order = np.lexsort((rows, columns))
+    else:
+        is_pair = (weights >= np.float32(threshold)) & ~projection.is_slot[first]
+        order = np.lexsort((rows, -weights, columns))
+    order = order[is_pair[order]]
+    order = np.sort(order[np.flatnonzero(np.diff(columns[order], prepend=-1))])  # first per column
+    sides = [torch.from_numpy(side[order].astype(np.int64)) for side in (rows, columns)]
+    rests = []
+    for ids, width in zip(sides, projection.shape, strict=True):
+        rest = torch.ones(width, dtype=torch.bool)
+        rest[ids] = False
+        rests.append(rest.nonzero().flatten())
+    return ExactPairs(sides[0], sides[1], rests[0], rests[1])
 
 
 def gold(
@@ -46,10 +101,16 @@ def gold(
     The other arguments, the result and the errors are those of `p_kl`.
     """
     config = config or GoldConfig()
-    transform = partial(log_probabilities, temperature=config.temperature)
 
     def compare(chunks: Chunks) -> Tensor:
-        log_s, log_r = chunk_means(chunks, student_logits, teacher_logits, pairs.widths, transform)
+        means = [
+            _mean_log_probabilities(*side, chunks.total, config.temperature)
+            for side in (
+                (student_logits, chunks.student, chunks.student_sizes, pairs.widths[0]),
+                (teacher_logits.detach(), chunks.teacher, chunks.teacher_sizes, pairs.widths[1]),
+            )
+        ]
+        log_s, log_r = (mean.to(work_dtype(*means)) for mean in means)
         loss = divergence(
             log_s[:, pairs.student_ids], log_r[:, pairs.teacher_ids], reverse=config.reverse_kl
         )
@@ -63,6 +124,17 @@ def gold(
     return loss_over_chunks(
         compare, student_logits, teacher_logits, alignment, config, sample_mask, pairs.widths
     )
+
+
+def _mean_log_probabilities(
+    logits: Tensor, chunk: Tensor, sizes: Tensor, width: int, total: int, temperature: float
+) -> Tensor:
+    """Return the means over the positions of each chunk, `[N, width]`."""
+    inside = chunk < total
+    rows = logits[inside][:, :width]
+    log_probs = log_probabilities(rows.to(work_dtype(logits)), temperature)
+    sums = torch.zeros((total, width), dtype=log_probs.dtype, device=logits.device)
+    return sums.index_add(0, chunk[inside], log_probs) / (sizes[:, None] + EPSILON)
 
 
 def _sorted_distance(student: Tensor, teacher: Tensor, top_k: int) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from xtok.errors import XtokError
 from xtok.inspection.advice import p_kl_fit
-from xtok.training.losses.boundaries import predicted_starts
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
@@ -21,16 +20,14 @@ from xtok.training.losses.config import (
     SameTokenizerConfig,
 )
 from xtok.training.losses.event_kl import EventIndex, event_kl
-from xtok.training.losses.gold import gold
+from xtok.training.losses.gold import exact_pairs, gold
 from xtok.training.losses.p_kl import p_kl
-from xtok.training.losses.pairs import exact_pairs
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
     "p-kl", "event-kl", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer"
 ]  # fmt: skip
-NEED_A_MAP: tuple[LossName, ...] = ("p-kl", "gold", "h-kl", "event-kl", "teacher-to-student-kl")
 Batch = Mapping[str, Any]
 
 
@@ -39,7 +36,7 @@ def _chunks(batch: Batch, side: Batch) -> int:
 
 
 def _starts(batch: Batch, side: Batch) -> int:
-    return count_chunks(predicted_starts(side["shifted"]))
+    return count_chunks(side["shifted"], starts_only=True)
 
 
 @dataclass(frozen=True)
@@ -100,21 +97,13 @@ def make_loss(
         )
     if not isinstance(module, EventIndex if name == "event-kl" else ProjectionModule):
         kind = "an event map" if name == "event-kl" else "a map"
-        raise XtokError(
-            f"{name} needs {kind}",
-            hint=f"give {{option}}, with {kind} for each teacher",
-            parameter="module",
-        )
-    if isinstance(module, EventIndex):
-        plain_kl = ChunkLossConfig(**common)
+        hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
+        raise XtokError(f"{name} needs {kind}", hint=hint)
+    if isinstance(module, EventIndex) or name == "teacher-to-student-kl":
+        function: Any = event_kl if name == "event-kl" else teacher_to_student_kl
+        plain = ChunkLossConfig(**common)
         return BatchLoss(
-            lambda s, t, batch, side: event_kl(s, t, module, side["shifted"], plain_kl), _starts
-        )
-    if name == "teacher-to-student-kl":
-        forward = ChunkLossConfig(**common)
-        return BatchLoss(
-            lambda s, t, batch, side: teacher_to_student_kl(s, t, module, side["shifted"], forward),
-            _starts,
+            lambda s, t, batch, side: function(s, t, module, side["shifted"], plain), _starts
         )
     if name == "p-kl":
         level, why = p_kl_fit(module.map)

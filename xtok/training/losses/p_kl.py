@@ -7,14 +7,14 @@ work is done in blocks of positions, and the gradient is the only large allocati
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from xtok.threads import one_thread_each
-from xtok.training.losses.chunks import EPSILON, FLOOR, Chunks, loss_over_chunks
+from xtok.training.losses.chunks import EPSILON, Chunks, log_probabilities, loss_over_chunks
 from xtok.training.losses.config import PKLConfig
 from xtok.training.module import (
     ProjectionModule,
@@ -133,83 +133,80 @@ class _PKL(torch.autograd.Function):
         return grad_logits if ctx.needs_input_grad[0] else None, to_weights, None
 
 
-def _is_flat(logits: Tensor) -> bool:
-    """Tell whether the positions of all rows follow one another at equal steps."""
-    return len(logits) == 1 or logits.stride(0) == logits.shape[1] * logits.stride(1)
+Place = tuple[int, slice]
+"""A block of positions of one row of a batch."""
 
 
-def _blocks(
-    logits: Tensor, chunk: Tensor, width: int, *, flat: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go through `[B, T, V]` in blocks of positions with their chunks; `flat`: across rows."""
+def _places(logits: Tensor, width: int) -> list[Place]:
+    """Cut `[B, T, V]` into blocks of positions, of which `width` numbers each are computed."""
     step = max(1, block_length(logits, width) // _num_threads(logits))
-    views = [(logits.flatten(0, 1), chunk.flatten())] if flat else zip(logits, chunk, strict=True)
-    for rows, ids in views:
-        for start in range(0, len(rows), step):
-            yield rows[start : start + step], ids[start : start + step]
+    starts = range(0, logits.shape[1], step)
+    return [(row, slice(start, start + step)) for row in range(len(logits)) for start in starts]
 
 
 def _num_threads(like: Tensor) -> int:
     return torch.get_num_threads() if like.device.type == "cpu" else 1
 
 
-def _each(work: Callable[..., Result], blocks: Iterable[Any], like: Tensor) -> Iterator[Result]:
-    """Work on blocks without gradients, and yield the results in order.
+def _each(work: Callable[[Any], Result], parts: Sequence[Any], like: Tensor) -> Iterator[Result]:
+    """Work on parts without gradients, and yield the results in order.
 
-    On a CPU one thread computes a block alone. Threads that share every small step wait for one
+    On a CPU one thread computes a part alone. Threads that share every small step wait for one
     another at each step, which on a busy machine costs many times the work itself.
     """
 
-    def one(block: Any) -> Result:
+    def one(part: Any) -> Result:
         with torch.no_grad():
-            return work(*block)
+            return work(part)
 
-    listed = list(blocks)
-    if len(listed) == 1 or _num_threads(like) == 1:
-        yield from map(one, listed)
+    if len(parts) == 1 or _num_threads(like) == 1:
+        yield from map(one, parts)
     else:
         with one_thread_each() as pool:
-            yield from pool.map(one, listed)
+            yield from pool.map(one, parts)
 
 
 def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
     """Return the chunks' mean projected probabilities, `[N, k]`."""
+
+    def project(place: Place) -> Tensor:
+        probs = _softmax(logits[place], job, matrix.dtype).index_select(1, job.entries.used)
+        return multiply(matrix, probs.t()).t()
+
     chunks = job.chunks
-
-    def project(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        probs = _softmax(rows, job, matrix.dtype).index_select(1, job.entries.used)
-        return ids, multiply(matrix, probs.t()).t()
-
-    total = matrix.new_zeros((chunks.total + 1, len(job.columns)), layout=torch.strided)
-    blocks = _blocks(logits, chunks.student, job.width, flat=_is_flat(logits))
-    for ids, projected in _each(project, blocks, logits):
-        total.index_add_(0, ids, projected)
-    return total[:-1].div_(chunks.student_sizes[:, None] + EPSILON)
+    return _means(project, logits, job.width, job, chunks.student, chunks.student_sizes)
 
 
 def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
     """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
-    chunks, logits, num_columns = job.chunks, job.teacher_logits, len(job.columns)
-    everything = num_columns == logits.shape[-1]
+    chunks, logits = job.chunks, job.teacher_logits
 
-    def pick(rows: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        picked = (rows if everything else rows.index_select(1, job.columns)).to(dtype)
-        log_probs = torch.log_softmax(_tempered(picked, job), -1)
-        return ids, log_probs.masked_fill_(torch.isneginf(log_probs), FLOOR)
+    def pick(place: Place) -> Tensor:
+        picked = logits[place].index_select(1, job.columns).to(dtype)
+        return log_probabilities(picked, job.config.temperature)
 
-    total = torch.zeros((chunks.total + 1, num_columns), dtype=dtype, device=logits.device)
-    blocks = _blocks(logits, chunks.teacher, num_columns, flat=_is_flat(logits))
-    for ids, log_probs in _each(pick, blocks, logits):
-        total.index_add_(0, ids, log_probs)
-    return total[:-1].div_(chunks.teacher_sizes[:, None] + EPSILON)
+    return _means(pick, logits, len(job.columns), job, chunks.teacher, chunks.teacher_sizes)
 
 
-def _tempered(rows: Tensor, job: _Job) -> Tensor:
-    return rows if job.config.temperature == 1 else rows / job.config.temperature
+def _means(
+    values: Callable[[Place], Tensor],
+    logits: Tensor,
+    width: int,
+    job: _Job,
+    chunk: Tensor,
+    sizes: Tensor,
+) -> Tensor:
+    """Return the means over the positions of each chunk of `[positions, k]` values, `[N, k]`."""
+    places = _places(logits, width)
+    shape = (len(sizes) + 1, len(job.columns))
+    total = torch.zeros(shape, dtype=sizes.dtype, device=logits.device)
+    for place, part in zip(places, _each(values, places, logits), strict=True):
+        total.index_add_(0, chunk[place], part)
+    return total[:-1].div_(sizes[:, None] + EPSILON)
 
 
 def _softmax(rows: Tensor, job: _Job, dtype: torch.dtype) -> Tensor:
-    return torch.softmax(_tempered(rows[:, : job.width].to(dtype), job), -1)
+    return torch.softmax(rows[:, : job.width].to(dtype) / job.config.temperature, -1)
 
 
 def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
@@ -233,7 +230,7 @@ def _compare(projected: Tensor, target: Tensor, config: PKLConfig) -> Tensor:
         to_q -= (to_q * q).sum(1, keepdim=True)
         projected[part] = to_q.div_(sums).mul_(scale)
 
-    parts = [(slice(start, start + step),) for start in range(0, len(projected), step)]
+    parts = [slice(start, start + step) for start in range(0, len(projected), step)]
     deque(_each(compare, parts, projected), maxlen=0)
     return losses.sum() * scale
 
@@ -247,19 +244,18 @@ def _differentiate(
     if grad.shape[-1] > job.width:
         grad[..., job.width :] = 0
 
-    def differentiate(rows: Tensor, ids: Tensor, into: Tensor) -> Tensor | None:
-        inside = ids < chunks.total
+    def differentiate(place: Place) -> Tensor | None:
+        ids = chunks.student[place]
         back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
-        probs = _softmax(rows, job, matrix.dtype)
+        probs = _softmax(logits[place], job, matrix.dtype)
         used = probs.index_select(1, entries.used)
         to_probs = multiply(matrix, back).t()
         mean = (used * to_probs).sum(1, keepdim=True)
-        target = into[:, : job.width]
+        target = grad[place][:, : job.width]
         torch.mul(probs, -mean, out=target)
         target[:, entries.used] = (used * (to_probs - mean)).to(target.dtype)
-        if job.config.temperature != 1:
-            target /= job.config.temperature
-        outside = ~inside[:, None]
+        target /= job.config.temperature
+        outside = (ids == chunks.total)[:, None]
         if bool(outside.any()):
             target.masked_fill_(outside, 0)
         if not learnable:
@@ -267,13 +263,8 @@ def _differentiate(
         part = used.masked_fill(outside, 0).t().contiguous()
         return entry_gradient(entries, part, back)
 
-    flat = _is_flat(logits)
-    blocks, places = (
-        _blocks(tensor, chunks.student, job.width, flat=flat) for tensor in (logits, grad)
-    )
-    joined = ((rows, ids, into) for (rows, ids), (into, _) in zip(blocks, places, strict=True))
     grad_entries = torch.zeros(len(entries.rows), dtype=matrix.dtype, device=logits.device)
-    for part in _each(differentiate, joined, logits):
+    for part in _each(differentiate, _places(logits, job.width), logits):
         if part is not None:
             grad_entries += part
     return grad, grad_entries
