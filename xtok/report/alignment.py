@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -24,25 +23,11 @@ _LABELS = ("student", "teacher")
 _WIDTH = 1 + max(map(len, _LABELS))
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """What stands over one another: the tokens of a chunk, or one that is in none."""
 
-    tokens: tuple[tuple[str, ...], tuple[str, ...]]
-    number: int | None
-    is_correct: bool = False
-
-    @property
-    def style(self) -> str:
-        if self.number is None:
-            return "dim"
-        return _COLOURS[self.number % len(_COLOURS)] if self.is_correct else "bold red"
-
-    @property
-    def lines(self) -> tuple[str, str, str]:
-        mark = "" if self.is_correct else "-" if self.number is None else "≠"
-        student, teacher = (_BETWEEN.join(map(_shown, tokens)) for tokens in self.tokens)
-        return student, teacher, mark
+    lines: tuple[str, str, str]  # the student's, the teacher's, and a mark
+    style: str
 
     @property
     def width(self) -> int:
@@ -94,22 +79,26 @@ def statistics(alignment: TextAlignment) -> list[str]:
 
 
 def _blocks(alignment: TextAlignment) -> Iterator[_Block]:
-    rows = (alignment.student_tokens, alignment.teacher_tokens)
-    done = [0, 0]
+    rows = alignment.student_tokens, alignment.teacher_tokens
+    done = 0, 0
     for number, pair in enumerate(alignment.pairs):
-        spans = (pair.student_tokens, pair.teacher_tokens)
-        for side in (0, 1):
-            yield from _alone(rows[side][done[side] : spans[side][0]], side)
-        tokens = tuple(rows[side][slice(*spans[side])] for side in (0, 1))
-        yield _Block((tokens[0], tokens[1]), number, pair.is_correct)
-        done = [span[1] for span in spans]
-    for side in (0, 1):
-        yield from _alone(rows[side][done[side] :], side)
+        (s_start, s_end), (t_start, t_end) = pair.student_tokens, pair.teacher_tokens
+        yield from _alone(rows[0][done[0] : s_start], rows[1][done[1] : t_start])
+        student = _BETWEEN.join(map(_shown, rows[0][s_start:s_end]))
+        teacher = _BETWEEN.join(map(_shown, rows[1][t_start:t_end]))
+        if pair.is_correct:
+            yield _Block((student, teacher, ""), _COLOURS[number % len(_COLOURS)])
+        else:
+            yield _Block((student, teacher, "≠"), "bold red")
+        done = s_end, t_end
+    yield from _alone(rows[0][done[0] :], rows[1][done[1] :])
 
 
-def _alone(tokens: Sequence[str], side: int) -> Iterator[_Block]:
-    for token in tokens:
-        yield _Block(((token,), ()) if side == 0 else ((), (token,)), None)
+def _alone(student: Sequence[str], teacher: Sequence[str]) -> Iterator[_Block]:
+    for token in student:
+        yield _Block((_shown(token), "", "-"), "dim")
+    for token in teacher:
+        yield _Block(("", _shown(token), "-"), "dim")
 
 
 def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
