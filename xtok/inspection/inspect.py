@@ -250,7 +250,7 @@ def _inspect_events(
     order = np.argsort(-(ours + theirs), kind="stable")
     if any("measures" in step for step in events.history):
         order = np.arange(num)  # numbered by falling mass on the counted text
-    listed = order[~is_rest[order]][:num_examples]
+    listed = order[order != events.rest][:num_examples]
     first = np.unique(events.student_event, return_index=True)[1]  # a token of each event
     rows += [explain("student", i, num_members=_MEMBERS) for i in first[listed].tolist()]
     by_kind = {
