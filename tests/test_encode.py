@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hub_folders
 import numpy as np
 import pytest
 import tiktoken
-from conftest import REAL
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
@@ -140,18 +138,6 @@ def texts(tokenizer: Tokenizer, names: bool = True, number: int = 60) -> Iterato
     pieces = [*PIECES * 2, *filter(None, added), *(control if names else [])]
     for _ in range(number):
         yield "".join(rng.choices(pieces, k=rng.randint(0, 12)))
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("name", [*hub_folders.NAMES, "claude-2"])
-def test_real_folders_encode_as_transformers(
-    real: Callable[[str], str], tmp_path: Path, name: str
-) -> None:
-    real("qwen.tiktoken")
-    folder = REAL / name if name == "claude-2" else hub_folders.write(name, tmp_path / name)
-    tokenizer, library = load_tokenizer(folder), by_transformers(folder)
-    for text in texts(tokenizer, number=150):
-        check(tokenizer, library, text)
 
 
 @pytest.mark.real

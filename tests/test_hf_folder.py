@@ -14,6 +14,7 @@ import hub_folders
 import pytest
 import small_tokenizers
 from conftest import REAL
+from test_encode import check, texts
 
 from xtok.tokenizers import _hf_folder as hf_folder
 from xtok.tokenizers import from_transformers, load_tokenizer
@@ -86,14 +87,13 @@ def is_short(folder: Path) -> bool:
     return hf_folder._read_alone(ModelFiles(folder)) is not None
 
 
-def assert_as_transformers(folder: Path) -> None:
+def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     """Compare tables, roles, templates and ids with those of AutoTokenizer."""
     from transformers import AutoTokenizer
 
     ours = load_tokenizer(folder)
-    theirs = from_transformers(
-        AutoTokenizer.from_pretrained(str(folder)), vocab_size=len(ours.table)
-    )
+    auto: Any = AutoTokenizer.from_pretrained(str(folder))
+    theirs = from_transformers(auto, vocab_size=len(ours.table))
     assert ours.table.sha256() == theirs.table.sha256()
     assert ours.table.types.tolist() == theirs.table.types.tolist()
     assert ours.table.roles == theirs.table.roles
@@ -107,6 +107,8 @@ def assert_as_transformers(folder: Path) -> None:
     pieces = [token for token in theirs.table.tokens() if token]
     pieces = pieces[:: 1 + len(pieces) // 2000]
     assert ours.segment_batch(pieces) == theirs.segment_batch(pieces)
+    for text in texts(ours, number=num_texts):
+        check(ours, lambda text: list(auto(text, add_special_tokens=False)["input_ids"]), text)
 
 
 @pytest.fixture(scope="session")
@@ -358,16 +360,16 @@ def test_folders_of_vocabulary_files(small: Path, tmp_path: Path) -> None:
         assert_as_transformers(folder)
 
 
-@checked
 @pytest.mark.real
-@pytest.mark.parametrize("name", hub_folders.NAMES)
-def test_folders_as_on_the_hub(tmp_path: Path, name: str) -> None:
-    try:
+@pytest.mark.parametrize("name", [*hub_folders.NAMES, "claude-2"])
+def test_folders_as_on_the_hub(real: Callable[[str], str], tmp_path: Path, name: str) -> None:
+    if name == "claude-2":
+        folder = Path(real(name))
+    else:
+        real("qwen.tiktoken")
         folder = hub_folders.write(name, tmp_path / name, REAL)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    assert is_short(folder)
-    assert_as_transformers(folder)
+        assert is_short(folder) == hf_folder.is_checked()
+    assert_as_transformers(folder, num_texts=150)
 
 
 @pytest.mark.real

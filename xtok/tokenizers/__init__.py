@@ -85,17 +85,13 @@ def load_tokenizer(
         if kind in _FILES or (kind is None and path.is_file() and path.name != _OWN):
             files = None
             backend = _from_file(path, kind, suffix)
-        elif is_local and not (path.is_dir() or path.name == _OWN):
-            problem = "a file, not a folder" if path.is_file() else "a device or a pipe, not a file"
-            raise TokenizerError(f"{location} is {problem}", hint="give the tokenizer's folder")
         elif is_local or not _is_path(location, sure=kind == "hf"):
-            folder = path.parent if path.is_file() else path
-            files = ModelFiles(
-                folder if is_local else location,
-                revision=None if is_local else suffix,
-                offline=offline,
-            )
-            if path.is_file() and runs_code(files) and not trust_remote_code:
+            is_own = path.name == _OWN and path.is_file()
+            if is_local:
+                files = ModelFiles(path.parent if is_own else path, offline=offline)
+            else:
+                files = ModelFiles(location, revision=suffix, offline=offline)
+            if is_own and runs_code(files) and not trust_remote_code:
                 backend = load_json(path)
             else:
                 backend = _from_folder(files, suffix, trust_remote_code)
