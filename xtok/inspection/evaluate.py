@@ -36,7 +36,7 @@ from xtok.counting.texts import describe_text, find_texts, little_text
 from xtok.errors import XtokError
 from xtok.inspection.advice import Advice, Ranking, advise, rank
 from xtok.inspection.bootstrap import Interval, interval, resample
-from xtok.inspection.measured_text import MeasuredText, measure_text
+from xtok.inspection.measured_text import MeasuredText
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.maps.edges import heaviest
 from xtok.maps.events import EventMap
@@ -224,7 +224,7 @@ def evaluate(
     for name, one in zip(_distinct(names), loaded, strict=True):
         widths = isinstance(one, ProjectionMap)
         named[name] = with_vocabularies(one, **sides, widths=widths, name=name)
-    text = measure_text(
+    text = MeasuredText(
         named, find_texts(texts), student, teacher, field=field, group_by=group_by,
         progress=progress, text_progress=text_progress,
     )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,33 +49,79 @@ def losses_of_chunks(
     return losses, chunks
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredText:
     """Maps of a pair on text: pairs of tokens per document, and chunk losses per document and map.
 
     An entry says that a document has a pair, and how often.
+
+    Args:
+        maps: by name, all with these vocabularies; the text is read once for all.
+        paths: of the text.
+        student: the tokenizer of the rows.
+        teacher: the tokenizer of the columns.
+        field: as `evaluate` takes it, and so the others.
+        group_by: a field or column by whose values documents are grouped; by file if None.
+        progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
+
+    Raises:
+        XtokError: if a text cannot be read, or has no shared token boundary.
     """
 
-    maps: Mapping[str, AnyMap]  # by name
-    recipes: Mapping[int, Edges]  # by `top_k` of the maps
-    paths: Sequence[Path]
-    encoder: TextEncoder  # of the pair
-    batches: list[tuple[EncodedTexts, EncodedTexts]]  # about two bytes per byte of text
-    groups: list[str]  # one per document
-    keys: NDArray[np.int64]  # [pairs], all different, in rising order
-    documents: NDArray[np.int64]  # [entries], sorted
-    places: NDArray[np.int64]  # [entries], in keys
-    counts: NDArray[np.int64]  # [entries]
-    chunk_losses: Mapping[str | int, NDArray[np.float64]]  # [documents], by map, and by recipe
-    num_chunks: NDArray[np.int64]  # [documents]
-    num_bytes: int
-    lost_bytes: int  # those behind a first difference between the two sides
-    differing: int  # documents that the two sides spell differently
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The maps' shape."""
-        return next(iter(self.maps.values())).shape
+    def __init__(
+        self,
+        maps: Mapping[str, AnyMap],
+        paths: Sequence[Path],
+        student: Tokenizer,
+        teacher: Tokenizer,
+        *,
+        field: str = "text",
+        group_by: str | None = None,
+        progress: Progress = silent,
+        text_progress: TextProgress = silent_texts,
+    ) -> None:
+        self.maps, self.paths = maps, paths
+        self.shape = next(iter(maps.values())).shape
+        self.recipes = _recipes(maps, student, teacher, progress)  # by `top_k`
+        self.encoder = TextEncoder(student, teacher)
+        self.batches: list[tuple[EncodedTexts, EncodedTexts]] = []  # two bytes per byte of text
+        self.groups: list[str] = []  # one per document
+        self.num_bytes = self.differing = 0  # differing: documents that the two sides spell so
+        self.lost_bytes = 0  # behind a first difference between the two sides
+        edges: dict[str | int, Edges] = {
+            name: one.edges for name, one in maps.items() if isinstance(one, ProjectionMap)
+        }
+        rows = {key: Rows.of(one, self.shape[0]) for key, one in (edges | self.recipes).items()}
+        no_ids = np.zeros(0, np.int64)  # so that there are arrays to concatenate
+        parts = [(no_ids, no_ids, no_ids, np.zeros((0, len(rows))), no_ids)]
+        shards = find_shards(paths, field, group_by)
+        total = sum(shard.size for shard in shards)
+        with self.encoder as encoder, text_progress("measuring", total) as advance:
+            for batch in encoder.read(shards, advance):
+                sides = batch.sides[0], batch.sides[1]
+                starts = encoder.boundaries(*sides)
+                pairs = _pairs_per_document(*sides, starts, len(self.groups))
+                losses = np.zeros((len(batch.texts), len(rows)))
+                chunks = np.zeros(len(batch.texts), np.int64)
+                for column, of_map in enumerate(rows.values()):
+                    losses[:, column], chunks = losses_of_chunks(
+                        of_map, self.shape[1], *sides, starts
+                    )
+                parts.append((*pairs, losses, chunks))
+                self.batches.append(sides)
+                self.groups += batch.groups
+                num_bytes, lost_bytes = starts.bytes_of(batch.texts)
+                self.num_bytes += num_bytes
+                self.lost_bytes += lost_bytes
+                self.differing += starts.num_differing
+        # Of each entry: its document, in rising order, its pair, its count; then of each document.
+        self.documents, keys, self.counts, chunk_losses, self.num_chunks = map(
+            np.concatenate, zip(*parts, strict=True)
+        )
+        self.keys, self.places = np.unique(keys, return_inverse=True)  # all pairs; of each entry
+        require_starts(len(self.keys), len(self.groups), self.num_bytes, "measured")
+        # Of documents; by the name of a map, or the `top_k` of a recipe.
+        self.chunk_losses = dict(zip(rows, chunk_losses.T, strict=True))
 
     @property
     def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -132,73 +177,6 @@ class MeasuredText:
             [losses_of_chunks(rows, self.shape[1], *batch)[0] for batch in batches]
         )
         return losses
-
-
-def measure_text(
-    maps: Mapping[str, AnyMap],
-    paths: Sequence[Path],
-    student: Tokenizer,
-    teacher: Tokenizer,
-    *,
-    field: str = "text",
-    group_by: str | None = None,
-    progress: Progress = silent,
-    text_progress: TextProgress = silent_texts,
-) -> MeasuredText:
-    """Read text once for all maps, which have these vocabularies; see `evaluate`.
-
-    Documents are grouped by file, or by a field's value.
-    """
-    recipes = _recipes(maps, student, teacher, progress)
-    edges: dict[str | int, Edges] = {
-        name: one.edges for name, one in maps.items() if isinstance(one, ProjectionMap)
-    }
-    num_rows, width = next(iter(maps.values())).shape
-    rows = {key: Rows.of(of_map, num_rows) for key, of_map in (edges | recipes).items()}
-    groups: list[str] = []
-    encoded: list[tuple[EncodedTexts, EncodedTexts]] = []
-    no_ids = np.zeros(0, np.int64)  # so that there are arrays to concatenate
-    parts = [(no_ids, no_ids, no_ids, np.zeros((0, len(rows))), no_ids)]
-    num_bytes = lost = differing = 0
-    shards = find_shards(paths, field, group_by)
-    total = sum(shard.size for shard in shards)
-    with TextEncoder(student, teacher) as encoder, text_progress("measuring", total) as advance:
-        for batch in encoder.read(shards, advance):
-            sides = batch.sides[0], batch.sides[1]
-            starts = encoder.boundaries(*sides)
-            pairs = _pairs_per_document(*sides, starts, len(groups))
-            losses = np.zeros((len(batch.texts), len(rows)))
-            chunks = np.zeros(len(batch.texts), np.int64)
-            for column, of_map in enumerate(rows.values()):
-                losses[:, column], chunks = losses_of_chunks(of_map, width, *sides, starts)
-            parts.append((*pairs, losses, chunks))
-            encoded.append(sides)
-            groups += batch.groups
-            size, behind = starts.bytes_of(batch.texts)
-            num_bytes, lost = num_bytes + size, lost + behind
-            differing += starts.num_differing
-    documents, keys, counts, chunk_losses, num_chunks = map(
-        np.concatenate, zip(*parts, strict=True)
-    )
-    unique, places = np.unique(keys, return_inverse=True)
-    require_starts(len(unique), len(groups), num_bytes, "measured")
-    return MeasuredText(
-        maps=maps,
-        recipes=recipes,
-        paths=paths,
-        encoder=encoder,
-        batches=encoded,
-        groups=groups,
-        keys=unique,
-        documents=documents,
-        places=places,
-        counts=counts,
-        chunk_losses=dict(zip(rows, chunk_losses.T, strict=True)),
-        num_chunks=num_chunks,
-        num_bytes=num_bytes,
-        lost_bytes=lost,
-        differing=differing,
-    )
 
 
 def _recipes(

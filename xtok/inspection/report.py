@@ -13,7 +13,7 @@ from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
 from xtok.inspection.inspect import Inspection, inspect
-from xtok.inspection.measured_text import measure_text
+from xtok.inspection.measured_text import MeasuredText
 from xtok.inspection.pair_facts import PairFacts, TextCounts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
@@ -118,7 +118,7 @@ def examine(
     paths = find_texts(texts) if texts else []
     evaluation = counts = pair = None
     if tokenizers is not None and texts:
-        text = measure_text(
+        text = MeasuredText(
             dict(zip(names, loaded, strict=True)), paths, *tokenizers, field=field,
             progress=progress, text_progress=text_progress,
         )  # fmt: skip
