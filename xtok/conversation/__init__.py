@@ -216,27 +216,30 @@ def tool_suffix(
     last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
     said = ((i, "content") for i in range(last + 1, len(messages)))
     _require_written(said, chat, tokenizer, messages, given)
-    turns = [span.whole for span in chat.message_spans[last:]]
-    problem = f"message {last}, the assistant's, goes on after what the tools say"
-    if None in turns:
-        last += turns.index(None)
-        problem = f"message {last}, the {messages[last]['role']}'s, is not in the text"
-    else:
-        own, *others = [turn for turn in turns if turn is not None]
-        stop = min([own.tokens[1], *(other.tokens[0] for other in others)])
-        written = own.tokens[0] + np.flatnonzero(chat.assistant_mask[slice(*own.tokens)])
-        control = np.isin(chat.ids[written], list(tokenizer.table.control_names))
-        if not (written >= stop).any():
-            data = chat.text.encode()
-            for i in written[control][-1:]:
-                # Some training templates count the line break behind the end of a turn to the turn.
-                if not data[chat.bounds[i + 1] : chat.bounds[written[-1] + 1]].strip():
-                    return chat.ids[i + 1 :]
-            # No control token ends the turn, so all of it was there when the tools were called.
-            if chat.bounds[own.tokens[1]] == own.bytes[1] and stop == own.tokens[1]:
-                return chat.ids[stop:]
-            problem = f"message {last}, the assistant's, does not end with a token"
-    raise XtokError(
+    turns: list[Span] = []
+    for i, span in enumerate(chat.message_spans[last:], start=last):
+        if span.whole is None:
+            raise _no_suffix(f"message {i}, the {span.role}'s, is not in the text")
+        turns.append(span.whole)
+    own, *others = (turn.tokens for turn in turns)
+    stop = min([own[1], *(other[0] for other in others)])
+    written = own[0] + np.flatnonzero(chat.assistant_mask[slice(*own)])
+    if (written >= stop).any():
+        raise _no_suffix(f"message {last}, the assistant's, goes on after what the tools say")
+    control = np.isin(chat.ids[written], list(tokenizer.table.control_names))
+    data = chat.text.encode()
+    for i in written[control][-1:]:
+        # Some training templates count the line break behind the end of a turn to the turn.
+        if not data[chat.bounds[i + 1] : chat.bounds[written[-1] + 1]].strip():
+            return chat.ids[i + 1 :]
+    # No control token ends the turn, so all of it was there when the tools were called.
+    if chat.bounds[own[1]] == turns[0].bytes[1] and stop == own[1]:
+        return chat.ids[stop:]
+    raise _no_suffix(f"message {last}, the assistant's, does not end with a token")
+
+
+def _no_suffix(problem: str) -> XtokError:
+    return XtokError(
         problem,
         hint="give a template that knows tools and ends turns with control tokens, with {option}",
         parameter="template",

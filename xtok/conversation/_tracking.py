@@ -115,18 +115,8 @@ class TrackedText(str):
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         return self._in_order(super().split(sep, maxsplit), len(sep or ""))
 
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._in_order(super().rsplit(sep, maxsplit), len(sep or ""))
-
-    def splitlines(self, keepends: bool = False) -> list[str]:
-        return self._in_order(super().splitlines(keepends))
-
     def partition(self, sep: str, /) -> tuple[str, str, str]:
         first, middle, last = self._in_order(super().partition(sep))
-        return first, middle, last
-
-    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        first, middle, last = self._in_order(super().rpartition(sep))
         return first, middle, last
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
@@ -142,9 +132,6 @@ class TrackedText(str):
 
     def capitalize(self) -> str:
         return self._same_length(super().capitalize())
-
-    def title(self) -> str:
-        return self._same_length(super().title())
 
 
 def concatenate(parts: Iterable[Any]) -> str:

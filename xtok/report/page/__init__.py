@@ -18,7 +18,7 @@ from math import log1p
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from xtok.inspection.bootstrap import Interval
@@ -32,58 +32,37 @@ if TYPE_CHECKING:
     from xtok.inspection.report import Examined
 
 _LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL", "event-kl": "event KL"}
-_LEVELS = {
-    "good": ("✓", "fits"),
-    "note": ("i", "note"),
-    "care": ("!", "with care"),
-    "bad": ("✕", "does not fit"),
-}
 _MARKS = {
-    "good": ("✓", "good"),
-    "note": ("i", "note"),
-    "care": ("!", "look"),
-    "bad": ("✕", "bad"),
+    "good": ("✓", "fits", "good"),
+    "note": ("i", "note", "note"),
+    "care": ("!", "with care", "look"),
+    "bad": ("✕", "does not fit", "bad"),
 }
-_PLACES = {
-    "pair": "the pair",
-    "classes": "classes",
-    "quality": "quality",
-    "provenance": "provenance",
-}
+"""By level: a sign, and the words for a loss and for a finding."""
 
 
 def render(examined: Examined) -> bytes:
     """Return the page of one map, or of two."""
     report, search = examined.report, pack(examined)
-    names = report.pair.student, report.pair.teacher
     data = {
         "columns": search.columns,
         "long": search.long,
         "kinds": [[kind.name.lower() for kind in RowKind]] * len(examined.maps),
-        "sides": [shortened(printable(name)) for name in names],
+        "sides": [_name(name) for name in (report.pair.student, report.pair.teacher)],
     }
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True)  # ASCII
     measured = () if report.evaluation is None else report.evaluation.classes
-    html = (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            report=report,
-            left_out=search.left_out,
-            on_text={(one.name, one.token_class): one for one in measured},
-            data=_data(data),
-        )
+    html = _template().render(
+        report=report,
+        left_out=search.left_out,
+        on_text={(one.name, one.token_class): one for one in measured},
+        data=Markup(text.replace("<", "\\u003c")),  # it stands in a script element
     )
     return html.encode("utf-8", "backslashreplace")
 
 
-def _data(value: object) -> Markup:
-    """Return JSON that stands in a script element: without `<`, and ASCII."""
-    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
-    return Markup(text.replace("<", "\\u003c"))
-
-
 @cache
-def _environment() -> Environment:
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("xtok.report.page", "."),
         autoescape=True,
@@ -92,19 +71,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    style, script = (
-        (files("xtok.report.page") / name).read_text(encoding="utf-8")
-        for name in ("page.css", "page.js")
-    )
+    folder = files("xtok.report.page")
+    for name, file in (("style", "page.css"), ("script", "page.js")):
+        content = (folder / file).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        environment.globals |= {name: Markup(content), f"{name}_hash": f"sha256-{digest}"}
     environment.globals |= {
-        "style": Markup(style),
-        "script": Markup(script),
-        "style_hash": _hash(style),
-        "script_hash": _hash(script),
         "losses": _LOSSES,
-        "levels": _LEVELS,
         "marks": _MARKS,
-        "places": _PLACES,
         "pictures": pictures,
         "groupby": groupby,
         "by_group": attrgetter("group"),
@@ -116,17 +90,16 @@ def _environment() -> Environment:
         "magnitude": log1p,
         "safe_text": printable,
         "token": _token,
-        "name": lambda text: shortened(printable(text)),
+        "name": _name,
         "plural": plural,
         "spread": _spread,
         "shell": lambda words: shlex.join([printable(word) for word in words]),
     }
-    return environment
+    return environment.get_template("page.html.jinja")
 
 
-def _hash(text: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return f"sha256-{digest}"
+def _name(text: str) -> str:
+    return shortened(printable(text))
 
 
 def _token(token: str) -> str:
@@ -136,12 +109,12 @@ def _token(token: str) -> str:
     return f"◌{text}" if is_mark else text
 
 
-def _spread(interval: Interval | None, digits: int = 3) -> str:
+def _spread(interval: Interval | None) -> str:
     if interval is None:
         return "–"
     if interval.low is None or interval.high is None:
-        return f"{interval.value:.{digits}f}"
-    return f"{interval.value:.{digits}f} ± {(interval.high - interval.low) / 2:.{digits}f}"
+        return f"{interval.value:.3f}"
+    return f"{interval.value:.3f} ± {(interval.high - interval.low) / 2:.3f}"
 
 
 def _largest(measures: Sequence[MapMeasures], of: str) -> float:
