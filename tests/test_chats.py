@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,23 @@ def aligner(byte_level: Tokenizer, digits: Tokenizer) -> TokenAligner:
     return TokenAligner(byte_level, digits)
 
 
+Align = Callable[..., ChatAlignment]
+
+
+@pytest.fixture(scope="module")
+def align(aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer) -> Align:
+    """Align messages, rendered by a template on each side."""
+
+    def run(messages: list[dict[str, Any]], *templates: str) -> ChatAlignment:
+        student, teacher = templates
+        return align_chat(
+            aligner, byte_level, digits, messages,
+            student_template=student, teacher_template=teacher,
+        )  # fmt: skip
+
+    return run
+
+
 def check(chat: ChatAlignment, aligner: TokenAligner) -> list[tuple[str, str]]:
     """Check that chunks rise on both sides, and return the aligned texts of both sides."""
     found = chat.alignment
@@ -49,12 +67,9 @@ def aligned_text(chat: ChatAlignment, aligner: TokenAligner) -> str:
 
 
 def test_what_the_roles_wrote_is_aligned_and_templates_are_not(
-    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+    align: Align, aligner: TokenAligner
 ) -> None:
-    chat = align_chat(
-        aligner, byte_level, digits, CHAT, student_template="chatml", teacher_template=PLAIN
-    )
-    text = aligned_text(chat, aligner)
+    text = aligned_text(align(CHAT, "chatml", PLAIN), aligner)
     for message in CHAT:
         # A template's newline may be in one token with the last character before it.
         assert message["content"][:-1].encode() in unescape(text)
@@ -63,12 +78,8 @@ def test_what_the_roles_wrote_is_aligned_and_templates_are_not(
     assert "assistant" not in text
 
 
-def test_ends_of_turns_match_by_role(
-    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
-) -> None:
-    chat = align_chat(
-        aligner, byte_level, digits, CHAT, student_template="chatml", teacher_template="chatml"
-    )
+def test_ends_of_turns_match_by_role(align: Align, aligner: TokenAligner) -> None:
+    chat = align(CHAT, "chatml", "chatml")
     pairs = check(chat, aligner)
     assert pairs.count(("<|im_end|>", "<|im_end|>")) == len(CHAT)
     masks = (chat.student.assistant_mask, chat.teacher.assistant_mask)
@@ -78,31 +89,21 @@ def test_ends_of_turns_match_by_role(
     assert targets[0]
 
 
-def test_short_contents_do_not_slip_into_other_turns(
-    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
-) -> None:
+def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
     chat = [{"role": role, "content": "ok"} for role in ("user", "assistant") * 3]
-    found = align_chat(
-        aligner, byte_level, digits, chat, student_template="chatml", teacher_template=PLAIN
-    )
+    found = align(chat, "chatml", PLAIN)
+    numbers = found.alignment.student_chunk_id, found.alignment.teacher_chunk_id
     for i in range(len(chat)):
-        spans = [side.message_spans[i].content for side in (found.student, found.teacher)]
-        assert spans[0] is not None
-        assert spans[1] is not None
-        inside = [
-            ids[slice(*span.tokens)]
-            for ids, span in zip(
-                (found.alignment.student_chunk_id, found.alignment.teacher_chunk_id),
-                spans,
-                strict=True,
-            )
-            if span is not None
-        ]
-        assert set(inside[0].tolist()) == set(inside[1].tolist()) != {-1}
+        inside = []
+        for side, ids in zip((found.student, found.teacher), numbers, strict=True):
+            span = side.message_spans[i].content
+            assert span is not None
+            inside.append(set(ids[slice(*span.tokens)].tolist()))
+        assert inside[0] == inside[1] != {-1}
 
 
 def test_a_turn_that_one_template_rewrites_is_aligned_as_far_as_it_goes(
-    aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer
+    align: Align, aligner: TokenAligner
 ) -> None:
     keep = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     cut = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}\n{% endfor %}"
@@ -110,15 +111,12 @@ def test_a_turn_that_one_template_rewrites_is_aligned_as_far_as_it_goes(
         {"role": "user", "content": "why the text?"},
         {"role": "assistant", "content": "<think>a long thought about the text</think>the answer"},
     ]
-    found = align_chat(
-        aligner, byte_level, digits, chat, student_template=keep, teacher_template=cut
-    )
-    text = aligned_text(found, aligner)
+    text = aligned_text(align(chat, keep, cut), aligner)
     assert text.endswith("the answer")
     assert "thought" not in text
 
 
-def test_tool_turns(aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer) -> None:
+def test_tool_turns(align: Align, aligner: TokenAligner) -> None:
     template = (
         "{% for m in messages %}{{ open }}{{ m.role }}: {{ m.content or '' }}"
         "{% for c in m.tool_calls or [] %} CALL {{ c.function.name }}"
@@ -135,12 +133,8 @@ def test_tool_turns(aligner: TokenAligner, byte_level: Tokenizer, digits: Tokeni
         {"role": "tool", "content": '{"sun": 2014}'},
         {"role": "assistant", "content": "It is sunny."},
     ]
-    found = align_chat(
-        aligner, byte_level, digits, chat,
-        student_template=template.replace("{{ open }}", "<<"),
-        teacher_template=template.replace("{{ open }}", "=====> "),
-    )  # fmt: skip
-    text = aligned_text(found, aligner)
+    templates = (template.replace("{{ open }}", mark) for mark in ("<<", "=====> "))
+    text = aligned_text(align(chat, *templates), aligner)
     for written in ("the weather in the city", "get_weather", "Berlin", '{"sun": 2014}', "sunny."):
         assert written in text
     assert "CALL" not in text
@@ -173,18 +167,12 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text(json.dumps(CHAT), encoding="utf-8")
     model = str(small / "small.model")
     args = ["align", "--student-model", model, "--teacher-model", model, "--chat", "chat.json"]
-    done = cli(*args)
-    assert done.returncode == 1
-    assert "small.model has no chat template" in done.stderr
-    assert "--student-chat-template or --teacher-chat-template: a Jinja file" in done.stderr
     (tmp_path / "plain.jinja").write_text(PLAIN)
     args += ["--student-chat-template", "plain.jinja", "--teacher-chat-template", PLAIN + " "]
     found = json.loads(cli(*args, "--json").stdout)
     assert found["num_correct"] > 20
     assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
-    (tmp_path / "object.json").write_text(json.dumps({"messages": CHAT, "tools": []}))
-    args[6] = "object.json"
-    assert json.loads(cli(*args, "--json").stdout) == found
     (tmp_path / "object.json").write_text(json.dumps([CHAT, CHAT]))
+    args[6] = "object.json"
     two = cli(*args)
     assert (two.returncode, "object.json" in two.stderr) == (1, True)

@@ -16,56 +16,35 @@ from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 C = TokenClass
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("7", C.DIGITS_1),
-        (" 42", C.DIGITS_2),
-        ("201", C.DIGITS_3),
-        ("2024", C.DIGITS_MORE),
-        ("123456789012345678901234567890", C.DIGITS_MORE),
-        ("１０", C.DIGITS_2),
-        ("۱۵", C.DIGITS_2),
-        ("1.", C.DIGITS_MIXED),
-        ("x2", C.DIGITS_MIXED),
-        ("²", C.PUNCTUATION),
-        (" (", C.PUNCTUATION),
-        ("€", C.PUNCTUATION),
-        ("    ", C.SPACES),
-        ("\t", C.SPACES),
-        ("\u3000", C.SPACES),
-        ("\n\n", C.LINE_BREAKS),
-        ("  \r\n", C.LINE_BREAKS),
-        (" the", C.LATIN),
-        (".append", C.LATIN),
-        ("é", C.LATIN),
-        ("e\u0301", C.LATIN),
-        ("Ａ", C.LATIN),
-        ("nº", C.LATIN),
-        ("ευ", C.GREEK),
-        (" тип", C.CYRILLIC),
-        ("של", C.HEBREW),
-        ("کس", C.ARABIC),
-        ("ुक", C.DEVANAGARI),
-        ("ถึง", C.THAI),
-        ("灯塔", C.HAN),
-        ("々", C.HAN),
-        ("ー", C.KANA),
-        ("ｶ", C.KANA),
-        ("食べる", C.KANA),
-        ("등대", C.HANGUL),
-        ("ქარ", C.OTHER_SCRIPT),
-        (" ΔE", C.SEVERAL_SCRIPTS),
-        (" 🙂\n", C.EMOJI),
-        ("👩\u200d🔧", C.EMOJI),
-        ("❤\ufe0f", C.EMOJI),
-        ("\x00", C.OTHER),
-        ("\u202e", C.OTHER),
-        ("\u0301", C.OTHER),
-    ],
-)
-def test_class_of_a_text(text: str, expected: TokenClass) -> None:
-    assert text_class(text) == expected
+TEXTS = {
+    C.DIGITS_1: ["7"],
+    C.DIGITS_2: [" 42", "１０", "۱۵"],
+    C.DIGITS_3: ["201"],
+    C.DIGITS_MORE: ["2024", "123456789012345678901234567890"],
+    C.DIGITS_MIXED: ["1.", "x2"],
+    C.PUNCTUATION: ["²", " (", "€"],
+    C.SPACES: ["    ", "\t", "\u3000"],
+    C.LINE_BREAKS: ["\n\n", "  \r\n"],
+    C.LATIN: [" the", ".append", "é", "e\u0301", "Ａ", "nº"],
+    C.GREEK: ["ευ"],
+    C.CYRILLIC: [" тип"],
+    C.HEBREW: ["של"],
+    C.ARABIC: ["کس"],
+    C.DEVANAGARI: ["ुक"],
+    C.THAI: ["ถึง"],
+    C.HAN: ["灯塔", "々"],
+    C.KANA: ["ー", "ｶ", "食べる"],
+    C.HANGUL: ["등대"],
+    C.OTHER_SCRIPT: ["ქარ"],
+    C.SEVERAL_SCRIPTS: [" ΔE"],
+    C.EMOJI: [" 🙂\n", "👩\u200d🔧", "❤\ufe0f"],
+    C.OTHER: ["\x00", "\u202e", "\u0301"],
+}
+
+
+def test_class_of_a_text() -> None:
+    for expected, texts in TEXTS.items():
+        assert {text: text_class(text) for text in texts} == dict.fromkeys(texts, expected)
 
 
 def test_classes_of_a_table() -> None:
@@ -82,17 +61,8 @@ def test_classes_of_a_table() -> None:
     table, _ = decode_vocabulary(entries, width=9)
     classes = token_classes(table)
     assert classes.dtype == np.uint8
-    assert [C(int(c)) for c in classes] == [
-        C.CONTROL,
-        C.CONTROL,
-        C.DIGITS_1,
-        C.PARTIAL_UTF8,
-        C.PARTIAL_UTF8,
-        C.PARTIAL_UTF8,
-        C.LATIN,
-        C.UNUSED,
-        C.UNUSED,
-    ]
+    expected = [C.CONTROL] * 2 + [C.DIGITS_1] + [C.PARTIAL_UTF8] * 3 + [C.LATIN] + [C.UNUSED] * 2
+    assert classes.tolist() == expected
 
 
 def test_an_empty_table() -> None:
@@ -104,7 +74,6 @@ def test_labels_are_different_and_short() -> None:
     labels = [member.label for member in C]
     assert len(set(labels)) == len(C)
     assert max(map(len, labels)) == 20
-    assert [C.DIGITS_1.label, C.HAN.label, C.LATIN.label] == ["1 digit", "Han", "Latin"]
 
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
