@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ from xtok.maps.projection_map import ProjectionMap, require_table
 from xtok.vocab.table import TokenTable, match_bytes
 
 if TYPE_CHECKING:
+    from xtok.inspection.pair_facts import TextCounts
     from xtok.inspection.report import Examined
+    from xtok.tokenizers import Tokenizer
 
 SHOWN_BYTES = 160
 """Bytes of a token, or of a special token's name, that a page holds."""
@@ -40,7 +43,7 @@ class Search:
     """What the page searches."""
 
     columns: Columns
-    long: tuple[dict[int, int], dict[int, int]]  # true sizes of cut tokens, by side and id
+    long: tuple[dict[int, int], ...]  # true sizes of cut tokens, by side and id
     left_out: tuple[str, ...]  # sentences about what is not on the page
 
 
@@ -51,35 +54,52 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
     this order: the lightest entries, by weight times how often the token occurs in the text; the
     pieces of tokens.
     """
-    first = examined.maps[0]
-    tables = require_table(first.student), require_table(first.teacher)
+    maps, counts = examined.maps, examined.counts
+    tables = require_table(maps[0].student), require_table(maps[0].teacher)
     if max_size is None:
-        of_token = _SIZE_OF_TOKEN + _SIZE_OF_ROW * len(examined.maps)
-        max_size = _LEAST_SIZE + of_token * sum(map(len, tables))
-    packer = _Packer(examined, *tables)
+        max_size = _LEAST_SIZE + (_SIZE_OF_TOKEN + _SIZE_OF_ROW * len(maps)) * sum(map(len, tables))
+    same = match_bytes(*tables)
+    partners = [np.full(len(table), -1, np.int64) for table in tables]
+    partners[0][list(same)] = list(same.values())
+    partners[1][list(same.values())] = list(same)
+    of_maps = [_Entries(m, None if counts is None else counts.tokens[0]) for m in maps]
+
+    def entries_of(kept: int) -> Columns:
+        """Pack the rows of all maps: of each at most `kept` entries besides the heaviest ones."""
+        return {
+            f"{name}_{number}": column
+            for number, one in enumerate(of_maps)
+            for name, column in one.columns(kept, partners[0]).items()
+        }
+
     left_out: list[str] = []
-    columns, pieces, entries = packer.tokens(), packer.pieces(), packer.entries(0)
-    room = max_size - _size(columns) - _size(entries)
-    if _size(pieces) <= room:
+    columns = _tokens(tables, partners, counts)
+    pieces = _pieces(tables, partners, examined.tokenizers)
+    entries = entries_of(0)
+    least, room = _size(entries), max_size - _size(columns)
+    if _size(pieces) + least <= room:
         columns |= pieces
         room -= _size(pieces)
     else:
         left_out.append("the pieces of tokens")
-    kept = packer.num_entries
-    least, room = _size(entries), room + _size(entries)
-    entries = packer.entries(kept)
+    kept = max(len(one.order) for one in of_maps)
+    entries = entries_of(kept)
     while kept and (size := _size(entries)) > room:  # packed size is nearly linear in entries
         share = (room - least) / max(1, size - least)
         kept = max(0, int(0.98 * share * kept)) if share > 0.01 else 0
-        entries = packer.entries(kept)
-    columns |= entries
-    weight = packer.weight_without(kept)
+        entries = entries_of(kept)
+    weight = max(one.weight_without(kept) for one in of_maps)
     if weight > 0:
-        left_out.append(
-            f"the lightest entries of rows, {weight:.2%} of the weight"
-            + (", counted by the text" if examined.counts else "")
-        )
-    return Search(columns=columns, long=packer.long, left_out=tuple(left_out))
+        by_text = ", counted by the text" if counts else ""
+        left_out.append(f"the lightest entries of rows, {weight:.2%} of the weight{by_text}")
+    long = [np.flatnonzero(table.lengths > SHOWN_BYTES).tolist() for table in tables]
+    return Search(
+        columns=columns | entries,
+        long=tuple(
+            {i: int(table.lengths[i]) for i in ids} for table, ids in zip(tables, long, strict=True)
+        ),
+        left_out=tuple(left_out),
+    )
 
 
 def _size(columns: Columns) -> int:
@@ -100,76 +120,47 @@ def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
 _SIDES = "student", "teacher"
 
 
-class _Packer:
-    def __init__(self, examined: Examined, rows: TokenTable, columns: TokenTable) -> None:
-        self.tables = rows, columns
-        self.maps, self.tokenizers = examined.maps, examined.tokenizers
-        counts = examined.counts
-        self.counts = None if counts is None else counts.tokens
-        same = match_bytes(rows, columns)
-        self.partner = np.full(len(rows), -1, np.int64)
-        self.partner[list(same)] = list(same.values())
-        self.shared = np.zeros(len(columns), np.bool_)
-        self.shared[list(same.values())] = True
-        self._entries = [
-            _Entries(m, None if self.counts is None else self.counts[0]) for m in self.maps
+def _tokens(
+    tables: Sequence[TokenTable], partners: Sequence[NDArray[np.int64]], counts: TextCounts | None
+) -> Columns:
+    """Pack the tokens' bytes, or names."""
+    columns = {"partner": packed(_deltas(partners[0]))}
+    for number, (side, table) in enumerate(zip(_SIDES, tables, strict=True)):
+        shown = [
+            (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES]
+            for i, token in enumerate(table.tokens())
         ]
-        self.num_entries = max(len(one.order) for one in self._entries)
-        long = []
-        for table in self.tables:
-            ids = np.flatnonzero(table.lengths > SHOWN_BYTES)
-            long.append(dict(zip(ids.tolist(), table.lengths[ids].tolist(), strict=True)))
-        self.long = long[0], long[1]
+        if side == "teacher":  # those of the student's bytes are on the page already
+            shown = [token if s < 0 else b"" for token, s in zip(shown, partners[1], strict=True)]
+        columns[f"{side}_sizes"] = packed(np.fromiter(map(len, shown), np.int64, len(shown)))
+        columns[f"{side}_bytes"] = packed(b"".join(shown))
+        columns[f"{side}_types"] = packed(table.types)
+        if counts is not None:
+            columns[f"{side}_counts"] = packed(counts.tokens[number])
+    return columns
 
-    def tokens(self) -> Columns:
-        """Pack the tokens' bytes, or names."""
-        columns = {"partner": packed(_deltas(self.partner))}
-        for number, (side, table) in enumerate(zip(_SIDES, self.tables, strict=True)):
-            shown = [
-                (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES]
-                for i, token in enumerate(table.tokens())
-            ]
-            if side == "teacher":  # those of the student's bytes are on the page already
-                shown = [b"" if s else token for token, s in zip(shown, self.shared, strict=True)]
-            columns[f"{side}_sizes"] = packed(np.fromiter(map(len, shown), np.int64, len(shown)))
-            columns[f"{side}_bytes"] = packed(b"".join(shown))
-            columns[f"{side}_types"] = packed(table.types)
-            if self.counts is not None:
-                columns[f"{side}_counts"] = packed(self.counts[number])
-        return columns
 
-    def pieces(self) -> Columns:
-        """Pack the pieces of each side's tokens that the other lacks; nothing without tokenizers.
+def _pieces(
+    tables: Sequence[TokenTable],
+    partners: Sequence[NDArray[np.int64]],
+    tokenizers: Sequence[Tokenizer] | None,
+) -> Columns:
+    """Pack the pieces of each side's tokens that the other lacks; nothing without tokenizers.
 
-        A column has, for each of these tokens in order of id, the number of pieces, then the ids.
-        """
-        columns: Columns = {}
-        if self.tokenizers is None:
-            return columns
-        alone = (self.partner < 0, ~self.shared)
-        for side, table, others, into in zip(
-            _SIDES, self.tables, alone, self.tokenizers[::-1], strict=True
-        ):
-            ids = np.flatnonzero(others & (table.lengths > 0) & (table.lengths <= SHOWN_BYTES))
-            tokens = table.tokens()
-            spelled = into.segment_batch([tokens[i] for i in ids.tolist()])
-            pieces = [(one or [])[:MOST_PIECES] for one in spelled]
-            sizes = np.zeros(len(table), np.int64)
-            sizes[ids] = list(map(len, pieces))
-            columns[f"{side}_pieces_sizes"] = packed(sizes)
-            columns[f"{side}_pieces"] = packed(np.array(list(chain(*pieces)), np.int64))
-        return columns
-
-    def entries(self, kept: int) -> Columns:
-        """Pack the rows of all maps: of each at most `kept` entries besides the heaviest ones."""
-        columns: Columns = {}
-        for number, one in enumerate(self._entries):
-            columns |= {f"{k}_{number}": v for k, v in one.columns(kept, self.partner).items()}
-        return columns
-
-    def weight_without(self, kept: int) -> float:
-        """Return the largest share of a map's weight that packing so many entries leaves out."""
-        return max(one.weight_without(kept) for one in self._entries)
+    A column has, for each of these tokens in order of id, the number of pieces, then the ids.
+    """
+    columns: Columns = {}
+    into = tokenizers or ()
+    for side, table, partner, other in zip(_SIDES, tables, partners, into[::-1], strict=False):
+        is_long = table.lengths > SHOWN_BYTES
+        ids = np.flatnonzero((partner < 0) & (table.lengths > 0) & ~is_long)
+        spelled = other.segment_batch([table.tokens()[i] for i in ids.tolist()])
+        pieces = [(one or [])[:MOST_PIECES] for one in spelled]
+        sizes = np.zeros(len(table), np.int64)
+        sizes[ids] = list(map(len, pieces))
+        columns[f"{side}_pieces_sizes"] = packed(sizes)
+        columns[f"{side}_pieces"] = packed(np.array(list(chain(*pieces)), np.int64))
+    return columns
 
 
 class _Entries:
@@ -180,7 +171,7 @@ class _Entries:
         often = np.ones(m.nnz) if counts is None else counts[m.student_ids] + 0.5
         self.worth = m.weights * often
         is_first = np.diff(m.student_ids, prepend=-1) > 0
-        self.order = np.lexsort((np.arange(m.nnz), -self.worth, ~is_first))
+        self.order = np.lexsort((-self.worth, ~is_first))
         self.num_first = int(is_first.sum())
         self.worth = m.weights if counts is None else m.weights * counts[m.student_ids]
 
