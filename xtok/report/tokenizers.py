@@ -91,13 +91,8 @@ def _print_overlap(console: Console, names: Sequence[str], overlap: Overlap) -> 
     shares = [[n / max(1, sizes[i]) for n in overlap.counts[i]] for i in places]
     matrices = [(sizes, shares, "different tokens")]
     if overlap.text_tokens is not None and overlap.text_shares is not None:
-        matrices.append(
-            (
-                list(overlap.text_tokens),
-                [list(row) for row in overlap.text_shares],
-                "tokens on the text",
-            )
-        )
+        of_text = [list(row) for row in overlap.text_shares]
+        matrices.append((list(overlap.text_tokens), of_text, "tokens on the text"))
     fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
     for diagonal, of_rows, what in matrices:
         for start in range(0, len(names), fit):
