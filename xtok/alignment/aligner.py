@@ -54,6 +54,22 @@ class FlatAlignment:
     num_chunks: NDArray[np.int64]  # [documents]
     is_correct: NDArray[np.bool_]  # [all chunks], document after document
 
+    def numbers(
+        self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]
+    ) -> list[NDArray[np.int64]]:
+        """Return each side's chunks numbered through all documents; one more for no chunk.
+
+        The lengths are the documents' numbers of tokens.
+        """
+        first = np.cumsum(self.num_chunks) - self.num_chunks
+        return [
+            np.where(chunk < 0, len(self.is_correct), np.repeat(first, lengths) + chunk)
+            for chunk, lengths in (
+                (self.student_chunk_id, student_lengths),
+                (self.teacher_chunk_id, teacher_lengths),
+            )
+        ]
+
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
     ) -> AlignmentBatch:
@@ -65,27 +81,17 @@ class FlatAlignment:
         """
         max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # NeMo-RL's losses need a chunk
         valid = np.arange(max_pairs) < self.num_chunks[:, None]
-        chunks = [
-            filled(kept, chunk.astype(np.int64), -1)
-            for kept, chunk in (
-                (student_kept, self.student_chunk_id),
-                (teacher_kept, self.teacher_chunk_id),
-            )
-        ]
-        # Chunks numbered through the batch; the last is for tokens that are in none.
-        first = (np.cumsum(self.num_chunks) - self.num_chunks)[:, None]
-        numbers = [np.where(c < 0, len(self.is_correct), first + c) for c in chunks]
+        student, teacher = self.numbers(student_kept.sum(axis=1), teacher_kept.sum(axis=1))
         is_single = np.append(self.is_correct, False)
-        for number in numbers:
-            is_single &= np.bincount(number.ravel(), minlength=len(is_single)) == 1
-        is_single[-1] = False
+        for number in (student, teacher):
+            is_single[:-1] &= np.bincount(number, minlength=len(is_single))[:-1] == 1
         return AlignmentBatch(
             pair_valid=valid,
             pair_is_correct=filled(valid, self.is_correct, False),
-            student_exact_partition_mask=is_single[numbers[0]],
-            teacher_exact_partition_mask=is_single[numbers[1]],
-            student_chunk_id=chunks[0],
-            teacher_chunk_id=chunks[1],
+            student_exact_partition_mask=filled(student_kept, is_single[student], False),
+            teacher_exact_partition_mask=filled(teacher_kept, is_single[teacher], False),
+            student_chunk_id=filled(student_kept, self.student_chunk_id.astype(np.int64), -1),
+            teacher_chunk_id=filled(teacher_kept, self.teacher_chunk_id.astype(np.int64), -1),
             num_chunks=self.num_chunks,
         )
 

@@ -1,11 +1,10 @@
-"""Numba kernels on flat arrays: the walk over two tokenizations, and what chunks carry over.
+"""Numba kernels on flat arrays: the walk over two tokenizations.
 
 Chunks are written as they are found. All kernels are serial, release the GIL, and check nothing.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -359,76 +358,3 @@ def _align_stretch(  # type: ignore[no-untyped-def]
             chunks.correct[base + k] = True
             k += 1
     return k
-
-
-@kernel
-def share_logprobs(  # type: ignore[no-untyped-def]
-    s_bounds, s_chunk, t_bounds, t_chunk, num_chunks, is_correct, s_counts, t_logprobs,
-    s_logprobs, by_student, logprobs, valid,
-):  # fmt: skip
-    """Share the sum of each chunk's teacher tokens among its student tokens, and mark these valid.
-
-    A chunk is left out if it is not correct, or one of its tokens does not count, or the first
-    token of its document is in it and is NaN. Returns the first other teacher token that is NaN,
-    and the first student token that is not finite where that matters, each or −1.
-
-    A share is a multiple of the last bit of the float32 sum, between two roundings of the shares so
-    far: so the shares are exact in float32, and so is their sum. Equal shares differ in that bit.
-    """
-    first = 0
-    for d in range(len(num_chunks)):
-        i, s_to, j, t_to = s_bounds[d], s_bounds[d + 1], t_bounds[d], t_bounds[d + 1]
-        for k in range(num_chunks[d]):
-            while s_chunk[i] != k:
-                i += 1
-            while t_chunk[j] != k:
-                j += 1
-            s_from, counts, n, all_weights = i, is_correct[first + k], 0, 0.0
-            wrong_s = wrong_t = -1
-            while i < s_to and (s_chunk[i] == k or s_chunk[i] < 0):
-                if s_chunk[i] == k:
-                    counts = counts and s_counts[i]
-                    n += 1
-                    if by_student:
-                        all_weights += max(0.0, -s_logprobs[i])
-                        if not math.isfinite(s_logprobs[i]):
-                            if i == s_bounds[d]:
-                                counts = False
-                            elif wrong_s < 0:
-                                wrong_s = i
-                i += 1
-            total = 0.0
-            while j < t_to and (t_chunk[j] == k or t_chunk[j] < 0):
-                if t_chunk[j] == k:
-                    total += t_logprobs[j]
-                    if math.isnan(t_logprobs[j]):
-                        if j == t_bounds[d]:
-                            counts = False
-                        elif wrong_t < 0:
-                            wrong_t = j
-                j += 1
-            if not counts:
-                continue
-            if wrong_s >= 0 or wrong_t >= 0:
-                return wrong_t, wrong_s
-            rounded = float(np.float32(total))
-            equal = not by_student or all_weights == 0.0
-            if equal:
-                all_weights = float(n)
-            if rounded == 0.0 or not math.isfinite(rounded):
-                unit = 0.0
-            else:
-                unit = math.ldexp(1.0, max(math.frexp(rounded)[1] - 24, -149))
-            weights = done = 0.0
-            for x in range(s_from, i):
-                if s_chunk[x] == k:
-                    valid[x] = True
-                    if unit == 0.0:
-                        logprobs[x] = rounded
-                        continue
-                    weights += 1.0 if equal else max(0.0, -s_logprobs[x])
-                    now = np.rint(rounded / unit * (weights / all_weights))
-                    logprobs[x] = (now - done) * unit
-                    done = now
-        first += num_chunks[d]
-    return -1, -1

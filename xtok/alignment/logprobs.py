@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.rows import Rows
 from xtok.errors import XtokError
+from xtok.maps.edges import ranks
 from xtok.vocab.display import escape
 
 Credit: TypeAlias = Literal["uniform", "student"]
@@ -82,8 +83,6 @@ def project_logprobs(
         ValueError: for log-probabilities that are greater than 0 or missing, shapes that do not
             fit, and ids that the vocabulary does not have.
     """
-    from xtok.alignment.kernels import share_logprobs
-
     if credit not in ("uniform", "student"):
         raise ValueError(f"credit is {credit!r}, and must be 'uniform' or 'student'")
     if credit == "student" and student_logprobs is None:
@@ -100,25 +99,67 @@ def project_logprobs(
     counts = np.ones(len(student.ids), np.bool_)
     if response_mask is not None:
         counts = student.values("response_mask", response_mask, np.bool_)
-    logprobs = np.zeros(len(student.ids), np.float32)
-    valid = np.zeros(len(student.ids), np.bool_)
-    wrong_teacher, wrong_student = share_logprobs(
-        student.bounds, alignment.student_chunk_id, teacher.bounds, alignment.teacher_chunk_id,
-        alignment.num_chunks, alignment.is_correct, counts, theirs, ours, credit == "student",
-        logprobs, valid,
-    )  # fmt: skip
-    for name, side, values, index in (
-        ("teacher_logprobs", teacher, theirs, wrong_teacher),
-        ("student_logprobs", student, ours, wrong_student),
-    ):
-        if index >= 0:
+    ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
+    shared = np.append(alignment.is_correct, False)  # the last is for tokens that are in no chunk
+    shared[ours_in[~counts]] = False
+    weights = np.maximum(0.0, -ours) if credit == "student" else np.ones(len(student.ids))
+    sides = (
+        ("teacher_logprobs", teacher, theirs, theirs_in, np.isnan(theirs)),
+        ("student_logprobs", student, ours, ours_in, ~np.isfinite(weights)),
+    )
+    for _, side, _, number, missing in sides:
+        first = side.bounds[:-1][np.diff(side.bounds) > 0]
+        shared[number[first[missing[first]]]] = False
+    for name, side, values, number, missing in sides:
+        wrong = np.flatnonzero(missing & shared[number])
+        if len(wrong):
             raise ValueError(
-                f"{name} have {values[index]} at {side.place(index)}; only a first token, or what "
-                "response_mask leaves out, may be without"
+                f"{name} have {values[wrong[0]]} at {side.place(wrong[0])}; only a first token, "
+                "or what response_mask leaves out, may be without"
             )
+    valid = shared[ours_in]
+    with np.errstate(all="ignore"):  # of chunks that are not shared
+        sums = np.bincount(theirs_in, theirs, len(shared)).astype(np.float32)
+        logprobs = _shares(sums.astype(np.float64), ours_in, np.flatnonzero(valid), weights)
     return ProjectedLogprobs(
         logprobs=student.restore(logprobs, 0.0), valid=student.restore(valid, False)
     )
+
+
+def _shares(
+    sums: NDArray[np.float64],
+    number: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> NDArray[np.float32]:
+    """Share each chunk's sum among its tokens by weight; equally, if all weights are 0.
+
+    A share is a multiple of the last bit of the float32 sum, between two roundings of the shares so
+    far: so the shares are exact in float32, and so is their sum. Equal shares differ in that bit.
+
+    Args:
+        sums: `[chunks + 1]`, float32 values.
+        number: `[all tokens]`, the chunk of each.
+        tokens: those that get a share, rising; a chunk's tokens all do, or none.
+        weights: `[all tokens]`, 0 or above.
+    """
+    shares = np.zeros(len(number), np.float32)
+    total = np.bincount(number, weights, len(sums))
+    weights = np.where(total[number] == 0, 1.0, weights)
+    total = np.bincount(number, weights, len(sums))
+    last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
+    whole = (sums == 0) | ~np.isfinite(sums)  # each token takes all of it
+    so_far, done = np.zeros_like(sums), np.zeros_like(sums)
+    place = ranks(number[tokens])  # within its chunk
+    in_turn = tokens[np.argsort(place, kind="stable")]
+    for turn in np.split(in_turn, np.cumsum(np.bincount(place))[:-1]):
+        chunk = number[turn]
+        so_far[chunk] += weights[turn]
+        now = np.rint(sums[chunk] / last_bit[chunk] * (so_far[chunk] / total[chunk]))
+        share = (now - done[chunk]) * last_bit[chunk]
+        shares[turn] = np.where(whole[chunk], sums[chunk], share)
+        done[chunk] = now
+    return shares
 
 
 def _logprobs(name: str, values: Any, side: Rows) -> NDArray[np.float64]:
