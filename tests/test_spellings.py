@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -182,54 +179,34 @@ def test_the_help_shows_only_our_own(cli: Cli) -> None:
     assert "--top_k" not in text
 
 
-# NeMo-RL's own recipe, with xtok in the place of its modules.
-RECIPE = """
-set -euo pipefail
-student=$1 teacher=$2 dir=$3
-name() { sed -E 's/-?[0-9.]+[bBmM]//g; s/-(Base|it)//g; s/^[-_]+|[-_]+$//g' <<< "${1##*/}"; }
-s=$(name "$student") t=$(name "$teacher")
-models=(--student-model "$student" --teacher-model "$teacher")
-embedded=$dir/temp_projection_map_${s}_to_${t}_top_32.pt
-spelled=$dir/projection_map_${s}_to_${t}_multitoken_top_32_double_special.pt
-xtok generate "${models[@]}" --embedding-model own --top_k 32 --data_dir "$dir" \\
-  --keep_top_tokens -1 --use_canonicalization
-xtok multitoken "${models[@]}" --initial-projection-path "$embedded" --top-k 32 \\
-  --output-dir "$dir" --enable-scale-trick --enable-reverse-pass --enable-special-token-mapping \\
-  --use-canonicalization
-xtok reapply-exact "${models[@]}" --initial-projection-path "$spelled"
-xtok sort-cut --initial-projection-path "${spelled%.pt}_exact_map_remapped.pt" --top_k 4 \\
-  --output_path "final/projection_matrix_${s}_${t}_top4.pt"
-xtok sort-cut --initial-projection-path "${spelled%.pt}_exact_map_remapped.pt" --top_k 8
-"""
+EMBEDDED = "data/temp_projection_map_student_to_teacher_top_32.pt"
+SPELLED = "data/projection_map_student_to_teacher_multitoken_top_32_double_special.pt"
+EXACT = SPELLED.replace(".pt", "_exact_map_remapped.pt")
+
+# NeMo-RL's own recipe, with xtok in the place of its modules: a line, and the file that the next
+# one expects. `MODELS` stands for both models.
+RECIPE = {
+    "generate MODELS --embedding-model own --top_k 32 --data_dir data --keep_top_tokens -1 "
+    "--use_canonicalization": EMBEDDED,
+    f"multitoken MODELS --initial-projection-path {EMBEDDED} --top-k 32 --output-dir data "
+    "--enable-scale-trick --enable-reverse-pass --enable-special-token-mapping "
+    "--use-canonicalization": SPELLED,
+    f"reapply-exact MODELS --initial-projection-path {SPELLED}": EXACT,
+    f"sort-cut --initial-projection-path {EXACT} --top_k 4 --output_path final/matrix_top4.pt":
+    "final/matrix_top4.pt",
+    f"sort-cut --initial-projection-path {EXACT} --top_k 8":
+    EXACT.replace("_top_32", "").replace(".pt", "_top_8_sorted_preservelast.pt"),
+}  # fmt: skip
 
 
-def test_a_script_for_their_tools_runs_as_it_is(small: Path, tmp_path: Path) -> None:
+def test_the_recipe_for_their_tools_runs_as_it_is(cli: Cli, small: Path, tmp_path: Path) -> None:
     causal_lm(tmp_path / "student", small / "small-digits")
     causal_lm(tmp_path / "teacher", small / "small-byte-level", hidden=48, seed=1)
-    script = tmp_path / "build.sh"
-    script.write_text(RECIPE)
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "xtok"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m xtok "$@"\n')
-    program.chmod(0o755)
-    done = subprocess.run(
-        ["bash", script, tmp_path / "student", tmp_path / "teacher", "data"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    start = "data/projection_map_student_to_teacher_multitoken"
-    assert done.stdout.splitlines() == [
-        "data/temp_projection_map_student_to_teacher_top_32.pt",
-        f"{start}_top_32_double_special.pt",
-        f"{start}_top_32_double_special_exact_map_remapped.pt",
-        "final/projection_matrix_student_teacher_top4.pt",
-        f"{start}_double_special_exact_map_remapped_top_8_sorted_preservelast.pt",
-    ]
-    made = ProjectionMap.load(tmp_path / done.stdout.splitlines()[3])
+    models = f"--student-model {tmp_path / 'student'} --teacher-model {tmp_path / 'teacher'}"
+    for line, path in RECIPE.items():
+        done = cli(*line.replace("MODELS", models).split())
+        assert done.stdout == f"{path}\n", done.stderr
+    made = ProjectionMap.load(tmp_path / "final" / "matrix_top4.pt")
     assert [step["stage"] for step in made.history] == [
         "generate", "multitoken", "reapply-exact", "sort-cut"
     ]  # fmt: skip
