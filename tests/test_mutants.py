@@ -130,18 +130,6 @@ def changed_json(folder: Path, small: Path, **changed: Any) -> Path:
             {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "x"}},
             "makes its library fail: Onig: Regex search error: retry-limit-in-match over",
         ),
-        (
-            {
-                "normalizer": {
-                    "type": "Sequence",
-                    "normalizers": [
-                        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-                    ]
-                    * 9,
-                }
-            },
-            "may make a text 1000000000 times as long",
-        ),
     ],
 )
 def test_a_tokenizer_json_that_costs_too_much(
@@ -174,7 +162,7 @@ def test_a_token_id_beyond_all_limits(small: Path, tmp_path: Path) -> None:
     folder = changed_json(tmp_path, small, model=model)
     with (
         within(20),
-        pytest.raises(TokenizerError, match="has the token id 2147483648, and ids end"),
+        pytest.raises(TokenizerError, match="a vocabulary size of 2147483649"),
     ):
         load_tokenizer(folder)
 
