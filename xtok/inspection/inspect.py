@@ -304,15 +304,9 @@ def describe_side(vocabulary: Vocabulary) -> SideDescription:
     table = vocabulary.table
     types = np.zeros(0, np.uint8) if table is None else table.types
     counts = np.bincount(types, minlength=len(TokenType) + 1).tolist()
-    return SideDescription(
-        model_id=vocabulary.model_id,
-        revision=vocabulary.revision,
-        backend=vocabulary.backend,
-        vocab_size=vocabulary.vocab_size,
-        width_source=vocabulary.width_source,
-        tokenizer_vocab_size=vocabulary.tokenizer_vocab_size,
-        token_types={kind.name.lower(): counts[kind] for kind in TokenType if counts[kind]},
-    )
+    own = {name: value for name, value in vars(vocabulary).items() if name != "table"}
+    kinds = {kind.name.lower(): counts[kind] for kind in TokenType if counts[kind]}
+    return SideDescription(**own, token_types=kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
