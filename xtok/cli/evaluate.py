@@ -11,7 +11,6 @@ from xtok.cli.command import command, show
 from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import find_texts
-from xtok.maps.events import EventMap
 from xtok.maps.file import holds_events
 from xtok.report.quality import print_evaluation
 
@@ -62,14 +61,8 @@ def evaluate(
             "--for, --min-coverage and --max-cross-entropy are not for event maps"
         )
     names = [str(path) for path in map_paths]
-    maps = [
-        EventMap.load(path) if of_events else map_options.load(path)
-        for path, of_events in zip(map_paths, are_events, strict=True)
-    ]
-    if isinstance(maps[0], EventMap):
-        tokenizers = models.given()
-    else:
-        maps[0], tokenizers = models.with_map(maps[0], name=names[0])
+    maps = [map_options.load_any(path) for path in map_paths]
+    maps[0], tokenizers = models.with_map(maps[0], name=names[0])
     for one in maps:
         report.print_reports(one.reports)
     evaluation = xtok.evaluate(

@@ -10,9 +10,6 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import option
-from xtok.maps.events import EventMap
-from xtok.maps.file import holds_events
-from xtok.maps.projection_map import ProjectionMap
 
 _ROWS = "Rows, the worst first"
 
@@ -93,11 +90,7 @@ def inspect(
     is_overview = not (is_listing or is_explaining or against)
     if num_examples is None:
         num_examples = 5 if is_overview and not classes else 0
-    loaded: ProjectionMap | EventMap
-    if holds_events(map_path):
-        loaded, tokenizers = EventMap.load(map_path), models.given()
-    else:
-        loaded, tokenizers = models.with_map(map_options.load(map_path), name=map_path)
+    loaded, tokenizers = models.with_map(map_options.load_any(map_path), name=map_path)
     report.print_reports(loaded.reports)
     inspection = xtok.inspect(
         loaded,

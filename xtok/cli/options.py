@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -20,8 +20,11 @@ from xtok.errors import XtokError
 from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
+    from xtok.maps.events import EventMap
     from xtok.maps.projection_map import ProjectionMap
     from xtok.tokenizers import Tokenizer
+
+M = TypeVar("M", bound="ProjectionMap | EventMap")
 
 _FILES = "plain, .jsonl or .parquet, also as .gz or .zst; a quoted glob, too. Repeatable."
 KINDS = (
@@ -92,6 +95,12 @@ class MapOptions(Widths):
     def load(self, path: Path, **more: Any) -> ProjectionMap:
         """Load a map."""
         return xtok.ProjectionMap.load(path, **vars(self), **more)
+
+    def load_any(self, path: Path) -> ProjectionMap | EventMap:
+        """Load a map, or an event map."""
+        from xtok.maps import file
+
+        return file.load_events(path) if file.holds_events(path) else self.load(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +179,11 @@ class Models(Safety):
 
     def with_map(
         self,
-        projection: ProjectionMap,
+        projection: M,
         widths: Widths | None = None,
         *,
         name: Path | str = "the map",
-    ) -> tuple[ProjectionMap, dict[str, Any]]:
+    ) -> tuple[M, dict[str, Any]]:
         """Load the tokenizers of a map's sides that are given, as wide as the map and it as they.
 
         Returns:

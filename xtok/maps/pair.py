@@ -60,7 +60,7 @@ def with_vocabularies(
 
 
 def name_notes(
-    projection: ProjectionMap,
+    projection: ProjectionMap | EventMap,
     *,
     student: Vocabulary | None = None,
     teacher: Vocabulary | None = None,
