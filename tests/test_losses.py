@@ -209,7 +209,7 @@ def test_p_kl_gradients_to_logits_and_to_a_learned_map() -> None:
         return p_kl(student, teacher, module, ALIGNED, PKLConfig(top_k=6))
 
     weights = kept().detach().double().requires_grad_()
-    assert torch.autograd.gradcheck(loss, (student, weights), atol=1e-6)
+    assert torch.autograd.gradcheck(loss, (student, weights), atol=1e-6, fast_mode=True)
 
 
 def test_blocks_and_strides_do_not_change_p_kl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,12 +256,6 @@ def test_the_two_sides_may_be_of_different_types(name: str, dtype: torch.dtype) 
         found = value_and_gradient(some_loss(name, ours, theirs), ours)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(found[1], expected[1].to(ours.dtype), rtol=1e-2, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["gold", "same"])
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    student, teacher = logits(seed=3)
-    assert torch.autograd.gradcheck(lambda s: some_loss(name, s, teacher), student, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ["p_kl", "gold", "same"])

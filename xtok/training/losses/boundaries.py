@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,11 +41,30 @@ def boundary_loss(
     """
 
     def over_chunks(chunks: Chunks) -> Tensor:
-        sides = [_first_positions(ids, chunks.total) for ids in (chunks.student, chunks.teacher)]
-        dtype = work_dtype(student_logits, teacher_logits)
-        job = _Job(compare, sides[0], sides[1], widths, config.temperature, dtype)
-        loss: Tensor = _BoundaryLoss.apply(student_logits, job)  # type: ignore[no-untyped-call]
-        return loss
+        (rows, places), teacher = (
+            _first_positions(ids, chunks.total) for ids in (chunks.student, chunks.teacher)
+        )
+        dtype, width = work_dtype(student_logits, teacher_logits), widths[0]
+        grad = None
+        if student_logits.requires_grad and torch.is_grad_enabled():
+            grad = torch.zeros_like(student_logits, memory_format=torch.contiguous_format)
+        total = torch.zeros((), dtype=torch.float64, device=student_logits.device)
+        step = block_length(student_logits, max(widths))
+        for start in range(0, chunks.total, step):
+            part = slice(start, start + step)
+            with torch.no_grad():
+                picked = student_logits[rows[part], places[part]][:, :width].to(dtype)
+                log_p = log_probabilities(picked, config.temperature)
+                lost, back = compare(log_p, (teacher[0][part], teacher[1][part]))
+                total += lost
+                if grad is not None:
+                    grad[rows[part], places[part], :width] = back.to(grad.dtype)
+        loss = (total * (config.temperature**2 / chunks.total)).to(dtype)
+        if grad is None:
+            return loss
+        scale = config.temperature / chunks.total
+        with_gradient: Tensor = _WithGradient.apply(student_logits, loss, grad, scale)  # type: ignore[no-untyped-call]
+        return with_gradient
 
     return loss_over_chunks(
         over_chunks, student_logits, teacher_logits, alignment, config, sample_mask, widths,
@@ -62,44 +81,18 @@ def _first_positions(numbers: Tensor, total: int) -> Rows:
     return first // numbers.shape[1], first % numbers.shape[1]
 
 
-class _Job(NamedTuple):
-    """What is compared with the student's logits, and where."""
+class _WithGradient(torch.autograd.Function):
+    """A loss whose gradient to the logits is known but for a factor."""
 
-    compare: Compare
-    student: Rows
-    teacher: Rows
-    widths: tuple[int, int]
-    temperature: float
-    dtype: torch.dtype
-
-
-class _BoundaryLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, job: _Job) -> Tensor:
-        grad = None
-        if ctx.needs_input_grad[0]:
-            grad = torch.zeros_like(logits, memory_format=torch.contiguous_format)
-        num, width = len(job.student[0]), job.widths[0]
-        total = torch.zeros((), dtype=torch.float64, device=logits.device)
-        step = block_length(logits, max(job.widths))
-        with torch.autocast(logits.device.type, enabled=False):
-            for start in range(0, num, step):
-                (row, place), theirs = (
-                    (side[0][start : start + step], side[1][start : start + step])
-                    for side in (job.student, job.teacher)
-                )
-                picked = logits[row, place][:, :width].to(job.dtype)
-                lost, back = job.compare(log_probabilities(picked, job.temperature), theirs)
-                total += lost
-                if grad is not None:
-                    grad[row, place, :width] = back.to(grad.dtype)
-        ctx.grad, ctx.scale = grad, job.temperature / num
-        return (total * (job.temperature**2 / num)).to(job.dtype)
+    def forward(ctx: Any, logits: Tensor, loss: Tensor, grad: Tensor, scale: float) -> Tensor:
+        ctx.grad, ctx.scale = grad, scale
+        return loss.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         grad, ctx.grad = ctx.grad, None
         if grad is None:
             raise RuntimeError("the loss keeps its gradient for one backward; compute it again")
-        return grad.mul_((grad_loss * ctx.scale).to(grad.dtype)), None
+        return grad.mul_((grad_loss * ctx.scale).to(grad.dtype)), None, None, None
