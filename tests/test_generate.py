@@ -316,56 +316,38 @@ def test_a_gpu_finds_the_same() -> None:
 # The input-embedding layer
 
 
-def causal_lm(
-    folder: Path, tokenizer: Path, *, hidden: int = 32, seed: int = 0, **how: Any
-) -> Path:
-    """A small random causal LM in shards, with a tokenizer's files beside it."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    width = load_tokenizer(str(tokenizer)).vocabulary.vocab_size
-    sizes: dict[str, Any] = {
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    config = LlamaConfig(
-        vocab_size=width, hidden_size=hidden, num_key_value_heads=2, **sizes, **how
-    )
-    model = LlamaForCausalLM(config).bfloat16()
-    model.save_pretrained(folder, max_shard_size="60KB")
-    for file in tokenizer.iterdir():
-        if not (folder / file.name).exists():
-            (folder / file.name).write_bytes(file.read_bytes())
+def with_layer(folder: Path, tokenizer: Path, matrix: NDArray[np.float32]) -> Path:
+    """A model of which nothing is there but its tokenizer and its input-embedding layer."""
+    shutil.copytree(tokenizer, folder)
+    tensors = {"model.embed_tokens.weight": torch.from_numpy(matrix)}
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
 @pytest.fixture(scope="module")
 def models(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random causal LMs: `student` (digits) and `teacher` (byte-level), of other dimensions."""
+    """Random models: `student` (digits) and `teacher` (byte-level), of other dimensions."""
     folder = tmp_path_factory.mktemp("models")
-    causal_lm(folder / "student", small / "small-digits")
-    causal_lm(folder / "teacher", small / "small-byte-level", hidden=48, seed=1)
+    for side, name, size in (("student", "small-digits", 32), ("teacher", "small-byte-level", 48)):
+        width = load_tokenizer(small / name).vocabulary.vocab_size
+        with_layer(folder / side, small / name, random_vectors(width, size, seed=size))
     return folder
 
 
-def weights_of(folder: Path) -> NDArray[np.float32]:
-    from transformers import AutoModelForCausalLM
+def test_only_the_layers_shard_is_opened(tmp_path: Path) -> None:
+    """A checkpoint of Transformers, in shards: the others need not be there."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    matrix: torch.Tensor = model.get_parameter("model.embed_tokens.weight")
-    return np.asarray(matrix.detach().numpy())
-
-
-def test_only_the_layers_shard_is_opened(models: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "student"
-    shutil.copytree(models / "student", folder)
-    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    others = set(folder.glob("model-*")) - {folder / index["model.embed_tokens.weight"]}
+    sizes: dict[str, Any] = {"vocab_size": 900, "hidden_size": 32, "intermediate_size": 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
+    model.bfloat16().save_pretrained(tmp_path, max_shard_size="60KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    others = set(tmp_path.glob("model-*")) - {tmp_path / index["model.embed_tokens.weight"]}
     assert others
     for path in others:
         path.unlink()
-    np.testing.assert_array_equal(input_layer(Model(folder))[1], weights_of(models / "student"))
+    expected = model.get_parameter("model.embed_tokens.weight").detach().float().numpy()
+    np.testing.assert_array_equal(input_layer(Model(tmp_path))[1], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -379,22 +361,18 @@ def test_names_and_dtypes_of_the_layer(tmp_path: Path, name: str, dtype: torch.d
     np.testing.assert_array_equal(layer, matrix.float().numpy())
 
 
-def test_tied_embeddings_are_found_under_either_name(small: Path, tmp_path: Path) -> None:
-    folder = causal_lm(tmp_path / "tied", small / "small-digits", tie_word_embeddings=True)
-    assert input_layer(Model(folder))[0] == "model.embed_tokens.weight"
-    for path in folder.glob("model*"):
-        path.unlink()
-    save_file({"lm_head.weight": torch.randn(4, 3)}, folder / "model.safetensors")
-    assert input_layer(Model(folder))[0] == "lm_head.weight"
-    (folder / "config.json").write_text('{"tie_word_embeddings": false}')
+def test_tied_embeddings_are_found_under_the_other_name(tmp_path: Path) -> None:
+    save_file({"lm_head.weight": torch.randn(4, 3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    assert input_layer(Model(tmp_path))[0] == "lm_head.weight"
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false}')
     with pytest.raises(EmbeddingError):
-        input_layer(Model(folder))
+        input_layer(Model(tmp_path))
 
 
 def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer) -> None:
     folder = models / "student"
-    pieces = load_tokenizer(str(folder))
-    matrix = weights_of(folder)
+    pieces, (_, matrix) = load_tokenizer(folder), input_layer(Model(folder))
     source = sources.InputLayer(Model(folder))
     texts = [" the", "201", "der Hund", "\N{SNOWMAN}"]
     vectors = source.embed(texts, silent)
@@ -419,23 +397,18 @@ def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer) -> None:
 @pytest.mark.parametrize("fit", ["ridge", "orthogonal"])
 def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path, fit: Any) -> None:
     """The teacher's matrix is the student's, rotated, for equal tokens: both fits find it."""
-    student = causal_lm(tmp_path / "student", small / "small-digits", hidden=16)
-    teacher = causal_lm(tmp_path / "teacher", small / "small-byte-level", hidden=16)
-    tables = [load_tokenizer(str(f)).vocabulary.table for f in (student, teacher)]
-    assert tables[0] is not None
-    assert tables[1] is not None
-    pairs = match_bytes(tables[0], tables[1])
-    ours = random_vectors(len(tables[0]), 16)
-    theirs = random_vectors(len(tables[1]), 16, seed=1)
+    folders = [small / name for name in ("small-digits", "small-byte-level")]
+    tables = [load_tokenizer(folder).table for folder in folders]
+    pairs = match_bytes(*tables)
+    ours, theirs = (random_vectors(len(table), 16, seed=i) for i, table in enumerate(tables))
     rotation = np.linalg.qr(random_vectors(16, 16, seed=2))[0]
     theirs[list(pairs.values())] = ours[list(pairs)] @ rotation
-    for folder, matrix in ((student, ours), (teacher, theirs)):
-        for path in folder.glob("model*"):
-            path.unlink()
-        tensors = {"model.embed_tokens.weight": torch.from_numpy(np.ascontiguousarray(matrix))}
-        save_file(tensors, folder / "model.safetensors")
+    student, teacher = (
+        with_layer(tmp_path / side, folder, matrix)
+        for side, folder, matrix in zip(("s", "t"), folders, (ours, theirs), strict=True)
+    )
     config = GenerateConfig(top_k=3, anchor_fit=fit)
-    found = generate(str(student), str(teacher), "own", config)
+    found = generate(student, teacher, "own", config)
     counts = found.reports[0].counts
     assert counts["anchors held out"] == counts["anchors fitted on"] // 9
     assert counts["mean cosine of held-out anchors"] > 0.99
@@ -676,8 +649,8 @@ def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
         (bare / ".no_exist" / ("1" * 40) / name).touch()
     assert "org/bare has no safetensors weights" in note("org/bare")
     assert "own embeddings" in note("org/whole")
-    for shard in (whole / "snapshots" / ("1" * 40)).glob("model-*"):  # there, and broken
-        shard.unlink()
+    index = json.dumps({"weight_map": {"wte.weight": "model-1.safetensors"}})  # there, and broken
+    (whole / "snapshots" / ("1" * 40) / "model.safetensors.index.json").write_text(index)
     with pytest.raises(EmbeddingError, match="org/whole at revision 1111"):
         note("org/whole")
 
@@ -818,13 +791,11 @@ def test_cuda_asked_for_and_absent() -> None:
 
 
 def test_nan_names_the_tokens(cli: Cli, args: list[str], small: Path, tmp_path: Path) -> None:
-    folder = causal_lm(tmp_path / "nan", small / "small-digits")
-    matrix = torch.from_numpy(weights_of(folder))
-    the = load_tokenizer(folder).table.canonical_ids()[b" the"]
-    matrix[the, 3] = torch.nan
-    for path in folder.glob("model*"):
-        path.unlink()
-    save_file({"model.embed_tokens.weight": matrix}, folder / "model.safetensors")
+    table = load_tokenizer(small / "small-digits").table
+    the = table.canonical_ids()[b" the"]
+    matrix = random_vectors(len(table), 8)
+    matrix[the, 3] = np.nan
+    folder = with_layer(tmp_path / "nan", small / "small-digits", matrix)
     done = cli("generate", folder, args[2])
     assert (done.returncode, done.stdout) == (1, "")
     assert "are not finite" in done.stderr
@@ -836,11 +807,7 @@ def test_nan_names_the_tokens(cli: Cli, args: list[str], small: Path, tmp_path: 
 def test_a_tokenizer_that_the_checkpoint_does_not_hold(
     models: Path, small: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "short"
-    folder.mkdir()
-    for file in (small / "small-digits").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    save_file({"model.embed_tokens.weight": torch.zeros(9, 4)}, folder / "model.safetensors")
+    folder = with_layer(tmp_path / "short", small / "small-digits", random_vectors(9, 4))
     with pytest.raises(EmbeddingError, match="has 9 rows, and its tokenizer"):
         generate(str(folder), str(models / "teacher"), "own")
 
