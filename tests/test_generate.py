@@ -324,13 +324,17 @@ def with_layer(folder: Path, tokenizer: Path, matrix: NDArray[np.float32]) -> Pa
     return folder
 
 
+def random_model(folder: Path, tokenizer: Path, size: int) -> Path:
+    width = load_tokenizer(tokenizer).vocabulary.vocab_size
+    return with_layer(folder, tokenizer, random_vectors(width, size, seed=size))
+
+
 @pytest.fixture(scope="module")
 def models(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random models: `student` (digits) and `teacher` (byte-level), of other dimensions."""
     folder = tmp_path_factory.mktemp("models")
-    for side, name, size in (("student", "small-digits", 32), ("teacher", "small-byte-level", 48)):
-        width = load_tokenizer(small / name).vocabulary.vocab_size
-        with_layer(folder / side, small / name, random_vectors(width, size, seed=size))
+    random_model(folder / "student", small / "small-digits", 32)
+    random_model(folder / "teacher", small / "small-byte-level", 48)
     return folder
 
 

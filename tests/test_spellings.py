@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from conftest import ROOT, Cli
-from test_generate import causal_lm
+from test_generate import random_model
 from typer.main import get_command
 
 from xtok.cli import make_app
@@ -200,8 +200,8 @@ RECIPE = {
 
 
 def test_the_recipe_for_their_tools_runs_as_it_is(cli: Cli, small: Path, tmp_path: Path) -> None:
-    causal_lm(tmp_path / "student", small / "small-digits")
-    causal_lm(tmp_path / "teacher", small / "small-byte-level", hidden=48, seed=1)
+    random_model(tmp_path / "student", small / "small-digits", 32)
+    random_model(tmp_path / "teacher", small / "small-byte-level", 48)
     models = f"--student-model {tmp_path / 'student'} --teacher-model {tmp_path / 'teacher'}"
     for line, path in RECIPE.items():
         done = cli(*line.replace("MODELS", models).split())

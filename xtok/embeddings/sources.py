@@ -162,26 +162,20 @@ def _mean_pooling(model: Model) -> tuple[int, bool]:
             f"{model} has no modules.json, so it is no sentence-transformers model",
             hint=f"give input:{model} for its input-embedding layer, or another model",
         )
-    try:
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
         modules = json.loads(path.read_bytes())
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-        text, pooling = {}, {}
-        if kinds[1:2] == ["Pooling"]:
-            text = model.json("sentence_bert_config.json")
-            pooling = model.json(f"{modules[1]['path']}/config.json")
+        text = model.json("sentence_bert_config.json")
+        pooling = model.json(f"{modules[1]['path']}/config.json")
         modes = {k for k, on in pooling.items() if k.startswith("pooling_mode_") and on}
         is_mean = modes == {"pooling_mode_mean_tokens"} or pooling.get("pooling_mode") == "mean"
-        is_plain = kinds[0] == "Transformer" and modules[0]["path"] == ""
+        is_plain = kinds[:2] == ["Transformer", "Pooling"] and modules[0]["path"] == ""
         if is_plain and is_mean and kinds[2:] in ([], ["Normalize"]) and not text["do_lower_case"]:
             return int(text["max_seq_length"]), "Normalize" in kinds
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise EmbeddingError(
-            f"{model} is no sentence-transformers model that can be read: {error!r}",
-            hint="check its modules.json and config.json, or fetch it again",
-        ) from error
     raise EmbeddingError(
-        f"{model} is no plain Transformer with mean pooling: its modules are {', '.join(kinds)}",
-        hint="give another sentence model, such as all-MiniLM-L6-v2, or input:MODEL",
+        f"{model} is no plain Transformer with mean pooling, or its modules.json is damaged",
+        hint="fetch it again, or give another sentence model, such as all-MiniLM-L6-v2, or "
+        "input:MODEL",
     )
 
 
