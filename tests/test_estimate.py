@@ -274,40 +274,22 @@ def test_a_tiny_text_is_counted_pair_by_pair(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20"])
-    plan = plan_counting(byte_level, digits, [path], counting(alpha=1))
-    counts = count_text(plan, byte_level, digits)
     # byte-level cuts digits one by one: 2 0 1 and 2 0; the other one takes them in threes.
-    assert [byte_level.table.tokens()[i] for i in byte_level.segment(b"201")] == [b"2", b"0", b"1"]
-    assert [digits.table.tokens()[i] for i in digits.segment(b"201")] == [b"201"]
-    assert [digits.table.tokens()[i] for i in digits.segment(b"20")] == [b"20"]
-    two = token(byte_level, b"2")
-    expected = {two << 32 | token(digits, b"201"): 1, two << 32 | token(digits, b"20"): 1}
-    assert pairs_of(counts) == expected
-    assert counts.totals == TextTotals(
-        documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
-    )
-
-
-def test_chunks_share_a_unit(byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path) -> None:
-    path = write_documents(tmp_path / "a.jsonl", ["20"])
-    plan = plan_counting(byte_level, digits, [path], counting(alpha=1, target="chunk"))
-    counts = count_text(plan, byte_level, digits)
-    twenty = token(digits, b"20")
-    expected = {token(byte_level, d) << 32 | twenty: encode.UNIT // 2 for d in (b"2", b"0")}
-    assert pairs_of(counts) == expected
-
-
-def test_both_adds_starts_and_chunks_up(
-    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
-) -> None:
-    path = write_documents(tmp_path / "a.jsonl", ["20"])
-    plan = plan_counting(byte_level, digits, [path], counting(alpha=1, target="both"))
-    counts = count_text(plan, byte_level, digits)
-    two, zero, twenty = token(byte_level, b"2"), token(byte_level, b"0"), token(digits, b"20")
-    unit = encode.UNIT
-    expected = {two << 32 | twenty: unit + unit // 2, zero << 32 | twenty: unit // 2}
-    assert pairs_of(counts) == expected
-    assert counts.totals.starts == 1
+    two, zero, one = (token(byte_level, digit) for digit in (b"2", b"0", b"1"))
+    whole, twenty = token(digits, b"201"), token(digits, b"20")
+    starts = {(two, whole): 1, (two, twenty): 1}
+    chunks = dict.fromkeys([(two, whole), (zero, whole), (one, whole)], encode.UNIT // 3)
+    chunks |= dict.fromkeys([(two, twenty), (zero, twenty)], encode.UNIT // 2)
+    both = chunks | {pair: chunks[pair] + encode.UNIT for pair in starts}
+    targets: dict[Target, dict[tuple[int, int], int]]
+    targets = {"start": starts, "chunk": chunks, "both": both}
+    for target, expected in targets.items():
+        plan = plan_counting(byte_level, digits, [path], counting(alpha=1, target=target))
+        counts = count_text(plan, byte_level, digits)
+        assert pairs_of(counts) == {s << 32 | t: n for (s, t), n in expected.items()}
+        assert counts.totals == TextTotals(
+            documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
+        )
 
 
 @pytest.mark.parametrize("target", ["start", "chunk", "both"])
@@ -579,49 +561,35 @@ program()
 
 
 @pytest.mark.parametrize(
-    ("stop", "code", "word"),
-    [
-        ("SIGINT", 130, "interrupted"),
-        ("SIGTERM", 143, "terminated"),
-    ],
+    ("stop", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
 def test_counting_goes_on_after_a_signal(
-    cli: Cli,
-    small: Path,
-    corpus: Path,
-    tmp_path: Path,
-    stop: str,
-    code: int,
-    word: str,
+    cli: Cli, small: Path, corpus: Path, tmp_path: Path, stop: str, code: int, word: str
 ) -> None:
     args = [
-        "build", "--student-model", str(small / "small-byte-level"), "--teacher-model",
-        str(small / "small-digits"), "--text", str(corpus), "--output", "map.safetensors",
+        "build", str(small / "small-byte-level"), str(small / "small-digits"),
+        "--text", str(corpus), "--output", "map.safetensors",
     ]  # fmt: skip
     stopped = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, *args, stop],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (stopped.returncode, stopped.stdout) == (code, "")
-    assert stopped.stderr.splitlines()[-1] == (
-        f"{word}: counts saved in map.safetensors.checkpoint; run the same command again to go on"
-    )
+    assert stopped.stderr.splitlines()[-1].startswith(f"{word}: counts saved in map.safetensors.ch")
     assert "Traceback" not in stopped.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors.checkpoint"]
+    if stop == "SIGTERM":
+        return
     done = cli(*args)
     assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
-    size = (tmp_path / "map.safetensors").read_bytes()
-    resumed = re.search(
-        r"^note: resuming at (\d+)% of the text, from map.safetensors.checkpoint$",
-        done.stderr,
-        re.MULTILINE,
-    )
+    written = (tmp_path / "map.safetensors").read_bytes()
+    resumed = re.search(r"^note: resuming at (\d+)% of the text", done.stderr, re.MULTILINE)
     assert resumed is not None
     assert 0 < int(resumed[1]) <= 100
     assert [path.name for path in tmp_path.iterdir()] == ["map.safetensors"]
     again = cli(*args)
     assert "resuming" not in again.stderr
-    assert (tmp_path / "map.safetensors").read_bytes() == size
+    assert (tmp_path / "map.safetensors").read_bytes() == written
 
 
 @pytest.fixture
@@ -657,12 +625,9 @@ def test_a_checkpoint_of_another_run_is_refused(
     else:
         config = counting(**{what: {"target": "chunk", "alpha": 1.0}[what]})
     path = checkpoint[1]
-    with pytest.raises(XtokError) as error:
+    with pytest.raises(XtokError, match=f"the checkpoint {path} is of another run") as error:
         estimate(byte_level, teacher, [text], config, checkpoint=path)
-    assert error.value.message == (
-        f"the checkpoint {path} is of another run: other texts, tokenizers or options"
-    )
-    assert error.value.hint == f"delete it to start again: rm {path}"
+    assert error.value.hint.endswith(f"rm {path}")
     assert path.exists()
 
 
@@ -678,41 +643,24 @@ def split_otherwise(folder: Path, copy: Path) -> Tokenizer:
     return load_tokenizer(str(copy))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.95])
-@pytest.mark.parametrize("how", ["cut", "overwritten"])
 def test_a_damaged_checkpoint_is_refused(
-    byte_level: Tokenizer,
-    digits: Tokenizer,
-    checkpoint: tuple[CountingPlan, Path],
-    share: float,
-    how: str,
+    byte_level: Tokenizer, digits: Tokenizer, checkpoint: tuple[CountingPlan, Path]
 ) -> None:
     plan, path = checkpoint
-    data = path.read_bytes()
-    place = int(share * len(data))
-    path.write_bytes(data[:place] + (b"" if how == "cut" else b"\xff" * 40 + data[place + 40 :]))
-    with pytest.raises(XtokError) as error:
-        count_text(plan, byte_level, digits, checkpoint=path)
-    assert error.value.message.startswith(f"the checkpoint {path} cannot be read: ")
-    assert error.value.hint == f"delete it to start again: rm {path}"
-
-
-@pytest.mark.parametrize(("field", "value"), [(8, b"\x01\x00"), (10, b"\x63\x00")])
-def test_a_checkpoint_that_is_another_kind_of_zip_is_refused(
-    byte_level: Tokenizer,
-    digits: Tokenizer,
-    checkpoint: tuple[CountingPlan, Path],
-    field: int,
-    value: bytes,
-) -> None:
-    """The flags say that it is encrypted, or the method one that Python does not know."""
-    plan, path = checkpoint
-    data = bytearray(path.read_bytes())
-    place = data.index(b"PK\x01\x02") + field  # of the first file in the directory
-    data[place : place + 2] = value
-    path.write_bytes(data)
-    with pytest.raises(XtokError, match=f"the checkpoint {path} cannot be read: "):
-        count_text(plan, byte_level, digits, checkpoint=path)
+    whole = path.read_bytes()
+    places = [int(share * len(whole)) for share in (0.0, 0.1, 0.5, 0.95)]
+    directory = whole.index(b"PK\x01\x02")  # of the zip file; its first entry's flags and method
+    damaged = [
+        *(whole[:place] for place in places),
+        *(whole[:place] + b"\xff" * 40 + whole[place + 40 :] for place in places),
+        whole[: directory + 8] + b"\x01\x00" + whole[directory + 10 :],  # encrypted
+        whole[: directory + 10] + b"\x63\x00" + whole[directory + 12 :],  # an unknown method
+    ]
+    for data in damaged:
+        path.write_bytes(data)
+        with pytest.raises(XtokError, match=f"the checkpoint {path} cannot be read: ") as error:
+            count_text(plan, byte_level, digits, checkpoint=path)
+        assert error.value.hint.endswith(f"rm {path}")
 
 
 # Two sides that spell differently, and nothing to count
@@ -768,17 +716,13 @@ def test_an_unknown_token_ends_a_document(tmp_path: Path) -> None:
     assert (counts.totals.differing, counts.totals.lost_bytes) == (2, 14)
 
 
-@pytest.mark.parametrize("documents", [[], ["", ""]])
 def test_text_without_tokens_is_refused(
-    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path, documents: list[str]
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
-    path = write_documents(tmp_path / "a.jsonl", documents)
-    with pytest.raises(XtokError) as error:
-        estimate(byte_level, digits, [path])
-    assert error.value.message == (
-        f"nothing can be counted: {len(documents)} documents, 0 bytes of text"
-    )
-    assert error.value.hint.startswith("give text, not empty, ")
+    for documents in ([], ["", ""]):
+        path = write_documents(tmp_path / "a.jsonl", documents)
+        with pytest.raises(XtokError, match=f"nothing can be counted: {len(documents)} documents"):
+            estimate(byte_level, digits, [path])
 
 
 def test_empty_documents_count_as_documents(
@@ -863,7 +807,7 @@ def test_the_command_writes_what_it_read(
 
 
 def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
-    small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
+    cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
     models = [str(small / "small-byte-level"), str(small / "small-digits")]
@@ -883,7 +827,7 @@ def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
     assert done.returncode == 1
     assert "error: map.safetensors cannot be written: File too large\n" in done.stderr
     assert saved.exists()
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    again = cli(*command[3:])
     assert (again.returncode, again.stdout) == (0, "map.safetensors\n"), again.stderr
     assert not saved.exists()
 

@@ -218,7 +218,7 @@ def unit_of(target: Target) -> int:
 
 def pair_edges(keys: NDArray[np.int64], counts: NDArray[Any]) -> Edges:
     """Return pairs and their counts as edges."""
-    return Edges(keys >> 32, keys & 0xFFFFFFFF, counts)
+    return Edges((keys >> 32).astype(np.int32), keys.astype(np.int32), counts)
 
 
 def edge_keys(edges: Edges) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from xtok.config import Target
 from xtok.counting.encode import (
+    Counts,
     Rows,
     Tally,
     TextEncoder,
@@ -82,18 +83,24 @@ _ZIPF = {
 }
 _SINGLE_SHARE = {Kind.CONTINUATION: 0.16, Kind.SYMBOL: 0.3}  # of single ASCII characters
 
-_CONTEXTS = (6, 5, 4, 3, 2)  # bytes of a word by which a continuation is looked up
+_CONTEXT = 6  # most bytes of a word by which a continuation is looked up; at least two are needed
 _LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
 _TOKENS_PER_TEXT = 24
-_TEXTS_AT_ONCE = 25_000
+_PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
+_GOLDEN = 0.6180339887498949
+_TEXTS_AT_ONCE = 12_500
+_TEXTS_PER_DOCUMENT = 25  # where nothing in a document can keep the rest from being counted
 
-MAX_TEXTS = 150_000
-"""More texts cost seconds, and add little (scripts/benchmark.py quality)."""
+NUM_TEXTS = 50_000
+MANY_TEXTS = 150_000
+"""What a vocabulary of fewer than `SMALL` tokens needs: its tokens stand in more chunks of several,
+whose counts scatter (scripts/benchmark.py chunks)."""
+SMALL = 1 << 16
 
-FIRST_PIECE = 1.0
+FIRST_PIECE = 1 / 3
 """The pseudo-count of a token's first piece, or, split among them, of all the pieces."""
 
-FALLBACK = 0.1
+FALLBACK = 0.02
 """The pseudo-count, per row, of the pairs in which one token's bytes begin the other's."""
 
 Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -118,7 +125,8 @@ def prior_edges(
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
         target: what is counted, as in `MultitokenConfig`.
-        num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 150,000.
+        num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000, or
+            150,000 where one has fewer than 65,536 tokens.
         seed: the same seed gives the same edges.
         progress: called with the number of texts.
 
@@ -126,26 +134,7 @@ def prior_edges(
         Edges with float64 weights, in which a pair may occur twice; and the student ids whose bytes
         the teacher cannot spell.
     """
-    if num_texts is None:
-        num_texts = min(MAX_TEXTS, 2 * (len(student.table) + len(teacher.table)))
-    source = _Source([student.table, teacher.table])
-    rng = np.random.default_rng(seed)
-    tally = Tally(target)
-    with (
-        TextEncoder(student, teacher) as encoder,
-        progress("counting synthetic texts", num_texts) as advance,
-    ):
-        sizes = [min(_TEXTS_AT_ONCE, num_texts - n) for n in range(0, num_texts, _TEXTS_AT_ONCE)]
-        encoded = None
-        for size, next_size in pairwise([0, *sizes, 0]):
-            # Texts are drawn while those before are encoded.
-            texts = source.texts(next_size, rng) if next_size else []
-            sides = None if encoded is None else encoded()
-            encoded = encoder.start_encoding(texts)
-            if sides is not None:
-                tally.add(sides[0], sides[1], encoder.boundaries(sides[0], sides[1]))
-                advance(size)
-    counts = tally.counts()
+    counts = _count(student, teacher, target, num_texts, seed, progress)
 
     def counted(given: Rows | None = None) -> Edges:
         keys, amounts = counts.pairs(given)
@@ -168,39 +157,114 @@ def prior_edges(
     return edges, unspelled
 
 
+def _count(
+    student: Tokenizer,
+    teacher: Tokenizer,
+    target: Target,
+    num_texts: int | None,
+    seed: int,
+    progress: Progress,
+) -> Counts:
+    """Draw texts, and count them; texts are drawn while those before are encoded."""
+    widths = [len(student.table), len(teacher.table)]
+    if num_texts is None:
+        num_texts = min(MANY_TEXTS if min(widths) < SMALL else NUM_TEXTS, 2 * sum(widths))
+    per_document = _TEXTS_PER_DOCUMENT if _keeps_text(student) and _keeps_text(teacher) else 1
+    source = _Source([student.table, teacher.table], seed)
+    tally = Tally(target)
+    with (
+        TextEncoder(student, teacher) as encoder,
+        progress("counting synthetic texts", num_texts) as advance,
+    ):
+        sizes = [min(_TEXTS_AT_ONCE, num_texts - n) for n in range(0, num_texts, _TEXTS_AT_ONCE)]
+        encoded = None
+        for size, next_size in pairwise([0, *sizes, 0]):
+            texts = source.texts(next_size, per_document) if next_size else []
+            sides = None if encoded is None else encoded()
+            encoded = encoder.start_encoding(texts)
+            if sides is not None:
+                tally.add(sides[0], sides[1], encoder.boundaries(sides[0], sides[1]))
+                advance(size)
+    return tally.counts()
+
+
+def _keeps_text(tokenizer: Tokenizer) -> bool:
+    """Tell whether the tokens of any text are its bytes."""
+    known = tokenizer.table.canonical_ids()
+    return not tokenizer.text_changes and all(bytes([byte]) in known for byte in range(256))
+
+
 def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
-    """Spell each text token in another tokenizer's; the pieces of one token weigh the same."""
-    pieces = tokenizer.segment_batch([token for token in table.tokens() if token])
+    """Spell each text token in another tokenizer's, where it lacks the token itself.
+
+    The pieces of one token weigh the same.
+    """
+    tokens, known = [token for token in table.tokens() if token], tokenizer.table.canonical_ids()
+    rest = iter(tokenizer.segment_batch([token for token in tokens if token not in known]))
+    pieces = [[known[token]] if token in known else next(rest) for token in tokens]
     counts = np.array([len(spelled or ()) for spelled in pieces], np.int64)
-    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int64, int(counts.sum()))
+    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
     weights = np.repeat(FIRST_PIECE / np.maximum(counts, 1), counts)
-    return Edges(np.repeat(table.text_ids, counts), flat, weights)
+    return Edges(np.repeat(table.text_ids.astype(np.int32), counts), flat, weights)
 
 
 def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:
     """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law."""
     rows, columns = student.table.canonical_ids(), teacher.table.canonical_ids()
-    pairs = [
-        (s, columns[token[:length]])
-        for token, s in rows.items()
-        for length in range(1, len(token) + 1)
-        if token[:length] in columns
-    ]
-    pairs += [
-        (rows[token[:length]], t)
-        for token, t in columns.items()
-        for length in range(1, len(token))
-        if token[:length] in rows
-    ]
-    s_ids, t_ids = np.array(pairs, np.int64).reshape(-1, 2).T
+    s_list: list[int] = []
+    t_list: list[int] = []
+    for token, s in rows.items():
+        for length in range(1, len(token) + 1):
+            if (t := columns.get(token[:length])) is not None:
+                s_list.append(s)
+                t_list.append(t)
+    for token, t in columns.items():
+        for length in range(1, len(token)):
+            if (s := rows.get(token[:length])) is not None:
+                s_list.append(s)
+                t_list.append(t)
+    s_ids, t_ids = np.array(s_list, np.int32), np.array(t_list, np.int32)
+    order = np.argsort(s_ids, kind="stable")
+    order = order[ranks(s_ids[order]) < _PREFIXES_PER_ROW]
+    s_ids, t_ids = s_ids[order], t_ids[order]
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
     return edges._replace(weights=FALLBACK * edges.weights)
+
+
+class _EvenNumbers:
+    """Numbers in [0, 1) to draw with, spread more evenly than random ones: fewer texts do.
+
+    Each kind of decision has a sequence of its own: multiples of the golden ratio, modulo 1, any
+    stretch of which is spread evenly. It is dealt out in the order of what the decisions depend on,
+    so that the draws after one token are spread evenly too (array-RQMC: L'Ecuyer, Lécot and Tuffin,
+    Operations Research 56(4), 2008).
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._next: dict[object, float] = {}
+
+    def in_any_order(self, decision: object, number: int) -> NDArray[np.float64]:
+        """Return numbers for a decision that depends on nothing."""
+        return self(decision, self._rng.permutation(number))
+
+    def __call__(self, decision: object, given: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return a number for each of the integers that a decision depends on."""
+        first = self._next.get(decision)
+        if first is None:
+            first = self._rng.random()
+        sequence = (first + _GOLDEN * np.arange(len(given) + 1)) % 1
+        self._next[decision] = float(sequence[-1])
+        numbers = np.empty(len(given))
+        numbers[np.argsort(given, kind="stable")] = sequence[:-1]
+        return numbers
 
 
 class _Source:
     """The tokens of several vocabularies by kind, with their weights, and how words continue."""
 
-    def __init__(self, tables: Sequence[TokenTable]) -> None:
+    def __init__(self, tables: Sequence[TokenTable], seed: int) -> None:
+        self.draw = _EvenNumbers(seed)
         parts: list[tuple[Kind, list[bytes], NDArray[np.float64]]] = []
         for table in tables:
             of_kind: dict[Kind | None, list[bytes]] = {kind: [] for kind in _ZIPF}
@@ -219,10 +283,9 @@ class _Source:
         tokens = [token for _, members, _ in parts for token in members]
         kinds = np.repeat([part[0] for part in parts], [len(part[1]) for part in parts])
         self.weights = np.concatenate([part[2] for part in parts])
-        self.joined = b"".join(tokens)
-        self.data = np.frombuffer(self.joined, np.uint8)
-        self.ends = np.cumsum([len(token) for token in tokens])
-        self.starts = np.append(0, self.ends[:-1])
+        self.data = np.frombuffer(b"".join(tokens), np.uint8)
+        self.ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
+        self.starts = np.append(np.int32(0), self.ends[:-1])
         self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in Kind}
         unspaced = np.flatnonzero(kinds == Kind.UNSPACED)
         scripts = np.array([_script(tokens[i]) for i in unspaced], np.int64)
@@ -233,122 +296,129 @@ class _Source:
         return ids, np.cumsum(self.weights[ids])
 
     def _index(self, kinds: NDArray[np.int64]) -> None:
-        """Index the places in tokens where a letter follows, by the bytes before them."""
-        token_at = np.repeat(np.arange(len(self.ends)), self.ends - self.starts)
-        self.end_at = self.ends[token_at]
-        spelled = np.isin(kinds[token_at], [Kind.WORD, Kind.CONTINUATION, Kind.SYMBOL])
+        """Index the places in tokens where a letter follows, by the bytes before them.
+
+        The key of a place has the byte before it first, so that places with the same last bytes are
+        neighbours, however many bytes are compared.
+        """
+        ids = np.arange(len(self.ends), dtype=np.int32)
+        token_at = np.repeat(ids, self.ends - self.starts)
         lower = self.data | 32
         begins_letter = (self.data >= 0xC0) | ((lower >= ord("a")) & (lower <= ord("z")))
-        self.contexts: dict[int, tuple[NDArray[np.int64], Pool]] = {}
-        for length in _CONTEXTS:
-            places = np.arange(len(self.data) - length if len(self.data) > length else 0)
-            fits = spelled[places] & (places + length < self.end_at[places])
-            places = places[fits & begins_letter[places + length]]
-            keys = np.zeros(len(places), np.int64)
-            for offset in range(length):
-                keys = keys << 8 | self.data[places + offset]
-            order = np.argsort(keys, kind="stable")
-            places = places[order]
-            cumulated = np.cumsum(self.weights[token_at[places]])
-            self.contexts[length] = keys[order], (places + length, cumulated)
+        spelled = np.isin(kinds, [Kind.WORD, Kind.CONTINUATION, Kind.SYMBOL])
+        places = np.flatnonzero(begins_letter & spelled[token_at]).astype(np.int32)
+        token_at = token_at[places]
+        behind = places - self.starts[token_at]
+        keys = np.zeros(len(places), np.int64)
+        for back in range(1, _CONTEXT + 1):
+            keys = keys << 8 | np.where(behind >= back, self.data[places - back], 0)
+        order = np.argsort(keys, kind="stable")
+        order = order[behind[order] >= 2]
+        self.keys, self.places, token_at = keys[order], places[order], token_at[order]
+        self.place_ends = self.ends[token_at]
+        self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
 
-    def texts(self, number: int, rng: np.random.Generator) -> list[str]:
-        """Draw texts; characters that are cut at an end are left out."""
-        starts, stops = self._spans(number, rng)
+    def texts(self, number: int, per_document: int = 1) -> list[str]:
+        """Draw texts, and put several after another into each document."""
+        starts, stops = self._spans(number)
         lengths = stops - starts
         ends = np.cumsum(lengths.sum(axis=1))
         # How far what a token's bytes are copied from lies behind where they go to.
-        shifts = starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])
-        drawn = self.data[np.arange(ends[-1]) + np.repeat(shifts, lengths.ravel())].tobytes()
-        bounds = pairwise([0, *ends.tolist()])
-        return [drawn[start:stop].decode("utf-8", "ignore") for start, stop in bounds]
+        shifts = (starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])).astype(np.int32)
+        places = np.arange(ends[-1], dtype=np.int32) + np.repeat(shifts, lengths.ravel())
+        drawn = self.data[places].tobytes()
+        bounds = [0, *ends[per_document - 1 : -1 : per_document].tolist(), len(drawn)]
+        return [drawn[start:stop].decode("utf-8", "ignore") for start, stop in pairwise(bounds)]
 
-    def _spans(
-        self, number: int, rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _spans(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where each token of each text lies in the joined tokens, int64 `[number, 24]`."""
-        unspaced = (rng.random(number) < _SHARE_UNSPACED) & (len(self.scripts) > 0)
-        script = self._draw_scripts(number, rng)
+        unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
+        unspaced &= len(self.scripts) > 0
+        script = self._draw_scripts(number)
         chain = np.where(unspaced[:, None, None], np.cumsum(_UNSPACED, 1), np.cumsum(_SPACED, 1))
         kind = np.where(unspaced, Kind.UNSPACED, Kind.WORD)
         indented = np.zeros(number, np.bool_)
-        tail, tail_length = np.zeros((2, number), np.int64)  # the last 7 bytes of each text
+        # The last bytes of each text, the very last one first; and how many there are.
+        tail, tail_length = np.zeros((2, number), np.int64)
         starts, stops = np.zeros((2, number, _TOKENS_PER_TEXT), np.int64)
+        start = np.zeros(number, np.int64)
         for step in range(_TOKENS_PER_TEXT):
-            before = kind
+            before, last = kind, start
             if step:
-                passed = rng.random(number)[:, None] > chain[np.arange(number), before]
+                numbers = self.draw("kind", 2 * last + unspaced)
+                passed = numbers[:, None] > chain[np.arange(number), before]
                 kind = passed.sum(1).clip(0, len(Kind) - 1)
                 kind[indented & (kind == Kind.SPACE)] = Kind.WORD
-            start, stop = self._draw_tokens(kind, script, rng)
+            start, stop = self._draw_tokens(kind, script, last)
             if step:
-                goes_on = (kind == Kind.CONTINUATION) & (before <= Kind.CONTINUATION)
-                goes_on &= rng.random(number) < _LOOK_UP
-                self._continue_words(goes_on, tail, tail_length, start, stop, rng)
+                rows = np.flatnonzero((kind == Kind.CONTINUATION) & (before <= Kind.CONTINUATION))
+                rows = rows[self.draw("look up", last[rows]) < _LOOK_UP]
+                self._continue_words(rows, tail, tail_length, start, stop)
             starts[:, step], stops[:, step] = start, stop
-            for offset in range(-8, 0):
+            for offset in range(-_CONTEXT, 0):
                 place = stop + offset
-                shifted = (tail << 8 | self.data[place.clip(0)]) & ((1 << 56) - 1)
+                shifted = tail >> 8 | self.data[place.clip(0)].astype(np.int64) << 8 * _CONTEXT - 8
                 tail = np.where(place >= start, shifted, tail)
-            tail_length = np.minimum(tail_length + stop - start, 7)
+            tail_length = np.minimum(tail_length + stop - start, _CONTEXT)
             indented = (kind == Kind.SPACE) & (self.data[(stop - 1).clip(0)] == ord(" "))
         return starts, stops
 
-    def _draw_scripts(self, number: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _draw_scripts(self, number: int) -> NDArray[np.int64]:
         """Return a script for each text: Chinese, Japanese, or another by its tokens' weight."""
-        language = rng.random(number)
+        language = self.draw.in_any_order("language", number)
         others = sorted(set(self.scripts) - {_HAN, _KANA})
         mass = np.cumsum([self.scripts[s][1][-1] for s in others])
         script = np.where(language < 0.45, _HAN, _JAPANESE)
         if others:
-            place = np.searchsorted(mass, rng.random(number) * mass[-1], side="right")
+            numbers = self.draw.in_any_order("script", number)
+            place = np.searchsorted(mass, numbers * mass[-1], side="right")
             chosen = np.array(others)[place.clip(0, len(others) - 1)]
             script = np.where(language > 0.8, chosen, script)
         return script
 
     def _draw_tokens(
-        self, kind: NDArray[np.int64], script: NDArray[np.int64], rng: np.random.Generator
+        self, kind: NDArray[np.int64], script: NDArray[np.int64], last: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw tokens of the given kinds; `last` says which token each stands after."""
         start, stop = np.zeros((2, len(kind)), np.int64)
-        kana = rng.random(len(kind)) < 0.6
+        kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
-        groups = [(kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
+        groups = [((k, 0), kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
         for s in np.unique(script[kind == Kind.UNSPACED]).tolist():
             pool = self.scripts.get(s, self.pools[Kind.UNSPACED])
-            groups.append(((kind == Kind.UNSPACED) & (script == s), pool))
-        for chosen, (ids, cumulated) in groups:
+            groups.append(((Kind.UNSPACED, s), (kind == Kind.UNSPACED) & (script == s), pool))
+        for group, chosen, (ids, cumulated) in groups:
             rows = np.flatnonzero(chosen)
             if len(rows) and len(ids):
-                place = np.searchsorted(cumulated, rng.random(len(rows)) * cumulated[-1], "right")
-                tokens = ids[place.clip(0, len(ids) - 1)]
+                goal = self.draw(group, last[rows]) * cumulated[-1]
+                tokens = ids[np.searchsorted(cumulated, goal, "right").clip(0, len(ids) - 1)]
                 start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
         return start, stop
 
     def _continue_words(
         self,
-        goes_on: NDArray[np.bool_],
+        rows: NDArray[np.int64],
         tail: NDArray[np.int64],
         tail_length: NDArray[np.int64],
         start: NDArray[np.int64],
         stop: NDArray[np.int64],
-        rng: np.random.Generator,
     ) -> None:
         """Replace drawn tokens, in place, by what follows a text's last letters in some token."""
-        left = goes_on.copy()
-        for length in _CONTEXTS:
-            rows = np.flatnonzero(left & (tail_length >= length))
-            keys, (places, cumulated) = self.contexts[length]
-            query = tail[rows] & ((1 << 8 * length) - 1)
-            low, high = (np.searchsorted(keys, query, side=side) for side in ("left", "right"))
-            serves = (high > low) & (rng.random(len(rows)) < _SERVES)
-            rows, low, high = rows[serves], low[serves], high[serves]
-            if not len(rows):
-                continue
-            below = np.where(low > 0, cumulated[low - 1], 0.0)
-            goal = below + rng.random(len(rows)) * (cumulated[high - 1] - below)
-            place = places[np.searchsorted(cumulated, goal, side="right").clip(low, high - 1)]
-            start[rows], stop[rows] = place, self.end_at[place]
-            left[rows] = False
+        rows = rows[np.argsort(tail[rows], kind="stable")]  # neighbours are looked up together
+        for length in range(_CONTEXT, 1, -1):
+            bits = 8 * (_CONTEXT - length)
+            context = tail[rows] >> bits
+            low = np.searchsorted(self.keys, context << bits)
+            high = np.searchsorted(self.keys, context + 1 << bits)
+            serves = (high > low) & (tail_length[rows] >= length)
+            serves &= self.draw(("serves", length), context) < _SERVES
+            low, high, chosen = low[serves], high[serves], rows[serves]
+            below, above = self.cumulated[low], self.cumulated[high]
+            goal = below + self.draw(("continuation", length), low) * (above - below)
+            found = np.searchsorted(self.cumulated, goal, side="right") - 1
+            found = found.clip(low, high - 1)
+            start[chosen], stop[chosen] = self.places[found], self.place_ends[found]
+            rows = rows[~serves]
 
 
 _HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8

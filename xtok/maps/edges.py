@@ -53,8 +53,9 @@ def first_out_of_order(edges: Edges, last: NDArray[np.bool_]) -> int | None:
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the edges' order by student, then teacher id, and where each pair begins in it."""
-    s, t = edges.student_ids.astype(np.int64), edges.teacher_ids.astype(np.int64)
-    pairs = s << 32 | t
+    pairs = edges.student_ids.astype(np.int64)
+    pairs <<= 32
+    pairs |= edges.teacher_ids
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
 
