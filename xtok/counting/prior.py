@@ -383,7 +383,8 @@ class _Source:
         start, stop = np.zeros((2, len(kind)), np.int64)
         kana = self.draw("kana", last) < 0.6
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
-        groups = [((k, 0), kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
+        groups: list[tuple[object, NDArray[np.bool_], Pool]]
+        groups = [(k, kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
         for s in np.unique(script[kind == Kind.UNSPACED]).tolist():
             pool = self.scripts.get(s, self.pools[Kind.UNSPACED])
             groups.append(((Kind.UNSPACED, s), (kind == Kind.UNSPACED) & (script == s), pool))
