@@ -15,7 +15,7 @@ from test_tokenizers import hf_folder_of_ranks
 from xtok.conversation import tool_suffix
 from xtok.errors import XtokError
 from xtok.inspection import Check
-from xtok.inspection.doctor import PROBE, TokenizerDiagnosis, doctor
+from xtok.inspection.doctor import TokenizerDiagnosis, doctor
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 CHATML = (
@@ -152,16 +152,6 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
     pad = check(diagnose(load_tokenizer(str(folder))), "pad")
     assert pad.level == "warning"
     assert pad.message.startswith("<|end_of_text|> is eos as well")
-
-
-def test_the_probe_has_all_kinds() -> None:
-    text = "".join(PROBE.values())
-    for sign in "éßМφהةภ등灯，の🌊":
-        assert sign in text, sign
-    for space in "\t\n\r\u00a0\u2003\u200b\u3000":
-        assert space in text
-    assert "\u200d" in text
-    assert "  " in text
 
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:

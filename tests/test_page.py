@@ -537,7 +537,7 @@ def test_search_finds_tokens_bytes_and_ids(
 
 @browsing
 def test_every_row_and_column_of_the_page_is_the_map(
-    browser: Browser, files: dict[str, Path], projection: ProjectionMap
+    browser: Browser, files: dict[str, Path], projection: ProjectionMap, plain: Examined
 ) -> None:
     browser.open(files["plain"])
     rows = browser.run("Array.from({length: student.length}, (_, id) => maps[0].row(id))")
@@ -555,6 +555,14 @@ def test_every_row_and_column_of_the_page_is_the_map(
         sorted(projection.student_ids[projection.teacher_ids == t].tolist())
         for t in range(len(columns))
     ]
+    assert plain.tokenizers is not None
+    student, other = plain.tokenizers
+    pieces = browser.run("Array.from({length: student.length}, (_, id) => student.piecesOf(id))")
+    shared = other.table.canonical_ids()
+    alone = [i for i in student.table.text_ids.tolist() if student.table[i] not in shared]
+    assert alone
+    for i in alone:
+        assert pieces[i] == other.segment(student.table[i])[:16]
 
 
 @browsing
@@ -568,20 +576,6 @@ def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, 
     browser.press("Enter")
     assert browser.run("document.activeElement.id") == "detail"
     assert browser.run("location.hash").startswith("#student=")
-
-
-@browsing
-def test_pieces_of_both_sides(browser: Browser, files: dict[str, Path], plain: Examined) -> None:
-    assert plain.tokenizers is not None
-    student, teacher = plain.tokenizers
-    browser.open(files["plain"])
-    script = "Array.from({length: student.length}, (_, id) => student.piecesOf(id))"
-    ids: list[list[int]] = browser.run(script)
-    alone = [i for i in student.table.text_ids.tolist() if student.table[i] not in
-             teacher.table.canonical_ids()]  # fmt: skip
-    assert alone
-    for i in alone:
-        assert ids[i] == teacher.segment(student.table[i])[:16]
 
 
 @browsing

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -110,9 +109,7 @@ def _encoded(
                 return _render(tokenizer, messages[: index + 1], **without_prompt).text
             return ""
 
-        targets = chain.from_iterable(
-            places.targets(i, asked, control, partial(up_to, i)) for i in answers
-        )
+        targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
     for start, end in targets:
         mask[slice(*places.span(start, end).tokens)] = True
     for run in rendering.runs:  # a template may write one message within another

@@ -88,12 +88,12 @@ class Places:
         )
 
     def targets(
-        self, index: int, asked: str, control: NDArray[np.bool_], alone: Callable[[], str]
+        self, index: int, asked: str, control: NDArray[np.bool_], up_to: Callable[[int], str]
     ) -> Iterator[tuple[int, int]]:
         """Return what the assistant wrote of a message: from its header to the end of its turn.
 
         Some templates, Gemma 4's, write what tools say into the turn of the call; it then has two
-        parts. `alone` returns the text without the later messages, which tells where the first
+        parts. `up_to` returns the text without the later messages, which tells where the first
         part ends, if it can be rendered; `asked` is what asks for an answer.
         """
         whole = self._whole(index)
@@ -110,7 +110,7 @@ class Places:
         if not later:
             yield from self._part(start, own, whole[1], control)
             return
-        both = self._text[: later[0].start], alone()
+        both = self._text[: later[0].start], up_to(index)
         limit = min(map(len, both))
         limit = next((i for i in range(limit) if both[0][i] != both[1][i]), limit)
         if self._text.rfind("<", start, limit) > self._text.rfind(">", start, limit):

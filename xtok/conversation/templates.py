@@ -68,18 +68,17 @@ def render_template(
 
     Args:
         template: the Jinja source.
-        messages: the conversation; not changed.
+        messages: the conversation, checked; not changed.
         tools: JSON schemas of the tools; an empty list is passed on as None.
         add_generation_prompt: end with what asks the model for an answer.
         variables: what else the template reads: `bos_token`, `enable_thinking`, ….
         source: what to call the template in an error.
 
     Raises:
-        XtokError: if a message has no role, or the template is not Jinja or raises (with its own
-            error, and the message at which it did). Also if the text has half of a surrogate pair,
-            which JSON can hold and UTF-8 cannot.
+        XtokError: if the template is not Jinja or raises (with its own error, and the message at
+            which it did). Also if the text has half of a surrogate pair, which JSON can hold and
+            UTF-8 cannot.
     """
-    check_messages(messages)
     current: list[int] = []
 
     def mark(kind: str, loop: int = 0, value: object = None) -> str:
