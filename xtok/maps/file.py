@@ -204,7 +204,7 @@ def _read(
     normalize: bool,
 ) -> AnyMap:
     """Make a map of a safetensors file; the invariants of its class are not yet checked."""
-    if "xtok" in header and normalize:
+    if "xtok" in header and normalize and "student_event" not in tensors:
         return nemo.from_trained(tensors, header["xtok"], unpack)
     if "xtok" in header:
         return unpack(tensors, header["xtok"])
