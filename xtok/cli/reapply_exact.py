@@ -1,10 +1,8 @@
 """`xtok reapply-exact`."""
 
-from pathlib import Path
-
 import xtok
 from xtok.cli.command import command
-from xtok.cli.options import MAP, MapOptions, ModelArguments, RefinedOutput
+from xtok.cli.options import MapArgument, MapOptions, ModelArguments, RefinedOutput
 from xtok.cli.spellings import refined_name
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
@@ -14,7 +12,7 @@ _AS_MADE = option(None, "As in multitoken; by default what the map was made with
 @command
 def reapply_exact(
     *,
-    map_path: Path = MAP,
+    source: MapArgument,
     models: ModelArguments,
     output: RefinedOutput,
     special_tokens: SpecialTokens | None = _AS_MADE,
@@ -25,6 +23,7 @@ def reapply_exact(
 
     A map without tokens, as NeMo-RL's tools write it, needs both models.
     """
+    map_path = source.one_path()
     output.check(map_path)
     projection = map_options.load(map_path)
     projection, tokenizers = models.with_map(projection, map_options, name=map_path)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from xtok import report
 from xtok.cli.command import hint
 from xtok.errors import XtokError
 from xtok.maps.names import map_name
@@ -27,11 +28,10 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
 
 # NeMo-RL's option to xtok's words; `{}` is its value. No words: it is so anyway. It holds for the
-# command before it, or for those that have xtok's option. Besides, any option may be spelled in
+# commands that have xtok's option, or for the one before it. Besides, any option may be spelled in
 # snake case.
 SPELLINGS: Mapping[str, str] = {
-    "reapply-exact --initial-projection-path": "{}",
-    "sort-cut --initial-projection-path": "{}",
+    "reapply-exact --top-k": "--top-k {}",
     "--enable-scale-trick": "--scale-trick",
     "--disable-scale-trick": "--no-scale-trick",
     "--enable-reverse-pass": "--reverse-pass",
@@ -61,6 +61,9 @@ FIXED: Mapping[str, tuple[str, str, str]] = {
     "--keep-top-tokens": ("generate", "-1", "generate always takes every token"),
 }
 
+# The tool that takes the options of the step before and ignores them, and writes beside its input.
+_IGNORING = "reapply-exact"
+
 # Commands that stand for a tool with a folder of outputs: NeMo-RL's names there, without suffix.
 _NAMES: Mapping[str, str] = {
     "generate": "temp_projection_map_{student}_to_{teacher}_top_{top_k}",
@@ -79,6 +82,7 @@ class Line:
         self.own, self.command = own, command
         self.args: list[str] = []  # in xtok's words
         self.typed: dict[str, str] = {}  # xtok's options that were typed in other words
+        self.notes: list[str] = []  # on options that have no effect
         self.is_nemo = False  # whether a word of NeMo-RL's own was among them
         self.folder: str | None = None  # of outputs
         self.stem: str | None = None  # of the output's name
@@ -124,11 +128,16 @@ class Line:
         if spelling is None:
             return None
         words = spelling.split()
-        return words if self.own.keys() >= {w for w in words if w.startswith("--")} else None
+        return words if self._has(words) or self.command == _IGNORING else None
+
+    def _has(self, words: Sequence[str]) -> bool:
+        return self.own.keys() >= {word for word in words if word.startswith("--")}
 
     def _add_nemo(self, name: str, typed: str, value: str, words: Sequence[str]) -> None:
         self.is_nemo = True
-        if name in FIXED:
+        if self.command == _IGNORING and (name == "--output-dir" or not self._has(words)):
+            self.notes.append(f"{typed} has no effect in {self.command}")
+        elif name in FIXED:
             _, only, what_to_do = FIXED[name]
             if value != only:
                 raise typer.BadParameter(f"{typed}: {what_to_do}")
@@ -174,6 +183,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        if not ctx.params.get("quiet"):
+            report.print_notes(ctx.meta[__name__].notes)
         with _errors_as_typed(ctx):
             return super().invoke(ctx)
 
