@@ -215,13 +215,13 @@ def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:
     t_list: list[int] = []
     for token, s in rows.items():
         for length in range(1, len(token) + 1):
-            if (t := columns.get(token[:length])) is not None:
+            if (column := columns.get(token[:length])) is not None:
                 s_list.append(s)
-                t_list.append(t)
+                t_list.append(column)
     for token, t in columns.items():
         for length in range(1, len(token)):
-            if (s := rows.get(token[:length])) is not None:
-                s_list.append(s)
+            if (row := rows.get(token[:length])) is not None:
+                s_list.append(row)
                 t_list.append(t)
     s_ids, t_ids = np.array(s_list, np.int32), np.array(t_list, np.int32)
     order = np.argsort(s_ids, kind="stable")
