@@ -23,6 +23,13 @@ MODEL_LIST = option(
     argument="MODEL",
 )
 
+CHAT_TEMPLATE: str | None = option(
+    None,
+    "A Jinja file, or the name of a prompt format, instead of the model's own template.",
+    metavar="FILE|NAME",
+    panel=MODELS,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Safety):
@@ -41,12 +48,7 @@ def doctor(
         "Measure on this text what they share, both directions and the events: "
     ),
     field: str = TEXT_FIELD,
-    chat_template: str | None = option(
-        None,
-        "A Jinja file, or the name of a prompt format, instead of the model's own template.",
-        metavar="FILE|NAME",
-        panel=MODELS,
-    ),
+    chat_template: str | None = CHAT_TEMPLATE,
     tools: bool = option(
         False,
         "Fail if the chat template changes earlier turns when a tool answers, as loops of tool "

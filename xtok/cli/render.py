@@ -11,7 +11,7 @@ from typing import Any
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.doctor import Loading
+from xtok.cli.doctor import CHAT_TEMPLATE, Loading
 from xtok.cli.options import KINDS
 from xtok.config import MODELS, OUTPUT, option
 from xtok.conversation.files import read_conversations
@@ -33,12 +33,7 @@ def render(
     model: str = option(
         ..., f"Model whose ids are written: {KINDS}", metavar="MODEL", short="-m", panel=MODELS
     ),
-    chat_template: str | None = option(
-        None,
-        "A Jinja file, or the name of a prompt format, instead of the model's own template.",
-        metavar="FILE|NAME",
-        panel=MODELS,
-    ),
+    chat_template: str | None = CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
         False, "End each conversation with what asks the model for an answer.", flag=True
     ),

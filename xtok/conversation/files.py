@@ -85,14 +85,13 @@ def _parsed(data: bytes, path: Path, line: int = 1) -> tuple[Any, bool]:
 
 def _of_document(value: Any, path: Path) -> Iterator[ChatRecord]:
     """Return the conversations of a JSON document: itself, or a list of them."""
-    is_several = isinstance(value, list) and any(
+    if isinstance(value, list) and any(
         isinstance(one, list) or (isinstance(one, dict) and "messages" in one) for one in value
-    )
-    if not is_several:
+    ):
+        for i, one in enumerate(value):
+            yield _record(one, f"{path}, conversation {i}")
+    else:
         yield _record(value, str(path))
-        return
-    for i, one in enumerate(value):
-        yield _record(one, f"{path}, conversation {i}")
 
 
 def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
