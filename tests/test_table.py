@@ -25,22 +25,20 @@ ENTRIES = [
 
 
 def test_table_holds_the_bytes_of_every_id() -> None:
-    table, report = decode_vocabulary(ENTRIES, width=9)
+    table, undecodable = decode_vocabulary(ENTRIES, width=9)
     assert table.tokens() == [b"", b"", b"a", b" the", b"a", b"<think>", b"\xe4\xb8", b"", b""]
     assert [table[i] for i in range(9)] == table.tokens()
     assert table.types.tolist() == [2, 3, 6, 1, 1, 4, 1, 5, 5]
     assert table.control_names == {0: "<unk>", 1: "<s>"}
     assert table.text_ids.tolist() == [2, 3, 4, 5, 6]
-    assert (report.num_text, report.num_control, report.num_unused) == (5, 2, 2)
-    assert report.undecodable == ()
+    assert undecodable == ()
     assert repr(table) == "TokenTable(9 ids, 15 bytes)"
     with pytest.raises(IndexError, match=r"token id -1 is not in 0\.\.8"):
         table[-1]
 
 
 def test_ids_that_decode_to_nothing_are_reported() -> None:
-    _, report = decode_vocabulary([Entry(0, TokenType.NORMAL, b"")], width=1)
-    assert report.undecodable == (0,)
+    assert decode_vocabulary([Entry(0, TokenType.NORMAL, b"")], width=1)[1] == (0,)
 
 
 def test_forms_and_ignored_ids() -> None:
@@ -57,22 +55,22 @@ def test_forms_and_ignored_ids() -> None:
         "raw": [b"", b"<0xE4>", b"x", b"_a"],
     }
     for form, expected in forms.items():
-        table, report = decode_vocabulary(rows, width=4, form=form, ignore={9})
+        table, undecodable = decode_vocabulary(rows, width=4, form=form, ignore={9})
         assert table.tokens() == expected
         assert [table[i] for i in range(4)] == expected
         assert table.control_names == {0: "<s>"}
-        assert report.undecodable == (2,)
+        assert undecodable == (2,)
     without = [entry._replace(display=b"") for entry in rows[:2]]
     assert decode_vocabulary(without, width=4, form="raw")[0].tokens() == [b"", b"", b"", b" a"]
 
 
 def test_a_width_that_does_not_hold_an_id_is_an_error() -> None:
-    with pytest.raises(TokenizerError, match=r"token id 6 .* outside the vocabulary size 6"):
+    with pytest.raises(TokenizerError, match=r"token id 6 .* outside its size 6"):
         decode_vocabulary(ENTRIES, width=6)
 
 
 def test_an_id_that_stands_twice_is_an_error() -> None:
-    with pytest.raises(TokenizerError, match="token id 3 stands twice"):
+    with pytest.raises(TokenizerError, match=r"token id 3 .* stands twice"):
         decode_vocabulary([*ENTRIES, Entry(3, TokenType.NORMAL, b"x")], width=9)
 
 

@@ -229,7 +229,7 @@ def _diagnose(
 
 def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     """Check how the files were read, the width, and ids without bytes or with those of others."""
-    vocabulary, report = tokenizer.vocabulary, tokenizer.report
+    vocabulary, empty = tokenizer.vocabulary, tokenizer.undecodable
     yield Check("backend", "ok", f"{vocabulary.backend}, as its files call for")
     for note in tokenizer.notes:
         yield Check("backend", "warning", note)
@@ -237,14 +237,14 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
         yield Check("normalizer", "ok", "none: text is its tokens' bytes")
     for change in tokenizer.text_changes:
         yield Check("normalizer", "warning", f"{change.normalizer}: {change.changes}")
+    num_unused = len(tokenizer.table.ids_of_type(TokenType.UNUSED))
     message = (
         f"{vocabulary.vocab_size:,} (from the {vocabulary.width_source}), largest id "
-        f"{(vocabulary.tokenizer_vocab_size or 1) - 1:,}, {report.num_unused:,} ids without a token"
+        f"{(vocabulary.tokenizer_vocab_size or 1) - 1:,}, {num_unused:,} ids without a token"
     )
     known = vocabulary.width_source != "tokenizer"
     unknown = "" if known else "; the model's own width is not known"
     yield Check("width", "ok" if known else "note", message + unknown)
-    empty = report.undecodable
     shown = f"{len(empty):,} ids: {', '.join(map(str, empty[:_EXAMPLES]))}" if empty else "none"
     yield Check("decode to nothing", "failed" if empty else "ok", shown)
     yield _duplicates(tokenizer.table)

@@ -110,7 +110,7 @@ def undecodable_tokens(
     failures = []
     sides = zip(("student", "teacher"), (student, teacher), ignored, strict=True)
     for side, tokenizer, left_out in sides:
-        undecodable = [i for i in tokenizer.report.undecodable if i not in left_out]
+        undecodable = [i for i in tokenizer.undecodable if i not in left_out]
         if undecodable:
             what = examples_of(undecodable, tokenizer.table, "id")
             failures.append(f"{side} {tokenizer.vocabulary.model_id}: no bytes behind {what}")

@@ -45,8 +45,8 @@ class Encoding(NamedTuple):
 class Tokenizer:
     """A loaded tokenizer: its vocabulary as exact bytes, and the exact spelling of any bytes.
 
-    `vocabulary` has the token `table` and where it comes from, `report` how the ids became the
-    table, `location` the folder or file (a `Path`) or the repo (a `str`) that it was loaded from,
+    `vocabulary` has the token `table` and where it comes from, `undecodable` the text ids of it
+    without bytes, `location` is the folder or file (a `Path`) or the repo (a `str`) behind it,
     `notes` what its user should know about how it was loaded.
     """
 
@@ -66,7 +66,7 @@ class Tokenizer:
         entries = list(backend.entries())
         largest = max((entry.id for entry in entries), default=-1)
         width, source = _width(files, model_id, vocab_size, largest, len(entries))
-        table, self.report = decode_vocabulary(entries, width=width)
+        table, self.undecodable = decode_vocabulary(entries, width=width)
         self.table = replace(table, roles=find_roles(table, self._declared_roles))
         self.vocabulary = Vocabulary(
             model_id=model_id,
@@ -300,7 +300,7 @@ class Tokenizer:
     def _emitted_duplicates(self) -> tuple[int, ...]:
         """Return the ids emitted for bytes of several ids, where `canonical_ids` has another."""
         known = self.table.canonical_ids()
-        if self.report.num_text == len(known):
+        if len(self.table.text_ids) == len(known):
             return ()
         count = Counter(filter(None, self.table.tokens()))
         shared = [token for token, n in count.items() if n > 1]

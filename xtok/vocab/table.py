@@ -184,24 +184,16 @@ class Vocabulary:
     table: TokenTable | None  # None for a map from elsewhere that carries no tokens
 
 
-@dataclass(frozen=True)
-class DecodeReport:
-    """What a vocabulary's ids became in a `TokenTable`."""
-
-    num_text: int  # ids that have bytes
-    num_control: int  # CONTROL and UNKNOWN ids
-    num_unused: int  # ids of the width that the tokenizer does not have
-    undecodable: tuple[int, ...]  # text ids that decode to nothing
-
-
 def decode_vocabulary(
     entries: Iterable[Entry],
     *,
     width: int,
     form: TokenForm = "bytes",
     ignore: Collection[int] = (),
-) -> tuple[TokenTable, DecodeReport]:
-    """Make a table of `width` ids; those that the tokenizer lacks are UNUSED.
+) -> tuple[TokenTable, tuple[int, ...]]:
+    """Make a table of `width` ids, and name the text ids that decode to nothing.
+
+    Ids that the tokenizer lacks are UNUSED.
 
     Args:
         entries: every id once, in any order.
@@ -221,7 +213,11 @@ def decode_vocabulary(
     undecodable: list[int] = []
     for token_id, kind, content, display in kept:
         if not 0 <= token_id < width or kinds[token_id] is not None:
-            raise _misplaced(kept, width)
+            raise TokenizerError(
+                f"token id {token_id} ({quoted(escape(content))}) stands twice in the vocabulary, "
+                f"or is outside its size {width}",
+                hint="the tokenizer's files are damaged: fetch them again",
+            )
         kinds[token_id] = kind
         if kind is control or kind is unknown:
             names[token_id] = content.decode("utf-8", "backslashreplace")
@@ -237,32 +233,7 @@ def decode_vocabulary(
     np.cumsum(np.fromiter(map(len, tokens), np.int64, width), out=offsets[1:])
     names = dict(sorted(names.items()))
     table = TokenTable(np.frombuffer(b"".join(tokens), np.uint8), offsets, types, names)
-    report = DecodeReport(
-        num_text=len(table.text_ids),
-        num_control=len(names),
-        num_unused=int(np.count_nonzero(types == TokenType.UNUSED)),
-        undecodable=tuple(sorted(undecodable)),
-    )
-    return table, report
-
-
-def _misplaced(entries: Iterable[Entry], width: int) -> TokenizerError:
-    """Return the error of the first entry, by id, that is outside the width or a duplicate."""
-    seen: set[int] = set()
-    for token_id, _, content, _ in sorted(entries):
-        token = quoted(escape(content))
-        if not 0 <= token_id < width:
-            return TokenizerError(
-                f"token id {token_id} ({token}) is outside the vocabulary size {width}",
-                hint=f"give a vocabulary size of at least {token_id + 1}",
-            )
-        if token_id in seen:
-            break
-        seen.add(token_id)
-    return TokenizerError(
-        f"token id {token_id} stands twice in the vocabulary (again as {token})",
-        hint="the tokenizer's files are damaged: fetch them again",
-    )
+    return table, tuple(sorted(undecodable))
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
