@@ -258,24 +258,16 @@ def test_a_branch_that_moves_does_not_mix_two_commits(hub: Hub, small: Path) -> 
     assert [path and path.parent.name for path in paths] == [OLD, OLD]
 
 
-def test_offline_takes_what_is_cached_and_asks_nothing(
-    hub: Hub, small: Path, tmp_path: Path, cli: Cli
-) -> None:
+@pytest.mark.usefixtures("asked")
+def test_offline_takes_what_is_cached_and_asks_nothing(hub: Hub, small: Path) -> None:
     hub.add("org/model", small / "small-byte-level")
-    env = environment(hub, tmp_path / "hf")
-    args = ["build", "--teacher-model", "bytes", "--output", "map.safetensors"]
-    done = cli(*args, "--student-model", "org/model", env={**env, "HF_HUB_OFFLINE": "1"})
-    assert done.returncode == 1
-    assert (
-        "org/model is no file or folder here and not in the local cache, and the hub is not asked"
-        in done.stderr
-    )
+    with pytest.raises(TokenizerError, match="not in the local cache, and the hub is not asked"):
+        load_tokenizer("org/model", offline=True)
     assert not hub.downloads
-    assert cli(*args, "--student-model", "org/model", env=env).returncode == 0
+    load_tokenizer("org/model")
     assert hub.downloads["tokenizer.json"] == 1
     hub.repos.clear()  # from here on the hub knows nothing
-    done = cli(*args, "--student-model", "org/model", env={**env, "HF_HUB_OFFLINE": "1"})
-    assert done.returncode == 0, done.stderr
+    assert load_tokenizer("org/model", offline=True).vocabulary.revision == OLD
 
 
 @pytest.mark.usefixtures("cached")
@@ -318,19 +310,19 @@ def test_a_hub_that_hangs_up(hub: Hub, small: Path) -> None:
         load_tokenizer("org/model")
 
 
+@pytest.mark.usefixtures("asked")
 def test_the_token_comes_from_the_environment(
-    hub: Hub, small: Path, tmp_path: Path, cli: Cli
+    hub: Hub, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("org/private", small / "small-byte-level")
     hub.token = "hf_secret"
-    args = ["build", "--student-model", "org/private", "--teacher-model", "bytes"]
-    env = environment(hub, tmp_path / "hf")
-    done = cli(*args, env=env)
-    assert done.returncode == 1
-    assert "no model org/private on the hub" in done.stderr
-    done = cli(*args, env={**env, "HF_TOKEN": "hf_secret"})
-    assert done.returncode == 0, done.stderr
-    assert "hf_secret" not in done.stdout + done.stderr
+    for token in ("", "hf_wrong"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(TokenizerError, match="no model org/private on the hub") as caught:
+            load_tokenizer("org/private")
+        assert "hf_wrong" not in f"{caught.value.message} {caught.value.hint}"
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert load_tokenizer("org/private").vocabulary.revision == OLD
 
 
 CODE = """
