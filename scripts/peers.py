@@ -63,8 +63,10 @@ def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
     if not given:
         title = f"{module.PEER} {importlib.metadata.version(name)}, as installed"
         return title, "", list(module.installed(work))
-    folder, _, stated = given.partition("@")
-    checkout = Path(folder).expanduser().resolve(strict=True)
+    folder, stated = given, ""
+    if not Path(given).expanduser().exists():
+        folder, _, stated = given.rpartition("@")
+    checkout = Path(folder or given).expanduser().resolve(strict=True)
     title = f"{module.PEER}, commit {commit_of(checkout, stated)}"
     return title, getattr(module, "LEFT_OUT", ""), list(module.checks(checkout, work))
 

@@ -32,7 +32,7 @@ def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
     module = tmp_path / "vllm" / "v1" / "spec_decode" / "vocab_mapping.py"
     module.parent.mkdir(parents=True)
     module.write_text("raise RuntimeError('has moved on')\n", encoding="utf-8")
-    done = run("--vllm", str(tmp_path), "--only-checkouts")
+    done = run("--vllm", f"{tmp_path}@0f17ee0", "--only-checkouts")
     assert done.returncode == 3
     assert "RuntimeError: has moved on" in done.stdout
-    assert "no git checkout" in done.stdout
+    assert "commit 0f17ee0 (as stated; no git checkout)" in done.stdout
