@@ -104,7 +104,6 @@ def test_text_comes_as_an_argument_a_file_or_stdin(cli: Cli, small: Path, tmp_pa
     assert cli("align", *models(small), "--file", "text.txt").stdout == given.stdout
     model = str(small / "small.model")
     assert cli("align", model, model, text).stdout == given.stdout
-    assert cli("align", model, "-t", model, "--file", "text.txt").stdout == given.stdout
     assert cli("align", *models(small), "--quiet", text).stderr == ""
 
 
