@@ -93,9 +93,8 @@ _TEXTS_PER_DOCUMENT = 25  # where nothing in a document can keep the rest from b
 
 NUM_TEXTS = 50_000
 MANY_TEXTS = 150_000
-"""What a vocabulary of fewer than `SMALL` tokens needs: its tokens stand in more chunks of several,
-whose counts scatter (scripts/benchmark.py chunks)."""
-SMALL = 1 << 16
+"""Where less than half of all tokens are both sides': more chunks have several tokens, and their
+counts scatter (scripts/benchmark.py chunks)."""
 
 FIRST_PIECE = 1 / 3
 """The pseudo-count of a token's first piece, or, split among them, of all the pieces."""
@@ -125,8 +124,8 @@ def prior_edges(
         student: the tokenizer of the rows.
         teacher: the tokenizer of the columns.
         target: what is counted, as in `MultitokenConfig`.
-        num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000, or
-            150,000 where one has fewer than 65,536 tokens.
+        num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000,
+            or 150,000 where less than half of all tokens are both sides'.
         seed: the same seed gives the same edges.
         progress: called with the number of texts.
 
@@ -166,9 +165,10 @@ def _count(
     progress: Progress,
 ) -> Counts:
     """Draw texts, and count them; texts are drawn while those before are encoded."""
-    widths = [len(student.table), len(teacher.table)]
     if num_texts is None:
-        num_texts = min(MANY_TEXTS if min(widths) < SMALL else NUM_TEXTS, 2 * sum(widths))
+        ours, theirs = (side.table.canonical_ids().keys() for side in (student, teacher))
+        most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
+        num_texts = min(most, 2 * (len(student.table) + len(teacher.table)))
     per_document = _TEXTS_PER_DOCUMENT if _keeps_text(student) and _keeps_text(teacher) else 1
     source = _Source([student.table, teacher.table], seed)
     tally = Tally(target)
