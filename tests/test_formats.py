@@ -94,41 +94,28 @@ def test_damaged_tekken_files(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "changed",
     [
-        ("default_num_special_tokens", float("inf")),
-        ("default_num_special_tokens", -1),
-        ("default_num_special_tokens", 10**9),
-        ("default_vocab_size", 10),
-        ("default_vocab_size", 2_000),
-        ("pattern", ""),
-        ("pattern", "("),
+        *({"default_num_special_tokens": n} for n in (float("inf"), -1, 10**9)),
+        *({"default_vocab_size": n} for n in (10, 2_000)),
+        *({"pattern": pattern} for pattern in ("", "(")),
     ],
 )
 def test_a_tekken_config_that_does_not_fit(
-    small: Path, tmp_path: Path, name: str, value: object
+    small: Path, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     path = tekken_file(tmp_path / "tekken.json", small)
     document = json.loads(path.read_text())
-    document["config"][name] = value
+    document["config"] |= changed
     path.write_text(json.dumps(document))
     assert f"{path} is not a tekken file" in error_of(path)
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        *[{"rank": 0, "token_str": 5}, {"rank": 0, "token_str": "\ud800"}, {"rank": 30}],
-        *[{"rank": 30, "token_str": "x"}, {"rank": -1, "token_str": "x"}],
-        {"rank": 1, "token_str": "twice"},
-    ],
-)
-def test_special_tokens_of_a_tekken_file_that_are_none(
-    small: Path, tmp_path: Path, token: dict[str, Any]
-) -> None:
-    listed = [{"rank": 1, "token_str": "<s>"}, token]
-    path = tekken_file(tmp_path / "tekken.json", small, special_tokens=listed)
-    assert f"{path} is not a tekken file" in error_of(path)
+def test_special_tokens_of_a_tekken_file_that_are_none(small: Path, tmp_path: Path) -> None:
+    for i, name in ((0, 5), (0, "\ud800"), (30, "x"), (-1, "x"), (1, "twice")):
+        listed = [{"rank": 1, "token_str": "<s>"}, {"rank": i, "token_str": name}]
+        path = tekken_file(tmp_path / "tekken.json", small, special_tokens=listed)
+        assert f"{path} is not a tekken file" in error_of(path)
 
 
 # Tiktoken
@@ -195,18 +182,13 @@ def test_a_folder_with_only_a_tiktoken_file(small: Path, tmp_path: Path, ranks: 
     assert table_of(tokenizer).sha256() == table_of(ranks).sha256()
 
 
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        *["[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}'],
-        '{"5": {"content": "\\ud800"}}',
-    ],
-)
-def test_added_tokens_of_a_folder_that_are_none(small: Path, tmp_path: Path, tokens: str) -> None:
+def test_added_tokens_of_a_folder_that_are_none(small: Path, tmp_path: Path) -> None:
     shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(f'{{"added_tokens_decoder": {tokens}}}')
-    assert error_of(tmp_path) == f"the added_tokens_decoder in {path} is malformed"
+    content = '{"5": {"content": "\\ud800"}}'
+    for tokens in ("[1]", '{"x": {"content": "a"}}', '{"5": {}}', '{"5": "a"}', content):
+        path.write_text(f'{{"added_tokens_decoder": {tokens}}}')
+        assert error_of(tmp_path) == f"the added_tokens_decoder in {path} is malformed"
 
 
 def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def absolute(model: str) -> str:
 
 
 def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
-    """Wrap a fast Hugging Face tokenizer that is already loaded; it is copied, not changed.
+    """Wrap a fast Hugging Face tokenizer that is already loaded; it is not changed.
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
