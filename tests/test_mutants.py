@@ -130,6 +130,18 @@ def changed_json(folder: Path, small: Path, **changed: Any) -> Path:
             {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "x"}},
             "makes its library fail: Onig: Regex search error: retry-limit-in-match over",
         ),
+        (
+            {
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [
+                        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+                    ]
+                    * 9,
+                }
+            },
+            "may make a text 1000000000 times as long",
+        ),
     ],
 )
 def test_a_tokenizer_json_that_costs_too_much(

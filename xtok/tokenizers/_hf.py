@@ -39,6 +39,7 @@ class HuggingFaceBackend(Backend):
         if len(set(self._ids.values())) < len(self._ids):
             what = "its tokenizer.json is damaged"
             raise damaged(f"two tokens of {model} have the same id", what)
+        _check_growth(rust, model)
         self._rust = _within_text(rust)
         self._added = dict(tokenizer.added_tokens_decoder)
         decoder = list(components(rust.decoder))
@@ -207,6 +208,27 @@ def _without_prefix(spec: Spec) -> Spec | None:
             inner = map(_without_prefix, spec[key])
             spec[key] = [component for component in inner if component is not None]
     return spec
+
+
+_MAX_GROWTH = 100  # times; normalizers in use stay below ten, as with `...` for one character
+
+
+def _check_growth(rust: RustTokenizer, model: str) -> None:
+    """Refuse replacements that make a text so long that it fills the memory.
+
+    Raises:
+        TokenizerError: if those of the normalizer together do, or of the decoder.
+    """
+    for component in (rust.normalizer, rust.decoder):
+        growth = 1.0
+        for spec in components(component):
+            if spec["type"] == "Replace":
+                old, new = spec["pattern"].get("String"), len(spec["content"])
+                # A regular expression may match nothing, and so between any two characters.
+                growth *= max(1, new / len(old)) if old else 1 + new
+        if growth > _MAX_GROWTH:
+            problem = f"the replacements of {model} may make a text {growth:.0f} times as long"
+            raise damaged(problem, "its tokenizer.json is damaged")
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
