@@ -250,10 +250,15 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
 @inner_kernel
 def _tokens(ends):  # type: ignore[no-untyped-def]
     """Return the tokens of a stream that have symbols, and where those of each begin, and end."""
-    places = np.flatnonzero(ends >= 0)
-    starts = np.zeros(len(places) + 1, np.int64)
-    starts[1:] = places + 1
-    return ends[places] - 1, starts
+    tokens = np.empty(len(ends), np.int64)
+    starts = np.zeros(len(ends) + 1, np.int64)
+    count = 0
+    for place in range(len(ends)):
+        if ends[place] >= 0:
+            tokens[count] = ends[place] - 1
+            count += 1
+            starts[count] = place + 1
+    return tokens[:count], starts
 
 
 @inner_kernel
