@@ -8,14 +8,16 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.table import Entry
+
+if TYPE_CHECKING:
+    from xtok.tokenizers.hub import ModelFiles
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""

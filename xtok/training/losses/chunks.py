@@ -188,3 +188,11 @@ def checked(loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Ten
             value = logits[tuple(place)].item()
             raise ValueError(f"the {side}'s logits are {value} at {place}")
     raise ValueError("a position of a chunk has no finite logit, so the loss is not finite")
+
+
+def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
+    """Return the ids of the k columns with the largest maximum, rising, int64 `[k]`."""
+    width = teacher_logits.shape[-1]
+    if top_k is None or top_k >= width:
+        return torch.arange(width, device=teacher_logits.device)
+    return teacher_logits.amax((0, 1)).topk(top_k).indices.sort().values

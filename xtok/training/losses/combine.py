@@ -7,9 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from xtok.training.losses.chunks import checked, divergence, log_probabilities, no_chunks
+from xtok.training.losses.chunks import (
+    checked,
+    divergence,
+    largest_columns,
+    log_probabilities,
+    no_chunks,
+)
 from xtok.training.losses.config import CombineConfig, SameTokenizerConfig
-from xtok.training.losses.p_kl import largest_columns
 from xtok.training.module import work_dtype
 
 

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from xtok.threads import one_thread_each
-from xtok.training.losses.chunks import EPSILON, Chunks, log_probabilities, loss_over_chunks
+from xtok.training.losses.chunks import (
+    EPSILON,
+    Chunks,
+    largest_columns,
+    log_probabilities,
+    loss_over_chunks,
+)
 from xtok.training.losses.config import PKLConfig
 from xtok.training.module import (
     ProjectionModule,
@@ -82,14 +88,6 @@ def p_kl(
     return loss_over_chunks(
         compare, student_logits, teacher_logits, alignment, config, sample_mask, module.shape
     )
-
-
-def largest_columns(teacher_logits: Tensor, top_k: int | None) -> Tensor:
-    """Return the ids of the k columns with the largest maximum, rising, int64 `[k]`."""
-    width = teacher_logits.shape[-1]
-    if top_k is None or top_k >= width:
-        return torch.arange(width, device=teacher_logits.device)
-    return teacher_logits.amax((0, 1)).topk(top_k).indices.sort().values
 
 
 class _Job(NamedTuple):
