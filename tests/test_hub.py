@@ -236,6 +236,17 @@ def test_a_repo_of_a_sentencepiece_file(hub: Hub, small: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("asked")
+def test_a_revision_is_no_split_pattern(hub: Hub, small: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    (folder / "tiktoken.model").write_bytes((small / "small.tiktoken").read_bytes())
+    hub.add("org/model", folder)
+    for name in ("org/model", "org/model@main", f"org/model@{OLD}"):
+        with pytest.raises(TokenizerError, match="unknown family"):
+            load_tokenizer(name)
+
+
+@pytest.mark.usefixtures("asked")
 def test_chat_templates_in_a_folder_of_a_repo(hub: Hub, small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(small / "small-digits", folder)

@@ -94,7 +94,8 @@ def load_tokenizer(
             if is_own and runs_code(files) and not trust_remote_code:
                 backend = load_json(path)
             else:
-                backend = _from_folder(files, suffix, trust_remote_code)
+                pattern = suffix if is_local else None  # a repo's is its revision
+                backend = _from_folder(files, pattern, trust_remote_code)
         else:
             raise _not_found(location)
         if is_local and suffix is not None and backend.name != TiktokenBackend.name:
