@@ -115,6 +115,12 @@ def test_bounds_of_what_a_normalizer_drops_or_grows(small: Path, tmp_path: Path)
     assert encoding.bounds.tolist() == [0, 1, 3, 4, 5, 8, 10]
 
 
+def test_bounds_of_ids_between_spaces_of_several_bytes() -> None:
+    found = load_tokenizer("null").encode("1\u00a025\u30003")
+    assert found.ids.tolist() == [1, 25, 3]
+    assert found.bounds.tolist() == [0, 3, 8, 9]
+
+
 def test_a_sentencepiece_file_encodes_as_its_library(small: Path, tmp_path: Path) -> None:
     for strips in (False, True):
         proto = sentencepiece_model_pb2.ModelProto.FromString((small / "small.model").read_bytes())

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend
+from xtok.tokenizers._backend import Backend, byte_offsets
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 
@@ -75,7 +75,8 @@ class NullBackend(Backend):
         return rows
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        return [match.span() for match in re.finditer("[0-9]+", text)]
+        byte_of = byte_offsets(text).tolist()
+        return [(byte_of[m.start()], byte_of[m.end()]) for m in re.finditer("[0-9]+", text)]
 
 
 def _number(word: str) -> int:
