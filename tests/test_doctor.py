@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import REAL, Cli
 from test_formats import word_piece
+from test_stages import byte_ranks
 from test_tokenizers import hf_folder_of_ranks
 
 from xtok.conversation import tool_suffix
@@ -137,6 +138,11 @@ def test_word_piece_fails(tmp_path: Path) -> None:
     found = diagnose(load_tokenizer(str(word_piece(tmp_path / "wp", lowercase=True))))
     assert check(found, "probe text").level == "failed"
     assert check(found, "eos").level == "failed"
+
+
+def test_a_long_token_is_shown_with_its_length(tmp_path: Path) -> None:
+    found = diagnose(byte_ranks(tmp_path / "long.tiktoken", "20" * 300))
+    assert "20… (600 in all)'" in check(found, "round trip").message
 
 
 def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def _diagnose(
     chat = ChatTrial(tokenizer, template)
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]
     for one in lost:
-        examples = ", ".join(map(quoted, one.examples))
+        examples = ", ".join(f"'{token}'" for token in one.examples)  # shortened already
         round_trip.append(f"{one.count:,} {one.cause}: {examples}")
     checks = (
         *_vocabulary_checks(tokenizer),
