@@ -139,6 +139,7 @@ def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
     assert (role.kind, role.bytes, role.roles[0]) == ("role", "", "bos")
     assert role.entries[0].relation == "role bos"
     assert (empty.kind, empty.why) == ("empty", "the tokenizer does not use this id")
+    assert empty.stages[:2] == ("multitoken: left empty", "reapply-exact: no counterpart")
     off = xtok.build(byte_level, sentencepiece, BuildConfig(special_tokens="off"))
     assert explained(off, bos).why.startswith("a special token: ")
 

@@ -321,6 +321,8 @@ def _stages(projection: ProjectionMap, kind: RowKind) -> Iterator[str]:
         most = f"at most {options.get('top_k')} entries"
         if stage == "multitoken" and kind == RowKind.ROLE:
             did = "special tokens are not spelled"
+        elif stage == "multitoken" and kind == RowKind.EMPTY:
+            did = "left empty"
         elif stage == "multitoken" and options.get("weights") == "prior":
             did = f"counted on synthetic text, target {options.get('target', 'start')}; {most}"
         elif stage == "multitoken":
