@@ -23,6 +23,7 @@ from xtok.conversation import (
     tool_suffix,
     unpad,
 )
+from xtok.conversation._limits import LimitError, limited, spend_on_call
 from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
@@ -499,6 +500,22 @@ def test_a_template_that_makes_too_much(
     monkeypatch.setattr("xtok.conversation._limits.MAX_SIZE", 4_000_000)
     message = error_of(lambda: render(byte_level, CHAT, template=template))
     assert message.endswith("raises: it makes more than 4 MB of text and lists")
+
+
+def test_what_stands_deep_is_indented_much() -> None:
+    value: Any = [0] * 400
+    for _ in range(400):
+        value = [value]
+    with limited():
+        spend_on_call("tojson", value, [200])
+        with pytest.raises(LimitError):  # 400 levels, of 3 kB before each of 800 lines
+            spend_on_call("tojson", value, [3_000])
+
+
+def test_a_long_text_in_lines_of_79(byte_level: Tokenizer) -> None:
+    chat = [{"role": "user", "content": "word " * 12_000}]
+    template = "{{ messages[0].content | wordwrap(79) }}"
+    assert len(render(byte_level, chat, template=template).text.split()) == 12_000
 
 
 @pytest.mark.parametrize(

@@ -62,16 +62,16 @@ def text_size(value: Any) -> int:
     Counting stops beyond the limit: a few nested lists can be endless text.
     """
     size = 0
-    left = [value]
+    left: list[tuple[Any, int]] = [(value, 0)]
     while left and size <= MAX_SIZE:
-        one = left.pop()
-        size += 100  # what an object takes; also bounds the time of counting
+        one, depth = left.pop()
+        size += 100 + depth  # what an object takes, indented; also bounds the time of counting
         if isinstance(one, (str, bytes)):
             size += len(one)
         elif isinstance(one, Mapping):
-            left += [*one.keys(), *one.values()]
+            left += [(part, depth + 1) for item in one.items() for part in item]
         elif isinstance(one, (list, tuple, set, frozenset)):
-            left += one
+            left += [(part, depth + 1) for part in one]
     return size
 
 
@@ -109,10 +109,14 @@ def spend_on_call(name: str, value: Any, values: Sequence[Any]) -> None:
         size = text_size(value)
         size += str(value).count(old) * len(new) if size <= MAX_SIZE else 0
     elif _MAKING_TEXT.fullmatch(name):
-        numbers = (v if isinstance(v, int) else len(v) for v in values if isinstance(v, (int, str)))
-        size = text_size(value) * max([1, *numbers])
+        size = text_size(value)
         if name in ("wordwrap", "translate"):
             size *= 1 + text_size(values)
+        else:
+            widths = (
+                v if isinstance(v, int) else len(v) for v in values if isinstance(v, (int, str))
+            )
+            size *= max([1, *widths])
     spend(size)
 
 
