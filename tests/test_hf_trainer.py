@@ -256,6 +256,15 @@ def test_what_the_loss_is_made_of_is_logged(
     assert ((coverage > 0.5) & (coverage <= 1)).all()
 
 
+def test_a_teacher_in_an_engine_of_deepspeed(
+    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    one = trainer(collator, arguments(tmp_path, max_steps=1), loss="p-kl", projection=projection)
+    one.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
+    one.train()
+    assert len(logged(one)) == 1
+
+
 def test_a_map_of_the_recipe_is_not_for_p_kl(
     collator: DistillationCollator, projection: xtok.ProjectionMap
 ) -> None:

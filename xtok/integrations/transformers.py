@@ -67,11 +67,11 @@ class Distils:
             return of(input_ids=side["input_ids"], attention_mask=mask, use_cache=False)
 
         of_student = run(model, batch)
+        logits = []
         with torch.no_grad():
-            logits = [
-                run(teacher.eval(), side).logits
-                for teacher, side in zip(teachers, batch["teachers"], strict=True)
-            ]
+            for teacher, side in zip(teachers, batch["teachers"], strict=True):
+                teacher.eval()  # DeepSpeed's returns None
+                logits.append(run(teacher, side).logits)
         terms = self.objective.terms(of_student.logits, logits, batch, totals)
         loss = terms.loss
         if totals is not None:
