@@ -312,6 +312,14 @@ def test_a_tokenizer_tells_its_model_backend_and_width() -> None:
     assert repr(load_tokenizer("null:5", vocab_size=7)) == "Tokenizer('null:5', null, 7 ids)"
 
 
+def test_a_loaded_tokenizer_keeps_its_width(byte_level: Tokenizer) -> None:
+    width = byte_level.vocabulary.vocab_size
+    assert load_tokenizer(byte_level, vocab_size=width) is byte_level
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(byte_level, vocab_size=width + 1)
+    assert caught.value.parameter == "vocab_size"
+
+
 def test_a_tokenizer_json_is_its_folder(small: Path, byte_level: Tokenizer) -> None:
     found = load_tokenizer(small / "small-byte-level" / "tokenizer.json")
     assert found.table.sha256() == byte_level.table.sha256()

@@ -74,6 +74,13 @@ def load_tokenizer(
         TokenizerError: if it cannot be found, read, or used byte for byte.
     """
     if isinstance(model, Tokenizer):
+        known = model.vocabulary
+        if vocab_size not in (None, known.vocab_size):
+            raise TokenizerError(
+                f"{known.model_id} is loaded already, with {known.vocab_size} ids",
+                hint="give the width of the model's logits where it is loaded",
+                parameter="vocab_size",
+            )
         return model
     if not isinstance(model, str | PathLike):
         return from_transformers(model, vocab_size=vocab_size)
