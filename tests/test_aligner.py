@@ -543,3 +543,8 @@ def test_offsets_that_do_not_fit(aligner: TokenAligner, offsets: list[int], mess
     ids = np.array([300, 301])
     with pytest.raises(ValueError, match=message):
         aligner.align_ids(ids, np.array(offsets, np.int64), ids, np.array([0, 2]))
+
+
+def test_a_document_is_one_list_of_ids(aligner: TokenAligner) -> None:
+    with pytest.raises(ValueError, match="teacher_ids are not a flat array"):
+        aligner.align_document([300], [[300]])

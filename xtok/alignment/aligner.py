@@ -255,8 +255,13 @@ class TokenAligner:
         Raises:
             ValueError: as `align`.
         """
-        rows = Rows(self.student, np.asarray(student_ids, np.int64))
-        return self.align_rows(rows, Rows(self.teacher, np.asarray(teacher_ids, np.int64)))
+        sides = []
+        for table, given in ((self.student, student_ids), (self.teacher, teacher_ids)):
+            ids = np.asarray(given, np.int64)
+            if ids.ndim != 1:
+                raise ValueError(f"{table.side}_ids are not a flat array of integers")
+            sides.append(Rows(table, ids))
+        return self.align_rows(*sides)
 
     def pairs(
         self,
