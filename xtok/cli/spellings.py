@@ -146,8 +146,6 @@ class Line:
         elif name in _OUTPUT:
             self.folder = value
             self.typed.setdefault("--output", typed)
-        elif words == ["{}"]:
-            self.args.insert(0, value)  # the first argument is the map
         else:
             self.args += [value if word == "{}" else word for word in words]
             self.typed |= {word: typed for word in words if word.startswith("--")}
