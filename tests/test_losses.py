@@ -386,6 +386,13 @@ def test_no_valid_chunk_is_zero_with_a_gradient_of_zeros(name: str) -> None:
     assert torch.equal(gradient, torch.zeros_like(student))
 
 
+def test_an_alignment_may_be_of_lists() -> None:
+    student, teacher = logits()
+    lists = AlignmentBatch(**{name: field.tolist() for name, field in vars(ALIGNED).items()})
+    found = gold(student, teacher, made_pairs(PAIRS, (10, 13)), lists)
+    torch.testing.assert_close(found, some_loss("gold", student, teacher))
+
+
 def test_masks_leave_chunks_out() -> None:
     student, teacher = logits()
     module = ProjectionModule(random_map(10, 13))

@@ -45,7 +45,8 @@ def find_chunks(
         ValueError: for shapes that do not fit, or chunk ids that fall within a row.
     """
     device = student_logits.device
-    of_rows = alignment.pair_valid.shape[:1]
+    pairs = torch.as_tensor(alignment.pair_valid).shape
+    of_rows = pairs[:1]
     mask = torch.ones(of_rows) if sample_mask is None else torch.as_tensor(sample_mask)
     if mask.shape != of_rows:
         raise ValueError(f"sample_mask is {list(mask.shape)}, and must be {list(of_rows)}")
@@ -56,11 +57,10 @@ def find_chunks(
         ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
         if logits.ndim != 3 or ids.shape != logits.shape[:2] or ids.shape[:1] != of_rows:
             raise ValueError(
-                f"{side}_chunk_id is {list(ids.shape)} and pair_valid "
-                f"{list(alignment.pair_valid.shape)}, which do not fit the {side}'s logits "
-                f"{list(logits.shape)}, [B, T, V]"
+                f"{side}_chunk_id is {list(ids.shape)} and pair_valid {list(pairs)}, which do not "
+                f"fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
             )
-        _check_monotone(side, ids, alignment.pair_valid.shape[1])
+        _check_monotone(side, ids, pairs[1])
     exactly = config.exact_token_match_only
     valid, sides, sizes = _that_count(alignment, exactly, starts_only, device)
     valid &= (mask != 0).to(device)[:, None]
