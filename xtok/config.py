@@ -159,15 +159,18 @@ def check_loss(loss: Loss) -> None:
         raise ValueError(f"loss is {loss!r}, and must be one of {get_args(Loss)}")
 
 
-def _top_k(default: int, help: str = "Entries per row, the scale slot included.") -> Any:
-    return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = _top_k(32)
+    top_k: int = option(
+        32,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
+    )
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
@@ -264,7 +267,14 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = _top_k(4)
+    top_k: int = option(
+        4,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +284,13 @@ class BuildConfig(MultitokenConfig):
     `top_k` is that of the result; `multitoken` has its own default.
     """
 
-    top_k: int = _top_k(
-        SortCutConfig.top_k, "Entries per row, the scale slot included; with --for, 8 unless given."
+    top_k: int = option(
+        SortCutConfig.top_k,
+        "Entries per row, the scale slot included; with --for, 8 unless given.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
     alpha: float | None = option(
@@ -320,7 +335,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = _top_k(10, "Entries per row.")
+    top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
     weight_threshold: float = option(
         0.0,
         "Drop entries whose share of the row is less: of the whole row by embeddings, of its "

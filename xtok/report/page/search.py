@@ -88,8 +88,8 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
         share = (room - least) / max(1, size - least)
         kept = max(0, int(0.98 * share * kept)) if share > 0.01 else 0
         entries = entries_of(kept)
-    weight = max(one.weight_without(kept) for one in of_maps)
-    if weight > 0:
+    if any(max(kept, one.num_first) < len(one.order) for one in of_maps):
+        weight = max(one.weight_without(kept) for one in of_maps)
         by_text = ", counted by the text" if counts else ""
         left_out.append(f"the lightest entries of rows, {weight:.2%} of the weight{by_text}")
     long = [np.flatnonzero(table.lengths > SHOWN_BYTES).tolist() for table in tables]
