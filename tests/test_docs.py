@@ -8,12 +8,14 @@ cannot run here; their `xtok` commands must parse. All others are only shown.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,43 +85,65 @@ def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) ->
             pytest.skip(f"{file} is not there: run scripts/fetch_tokenizers.py")
     (tmp_path / "data" / "maps").mkdir(parents=True)
     (tmp_path / "data" / "tokenizers").symlink_to(REAL, target_is_directory=True)
-    before: list[str] = []
-    for block, following in pairwise([*examples, Block("", "", 0)]):
-        if block.language not in ("bash", "python"):
-            continue
-        where = f"{name(document)}, line {block.line}"
-        done = run(block, tmp_path, before)
-        before += [block.text] if block.language == "python" else []
-        assert done.returncode == 0, f"{where}:\n{done.stdout}"
-        if following.language == "text":
-            shown, printed = following.text.splitlines(), done.stdout.splitlines()
-            # What a step says that takes long, as it may on a busy machine.
-            printed = [line for line in printed if not re.fullmatch(r"[^,]* …", line)]
-            assert matches(shown, printed), f"{where} prints:\n{done.stdout}"
+    with ExitStack() as stack:
+        python: subprocess.Popen[str] | None = None  # in which the document's blocks go on
+        for block, following in pairwise([*examples, Block("", "", 0)]):
+            if block.language not in ("bash", "python"):
+                continue
+            where = f"{name(document)}, line {block.line}"
+            if block.language == "bash":
+                done = subprocess.run(
+                    ["bash", "-euo", "pipefail", "-c", block.text],
+                    **options(tmp_path), timeout=300, check=False,
+                )  # fmt: skip
+                code, printed = done.returncode, done.stdout
+            else:
+                command = [sys.executable, "-c", BLOCKS]
+                opened = {**options(tmp_path), "stdin": subprocess.PIPE}
+                python = python or stack.enter_context(subprocess.Popen(command, **opened))
+                code, printed = run_python(python, block.text)
+            assert code == 0, f"{where}:\n{printed}"
+            if following.language == "text":
+                shown, lines = following.text.splitlines(), printed.splitlines()
+                # What a step says that takes long, as it may on a busy machine.
+                lines = [line for line in lines if not re.fullmatch(r"[^,]* …", line)]
+                assert matches(shown, lines), f"{where} prints:\n{printed}"
 
 
-def run(block: Block, folder: Path, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a block; one of Python goes on where those before it in the document have stopped."""
-    text = block.text
-    if block.language == "python" and before:
-        earlier = f"exec({''.join(before)!r})"
-        text = (
-            "import contextlib, io\n"
-            f"with contextlib.redirect_stdout(io.StringIO()):\n    {earlier}\n{text}"
-        )
-    shells = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+BLOCKS = """
+import json, sys
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    exec(json.loads(line), names)
+    print("\\0", flush=True)
+"""
+"""A program that runs blocks of Python as they come, and prints a NUL after each."""
+
+
+def options(folder: Path) -> dict[str, Any]:
+    """How the blocks of a document are run."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [*shells[block.language], text],
-        cwd=folder,
-        env={**os.environ, **plain, "PATH": path, "PYTHONUTF8": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
+    return {
+        "cwd": folder,
+        "env": {**os.environ, **plain, "PATH": path, "PYTHONUTF8": "1"},
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "encoding": "utf-8",
+    }
+
+
+def run_python(python: subprocess.Popen[str], text: str) -> tuple[int, str]:
+    """Run a block; return 0, or the exit code of the process that it ended, and what it printed."""
+    assert python.stdin
+    assert python.stdout
+    print(json.dumps(text), file=python.stdin, flush=True)
+    printed = ""
+    while line := python.stdout.readline():
+        printed += line
+        if printed.endswith("\0\n"):
+            return 0, printed[:-2]
+    return python.wait(), printed
 
 
 def matches(shown: list[str], printed: list[str]) -> bool:
