@@ -1,20 +1,14 @@
 """`xtok doctor`."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
 import typer
 
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, TEXT_FIELD, Safety, load_tokenizer, text_option
+from xtok.cli.options import CHAT_TEMPLATE, JSON, TEXT_FIELD, Loading, text_option
 from xtok.config import MODELS, option
 from xtok.counting.texts import find_texts
 from xtok.report.tokenizers import print_diagnosis
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 MODEL_LIST = option(
     ...,
@@ -22,22 +16,6 @@ MODEL_LIST = option(
     "tekken.json files; the word bytes. If ambiguous, add a prefix: hf:, spm:, tiktoken:, tekken:.",
     argument="MODEL",
 )
-
-CHAT_TEMPLATE: str | None = option(
-    None,
-    "A Jinja file, or the name of a prompt format, instead of the model's own template.",
-    metavar="FILE|NAME",
-    panel=MODELS,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loading(Safety):
-    """How all models of a list are loaded."""
-
-    def load(self, models: list[str], **more: Any) -> "list[Tokenizer]":
-        """Load the tokenizers of a list."""
-        return [load_tokenizer(model, **vars(self), **more) for model in models]
 
 
 @command

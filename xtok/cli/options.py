@@ -57,6 +57,12 @@ TEXT_FIELD = option(
     needs_one_of=("text",),
     panel=TEXT,
 )
+CHAT_TEMPLATE: str | None = option(
+    None,
+    "A Jinja file, or the name of a prompt format, instead of the model's own template.",
+    metavar="FILE|NAME",
+    panel=MODELS,
+)
 
 
 def text_option(help: str, *, required: bool = False) -> Any:
@@ -239,6 +245,15 @@ def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
         tokenizer = xtok.load_tokenizer(model, **loading)
     report.print_notes(tokenizer.notes)
     return tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(Safety):
+    """How all models of a list are loaded."""
+
+    def load(self, models: list[str], **more: Any) -> list[Tokenizer]:
+        """Load the tokenizers of a list."""
+        return [load_tokenizer(model, **vars(self), **more) for model in models]
 
 
 def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.doctor import CHAT_TEMPLATE, Loading
-from xtok.cli.options import KINDS
+from xtok.cli.options import CHAT_TEMPLATE, KINDS, Loading
 from xtok.config import MODELS, OUTPUT, option
 from xtok.conversation.files import read_conversations
 from xtok.errors import OutputError, XtokError
