@@ -230,7 +230,7 @@ def test_parquet_without_pyarrow(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text(json.dumps(SHORT))
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "pyarrow.py").write_text("raise ImportError('none')")
-    env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[1]}"}
+    env = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{Path(__file__).parents[2]}"}
     done = cli("render", "chat.json", *PLAIN, "-o", "rows.parquet", env=env)
     assert done.returncode == 1
     assert "error: rows.parquet needs the package pyarrow" in done.stderr

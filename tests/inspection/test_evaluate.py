@@ -334,7 +334,7 @@ def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
     load_real: Callable[[str], Tokenizer], tmp_path: Path
 ) -> None:
     """On text that no tokenizer has seen: this project's own guides."""
-    guides = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
+    guides = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
     text = write_texts(tmp_path / "guides.jsonl", [(guide.read_text(), "en") for guide in guides])
     pair = load_real("llama3.tiktoken"), load_real("mistral-v3.model")
     prior = build(*pair, BuildConfig.for_loss("p-kl"))

@@ -37,7 +37,7 @@ from xtok.training.losses import (
 )
 from xtok.training.module import ProjectionModule
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 
 
 def alignment(student: Any, teacher: Any, valid: Any = None, correct: Any = None) -> AlignmentBatch:
