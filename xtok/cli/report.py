@@ -69,6 +69,7 @@ def report(
         maps,
         texts=text,
         pair=pair,
+        models=models.both() if models.sides() else None,
         names=[path.name for path in map_paths],
         field=field,
         progress=reports.progress_bar,

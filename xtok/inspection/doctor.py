@@ -160,8 +160,7 @@ def doctor(
         both = pair_of(*tokenizers)
         of_pair = None if counts is None else events(both, progress=progress)
         pair = pair_facts(both, counts, of_pair)
-        texts = [texts] if isinstance(texts, str | Path) else texts
-        advice = advise(pair, (names[0], names[1]) if names else None, [str(one) for one in texts])
+        advice = advise(pair, (names[0], names[1]) if names else None)
     diagnosed = []
     for one in tokenizers:
         with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:

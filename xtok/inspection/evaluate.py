@@ -34,16 +34,14 @@ from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import describe_text, find_texts, little_text
 from xtok.errors import XtokError
-from xtok.inspection.advice import Advice, Ranking, advise, rank
+from xtok.inspection.advice import Ranking, rank
 from xtok.inspection.bootstrap import Interval, interval, resample
 from xtok.inspection.measured_text import MeasuredText
-from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.maps.edges import heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.file import AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, PairLike
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.classes import TokenClass, token_classes
@@ -132,8 +130,6 @@ class Evaluation:
     differing: int  # documents that the two sides spell differently
     notes: tuple[str, ...]  # on the text: it is short, or a map was counted on it
     ranking: Ranking | None = None  # of the maps for the loss asked for
-    pair: PairFacts | None = None  # what the text says of the tokenizers, if a loss was asked for
-    advice: Advice | None = None  # what suits them, as `doctor` says it; likewise
 
     def failing(
         self,
@@ -242,13 +238,12 @@ def evaluation_of(
     """Return what `evaluate` says of maps on text."""
     of_maps = [_MapOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, ProjectionMap)]
     of_events = [_EventsOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, EventMap)]
-    ranking = facts = None
+    ranking = None
     if for_loss is not None:
         chunk, count = ("chunk_", "chunks") if for_loss == "p-kl" else ("", "starts")
         sums = np.stack([one.sums[f"{chunk}cross_entropy"] for one in of_maps])
         counts = of_maps[0].sums[count].astype(np.int64)
         ranking = rank(for_loss, list(text.maps), sums, counts, seed)
-        facts = pair_facts(text.pair, text.token_counts, events(text.pair))
     groups = {
         group: np.array([one == group for one in text.groups], np.bool_)
         for group in dict.fromkeys(text.groups)
@@ -269,8 +264,6 @@ def evaluation_of(
         differing=text.differing,
         notes=(*_counted_on(text), *little_text(text.num_bytes)),
         ranking=ranking,
-        pair=facts,
-        advice=None if facts is None else advise(facts),
     )
 
 

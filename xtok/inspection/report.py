@@ -81,6 +81,7 @@ def examine(
     texts: Sequence[str | Path] = (),
     pair: Pair | None = None,
     names: Sequence[str] = (),
+    models: tuple[str, str] | None = None,
     field: str = "text",
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
@@ -92,6 +93,7 @@ def examine(
         texts: paths and globs of text, as `evaluate` takes them.
         pair: the maps', with its tokenizers, to spell tokens, sentences and text.
         names: what the page calls the maps.
+        models: what the commands that it recommends call the models; their ids by default.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
@@ -150,7 +152,7 @@ def examine(
         comparison = compare(*loaded, names=names, token_counts=student_counts)
     report = Report(
         pair=facts,
-        advice=advise(facts, texts=[str(text) for text in texts]),
+        advice=advise(facts, models),
         findings=tuple(findings[:_MOST_FINDINGS]),
         maps=tuple(reports),
         evaluation=evaluation,
