@@ -60,7 +60,8 @@ def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
         names: the models as the commands should have them; their ids by default.
     """
     if pair.same:
-        sentence = "plain KL suits: both have the same vocabulary, so no map is needed"
+        sentence = "plain KL suits: both have the same vocabulary, so no map is needed; compare "
+        sentence += f"the first {pair.num_ids:,} columns, what is wider is padding"
         return Advice(
             loss="plain KL", map_loss=None, direction=None, sentence=sentence, commands=()
         )

@@ -22,6 +22,7 @@ from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import escape, plural, quoted
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType
 
 _EXAMPLES = 3
@@ -91,6 +92,7 @@ class Diagnosis:
     overlap: Overlap | None  # of two or more
     pair: PairFacts | None  # of two, the first one the student
     advice: Advice | None
+    pair_checks: tuple[Check, ...]  # of two
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -107,7 +109,8 @@ class Diagnosis:
         """A line: failed checks, the number of warnings and, for a pair, the loss that suits."""
         joined = " → " if self.pair is not None else ", "
         who = joined.join(one.model_id for one in self.tokenizers)
-        warnings = sum(c.level == "warning" for one in self.tokenizers for c in one.checks)
+        checks = [*self.pair_checks, *(c for one in self.tokenizers for c in one.checks)]
+        warnings = sum(check.level == "warning" for check in checks)
         if self.failed:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
@@ -148,7 +151,7 @@ def doctor(
     if isinstance(models, str | PathLike | Tokenizer):
         models = [models]
     tokenizers = [load_tokenizer(model) for model in models]
-    counts = overlap = pair = advice = None
+    counts = overlap = pair = both = advice = None
     if texts:
         if len(tokenizers) == 1:
             raise ValueError("texts go with two models or more")
@@ -165,7 +168,32 @@ def doctor(
     for one in tokenizers:
         with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
             diagnosed.append(_diagnose(one, template, tools, advance))
-    return Diagnosis(tokenizers=tuple(diagnosed), overlap=overlap, pair=pair, advice=advice)
+    return Diagnosis(
+        tokenizers=tuple(one for one, _ in diagnosed),
+        overlap=overlap,
+        pair=pair,
+        advice=advice,
+        pair_checks=() if both is None else (_turn_end_check(both, *(e for _, e in diagnosed)),),
+    )
+
+
+def _turn_end_check(pair: Pair, ours: Sequence[int], theirs: Sequence[int]) -> Check:
+    """Check that a student can learn from a teacher where an answer ends.
+
+    `ours` and `theirs` are the ids that end an answer: by the chat template, else `eos_token`.
+    A base model and its instruct model often differ: then the teacher gives the student's end of
+    turn next to no probability, and answers get longer and longer.
+    """
+    name = "ends of turn"
+    shown = [
+        " ".join(map(table.shown, ids)) or "none"
+        for table, ids in zip(pair.tables, (ours, theirs), strict=True)
+    ]
+    if {pair.counterpart(i) for i in ours} & {*theirs}:
+        return Check(name, "ok", f"{shown[0]} / {shown[1]}")
+    message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}: the "
+    message += "student learns from it not to stop; train with one chat template, or set eos"
+    return Check(name, "warning", message)
 
 
 def _overlap(tokenizers: Sequence[Tokenizer], counts: TextCounts | None) -> Overlap:
@@ -197,7 +225,8 @@ def _diagnose(
     template: str | Path | None,
     tools: bool,
     advance: Callable[[int], object],
-) -> TokenizerDiagnosis:
+) -> tuple[TokenizerDiagnosis, tuple[int, ...]]:
+    """Return what is said of a tokenizer, and the ids that end an answer."""
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     lost = _round_trips(tokenizer, advance)
     chat = ChatTrial(tokenizer, template)
@@ -212,7 +241,7 @@ def _diagnose(
         *_probe_checks(tokenizer),
         *chat.checks(tools=tools),
     )
-    return TokenizerDiagnosis(
+    diagnosis = TokenizerDiagnosis(
         model_id=vocabulary.model_id,
         backend=vocabulary.backend or "unknown",
         text_changes={change.normalizer: change.changes for change in tokenizer.text_changes},
@@ -225,6 +254,8 @@ def _diagnose(
         tool_suffix_ids=chat.tool_suffix_ids,
         checks=checks,
     )
+    eos = tokenizer.special_token_names.get("eos_token", "")
+    return diagnosis, chat.turn_ends or tuple(table.ids_of(eos)[:1])
 
 
 def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:

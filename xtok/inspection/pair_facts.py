@@ -15,8 +15,11 @@ from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.texts import find_shards
 from xtok.progress import TextProgress
 from xtok.vocab.classes import num_digits
+from xtok.vocab.display import quoted
 from xtok.vocab.pair import Pair
-from xtok.vocab.table import TokenTable
+from xtok.vocab.table import TokenTable, TokenType
+
+_EXAMPLES = 3
 
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
@@ -62,7 +65,10 @@ class PairFacts:
 
     student: str
     teacher: str
-    same: bool  # whether both are one vocabulary
+    same: bool  # whether both are one vocabulary: every id is the same token
+    num_ids: int  # of these, up to the last one that is a token; what is wider is padding
+    differing: int  # ids that are not the same token on both sides
+    differing_examples: tuple[str, ...]  # the first few: the id, and its token on both sides
     vocabulary: Shared  # different byte strings
     shared: int  # student tokens whose bytes the teacher has
     student_share: float  # these, of the student's tokens with bytes
@@ -142,6 +148,11 @@ def pair_facts(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
         same=pair.is_same,
+        num_ids=max(int(np.flatnonzero(t.types != TokenType.UNUSED)[-1]) + 1 for t in pair.tables),
+        differing=len(pair.differing_ids),
+        differing_examples=tuple(
+            f"{i} {_shown(rows, i)} / {_shown(columns, i)}" for i in pair.differing_ids[:_EXAMPLES]
+        ),
         vocabulary=Shared(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=len(same_bytes),
         student_share=len(same_bytes) / max(1, len(rows.text_ids)),
@@ -191,6 +202,10 @@ def _event_facts(events: EventMap, counts: TextCounts | None) -> EventFacts:
         leak=share_of(counts.amounts, a != b),
         kept=kept_of((a, b), (s, t), counts.amounts),
     )
+
+
+def _shown(table: TokenTable, token_id: int) -> str:
+    return quoted(table.shown(token_id)) if token_id < len(table) else "(none)"
 
 
 def _most_digits(digits: NDArray[np.int64]) -> int:
