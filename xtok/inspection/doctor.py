@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.counts import require_starts
+from xtok.counting.pair_text import PairText
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
-from xtok.inspection.pair_facts import PairFacts, TextCounts, count_tokens, pair_facts
+from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
@@ -151,18 +151,20 @@ def doctor(
     if isinstance(models, str | PathLike | Tokenizer):
         models = [models]
     tokenizers = [load_tokenizer(model) for model in models]
-    counts = overlap = pair = both = advice = None
+    text = overlap = pair = both = advice = None
     if texts:
         if len(tokenizers) == 1:
             raise ValueError("texts go with two models or more")
-        counts = count_tokens(texts, tokenizers, field, text_progress)
-        require_starts(len(counts.keys), counts.num_documents, counts.num_bytes, "measured")
+        text = PairText.read(
+            pair_of(*tokenizers[:2]), texts, field=field, others=tokenizers[2:],
+            progress=text_progress,
+        )  # fmt: skip
     if len(tokenizers) > 1:
-        overlap = _overlap(tokenizers, counts)
+        overlap = _overlap(tokenizers, text)
     if len(tokenizers) == 2:
         both = pair_of(*tokenizers)
-        of_pair = None if counts is None else events(both, progress=progress)
-        pair = pair_facts(both, counts, of_pair)
+        of_pair = None if text is None else events(both, progress=progress)
+        pair = pair_facts(both, text, of_pair)
         advice = advise(pair, (names[0], names[1]) if names else None)
     diagnosed = []
     for one in tokenizers:
@@ -196,14 +198,14 @@ def _turn_end_check(pair: Pair, ours: Sequence[int], theirs: Sequence[int]) -> C
     return Check(name, "warning", message)
 
 
-def _overlap(tokenizers: Sequence[Tokenizer], counts: TextCounts | None) -> Overlap:
+def _overlap(tokenizers: Sequence[Tokenizer], text: PairText | None) -> Overlap:
     strings = [one.table.canonical_ids().keys() for one in tokenizers]
     text_tokens = text_shares = None
-    if counts is not None:
-        text_tokens = tuple(int(of_one.sum()) for of_one in counts.tokens)
+    if text is not None:
+        text_tokens = tuple(int(of_one.sum()) for of_one in text.tokens)
         text_shares = tuple(
             tuple(_share(one.table.tokens(), of_one, column) for column in strings)
-            for one, of_one in zip(tokenizers, counts.tokens, strict=True)
+            for one, of_one in zip(tokenizers, text.tokens, strict=True)
         )
     return Overlap(
         counts=tuple(tuple(len(row & column) for column in strings) for row in strings),
