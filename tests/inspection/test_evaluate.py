@@ -16,12 +16,12 @@ from conftest import Cli
 from naive import rows_of
 from pyarrow import parquet
 from test_estimate import counting, estimate
+from xtok.inspection.measured_text import MeasuredText
 
 import xtok
 from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluate, evaluation_of
-from xtok.inspection.measured_text import MeasuredText
 from xtok.maps.projection_map import ProjectionMap
 from xtok.stages.build import build
 from xtok.stages.exact import reapply_exact

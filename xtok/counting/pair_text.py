@@ -123,13 +123,17 @@ class PerDocument:
 
     def losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
         """Return the sum of each document's chunk losses under a map, float64 `[documents]`."""
+        return self._sums(self.counts * self.chunk_losses(edges, shape)[self.places])
+
+    def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
+        """Return the loss of each different chunk under a map, float64 `[chunks]`."""
         from xtok.counting.kernels import chunk_losses
 
         of_chunks = np.zeros(len(self.chunks.widths))
         ids, bounds, widths, _ = self.chunks
         rows = Rows.of(edges, shape[0])
         chunk_losses(ids, bounds, widths, *rows, EPSILON, EPSILON / shape[1], of_chunks)
-        return self._sums(self.counts * of_chunks[self.places])
+        return of_chunks
 
     def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Add up a value of each entry over each document."""

@@ -23,12 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Loss, MultitokenConfig, SortCutConfig
-from xtok.counting.counts import pair_edges
+from xtok.counting.counts import Counts, pair_edges
 from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.counting.smoothing import losses, weights_at
@@ -36,7 +37,7 @@ from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
 from xtok.inspection.advice import Ranking, rank
 from xtok.inspection.bootstrap import Interval, interval, resample
-from xtok.maps.edges import Edges, heaviest
+from xtok.maps.edges import Edges, heaviest, ranks
 from xtok.maps.events import EventMap
 from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
@@ -48,6 +49,8 @@ from xtok.tokenizers import ModelLike, PairLike
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.pair import Pair
+
+_NO_PAIRS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -99,9 +102,9 @@ class ClassMeasures:
     name: str  # of the map
     token_class: str
     starts: int
-    loss: float  # cross-entropy; of an event map, leak
+    loss: float  # cross-entropy, at starts or over chunks; of an event map, leak
     reference: float  # the floor's; of an event map, that of a shared vocabulary
-    coverage: float
+    coverage: float  # at starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +116,8 @@ class WorstRow:
     token: str  # escaped
     starts: int  # how often it begins where a teacher token does
     excess: float  # its share of the cross-entropy above the floor's, or of all text's leak
-    # The teacher tokens that began there most, with their share and the map's weight, which is 1
-    # where an event map has both tokens in one event.
+    # The teacher tokens that began there most (over chunks: that stand beside it most), with their
+    # share and the map's weight, which is 1 where an event map has both tokens in one event.
     wanted: tuple[tuple[str, float, float], ...]
 
 
@@ -132,6 +135,7 @@ class Evaluation:
     lost_bytes: int  # of them, those behind a first difference between the two sides' spellings
     differing: int  # documents that the two sides spell differently
     notes: tuple[str, ...]  # on the text: it is short, or a map was counted on it
+    by_chunk: bool = False  # whether losses of `classes` and `worst_rows` are over chunks
     ranking: Ranking | None = None  # of the maps for the loss asked for
 
     def failing(
@@ -272,13 +276,16 @@ def evaluation_of(
     if len(groups) > 1:
         in_groups.append(("all", np.ones(len(documents.groups), np.bool_)))
     measured = [*of_maps, *of_events]
+    by_chunk = for_loss == "p-kl"
+    costs = {one.name: one.chunk_costs() if by_chunk else one.costs() for one in measured}
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
         measures=tuple(one.measures(*group, seed) for group in in_groups for one in of_maps),
         event_measures=tuple(one.measures(*group) for group in in_groups for one in of_events),
-        classes=tuple(c for one in measured for c in one.classes()),
-        worst_rows=tuple(row for one in measured for row in one.worst(num_worst)),
+        classes=tuple(c for one in measured for c in one.classes(costs[one.name])),
+        worst_rows=tuple(row for one in measured for row in one.worst(costs[one.name], num_worst)),
+        by_chunk=by_chunk,
         num_bytes=text.totals.num_bytes,
         lost_bytes=text.totals.lost_bytes,
         differing=text.totals.differing,
@@ -313,6 +320,20 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[TextSource]) -> list
     return notes
 
 
+class _Costs(NamedTuple):
+    """What a map costs on text, and on which rows."""
+
+    rows: NDArray[np.int64]  # the student token of each place, or kind of place
+    amounts: NDArray[np.float64]  # how often it occurs
+    losses: NDArray[np.float64]
+    reference: NDArray[np.float64]
+    avoidable: NDArray[np.float64]  # of the losses
+    # What teacher tokens are wanted: pairs, how often each occurs, and the map's weights.
+    keys: NDArray[np.int64]
+    wanted: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+
 class _OnText:
     """A map's losses on pairs of tokens, beside a reference's, and its weights.
 
@@ -330,43 +351,60 @@ class _OnText:
         self.s, self.t = text.keys >> 32, text.keys & 0xFFFFFFFF
         self.student, self.teacher = pair.tables
 
-    def classes(self) -> list[ClassMeasures]:
+    def costs(self) -> _Costs:
+        """Return the costs at shared token boundaries."""
+        of_pairs = self.losses, self.reference, self.avoidable
+        wanted = self.text.keys, self.totals, self.weights
+        return _Costs(self.s, self.totals, *of_pairs, *wanted)
+
+    def chunk_costs(self) -> _Costs:
+        """Return the costs over chunks, as far as a map has any."""
+        return self.costs()
+
+    def classes(self, costs: _Costs) -> list[ClassMeasures]:
         """Measure each class of student token over all text."""
-        kinds = token_classes(self.student)[self.s]
-        starts, loss, reference, covered = (
-            np.bincount(kinds, self.totals * values, len(TokenClass))
-            for values in (np.ones(len(kinds)), self.losses, self.reference, self.weights > 0)
+        kind_of = token_classes(self.student)
+
+        def count(rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
+            return np.bincount(kind_of[rows], values, len(TokenClass)).astype(np.float64)
+
+        starts, covered = (count(self.s, self.totals * v) for v in (1, self.weights > 0))
+        amounts = np.maximum(count(costs.rows, costs.amounts), 1e-9)
+        loss, reference = (
+            count(costs.rows, costs.amounts * values) / amounts
+            for values in (costs.losses, costs.reference)
         )
         return [
             ClassMeasures(
                 name=self.name,
                 token_class=kind.label,
                 starts=int(starts[kind]),
-                loss=float(loss[kind] / starts[kind]),
-                reference=float(reference[kind] / starts[kind]),
+                loss=float(loss[kind]),
+                reference=float(reference[kind]),
                 coverage=float(covered[kind] / starts[kind]),
             )
             for kind in TokenClass
             if starts[kind]
         ]
 
-    def worst(self, number: int) -> list[WorstRow]:
+    def worst(self, costs: _Costs, number: int) -> list[WorstRow]:
         """Return the rows with the most avoidable losses, over all text."""
-        excess = np.bincount(self.s, self.totals * self.avoidable / max(1.0, self.totals.sum()))
+        share = costs.amounts / max(1.0, costs.amounts.sum())
+        excess = np.bincount(costs.rows, share * costs.avoidable)
         rows = np.argsort(-excess, kind="stable")[:number].tolist()
-        return [self._worst_row(row, float(excess[row])) for row in rows if excess[row] > 0]
+        return [self._worst_row(costs, row, float(excess[row])) for row in rows if excess[row] > 0]
 
-    def _worst_row(self, row: int, excess: float) -> WorstRow:
-        places = np.flatnonzero(self.s == row)
-        total = self.totals[places].sum()
-        most = places[np.argsort(-self.totals[places], kind="stable")][:3]
-        shares, weights = self.totals[most] / total, self.weights[most]
-        tokens = [self.teacher.name(t) for t in self.t[most].tolist()]
+    def _worst_row(self, costs: _Costs, row: int, excess: float) -> WorstRow:
+        places = np.flatnonzero(costs.keys >> 32 == row)
+        total = costs.wanted[places].sum()
+        most = places[np.argsort(-costs.wanted[places], kind="stable")][:3]
+        shares, weights = costs.wanted[most] / total, costs.weights[most]
+        tokens = [self.teacher.name(t) for t in (costs.keys[most] & 0xFFFFFFFF).tolist()]
         return WorstRow(
             name=self.name,
             student_id=row,
             token=self.student.name(row),
-            starts=int(total),
+            starts=int(self.totals[self.s == row].sum()),
             excess=excess,
             wanted=tuple(zip(tokens, shares.tolist(), weights.tolist(), strict=True)),
         )
@@ -412,7 +450,7 @@ class _MapOnText(_OnText):
         self, name: str, projection: ProjectionMap, pair: Pair, text: PerDocument, recipe: Edges
     ) -> None:
         super().__init__(name, pair, text)
-        self.top_k, self.shape = projection.top_k, pair.shape
+        self.edges, self.top_k, self.shape = projection.edges, projection.top_k, pair.shape
         self.width = self.shape[1]
         self.weights = weights_at(projection.edges, text.keys)
         self.losses = losses(self.weights, self.width)
@@ -431,6 +469,26 @@ class _MapOnText(_OnText):
             "chunk_cross_entropy": text.losses(projection.edges, self.shape),
             "chunk_recipe": text.losses(recipe, self.shape),
         }
+
+    def chunk_costs(self) -> _Costs:
+        """Return the costs over chunks: the student tokens of a chunk share its loss equally."""
+        chunks = self.text.chunks
+        owner = np.repeat(np.arange(len(chunks.widths)), chunks.widths)
+        places = chunks.bounds[:-1][owner] + ranks(owner)
+        everything = np.ones(len(self.text.groups), np.bool_)
+        hindsight = self.text.hindsight(everything, self.top_k, self.shape[0])
+        ours, floor = (self.text.chunk_losses(e, self.shape) for e in (self.edges, hindsight))
+        keys, wanted = Counts(*_NO_PAIRS, chunks).pairs()
+        return _Costs(
+            chunks.ids[places].astype(np.int64),
+            (chunks.counts / chunks.widths)[owner],
+            ours[owner],
+            floor[owner],
+            (ours - floor)[owner],
+            keys,
+            wanted.astype(np.float64),
+            weights_at(self.edges, keys),
+        )
 
     def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the losses of the map counted on this text, cut to as many entries per row."""

@@ -37,8 +37,8 @@ def print_evaluation(evaluation: Evaluation) -> None:
 
 _MAPS = (
     "cross-entropy in nats, ± half of its 95 % interval. At starts (shared token boundaries): for "
-    "gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's; floor: a map counted on this text; "
-    "closed: the share of the way between them."
+    "gold and H-KL. Over chunks: for P-KL. Recipe: X-Token's, without a slot; floor: a map counted "
+    "on this text. Closed: how much of the gap from the recipe to the floor the map removes."
 )
 
 _EVENTS = (
@@ -82,19 +82,21 @@ def _maps(
     measures: Sequence[MapMeasures], numbers: Mapping[str, str], order: Sequence[str]
 ) -> Iterator[Sequence[str]]:
     for label in ("recipe", "floor"):
-        values = []  # several where the maps' cuts differ
-        for of in order:
-            cuts = dict.fromkeys(f"{getattr(m, of + label):.3f}" for m in measures)
-            values += ["\n".join(cuts), ""]
-        yield f"  {label}", *values
+        maps_of: dict[tuple[str, ...], list[str]] = {}  # several where the maps' cuts differ
+        for m in measures:
+            values = tuple(f"{getattr(m, of + label):.3f}" for of in order)
+            maps_of.setdefault(values, []).append(numbers[m.name])
+        for values, of_maps in maps_of.items():
+            which = f" of {', '.join(of_maps)}" if len(maps_of) > 1 else ""
+            yield f"  {label}{which}", *(word for value in values for word in (value, ""))
     for m in measures:
-        values = []
+        cells = []
         for of in order:
-            values.append(_with_spread(getattr(m, f"{of}cross_entropy")))
+            cells.append(_with_spread(getattr(m, f"{of}cross_entropy")))
             closed = getattr(m, f"{of}closed")
-            values.append("–" if closed is None else f"{closed.value:.2f}")
+            cells.append("–" if closed is None else f"{closed.value:.2f}")
         coverage = f"{m.coverage.value:.2%}", f"{m.top_1.value:.1%}"
-        yield f"  map {numbers[m.name]}", *values, *coverage
+        yield f"  map {numbers[m.name]}", *cells, *coverage
 
 
 def _with_spread(interval: Interval) -> str:
@@ -122,6 +124,10 @@ def _text(evaluation: Evaluation) -> str:
     return text
 
 
+def _where(evaluation: Evaluation) -> str:
+    return "over chunks" if evaluation.by_chunk else "at starts"
+
+
 def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     """One row per class; a column per map, at most four of them."""
     names, of_events = list(numbers)[:4], bool(evaluation.event_measures)
@@ -133,17 +139,20 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
         of_maps = (losses[name, c.token_class] for name in names)
         rows.append((c.token_class, f"{c.starts:,}", f"{c.reference:{digits}}", *of_maps))
     heads = [f"map {numbers[name]}" for name in names] if names[1:] else [measure]
-    caption = "leak by class of the student's token; shared: of a shared vocabulary"
+    caption = f"cross-entropy {_where(evaluation)}, by class of the student's token"
+    if of_events:
+        caption = "leak by class of the student's token; shared: of a shared vocabulary"
     return new_table(
         "student token", "starts", reference, *heads, rows=rows, right=range(1, 3 + len(heads)),
-        caption=caption if of_events else None,
+        caption=caption,
     )  # fmt: skip
 
 
 def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     of_events = bool(evaluation.event_measures)
     heads = "worst rows", "map", "excess", "wanted, its share, and the map's weight"
-    caption, digits = "excess: what the row adds to the cross-entropy above the floor", ".4f"
+    caption = "excess: what the row adds to the cross-entropy above the floor, "
+    caption, digits = caption + _where(evaluation), ".4f"
     if of_events:
         heads = "worst tokens", "map", "leak", "teacher tokens there, their share"
         caption = "leak: at this token, as a share of all boundaries; leaks: in another event"
