@@ -414,3 +414,23 @@ def test_a_task_of_the_job_builds_its_line(small: Path, tmp_path: Path) -> None:
         assert failed.stderr.splitlines()[-1].startswith("hint: ")
     fails(run_script(tmp_path), "the list of pairs or the folder is missing", "--array=1-N")
     fails(run_script(tmp_path, "none.txt", "maps", task="1"), "none.txt cannot be read", "")
+
+
+def test_without_a_path_a_map_is_kept_in_the_cache(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a warning of the losses names the call; other options or texts are another file."""
+    monkeypatch.setenv("XTOK_CACHE_DIR", str(tmp_path / "cache"))
+    text = tmp_path / "a.txt"
+    text.write_text("one two three\n" * 40)
+    asked: list[dict[str, Any]] = [
+        {"for_loss": "p-kl"},
+        {"for_loss": "p-kl"},
+        {},
+        {"config": BuildConfig(alpha=1), "texts": text},
+    ]
+    made = [xtok.get_map(sentencepiece, digits, **options) for options in asked]
+    assert len(list((tmp_path / "cache" / "maps").glob("*.safetensors"))) == 3
+    assert [bool(m.reports) for m in made] == [True, False, True, True]  # the second was kept
+    built = [xtok.build(sentencepiece, digits, **options) for options in asked]
+    assert [sha256(m) for m in made] == [sha256(m) for m in built]

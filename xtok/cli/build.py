@@ -96,7 +96,7 @@ def build(
     names = models.both()
     check_texts(text, field)
     from xtok.maps.names import name_of_map
-    from xtok.stages.build import difference, kept_or_made
+    from xtok.stages.build import difference, load_or_build
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
@@ -130,7 +130,7 @@ def build(
 
     if skip_existing:
         differs = partial(difference, pair=pair, config=config, texts=text, initial=initial)
-        projection = kept_or_made(path, differs, make, timeout=timeout, note=report.print_note)
+        projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)
     else:
         projection = make()
     report_written(projection, path)

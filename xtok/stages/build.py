@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from xtok.config import WAIT, BuildConfig, Loss
 from xtok.errors import XtokError
-from xtok.io import locked
+from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
@@ -117,10 +119,14 @@ def get_map(
     teacher_model: ModelLike | None = None,
     config: BuildConfig | None = None,
     *,
-    path: str | PathLike[str],
+    path: str | PathLike[str] | None = None,
     for_loss: Loss | None = None,
+    texts: str | Path | Sequence[str | Path] = (),
+    field: str = "text",
+    initial: mapfile.MapLike | None = None,
     timeout: float = WAIT,
     progress: Progress = silent,
+    text_progress: TextProgress = silent_texts,
     note: Note = silent_note,
 ) -> ProjectionMap:
     """Return the map in a file if it is the one that `build` makes; else build it and write it.
@@ -130,36 +136,57 @@ def get_map(
     locks, each of them builds the same file.
 
     Args:
-        student_model: the model of the rows, as `build` takes it.
+        student_model: the model of the rows, or a pair, as `build` takes it.
         teacher_model: the model of the columns.
         config: the options; the defaults if None.
-        path: the map's file; another map in it is replaced.
+        path: the map's file; another map in it is replaced. By default it is in xtok's cache
+            folder, under a digest of both vocabularies, the options and the texts' names and sizes.
         for_loss: take the options that suit a loss, instead of `config`.
+        texts: text to count on, as `build` takes it.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+        initial: with texts, a map of this pair to smooth towards.
         timeout: seconds to wait for another process; after that, this one builds the map itself.
         progress: called for each pass over a vocabulary.
+        text_progress: called for the text.
         note: called with a sentence when the file is replaced, and when this process waits.
 
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
-        XtokError: if the file cannot be written.
+        XtokError: if the file cannot be written, or a text cannot be read.
         ValueError: for both a config and a loss, or a timeout that is no number of seconds.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     config = _config_of(config, for_loss)
-    pair = pair_of(student_model, teacher_model)
-    path = Path(path)
+    texts = [texts] if isinstance(texts, str | Path) else texts
+    earlier = None if initial is None else mapfile.as_map(initial)
+    pair = pair_of(student_model, teacher_model, of=earlier)
+    asked: dict[str, Any] = {"pair": pair, "config": config, "texts": texts, "initial": earlier}
+    target = _cached(**asked) if path is None else Path(path)
 
     def make() -> ProjectionMap:
-        projection = build(pair, config=config, progress=progress)
-        projection.save(path)
+        projection = build(
+            pair, config=config, texts=texts, field=field, initial=earlier, progress=progress,
+            text_progress=text_progress,
+        )  # fmt: skip
+        projection.save(target)
         return projection
 
-    differs = partial(difference, pair=pair, config=config)
-    return kept_or_made(path, differs, make, timeout=timeout, note=note)
+    return load_or_build(target, partial(difference, **asked), make, timeout=timeout, note=note)
 
 
-def kept_or_made(
+def _cached(
+    pair: Pair, config: BuildConfig, texts: Sequence[str | Path], initial: ProjectionMap | None
+) -> Path:
+    """Return where a map is kept that is asked for without a path."""
+    digests = [table.sha256() for table in pair.tables]
+    of_initial = None if initial is None else mapfile.sha256(initial)
+    key = [digests, pair.shape, _steps(config, texts, initial), of_initial, _sizes(texts)]
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "maps" / f"{digest[:32]}.safetensors"
+
+
+def load_or_build(
     path: Path,
     differs: Callable[[ProjectionMap], str | None],
     make: Callable[[], ProjectionMap],
@@ -234,11 +261,14 @@ def difference(
 
 
 def _are_other(texts: Sequence[str | Path], history: Sequence[Mapping[str, Any]]) -> bool:
+    there = [(one["name"], one["size"]) for step in history for one in step.get("texts", ())]
+    return _sizes(texts) != there
+
+
+def _sizes(texts: Sequence[str | Path]) -> list[tuple[str, int]]:
     from xtok.counting.texts import find_texts
 
-    here = [(path.name, path.stat().st_size) for path in find_texts(texts)]
-    there = [(one["name"], one["size"]) for step in history for one in step.get("texts", ())]
-    return here != there
+    return [(path.name, path.stat().st_size) for path in find_texts(texts)]
 
 
 def _steps(

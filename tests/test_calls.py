@@ -1,0 +1,63 @@
+"""Calls of xtok that hints, docstrings and prose name can be made."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+import xtok
+
+ROOT = Path(__file__).resolve().parents[1]
+CALL = re.compile(r"\bxtok(?:\.\w+)+\(")
+
+
+def calls(text: str) -> list[str]:
+    """Return the calls in a text, up to their closing bracket."""
+    found = []
+    for match in CALL.finditer(text):
+        depth, end = 1, match.end()
+        while depth and end < len(text):
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        found.append(" ".join(text[match.start() : end].split()))
+    return found
+
+
+def strings(path: Path) -> list[str]:
+    """Return the strings of a module, docstrings included."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def named() -> list[tuple[str, str]]:
+    """Return the calls that the package's strings and the documents' spans of code name."""
+    found = []
+    for path in sorted((ROOT / "xtok").rglob("*.py")):
+        found += [(path.name, one) for text in strings(path) for one in calls(text)]
+    documents = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    for path in sorted(documents):
+        prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        spans = re.findall(r"`([^`]+)`", prose)
+        found += [(path.name, one) for span in spans for one in calls(span)]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize(("where", "call"), named())
+def test_a_call_that_is_named_fits_the_function(where: str, call: str) -> None:
+    node = ast.parse(call.replace("…", "..."), mode="eval").body
+    assert isinstance(node, ast.Call), where
+    function = reduce(getattr, ast.unparse(node.func).split(".")[1:], xtok)
+    keywords = {k.arg: None for k in node.keywords if k.arg is not None}
+    if any(ast.unparse(arg).startswith(("*", "...")) for arg in node.args):
+        assert keywords.keys() <= inspect.signature(function).parameters.keys(), where
+    else:
+        inspect.signature(function).bind(*node.args, **keywords)
+
+
+def test_the_hint_of_a_map_that_is_not_made_for_p_kl_is_among_them() -> None:
+    assert 'xtok.get_map(student, teacher, for_loss="p-kl")' in {call for _, call in named()}
