@@ -23,7 +23,6 @@ from xtok.conversation import (
     tool_suffix,
     unpad,
 )
-from xtok.conversation._limits import LimitError, limited, spend_on_call
 from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError

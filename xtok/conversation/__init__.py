@@ -19,10 +19,18 @@ from xtok.conversation._tracking import Run
 from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.formats import FORMATS, PromptFormat
-from xtok.conversation.templates import Message, Rendering, check_messages, render_template
+from xtok.conversation.templates import (
+    Message,
+    Rendering,
+    check_messages,
+    names_beside_date,
+    render_template,
+)
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 
+NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
+_DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 
 
@@ -31,7 +39,8 @@ class Conversation:
     """A conversation of T tokens.
 
     Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask has what the assistant
-    wrote, its tool calls and the control token that ends its turn included, its header not.
+    wrote, its tool calls and the control token that ends its turn included, its header not. Where
+    a template writes no such token, the mask has the next turn's first one if it is an eos token.
     """
 
     text: str
@@ -40,6 +49,7 @@ class Conversation:
     assistant_mask: NDArray[np.bool_]  # [T], the training targets
     message_spans: tuple[MessageSpan, ...]
     runs: tuple[Run, ...] = ()  # the characters that come from messages
+    notes: tuple[str, ...] = ()  # what to know before training on it
 
     def record(self) -> dict[str, Any]:
         """Return the conversation as a row of training data; `labels` are -100 but for targets."""
@@ -110,11 +120,22 @@ def _encoded(
             return ""
 
         targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
+    ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
     for start, end in targets:
-        mask[slice(*places.span(start, end).tokens)] = True
+        first, stop = places.span(start, end).tokens
+        if not rendering.generated and stop < len(mask) and not control[stop - 1]:
+            stop += encoding.ids[stop] in ends  # as GLM 4.5 ends a turn with the next one's token
+        mask[first:stop] = True
     for run in rendering.runs:  # a template may write one message within another
         if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
             mask[slice(*places.span(run.start, run.end).tokens)] = False
+    notes = []
+    if rendering.is_dated:
+        notes.append(_note_on_date(tokenizer, messages, given))
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    written = rendering.text.encode()
+    if any(_end_of_turn(control, encoding.bounds, written, *edge) is None for edge in edges):
+        notes.append(NO_END_OF_TURN)
     return Conversation(
         text=rendering.text,
         ids=encoding.ids,
@@ -122,7 +143,33 @@ def _encoded(
         assistant_mask=mask,
         message_spans=tuple(places.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
+        notes=tuple(notes),
     )
+
+
+def _end_of_turn(
+    control: NDArray[np.bool_], bounds: NDArray[np.int64], text: bytes, start: int, stop: int
+) -> int | None:
+    """Return the control token that tokens `start` to `stop` end with, but for white space."""
+    for i in reversed(range(start, stop)):
+        if control[i]:
+            return i
+        if text[bounds[i] : bounds[i + 1]].strip():
+            break
+    return None
+
+
+def _note_on_date(
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
+) -> str:
+    """Return the note on a template that writes today's date, with the variable that sets it."""
+    template = find_template(tokenizer, given["template"], tools=bool(given["tools"]))
+    for name in names_beside_date(template) if isinstance(template, str) else ():
+        variables = {**(given["variables"] or {}), name: "1 January 2026"}
+        with suppress(XtokError):
+            if not _render(tokenizer, messages, **{**given, "variables": variables}).is_dated:
+                return f"{_DATED}: set its variable {name} for the same ids on each day"
+    return f"{_DATED}, and no variable sets another"
 
 
 def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any]) -> str:
@@ -223,12 +270,12 @@ def tool_suffix(
     written = own[0] + np.flatnonzero(chat.assistant_mask[slice(*own)])
     if (written >= stop).any():
         raise _no_suffix(f"message {last}, the assistant's, goes on after what the tools say")
-    control = np.isin(chat.ids[written], list(tokenizer.table.control_names))
-    data = chat.text.encode()
-    for i in written[control][-1:]:
+    if len(written):
+        control = np.isin(chat.ids, list(tokenizer.table.control_names))
         # Some training templates count the line break behind the end of a turn to the turn.
-        if not data[chat.bounds[i + 1] : chat.bounds[written[-1] + 1]].strip():
-            return chat.ids[i + 1 :]
+        end = _end_of_turn(control, chat.bounds, chat.text.encode(), own[0], written[-1] + 1)
+        if end is not None:
+            return chat.ids[end + 1 :]
     # No control token ends the turn, so all of it was there when the tools were called.
     if chat.bounds[own[1]] == turns[0].bytes[1] and stop == own[1]:
         return chat.ids[stop:]
