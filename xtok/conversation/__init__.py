@@ -230,8 +230,9 @@ def tool_suffix(
     """Return the ids that messages of tools add after what a model wrote.
 
     They begin right after the token that ends the model's turn, so with the line break that many
-    templates write there, and end with what asks for the next answer. `[*prompt, *written,
-    *tool_suffix(tokenizer, messages)]` is then the next prompt: nothing is tokenized twice.
+    templates write there; where that token is the next turn's first (GLM 4.5), with it. They end
+    with what asks for the next answer. `[*prompt, *written, *tool_suffix(tokenizer, messages)]` is
+    then the next prompt: nothing is tokenized twice.
 
     Args:
         tokenizer: any one.
