@@ -475,12 +475,10 @@ def test_a_template_that_raises_names_its_error_and_the_message(byte_level: Toke
         "{% endif %}{{ m.role + m.content }}{% endfor %}"
     )
     message = error_of(lambda: render(byte_level, TOOLS, template=template))
-    assert message.startswith('the chat template of small-byte-level raises at message 2, {"role"')
-    assert '"content": "four"' in message
-    assert message.endswith("}: no tools here")
+    assert message.endswith(" at message 2, the tool's: no tools here")
     nothing = [{"role": "user", "content": None}]
     message = error_of(lambda: render(byte_level, nothing, template=template))
-    assert 'at message 0, {"role": "user", "content": null}: ' in message
+    assert " at message 0, the user's: " in message
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def _encoded(
     tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
 ) -> Conversation:
     """Render as `render` does, whatever the template drops."""
-    rendering = _render(tokenizer, messages, **given)
+    rendering = _render(tokenizer, messages, given)
     encoding = tokenizer.encode(rendering.text)
     control = np.isin(encoding.ids, list(tokenizer.table.control_names))
     places = Places(rendering, encoding.bounds)
@@ -112,11 +112,11 @@ def _encoded(
     if not targets:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         asked = _asked(tokenizer, rendering, given) if answers else ""
-        without_prompt = {**given, "add_generation_prompt": False}
 
         def up_to(index: int) -> str:
             with suppress(XtokError):
-                return _render(tokenizer, messages[: index + 1], **without_prompt).text
+                part = messages[: index + 1]
+                return _render(tokenizer, part, given, add_generation_prompt=False).text
             return ""
 
         targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
@@ -167,7 +167,7 @@ def _note_on_date(
     for name in names_beside_date(template) if isinstance(template, str) else ():
         variables = {**(given["variables"] or {}), name: "1 January 2026"}
         with suppress(XtokError):
-            if not _render(tokenizer, messages, **{**given, "variables": variables}).is_dated:
+            if not _render(tokenizer, messages, given, variables=variables).is_dated:
                 return f"{_DATED}: set its variable {name} for the same ids on each day"
     return f"{_DATED}, and no variable sets another"
 
@@ -179,7 +179,7 @@ def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any])
     # A template that wants more than a user's message leaves the header unknown.
     with suppress(XtokError):
         chosen = {**given, "tools": None, "add_generation_prompt": True}
-        return _render(tokenizer, _PROBE, **chosen).generation_prompt
+        return _render(tokenizer, _PROBE, chosen).generation_prompt
     return ""
 
 
@@ -199,7 +199,7 @@ def _require_written(
         # Its origin may be lost: does the text depend on it?
         again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
         try:
-            depends = _render(tokenizer, again, **given).text != chat.text
+            depends = _render(tokenizer, again, given).text != chat.text
         except XtokError:
             continue
         if not depends:
@@ -309,11 +309,11 @@ def is_prefix_preserving(
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
-        before = _render(tokenizer, call, **given).text
+        before = _render(tokenizer, call, given).text
     except XtokError:  # DeepSeek's own templates take no objects
         call = _calling(tool, arguments="{}")
-        before = _render(tokenizer, call, **given).text
-    after = _render(tokenizer, [*call, tool], add_generation_prompt=True, **given).text
+        before = _render(tokenizer, call, given).text
+    after = _render(tokenizer, [*call, tool], given, add_generation_prompt=True).text
     first, full = (tokenizer.encode(text).ids for text in (before, after))
     return np.array_equal(full[: len(first)], first)
 
@@ -327,17 +327,12 @@ def _calling(message: Message, arguments: str | None = None) -> list[dict[str, A
 
 
 def _render(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    template: str | Path | None,
-    variables: Mapping[str, Any] | None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **options: Any,
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any], **changes: Any
 ) -> Rendering:
-    """Render a conversation without encoding it; arguments and errors are those of `render`."""
+    """Render a conversation without encoding it, with the arguments of `render`, maybe changed."""
     check_messages(messages)
-    chosen = find_template(tokenizer, template, tools=bool(tools))
+    options = {**given, **changes}
+    chosen = find_template(tokenizer, options.pop("template"), tools=bool(options.get("tools")))
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
@@ -345,14 +340,9 @@ def _render(
         names |= chosen.variables(tokenizer.table)
         source = f"the format {chosen.name}"
         chosen = chosen.template
-    return render_template(
-        chosen,
-        messages,
-        tools=tools,
-        variables={**names, **(variables or {})},
-        source=f"{source} of {tokenizer.vocabulary.model_id}",
-        **options,
-    )
+    names |= options.pop("variables") or {}
+    source = f"{source} of {tokenizer.vocabulary.model_id}"
+    return render_template(chosen, messages, variables=names, source=source, **options)
 
 
 def find_template(
@@ -363,28 +353,24 @@ def find_template(
     Raises:
         XtokError: if the tokenizer has none, or the file cannot be read.
     """
-    model = tokenizer.vocabulary.model_id
+    own = tokenizer.chat_templates
     if template in (None, "default"):
-        own = tokenizer.chat_templates
-        if tools and "tool_use" in own:
-            return own["tool_use"]
-        if "default" in own:
-            return own["default"]
-        raise XtokError(
-            f"{model} has no chat template",
-            hint=f"give one with {{option}}: a Jinja file, or one of {', '.join(FORMATS)}",
-            parameter="template",
-        )
-    if isinstance(template, str):
-        if template in FORMATS:
-            return FORMATS[template]
-        if "{" in template:
-            return template
-    try:
-        return Path(template).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise XtokError(
-            f"the chat template {template} cannot be read: {reason}",
-            hint=f"give a Jinja file, or one of the formats {', '.join(FORMATS)}",
-        ) from error
+        for name in ("tool_use", "default") if tools else ("default",):
+            if name in own:
+                return own[name]
+        problem = f"{tokenizer.vocabulary.model_id} has no chat template"
+    elif template in FORMATS:
+        return FORMATS[str(template)]
+    elif isinstance(template, str) and "{" in template:
+        return template
+    else:
+        try:
+            return Path(template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            problem = f"the chat template {template} cannot be read: {reason}"
+    raise XtokError(
+        problem,
+        hint=f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}",
+        parameter="template",
+    )

@@ -105,11 +105,8 @@ def render_template(
         rendered = concatenate(compiled.root_render_func(context))
     # Jinja's own errors, and whatever Python raises, as for a template that adds None to a string.
     except Exception as error:
-        where = ""
-        if context.message >= 0:
-            message = json.dumps(messages[context.message], ensure_ascii=False, default=str)
-            shown = message if len(message) <= 120 else f"{message[:119]}…"
-            where = f" at message {context.message}, {shown}"
+        place = context.message
+        where = f" at message {place}, the {messages[place]['role']}'s" if place >= 0 else ""
         raise XtokError(
             f"{source} raises{where}: {str(error) or type(error).__name__}",
             hint="change the messages to what the template takes, or give another with {option}",
@@ -139,6 +136,7 @@ def constants(template: str, names: Sequence[str]) -> dict[str, Any]:
         for node in _environment().parse(template).body
         if isinstance(node, nodes.Assign)
         and isinstance(node.target, nodes.Name)
+        and isinstance(node.node, nodes.Expr)
         and node.target.name in names
     }
 
