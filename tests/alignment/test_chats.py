@@ -37,8 +37,10 @@ def align(aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer) -> Al
     """Align messages, rendered by a template on each side."""
 
     def run(messages: list[dict[str, Any]], student: str, teacher: str) -> ChatAlignment:
-        templates = {"student_template": student, "teacher_template": teacher}
-        return align_chat(aligner, byte_level, digits, messages, **templates)
+        return align_chat(
+            aligner, byte_level, digits, messages,
+            student_template=student, teacher_template=teacher,
+        )  # fmt: skip
 
     return run
 
@@ -159,6 +161,7 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     found = json.loads(cli(*args, "--json").stdout)
     assert found["num_correct"] > 20
     assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
+    assert "no token that ends the turn is a target" in cli(*args).stderr
     (tmp_path / "object.json").write_text(json.dumps([CHAT, CHAT]))
     args[6] = "object.json"
     two = cli(*args)
