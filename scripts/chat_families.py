@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ _EOS = {
     **dict.fromkeys(["lfm2", "nemotron_3_nano", "qwen2_5", "qwen3", "qwen3_5_think"], "<|im_end|>"),
     **dict.fromkeys(["qwen3_training", "qwen3_vl"], "<|im_end|>"),
 }  # fmt: skip
+_STOPS = {"glm4moe": ["<|endoftext|>", "<|user|>", "<|observation|>"]}
+"""Of the generation configs; no token ends the turns of GLM 4.5 but the next one's first."""
 NAMES = tuple(sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 
 
@@ -26,9 +29,13 @@ def write(name: str, library: Any, folder: Path) -> Any:
     """Give a Transformers tokenizer a template and its control tokens, and save it; return it."""
     template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     eos = _EOS.get(name, "<|end_of_text|>")
-    names = sorted({*_CONTROLS.findall(template), eos})
+    stops = _STOPS.get(name, [])
+    names = sorted({*_CONTROLS.findall(template), eos, *stops})
     library.add_special_tokens({"additional_special_tokens": names})
     library.eos_token = eos
     library.chat_template = template
     library.save_pretrained(folder)
+    if stops:
+        ids = {"eos_token_id": library.convert_tokens_to_ids(stops)}
+        (folder / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")
     return library

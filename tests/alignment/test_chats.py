@@ -36,8 +36,7 @@ Align = Callable[..., ChatAlignment]
 def align(aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer) -> Align:
     """Align messages, rendered by a template on each side."""
 
-    def run(messages: list[dict[str, Any]], *templates: str) -> ChatAlignment:
-        student, teacher = templates
+    def run(messages: list[dict[str, Any]], student: str, teacher: str) -> ChatAlignment:
         return align_chat(
             aligner, byte_level, digits, messages,
             student_template=student, teacher_template=teacher,
@@ -66,16 +65,44 @@ def aligned_text(chat: ChatAlignment, aligner: TokenAligner) -> str:
     return "".join(student for student, _ in check(chat, aligner))
 
 
+CALLS = (
+    "{% for m in messages %}{{ open }}{{ m.role }}: {{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %} CALL {{ c.function.name }}"
+    " {{ c.function.arguments | tojson }}{% endfor %}\n{% endfor %}"
+)
+CALL = {"function": {"name": "get_weather", "arguments": {"city": "Berlin"}}}
+TOOLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "the weather in the city"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": '{"sun": 2014}'},
+    {"role": "assistant", "content": "It is sunny."},
+]
+THOUGHT = [
+    {"role": "user", "content": "why the text?"},
+    {"role": "assistant", "content": "<think>a long thought about the text</think>the answer"},
+]
+KEEPS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+CUTS = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("messages", "student", "teacher", "text"),
+    [
+        (CHAT, "chatml", PLAIN, "Be briefWhat is the token 2014 of the text?The text: 東京okok"),
+        (THOUGHT, KEEPS, CUTS, "why the text?the answer"),
+        (
+            TOOLS,
+            CALLS.replace("{{ open }}", "<<"),
+            CALLS.replace("{{ open }}", "=====> "),
+            ' the weather in the city get_weather {"city": "Berlin"} {"sun": 2014} It is sunny.',
+        ),
+    ],
+)
 def test_what_the_roles_wrote_is_aligned_and_templates_are_not(
-    align: Align, aligner: TokenAligner
+    align: Align, aligner: TokenAligner, messages: Any, student: str, teacher: str, text: str
 ) -> None:
-    text = aligned_text(align(CHAT, "chatml", PLAIN), aligner)
-    for message in CHAT:
-        # A template's newline may be in one token with the last character before it.
-        assert message["content"][:-1].encode() in unescape(text)
-    assert "header" not in text
-    # The ends of turns that both sides have as control tokens.
-    assert "assistant" not in text
+    found = aligned_text(align(messages, student, teacher), aligner)
+    assert unescape(found).decode() == text
 
 
 def test_ends_of_turns_match_by_role(align: Align, aligner: TokenAligner) -> None:
@@ -100,44 +127,6 @@ def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
             assert span is not None
             inside.append(set(ids[slice(*span.tokens)].tolist()))
         assert inside[0] == inside[1] != {-1}
-
-
-def test_a_turn_that_one_template_rewrites_is_aligned_as_far_as_it_goes(
-    align: Align, aligner: TokenAligner
-) -> None:
-    keep = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
-    cut = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}\n{% endfor %}"
-    chat = [
-        {"role": "user", "content": "why the text?"},
-        {"role": "assistant", "content": "<think>a long thought about the text</think>the answer"},
-    ]
-    text = aligned_text(align(chat, keep, cut), aligner)
-    assert text.endswith("the answer")
-    assert "thought" not in text
-
-
-def test_tool_turns(align: Align, aligner: TokenAligner) -> None:
-    template = (
-        "{% for m in messages %}{{ open }}{{ m.role }}: {{ m.content or '' }}"
-        "{% for c in m.tool_calls or [] %} CALL {{ c.function.name }}"
-        " {{ c.function.arguments | tojson }}"
-        "{% endfor %}\n{% endfor %}"
-    )
-    chat: list[dict[str, Any]] = [
-        {"role": "user", "content": "the weather in the city"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Berlin"}}}],
-        },
-        {"role": "tool", "content": '{"sun": 2014}'},
-        {"role": "assistant", "content": "It is sunny."},
-    ]
-    templates = (template.replace("{{ open }}", mark) for mark in ("<<", "=====> "))
-    text = aligned_text(align(chat, *templates), aligner)
-    for written in ("the weather in the city", "get_weather", "Berlin", '{"sun": 2014}', "sunny."):
-        assert written in text
-    assert "CALL" not in text
 
 
 @pytest.mark.real
@@ -172,6 +161,7 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     found = json.loads(cli(*args, "--json").stdout)
     assert found["num_correct"] > 20
     assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0
+    assert "no token that ends the turn is a target" in cli(*args).stderr
     (tmp_path / "object.json").write_text(json.dumps([CHAT, CHAT]))
     args[6] = "object.json"
     two = cli(*args)

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xtok.conversation import (
+    NO_END_OF_TURN,
     Conversation,
     collate,
     is_prefix_preserving,
@@ -23,7 +24,6 @@ from xtok.conversation import (
     tool_suffix,
     unpad,
 )
-from xtok.conversation._limits import LimitError, limited, spend_on_call
 from xtok.conversation.formats import FORMATS
 from xtok.conversation.templates import render_template
 from xtok.errors import XtokError
@@ -60,6 +60,11 @@ def shown(conversation: Conversation, span: tuple[int, int]) -> str:
     data = conversation.text.encode()
     start, end = (int(conversation.bounds[i]) for i in span)
     return data[start:end].decode()
+
+
+def each(body: str) -> str:
+    """A template that writes the same for each message `m`."""
+    return f"{{% for m in messages %}}{body}{{% endfor %}}"
 
 
 def targets(conversation: Conversation) -> list[str]:
@@ -141,21 +146,31 @@ def test_the_generation_prompt_is_nobodys(
     assert found.text[slice(*last.chars)].strip() == "<|im_start|>assistant\n201<|im_end|>"
 
 
-def test_what_a_template_does_to_strings_keeps_their_origin(byte_level: Tokenizer) -> None:
-    template = """\
-{%- for m in messages %}{% set c = m.content %}
-{{- '\n' ~ m.role ~ ': ' ~ ((c.split('|')[-1] | trim).replace('a', 'bb')[1:]) + '!' -}}
-{%- endfor %}"""
-    chat = [{"role": "user", "content": "no | xay z "}, {"role": "user", "content": "xay z|qk"}]
-    found = render(byte_level, chat, template=template)
-    assert found.text == "\nuser: bby z!\nuser: k!"
-    first, second = found.message_spans
-    assert first.content is not None
-    assert second.content is not None
-    # The letter a was written anew as bb, so what is left of the content begins after it.
-    assert found.text[slice(*first.content.chars)] == "y z"
-    assert (first.source, first.verbatim) == ((7, 10), True)
-    assert (second.source, second.verbatim) == ((7, 8), True)
+PARTS = [{"type": "text", "text": "see "}, {"type": "image"}, {"type": "text", "text": " it"}]
+CUTS = "{{ '\n' ~ m.role ~ ': ' ~ ((c.split('|')[-1] | trim).replace('a', 'bb')[1:]) + '!' }}"
+OF_PARTS = "{% for p in c %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %};"
+
+
+@pytest.mark.parametrize(
+    ("content", "written", "text", "found", "source", "verbatim"),
+    [
+        # The letter a was written anew as bb, so what is left of the content begins after it.
+        ("no | xay z ", CUTS, "\nuser: bby z!", "y z", (7, 10), True),
+        ("xay z|qk", CUTS, "\nuser: k!", "k", (7, 8), True),
+        (PARTS, OF_PARTS, "see <image> it;", "see <image> it", None, False),
+        (" Be brief. ", "{{ '%s.' % c }};", " Be brief. .;", "Be brief.", (1, 10), True),
+        (" Be brief. ", "{{ c | urlencode }};", "%20Be%20brief.%20;", None, None, False),
+    ],
+)
+def test_where_a_content_is(
+    byte_level: Tokenizer, content: Any, written: str, text: str, found: Any, source: Any,
+    verbatim: bool,
+) -> None:  # fmt: skip
+    template = each(f"{{%- set c = m.content %}}{written}")
+    chat = render(byte_level, [{"role": "user", "content": content}], template=template)
+    assert (chat.text, contents(chat)) == (text, [found])
+    [span] = chat.message_spans
+    assert (span.source, span.verbatim) == (source, verbatim)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +186,7 @@ def test_what_a_template_does_to_strings_keeps_their_origin(byte_level: Tokenize
 def test_the_text_is_that_of_transformers(expression: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    template = (
-        f"{{% for m in messages %}}{{% set c = m.content %}}[{{{{ {expression} }}}}]{{% endfor %}}"
-    )
+    template = each(f"{{% set c = m.content %}}[{{{{ {expression} }}}}]")
     chat = [{"role": "user", "content": content} for content in (" xay yz ", "a", "x é\ny")]
     render_any: Any = render_jinja_template
     try:
@@ -211,67 +224,6 @@ def test_any_contents_are_found_where_they_are(
             assert span.source == (0, len(message["content"]))
 
 
-def test_contents_that_are_lists_of_parts(byte_level: Tokenizer) -> None:
-    template = (
-        "{% for m in messages %}{{ m.role }}:{% for part in m.content %}"
-        "{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}\n{% endfor %}"
-    )
-    parts = [{"type": "text", "text": "see "}, {"type": "image"}, {"type": "text", "text": " it"}]
-    found = render(byte_level, [{"role": "user", "content": parts}], template=template)
-    [span] = found.message_spans
-    assert span.content is not None
-    assert found.text[slice(*span.content.chars)] == "see <image> it"
-    assert (span.source, span.verbatim) == (None, False)
-
-
-def test_a_content_that_lost_its_origin(byte_level: Tokenizer) -> None:
-    loses = "{% for m in messages %}{{ m.role }}: {{ '%s.' % m.content }};{% endfor %}"
-    [span] = render(byte_level, CHAT[:1], template=loses).message_spans
-    assert span.content is not None
-    assert (span.source, span.verbatim) == ((1, 10), True)
-    changes = "{% for m in messages %}{{ m.role }}: {{ m.content | urlencode }};{% endfor %}"
-    [span] = render(byte_level, CHAT[:1], template=changes).message_spans
-    assert span.content is None
-
-
-DROPS = "{% for m in messages %}{{ m.role }};{% if m.role in keep %}{{ m.content }}{% endif %}"
-DROPS += "{% if m.tool_calls %}{{ calls and m.tool_calls }}{% endif %}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("keep", "calls", "culprit"),
-    [
-        ("user assistant tool", True, None),
-        ("user assistant", True, "message 2, the tool's: the template drops its content"),
-        ("assistant tool", True, "message 0, the user's: the template drops its content"),
-        ("user tool", True, "message 3, the assistant's: the template drops its content"),
-        ("user assistant tool", False, "message 1, the assistant's: the template drops its tool_"),
-    ],
-)
-def test_a_template_that_drops_a_message_is_an_error(
-    byte_level: Tokenizer, keep: str, calls: bool, culprit: str | None
-) -> None:
-    def rendered() -> Conversation:
-        variables = {"keep": keep, "calls": calls}
-        return render(byte_level, TOOLS, template=DROPS, variables=variables)
-
-    if culprit is None:
-        assert rendered().message_spans[2].content is not None
-    else:
-        assert culprit in error_of(rendered)
-
-
-def test_generation_blocks_are_the_targets(byte_level: Tokenizer) -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}A:<|im_start|>{% generation %}"
-        "{{ m.content }}<|end_of_text|>{% endgeneration %}\n{% else %}{{ m.content }}\n{% endif %}"
-        "{% endfor %}"
-    )
-    found = render(byte_level, CHAT, template=template)
-    check(found, CHAT, byte_level)
-    assert targets(found) == ["  201 Stufen 🌊.\n<|end_of_text|>", "201<|end_of_text|>"]
-
-
 def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     shutil.copytree(small / "small-byte-level", folder)
@@ -301,6 +253,10 @@ def test_any_backend_takes_a_template(request: pytest.FixtureRequest, kind: str)
     assert len(targets(found)) == 2
 
 
+OF_CHATML = (
+    "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n yo "
+    "<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+)
 SHORT = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": "hi"},
@@ -312,10 +268,11 @@ SHORT = [
 @pytest.mark.parametrize(
     ("name", "space", "text"),
     [
-        ("llama3", " ", "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
-         "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
-         "<|end_header_id|>\n\nyo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
-         "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+        *((name, " ", "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|>"
+           "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
+           "<|end_header_id|>\n\nyo<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
+           "<|start_header_id|>assistant<|end_header_id|>\n\n")
+          for name in ("llama3", "llama3p1", "llama3p2")),
         ("mistral", " ", "<s>[INST] hi[/INST]  yo </s>[INST] s\n\nu[/INST]"),
         ("mistral", "", "<s>[INST]hi[/INST] yo </s>[INST]s\n\nu[/INST]"),
         ("mistral-v1", " ", "<s> [INST] s\n\nhi [/INST]  yo </s> [INST] u [/INST]"),
@@ -332,6 +289,15 @@ SHORT = [
         ("identity", " ", "shi yo u"),
         ("plain", " ", "<b>System\ns\n\nUser\nhi\n\nAssistant\n yo <e>\n\nUser\nu\n\n"
          "Assistant\n"),
+        # Megatron-LM's names
+        *((name, " ", OF_CHATML) for name in ("chatml", "qwen2p0", "qwen2p5")),
+        ("nvlm-yi-34b", " ", "<b>" + OF_CHATML),
+        ("nemotron5", " ", "<b>" + OF_CHATML.replace("im_start", "14").replace("im_end", "15")
+         .replace("<|", "<SPECIAL_").replace("|>", ">")),
+        ("nemotron5-aligned", " ", "<b>System\ns\n[PREFIX]User\nhi\n[PREFIX]Assistant\n yo \n"
+         "[PREFIX]User\nu\n[PREFIX]Assistant\n"),
+        ("nemotron-nano-v2", " ", "<SPECIAL_10>System\ns\n<SPECIAL_11>User\nhi\n<SPECIAL_11>"
+         "Assistant\nyo\n<SPECIAL_12>\n<SPECIAL_11>User\nu\n<SPECIAL_11>Assistant\n"),
     ],
 )  # fmt: skip
 def test_what_a_format_writes(
@@ -343,8 +309,14 @@ def test_what_a_format_writes(
     found = render_template(one.template, chat, variables=variables, add_generation_prompt=True)
     assert found.text == text
     generated = {"nemotron-h-aligned": "yo\n", "identity": " yo ", "plain": " yo <e>"}
+    generated["nemotron-nano-v2"] = "yo\n<SPECIAL_12>\n"
     expected = [generated[name]] if name in generated else []
     assert [text[slice(*place)] for place in found.generated] == expected
+
+
+def test_every_format_is_tested() -> None:
+    cases = next(mark.args[1] for mark in getattr(test_what_a_format_writes, "pytestmark"))  # noqa: B009
+    assert {name for name, *_ in cases} == set(FORMATS)
 
 
 def test_mistrals_merged_system_text_has_its_span(
@@ -429,126 +401,100 @@ def error_of(call: Callable[[], Any]) -> str:
     return caught.value.message
 
 
-def test_what_a_format_does_not_allow(byte_level: Tokenizer, ranks: Tokenizer) -> None:
-    def chatml(*messages: dict[str, Any]) -> Callable[[], Any]:
-        return lambda: render(byte_level, messages, template="chatml")
-
-    assert "message 0 has the role 'judge'" in error_of(chatml({"role": "judge", "content": ""}))
-    image = {"role": "assistant", "content": "see <image>"}
-    assert "is the assistant's and has the image placeholder <image>" in error_of(chatml(image))
-    assert "message 0 is not plain text" in error_of(chatml({"role": "user", "content": None}))
-    assert "message 1 is not plain text" in error_of(chatml(*TOOLS))
-    user = {"role": "user", "content": "see <image>"}
-    assert render(byte_level, [user], template="chatml").text.count("<image>") == 1
-    missing = error_of(lambda: render(ranks, CHAT, template="chatml"))
-    assert (
-        missing == f"{ranks.vocabulary.model_id} has no <|im_end|>, which the format chatml needs"
-    )
-    assert "no padding token" in error_of(lambda: FORMATS["llama3"].pad_id(ranks.table))
-
-
-def test_a_template_that_raises_names_its_error_and_the_message(byte_level: Tokenizer) -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
-        "{% endif %}{{ m.role + m.content }}{% endfor %}"
-    )
-    message = error_of(lambda: render(byte_level, TOOLS, template=template))
-    assert message.startswith('the chat template of small-byte-level raises at message 2, {"role"')
-    assert '"content": "four"' in message
-    assert message.endswith("}: no tools here")
-    nothing = [{"role": "user", "content": None}]
-    message = error_of(lambda: render(byte_level, nothing, template=template))
-    assert 'at message 0, {"role": "user", "content": null}: ' in message
-
-
-_DOUBLING = (
-    "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = DOUBLE %}{% endfor %}{{ ns.x }}"
+DROPS = each(
+    "{{ m.role }};{% if m.role in keep %}{{ m.content }}{% endif %}"
+    "{% if m.tool_calls %}{{ calls and m.tool_calls }}{% endif %}"
+)
+RAISES = each(
+    "{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ m.role + m.content }}"
 )
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("messages", "template", "problem"),
     [
-        "{{ messages|tojson(indent=10**9) }}",
-        "{{ '%*d' % (10**9, 1) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '{:>1000000000}'.format(1) }}",
-        "{{ '{:{w}}'.format(1, w=10**9) }}",
-        "{{ messages[0].content.center(10**9) }}",
-        "{{ 'a\tb'.expandtabs(10**9) }}",
-        "{{ [1] * 10**9 }}",
-        "{{ 'a\nb'|indent(10**9) }}",
-        "{{ range(99999)|join('a' * 10**6) }}",
-        "{{ [1]|batch(10**9, 1)|list }}",
-        _DOUBLING.replace("DOUBLE", "ns.x ~ ns.x"),
-        _DOUBLING.replace("DOUBLE", "ns.x + ns.x"),
-        _DOUBLING.replace("DOUBLE", "ns.x.replace('a', 'aa')"),
-        _DOUBLING.replace("DOUBLE", "[ns.x, ns.x]"),
-        "{{ 10**(10**9) }}",
-        _DOUBLING.replace("'a'", "3").replace("DOUBLE", "ns.x * ns.x"),
-        "{{ 'a a'|wordwrap(1, wrapstring='x' * 10**6) }}",
-        "{{ 'aaaa'.translate({97: 'x' * 10**6}) }}",
-        "{{ ([[0] * 999] * 999)|sum(start=[])|length }}",
-        "{{ 'x'.center(-10**9) ~ 'a' * 10**7 }}",
+        ([{"role": "judge", "content": ""}], "chatml", "message 0 has the role 'judge'"),
+        ([{"role": "assistant", "content": "a <image>"}], "chatml", "image placeholder <image>"),
+        ([{"role": "user", "content": None}], "chatml", "message 0 is not plain text"),
+        (TOOLS, "chatml", "message 1 is not plain text"),
+        ([{"content": "x"}], "chatml", "message 0 has no role"),
+        ([{"role": "us\ud83d", "content": "x"}], "chatml", "message 0 has no role"),
+        (["x"], "chatml", "message 0 has no role"),
+        ([CHAT[0], {"role": "user", "content": "a\ud83d"}], "chatml", "message 1 has '\\ud83d', "),
+        (TOOLS, RAISES, "small-byte-level raises at message 2, the tool's: no"),
+        ([{"role": "user", "content": None}], RAISES, "raises at message 0, the user's: "),
+        (CHAT, None, "has no chat template"),
+        (CHAT, "no.jinja", "no.jinja cannot be read"),
+        (CHAT, "nemotron6-moe", "nemotron6-moe cannot be read"),  # its text is not public
+        (CHAT, "{{ '\udc00' }}", "has '\\udc00', half of"),
+        (CHAT, "{{ cycler() }}", "raises: "),
+        (CHAT, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: "),
+        (CHAT, "{% break %}", "'break' outside loop"),
+        (CHAT, "{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many"),
+        (
+            CHAT,
+            "{% for a in [1] %}" * 40 + "{% endfor %}" * 40,
+            "is not a Jinja template: too many",
+        ),
+        (CHAT, "{% for %}", "is not a Jinja template: line 1: "),
+        (CHAT, "{{ " + "(" * 5_000 + ")" * 5_000 + " }}", "template: maximum recursion"),
+        # No file, and no attribute of Python's own.
+        (CHAT, "{% include '/etc/passwd' %}", "no loader"),
+        (CHAT, "{{ messages.__class__.__mro__ }}", "is unsafe"),
+        (CHAT, "{{ cycler.__init__.__globals__ }}", "is unsafe"),
+        # What places marks, and so decides what a target is, has no name.
+        (CHAT, "{{ mark('generation') }}", "'mark' is undefined"),
+        (CHAT, "{{ environment.mark('generation') }}", "'environment' is undefined"),
+        (CHAT, "{{ xtok_mark('generation') }}", "'xtok_mark' is undefined"),
+        (CHAT, "{{ self.mark('generation') }}", "has no attribute 'mark'"),
     ],
 )
-def test_a_template_that_makes_too_much(
-    byte_level: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_rendered(
+    byte_level: Tokenizer, messages: Any, template: str | None, problem: str
 ) -> None:
-    monkeypatch.setattr("xtok.conversation._limits.MAX_SECONDS", 300.0)  # on a slow machine
-    monkeypatch.setattr("xtok.conversation._limits.MAX_SIZE", 4_000_000)
-    message = error_of(lambda: render(byte_level, CHAT, template=template))
-    assert message.endswith("raises: it makes more than 4 MB of text and lists")
+    assert problem in error_of(partial(render, byte_level, messages, template=template))
 
 
-def test_what_stands_deep_is_indented_much() -> None:
-    value: Any = [0] * 400
-    for _ in range(400):
+@pytest.mark.parametrize(
+    ("keep", "calls", "culprit"),
+    [
+        ("user assistant", True, "message 2, the tool's"),
+        ("assistant tool", True, "message 0, the user's"),
+        ("user tool", True, "message 3, the assistant's"),
+        ("user assistant tool", False, "message 1, the assistant's"),
+    ],
+)
+def test_a_template_that_drops_a_message_is_an_error(
+    byte_level: Tokenizer, keep: str, calls: bool, culprit: str
+) -> None:
+    whole = render(
+        byte_level, TOOLS, template=DROPS, variables={"keep": "user assistant tool", "calls": True}
+    )
+    assert whole.message_spans[2].content is not None
+    variables = {"keep": keep, "calls": calls}
+    assert culprit in error_of(
+        partial(render, byte_level, TOOLS, template=DROPS, variables=variables)
+    )
+
+
+@pytest.mark.parametrize("depth", [99, 900, 100_000])
+def test_content_that_is_nested_deep(byte_level: Tokenizer, depth: int) -> None:
+    value: Any = "x"
+    for _ in range(depth):
         value = [value]
-    with limited():
-        spend_on_call("tojson", value, [200])
-        with pytest.raises(LimitError):  # 400 levels, of 3 kB before each of 800 lines
-            spend_on_call("tojson", value, [3_000])
+    chat = [CHAT[0], {"role": "user", "content": value}]
+    call = partial(render, byte_level, chat, template=each("{{ m.content | string }}"))
+    if depth < 100:
+        assert call().text.endswith("'x'" + "]" * depth)
+    else:
+        assert "message 1 is nested" in error_of(call)
 
 
-def test_a_long_text_in_lines_of_79(byte_level: Tokenizer) -> None:
-    chat = [{"role": "user", "content": "word " * 12_000}]
-    template = "{{ messages[0].content | wordwrap(79) }}"
-    assert len(render(byte_level, chat, template=template).text.split()) == 12_000
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ cycler() }}", "raises: "),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises: "),
-        ("{% break %}", "is not a Jinja template: 'break' outside loop"),
-        ("{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many levels of"),
-        ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "is not a Jinja template: too many"),
-        ("{% for %}", "is not a Jinja template: line 1: "),
-        ("{{ " + "(" * 5_000 + ")" * 5_000 + " }}", "is not a Jinja template: maximum recursion"),
-        ("{{ messages.__class__.__mro__ }}", "is unsafe"),
-    ],
-)
-def test_templates_that_do_not_run(byte_level: Tokenizer, template: str, message: str) -> None:
-    assert message in error_of(lambda: render(byte_level, CHAT, template=template))
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a, b in [(1, 2)] * 99999 %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    ],
-)
-def test_a_template_that_takes_too_long(
-    byte_level: Tokenizer, template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("xtok.conversation._limits.MAX_SECONDS", 1.0)
-    message = error_of(lambda: render(byte_level, CHAT, template=template))
-    assert message.endswith("raises: it takes more than 1 seconds")
+def test_a_vocabulary_that_a_format_does_not_fit(byte_level: Tokenizer, ranks: Tokenizer) -> None:
+    user = {"role": "user", "content": "see <image>"}  # only the assistant may not write it
+    assert render(byte_level, [user], template="chatml").text.count("<image>") == 1
+    assert "has no <|im_end|>, which" in error_of(lambda: render(ranks, CHAT, template="chatml"))
+    assert "no padding token" in error_of(lambda: FORMATS["llama3"].pad_id(ranks.table))
 
 
 @pytest.mark.parametrize(
@@ -565,22 +511,61 @@ def test_a_header_without_a_generation_prompt_is_no_target(
     assert targets(render(byte_level, chat, template=template)) == ["201.\n"]  # ".\n" is one token
 
 
-def test_half_of_a_surrogate_pair_is_no_text(byte_level: Tokenizer) -> None:
-    chat = [CHAT[0], {"role": "user", "content": "a\ud83d"}]
-    message = error_of(lambda: render(byte_level, chat, template="chatml"))
-    assert message == "message 1 has '\\ud83d', half of a surrogate pair, which is no text"
-    message = error_of(lambda: render(byte_level, CHAT, template="{{ '\udc00' }}"))
-    assert message.startswith("the chat template of small-byte-level has '\\udc00', half of a")
+def test_attributes_of_pythons_own_are_not_there() -> None:
+    template = "{{ messages[0].content | attr('__class__') }}{{ '{0.__class__}'.format(messages) }}"
+    assert render_template(template, CHAT).text == ""
 
 
-def test_templates_that_are_none(byte_level: Tokenizer, tmp_path: Path) -> None:
-    assert "has no chat template" in error_of(lambda: render(byte_level, CHAT))
-    missing = tmp_path / "no.jinja"
-    assert "cannot be read" in error_of(lambda: render(byte_level, CHAT, template=missing))
-    no_messages: list[Any] = [{"content": "x"}, {"role": "us\ud83d", "content": "x"}, "x"]
-    for one in no_messages:
-        with pytest.raises(XtokError, match="message 0 has no role"):
-            render(byte_level, [one], template="chatml")
+# Notes
+
+
+DATED = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+LLAMA_DATE = (
+    "{% if not date_string is defined %}{% if strftime_now is defined %}"
+    "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{% endif %}{{ date_string }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "variables", "culprit"),
+    [
+        (LLAMA_DATE, {}, "date_string"),
+        (LLAMA_DATE, {"date_string": "26 Jul 2024"}, None),
+        ("{{ today if today is defined else strftime_now('%Y') }}", {}, "today"),
+        ("{% if x is defined %}{{ strftime_now('%Y') }}{% endif %}", {}, None),
+        ("{% if x is defined %}{{ strftime_now('%Y') }}{% endif %}", {"x": 1}, "no variable"),
+        ("{{ strftime_now('%Y') }}", {}, "no variable"),
+    ],
+)
+def test_a_template_that_writes_the_date_is_noted(
+    byte_level: Tokenizer, template: str, variables: dict[str, Any], culprit: str | None
+) -> None:
+    chat = render(byte_level, CHAT, template=template + DATED, variables=variables)
+    found = [note for note in chat.notes if note.startswith("the template writes today's date")]
+    assert len(found) == (culprit is not None)
+    assert all(str(culprit) in note for note in found)
+
+
+@pytest.mark.parametrize(
+    ("user", "end", "ends"),
+    [
+        # Of the next turn, only a token that generation stops at is a target.
+        ("<|end_of_text|>", "", ["<|end_of_text|>", ""]),
+        ("<|begin_of_text|>", "", ["", ""]),
+        ("<|end_of_text|>", "<|im_end|>", ["<|im_end|>", "<|im_end|>"]),
+    ],
+)
+def test_the_token_that_ends_a_turn_is_a_target(
+    byte_level: Tokenizer, user: str, end: str, ends: list[str]
+) -> None:
+    turn = (
+        f"{{{{ '<|im_start|>' if m.role == 'assistant' else '{user}' }}}}{{{{ m.content }}}}{end}"
+    )
+    template = each(turn) + "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+    found = render(byte_level, CHAT, template=template)
+    answers = "  201 Stufen 🌊.\n", "201"
+    assert targets(found) == [answer + end for answer, end in zip(answers, ends, strict=True)]
+    assert found.notes == (() if end else (NO_END_OF_TURN,))
 
 
 def test_a_tokenizers_own_template_is_read_once(
@@ -663,6 +648,50 @@ def test_unpad_takes_tensors_and_other_fields() -> None:
     assert unpad({"attention_mask": np.zeros((0, 3))}) == []
 
 
+GENERATES = """\
+{% for m in messages %}
+{% if m.role == 'assistant' %}
+{{- 'A:<|im_start|>' }}{% generation %}{{ m.content }}<|end_of_text|>{% endgeneration %}{{ '\n' }}
+{%- else %}{{- m.content + '\n' }}{% endif %}
+{%- endfor %}"""
+
+
+def test_generation_blocks_are_the_targets(byte_level: Tokenizer) -> None:
+    found = render(byte_level, CHAT, template=GENERATES)
+    check(found, CHAT, byte_level)
+    assert targets(found) == ["  201 Stufen 🌊.\n<|end_of_text|>", "201<|end_of_text|>"]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_unpad_cuts_the_lists_that_transformers_pads(small: Path, side: str) -> None:
+    from transformers import AutoTokenizer
+
+    load: Any = AutoTokenizer.from_pretrained
+    library = load(str(small / "small-byte-level"), padding_side=side)
+    options = {"return_assistant_tokens_mask": True, "return_dict": True}
+    make = partial(library.apply_chat_template, chat_template=GENERATES, **options)
+    chats = [CHAT[3:], CHAT]
+    batch = make(chats, padding=True)
+    assert isinstance(batch["input_ids"], list)
+    batch["tags"] = [["a"], ["b"]]
+    for chat, sample, tags in zip(chats, unpad(batch), batch["tags"], strict=True):
+        alone = make(chat)
+        assert set(alone.pop("attention_mask")) == {1}
+        assert sample == {**alone, "tags": tags}
+
+
+def test_a_mask_of_the_samples_is_kept() -> None:
+    samples = [
+        {"input_ids": [9, 1], "attention_mask": [0, 1]},
+        {"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]},
+    ]
+    batch = collate(samples, pad_id=9)
+    assert batch["attention_mask"].tolist() == [[False, False, True], [True, True, True]]
+    assert [row["input_ids"].tolist() for row in unpad(batch)] == [[1], [1, 2, 3]]
+    with pytest.raises(ValueError, match="attention_mask"):
+        collate([{"ids": [1, 2], "attention_mask": [1]}], pad_id=0)
+
+
 @pytest.mark.parametrize(
     ("batch", "problem"),
     [
@@ -700,7 +729,7 @@ ANSWERS = {
     ],
     "glm4moe": [
         "\n<think></think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>2</arg_value>\n"
-        "<arg_key>b</arg_key>\n<arg_value>zwei</arg_value>\n</tool_call>",
+        "<arg_key>b</arg_key>\n<arg_value>zwei</arg_value>\n</tool_call><|observation|>",
         "\n<think></think>\nIt is 4",
     ],
     "gptoss": [
@@ -737,6 +766,7 @@ def family(
     return make
 
 
+LEFT_OUT_BY_TRL = {"gemma4_v2": "\n", "diffusion_gemma_training": "<|tool_response>"}
 every_template = pytest.mark.parametrize("name", chat_families.NAMES)
 
 
@@ -766,6 +796,8 @@ def test_real_templates(name: str, family: Callable[[str], tuple[Any, Tokenizer]
                 assert message["content"] == "" or span.content is not None
         if chat is TOOLS:
             assert targets(found) == ANSWERS[name]
+            # GLM ends a turn with the next one's first token.
+            assert (NO_END_OF_TURN in found.notes) == (name == "glm4moe")
         elif chat is not parts:
             answers = [m["content"].strip() for m in chat if m["role"] == "assistant"]
             assert [a in text for a, text in zip(answers, targets(found), strict=True)] == [
@@ -783,13 +815,17 @@ def or_error(call: Callable[[], Any]) -> Any:
 
 @pytest.mark.real
 @pytest.mark.filterwarnings("ignore")  # of TRL's import
-@every_template
+@pytest.mark.parametrize("name", [*chat_families.NAMES, *LEFT_OUT_BY_TRL])
 def test_tool_suffixes_are_those_of_trl(
-    name: str, family: Callable[[str], tuple[Any, Tokenizer]]
+    name: str, family: Callable[[str], tuple[Any, Tokenizer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trl = pytest.importorskip("trl")
     from trl.chat_template_utils import is_chat_template_prefix_preserving
 
+    if name in LEFT_OUT_BY_TRL:
+        monkeypatch.setattr(
+            chat_families, "TEMPLATES", Path(trl.__file__).parent / "chat_templates"
+        )
     library, tokenizer = family(name)
     trainer = SimpleNamespace(
         processing_class=library, _tokenizer=library, _is_vlm=False,
@@ -801,6 +837,8 @@ def test_tool_suffixes_are_those_of_trl(
         found = found if found is None else found.tolist()
         if name == "cohere2":  # drops what the tool says, and TRL's suffix is without it
             assert found is None
+        elif name in LEFT_OUT_BY_TRL:
+            assert found == [*tokenizer.encode(LEFT_OUT_BY_TRL[name]).ids, *expected]
         elif name == "qwen3":  # TRL refuses it: before the tool's message, it has <think> there
             assert expected is None
             assert of_ids(tokenizer, found or []).startswith(

@@ -153,10 +153,14 @@ def test_lines_on_stdout_and_in_a_file(cli: Cli, tmp_path: Path) -> None:
     assert second["message_spans"][0]["content"] == {
         "chars": [5, 16], "bytes": [5, 19], "tokens": [5, 19],
     }  # fmt: skip
-    assert done.stderr.splitlines() == [
+    notes = done.stderr.splitlines()
+    assert notes[:2] == [
         "note: conversations: 2; tokens: 44, the assistant's: 4",
         "note: conversations without a token of the assistant's: 1",
     ]
+    assert "no token that ends the turn is a target" in notes[2]
+    assert notes[2].endswith("(conversations: 1)")
+    assert len(notes) == 3
     written = cli("render", "chats.jsonl", *PLAIN, "--output", "rows.jsonl", "--quiet")
     assert (written.stdout, written.stderr) == ("rows.jsonl\n", "")
     assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == done.stdout
@@ -192,38 +196,41 @@ def test_the_template_gets_tools_variables_and_the_prompt(cli: Cli, tmp_path: Pa
     template = (
         "{{ tools[0].name + ' ' + style }}{% for m in messages %}{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}A:{% endif %}"
+        "{{ day if day is defined else strftime_now('') }}"
     )
     (tmp_path / "own.jinja").write_text(template)
     args = ["render", "chat.json", "-m", "bytes", "--chat-template", "own.jinja"]
     done = cli(*args, "--add-generation-prompt")
     assert json.loads(done.stdout)["text"] == "add kurzWie hoch? 🌊A:"
+    [note] = [line for line in done.stderr.splitlines() if "writes today's date" in line]
+    assert "variable day " in note
 
 
 @pytest.mark.parametrize(
-    ("args", "error"),
+    ("args", "error", "hint"),
     [
-        (["-o", "rows.txt"], "the output rows.txt does not end in .jsonl or .parquet"),
-        (["-o", "chats.jsonl"], "the output chats.jsonl is the input"),
-        (["-o", "made/rows.jsonl"], "chats.jsonl, line 2: message 0 has the role 'judge'"),
-        (["-o", "made/rows.parquet"], "chats.jsonl, line 2: message 0 has the role 'judge'"),
-        (["--chat-template", "default"], "bytes has no chat template"),
+        ("chats.jsonl -o rows.txt", "the output rows.txt does not end in", ""),
+        ("chats.jsonl -o chats.jsonl", "the output chats.jsonl is the input", ""),
+        ("chats.jsonl -o made/rows.jsonl", "chats.jsonl, line 2: message 0 has the role", ""),
+        ("chats.jsonl -o made/rows.parquet", "chats.jsonl, line 2: message 0 has the role", ""),
+        ("deep.json -o rows.jsonl", "deep.json: message 0 is nested", ""),
+        ("chats.jsonl --chat-template default", "bytes has no chat", "--chat-template"),
+        ("chats.jsonl --chat-template {{no.no}}", "chats.jsonl, line 1: the", "--chat-template"),
     ],
 )
-def test_errors_leave_nothing_behind(cli: Cli, tmp_path: Path, args: list[str], error: str) -> None:
+def test_errors_leave_nothing_behind(
+    cli: Cli, tmp_path: Path, args: str, error: str, hint: str
+) -> None:
     (tmp_path / "chats.jsonl").write_text(lines(SHORT, [{"role": "judge", "content": "x"}]))
-    done = cli("render", "chats.jsonl", *PLAIN, *args)
+    nested = "[" * 900 + "]" * 900
+    (tmp_path / "deep.json").write_text(f'[{{"role": "user", "content": {nested}}}]')
+    done = cli("render", *PLAIN, *args.split())
     assert done.returncode == 1
-    first, hint = done.stderr.splitlines()
+    first, second = done.stderr.splitlines()
     assert first.startswith(f"error: {error}")
-    assert hint.startswith("hint: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
-
-
-def test_the_hint_names_the_option(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "chat.json").write_text(json.dumps(SHORT))
-    done = cli("render", "chat.json", "-m", "bytes", "--chat-template", "{{ nothing.at_all }}")
-    assert "error: chat.json: the chat template of bytes raises" in done.stderr
-    assert "or give another with --chat-template" in done.stderr
+    assert second.startswith("hint: ")
+    assert hint in second
+    assert {path.name for path in tmp_path.iterdir()} == {"chats.jsonl", "deep.json"}
 
 
 def test_parquet_without_pyarrow(cli: Cli, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 import xtok
+from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, ModelArguments
 from xtok.config import MODELS, option
@@ -74,6 +75,7 @@ def align(
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
         )
+        report.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
         alignment = xtok.chats.describe_chat(aligner, student, teacher, aligned)
     show(alignment, print_alignment, json=json)
 

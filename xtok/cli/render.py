@@ -55,7 +55,7 @@ def render(
     first = next(chats)
     [tokenizer] = loading.load([model])
     xtok.conversation.find_template(tokenizer, chat_template)
-    counts: Counter[str] = Counter()
+    counts, noted = Counter[str](), Counter[str]()
 
     def rows(advance: Callable[[int], object]) -> Iterator[dict[str, Any]]:
         for chat in chain([first], chats):
@@ -71,6 +71,7 @@ def render(
             num_targets = int(rendered.assistant_mask.sum())
             counts.update(conversations=1, tokens=len(rendered.ids), targets=num_targets)
             counts["without"] += num_targets == 0
+            noted.update(rendered.notes)
             advance(len(rendered.ids))
             yield rendered.record()
 
@@ -85,6 +86,7 @@ def render(
     if counts["without"]:
         notes.append("conversations without a token of the assistant's: {without:,}")
     report.print_notes(note.format(**counts) for note in notes)
+    report.print_notes(f"{note} (conversations: {count:,})" for note, count in noted.items())
     if output is not None:
         print_path(output)
 

@@ -19,10 +19,18 @@ from xtok.conversation._tracking import Run
 from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.formats import FORMATS, PromptFormat
-from xtok.conversation.templates import Message, Rendering, check_messages, render_template
+from xtok.conversation.templates import (
+    Message,
+    Rendering,
+    check_messages,
+    names_beside_date,
+    render_template,
+)
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 
+NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
+_DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 
 
@@ -31,7 +39,8 @@ class Conversation:
     """A conversation of T tokens.
 
     Token i is bytes `bounds[i]` to `bounds[i + 1]` of the text. The mask has what the assistant
-    wrote, its tool calls and the control token that ends its turn included, its header not.
+    wrote, its tool calls and the control token that ends its turn included, its header not. Where
+    a template writes no such token, the mask has the next turn's first one if it is an eos token.
     """
 
     text: str
@@ -40,6 +49,7 @@ class Conversation:
     assistant_mask: NDArray[np.bool_]  # [T], the training targets
     message_spans: tuple[MessageSpan, ...]
     runs: tuple[Run, ...] = ()  # the characters that come from messages
+    notes: tuple[str, ...] = ()  # what to know before training on it
 
     def record(self) -> dict[str, Any]:
         """Return the conversation as a row of training data; `labels` are -100 but for targets."""
@@ -93,7 +103,7 @@ def _encoded(
     tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
 ) -> Conversation:
     """Render as `render` does, whatever the template drops."""
-    rendering = _render(tokenizer, messages, **given)
+    rendering = _render(tokenizer, messages, given)
     encoding = tokenizer.encode(rendering.text)
     control = np.isin(encoding.ids, list(tokenizer.table.control_names))
     places = Places(rendering, encoding.bounds)
@@ -102,19 +112,30 @@ def _encoded(
     if not targets:
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         asked = _asked(tokenizer, rendering, given) if answers else ""
-        without_prompt = {**given, "add_generation_prompt": False}
 
         def up_to(index: int) -> str:
             with suppress(XtokError):
-                return _render(tokenizer, messages[: index + 1], **without_prompt).text
+                part = messages[: index + 1]
+                return _render(tokenizer, part, given, add_generation_prompt=False).text
             return ""
 
         targets = chain.from_iterable(places.targets(i, asked, control, up_to) for i in answers)
+    ends = [i for role in ("eos", "turn_end") for i in tokenizer.table.roles.get(role, ())]
     for start, end in targets:
-        mask[slice(*places.span(start, end).tokens)] = True
+        first, stop = places.span(start, end).tokens
+        if not rendering.generated and stop < len(mask) and not control[stop - 1]:
+            stop += encoding.ids[stop] in ends  # as GLM 4.5 ends a turn with the next one's token
+        mask[first:stop] = True
     for run in rendering.runs:  # a template may write one message within another
         if messages[run.message]["role"] != "assistant" and run.path[:1] != ("role",):
             mask[slice(*places.span(run.start, run.end).tokens)] = False
+    notes = []
+    if rendering.is_dated:
+        notes.append(_note_on_date(tokenizer, messages, given))
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
+    written = rendering.text.encode()
+    if any(_end_of_turn(control, encoding.bounds, written, *edge) is None for edge in edges):
+        notes.append(NO_END_OF_TURN)
     return Conversation(
         text=rendering.text,
         ids=encoding.ids,
@@ -122,7 +143,33 @@ def _encoded(
         assistant_mask=mask,
         message_spans=tuple(places.of_message(i, m) for i, m in enumerate(messages)),
         runs=rendering.runs,
+        notes=tuple(notes),
     )
+
+
+def _end_of_turn(
+    control: NDArray[np.bool_], bounds: NDArray[np.int64], text: bytes, start: int, stop: int
+) -> int | None:
+    """Return the control token that tokens `start` to `stop` end with, but for white space."""
+    for i in reversed(range(start, stop)):
+        if control[i]:
+            return i
+        if text[bounds[i] : bounds[i + 1]].strip():
+            break
+    return None
+
+
+def _note_on_date(
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any]
+) -> str:
+    """Return the note on a template that writes today's date, with the variable that sets it."""
+    template = find_template(tokenizer, given["template"], tools=bool(given["tools"]))
+    for name in names_beside_date(template) if isinstance(template, str) else ():
+        variables = {**(given["variables"] or {}), name: "1 January 2026"}
+        with suppress(XtokError):
+            if not _render(tokenizer, messages, given, variables=variables).is_dated:
+                return f"{_DATED}: set its variable {name} for the same ids on each day"
+    return f"{_DATED}, and no variable sets another"
 
 
 def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any]) -> str:
@@ -132,7 +179,7 @@ def _asked(tokenizer: Tokenizer, rendering: Rendering, given: Mapping[str, Any])
     # A template that wants more than a user's message leaves the header unknown.
     with suppress(XtokError):
         chosen = {**given, "tools": None, "add_generation_prompt": True}
-        return _render(tokenizer, _PROBE, **chosen).generation_prompt
+        return _render(tokenizer, _PROBE, chosen).generation_prompt
     return ""
 
 
@@ -152,7 +199,7 @@ def _require_written(
         # Its origin may be lost: does the text depend on it?
         again = [*messages[:index], {**message, part: altered}, *messages[index + 1 :]]
         try:
-            depends = _render(tokenizer, again, **given).text != chat.text
+            depends = _render(tokenizer, again, given).text != chat.text
         except XtokError:
             continue
         if not depends:
@@ -183,8 +230,9 @@ def tool_suffix(
     """Return the ids that messages of tools add after what a model wrote.
 
     They begin right after the token that ends the model's turn, so with the line break that many
-    templates write there, and end with what asks for the next answer. `[*prompt, *written,
-    *tool_suffix(tokenizer, messages)]` is then the next prompt: nothing is tokenized twice.
+    templates write there; where that token is the next turn's first (GLM 4.5), with it. They end
+    with what asks for the next answer. `[*prompt, *written, *tool_suffix(tokenizer, messages)]` is
+    then the next prompt: nothing is tokenized twice.
 
     Args:
         tokenizer: any one.
@@ -223,12 +271,12 @@ def tool_suffix(
     written = own[0] + np.flatnonzero(chat.assistant_mask[slice(*own)])
     if (written >= stop).any():
         raise _no_suffix(f"message {last}, the assistant's, goes on after what the tools say")
-    control = np.isin(chat.ids[written], list(tokenizer.table.control_names))
-    data = chat.text.encode()
-    for i in written[control][-1:]:
+    if len(written):
+        control = np.isin(chat.ids, list(tokenizer.table.control_names))
         # Some training templates count the line break behind the end of a turn to the turn.
-        if not data[chat.bounds[i + 1] : chat.bounds[written[-1] + 1]].strip():
-            return chat.ids[i + 1 :]
+        end = _end_of_turn(control, chat.bounds, chat.text.encode(), own[0], written[-1] + 1)
+        if end is not None:
+            return chat.ids[end + 1 :]
     # No control token ends the turn, so all of it was there when the tools were called.
     if chat.bounds[own[1]] == turns[0].bytes[1] and stop == own[1]:
         return chat.ids[stop:]
@@ -261,11 +309,11 @@ def is_prefix_preserving(
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
     call = _calling(tool)
     try:
-        before = _render(tokenizer, call, **given).text
+        before = _render(tokenizer, call, given).text
     except XtokError:  # DeepSeek's own templates take no objects
         call = _calling(tool, arguments="{}")
-        before = _render(tokenizer, call, **given).text
-    after = _render(tokenizer, [*call, tool], add_generation_prompt=True, **given).text
+        before = _render(tokenizer, call, given).text
+    after = _render(tokenizer, [*call, tool], given, add_generation_prompt=True).text
     first, full = (tokenizer.encode(text).ids for text in (before, after))
     return np.array_equal(full[: len(first)], first)
 
@@ -279,17 +327,12 @@ def _calling(message: Message, arguments: str | None = None) -> list[dict[str, A
 
 
 def _render(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    template: str | Path | None,
-    variables: Mapping[str, Any] | None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **options: Any,
+    tokenizer: Tokenizer, messages: Sequence[Message], given: Mapping[str, Any], **changes: Any
 ) -> Rendering:
-    """Render a conversation without encoding it; arguments and errors are those of `render`."""
+    """Render a conversation without encoding it, with the arguments of `render`, maybe changed."""
     check_messages(messages)
-    chosen = find_template(tokenizer, template, tools=bool(tools))
+    options = {**given, **changes}
+    chosen = find_template(tokenizer, options.pop("template"), tools=bool(options.get("tools")))
     names: dict[str, Any] = dict(tokenizer.special_token_names)
     source = "the chat template"
     if isinstance(chosen, PromptFormat):
@@ -297,14 +340,9 @@ def _render(
         names |= chosen.variables(tokenizer.table)
         source = f"the format {chosen.name}"
         chosen = chosen.template
-    return render_template(
-        chosen,
-        messages,
-        tools=tools,
-        variables={**names, **(variables or {})},
-        source=f"{source} of {tokenizer.vocabulary.model_id}",
-        **options,
-    )
+    names |= options.pop("variables") or {}
+    source = f"{source} of {tokenizer.vocabulary.model_id}"
+    return render_template(chosen, messages, variables=names, source=source, **options)
 
 
 def find_template(
@@ -315,28 +353,24 @@ def find_template(
     Raises:
         XtokError: if the tokenizer has none, or the file cannot be read.
     """
-    model = tokenizer.vocabulary.model_id
+    own = tokenizer.chat_templates
     if template in (None, "default"):
-        own = tokenizer.chat_templates
-        if tools and "tool_use" in own:
-            return own["tool_use"]
-        if "default" in own:
-            return own["default"]
-        raise XtokError(
-            f"{model} has no chat template",
-            hint=f"give one with {{option}}: a Jinja file, or one of {', '.join(FORMATS)}",
-            parameter="template",
-        )
-    if isinstance(template, str):
-        if template in FORMATS:
-            return FORMATS[template]
-        if "{" in template:
-            return template
-    try:
-        return Path(template).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise XtokError(
-            f"the chat template {template} cannot be read: {reason}",
-            hint=f"give a Jinja file, or one of the formats {', '.join(FORMATS)}",
-        ) from error
+        for name in ("tool_use", "default") if tools else ("default",):
+            if name in own:
+                return own[name]
+        problem = f"{tokenizer.vocabulary.model_id} has no chat template"
+    elif template in FORMATS:
+        return FORMATS[str(template)]
+    elif isinstance(template, str) and "{" in template:
+        return template
+    else:
+        try:
+            return Path(template).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            problem = f"the chat template {template} cannot be read: {reason}"
+    raise XtokError(
+        problem,
+        hint=f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}",
+        parameter="template",
+    )

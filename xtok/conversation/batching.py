@@ -41,7 +41,7 @@ def collate(
 
     Args:
         samples: conversations, or mappings with at least `ids` or `input_ids`, such as the rows of
-            `xtok render`; all with the same fields.
+            `xtok render`; all with the same fields. An `attention_mask` of theirs stays as it is.
         pad_id: fills the ids; `PromptFormat.pad_id` knows that of a format.
         pad_values: by field, what fills it; by default -100 for `labels`, else False or 0.
         padding_side: `left`, as generation needs it, or `right`.
@@ -51,7 +51,8 @@ def collate(
         the ids are padding.
 
     Raises:
-        ValueError: if a sample lacks a field that another has, or there are no samples.
+        ValueError: if a sample lacks a field that another has, or has a mask of another length than
+            its ids, or there are no samples.
     """
     fields = ("ids", "assistant_mask", "message_spans", "text")  # of a conversation
     rows = [
@@ -67,7 +68,9 @@ def collate(
         batch[name] = [row[name] for row in rows]
         if name == key or all(_is_per_token(row[name], len(row[key])) for row in rows):
             batch[name] = pad(batch[name], fill.get(name, 0), padding_side=padding_side)
-    masks = [np.ones(len(row[key]), np.bool_) for row in rows]
+    masks = [np.asarray(row.get("attention_mask", [1] * len(row[key])), np.bool_) for row in rows]
+    if any(mask.shape != (len(row[key]),) for mask, row in zip(masks, rows, strict=True)):
+        raise ValueError(f"an attention_mask is not as long as its {key}")
     batch["attention_mask"] = pad(masks, False, padding_side=padding_side)
     return batch
 
@@ -85,8 +88,8 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
 
     Args:
         batch: `mask`, True or 1 where a row has tokens, `[B, T]`, padded on either side; and other
-            fields: arrays or tensors `[B, T, …]` are cut as the mask says, any other array or list
-            of B is taken apart.
+            fields: arrays or tensors `[B, T, …]`, and lists of B lists of T integers, are cut as
+            the mask says, any other array or list of B is taken apart.
         mask: the name of the mask.
 
     Returns:
@@ -109,7 +112,10 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
             continue
         if len(rows) != len(kept):
             raise ValueError(f"{name} has {len(rows)} rows, {mask} {len(kept)}")
-        is_padded = tuple(getattr(rows, "shape", ())[:2]) == kept.shape
+        is_padded = tuple(getattr(rows, "shape", ())[:2]) == kept.shape or (
+            isinstance(rows, (list, tuple))
+            and all(isinstance(r, (list, tuple)) and _is_per_token(r, kept.shape[1]) for r in rows)
+        )
         for sample, row, start, length in zip(samples, rows, starts, lengths, strict=True):
             sample[name] = row[start : start + length] if is_padded else row
     return samples

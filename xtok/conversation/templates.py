@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import CodeType
@@ -26,7 +27,6 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from xtok.conversation._limits import limited, spend, spend_on_call, spend_on_operator, text_size
 from xtok.conversation._tracking import (
     Mark,
     Path,
@@ -43,6 +43,9 @@ from xtok.errors import XtokError
 Message = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else the template knows."""
 
+_NESTING = (Mapping, list, tuple)
+_MAX_DEPTH = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rendering:
@@ -53,6 +56,7 @@ class Rendering:
     turns: tuple[tuple[int, int] | None, ...]  # what a loop over the messages wrote for each
     generation_prompt: str  # the text after the last message that asks for an answer
     generated: tuple[tuple[int, int], ...]  # within `{% generation %}` of a training template
+    is_dated: bool  # whether the template asked for the date
 
 
 def render_template(
@@ -79,39 +83,30 @@ def render_template(
             which it did). Also if the text has half of a surrogate pair, which JSON can hold and
             UTF-8 cannot.
     """
-    current: list[int] = []
+    dates: list[str] = []
 
-    def mark(kind: str, loop: int = 0, value: object = None) -> str:
-        spend()
-        if kind == "tick":
-            return ""
-        if kind == "enter":
-            if not isinstance(value, TrackedObject) or value._path:  # a loop over something else
-                return ""
-            current[:] = [value._message]
-            return TrackedText("", (), (Mark(0, kind, loop, value._message),))
-        return TrackedText("", (), (Mark(0, kind, loop),))
+    def strftime_now(form: str) -> str:
+        dates.append(datetime.now().strftime(form))
+        return dates[-1]
 
-    context = {
-        **(variables or {}),
-        "messages": [tracked(_aliased(message), i, ()) for i, message in enumerate(messages)],
-        "tools": tools or None,
-        "documents": None,
-        "add_generation_prompt": add_generation_prompt,
-        _MARK: mark,
-    }
+    compiled = _compile(template, source)
+    context = compiled.new_context(
+        {
+            "strftime_now": strftime_now,
+            **(variables or {}),
+            "messages": [tracked(_aliased(message), i, ()) for i, message in enumerate(messages)],
+            "tools": tools or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+    )
+    assert isinstance(context, _Context)
     try:
-        with limited():
-            rendered = _compile(template, source).render(context)
-    except XtokError:
-        raise
+        rendered = concatenate(compiled.root_render_func(context))
     # Jinja's own errors, and whatever Python raises, as for a template that adds None to a string.
     except Exception as error:
-        where = ""
-        if current:
-            message = json.dumps(messages[current[0]], ensure_ascii=False, default=str)
-            shown = message if len(message) <= 120 else f"{message[:119]}…"
-            where = f" at message {current[0]}, {shown}"
+        place = context.message
+        where = f" at message {place}, the {messages[place]['role']}'s" if place >= 0 else ""
         raise XtokError(
             f"{source} raises{where}: {str(error) or type(error).__name__}",
             hint="change the messages to what the template takes, or give another with {option}",
@@ -119,11 +114,35 @@ def render_template(
         ) from error
     text = rendered if isinstance(rendered, TrackedText) else TrackedText(rendered)
     _require_utf8(text, source)
-    return _rendering(text, len(messages), add_generation_prompt)
+    return _rendering(text, len(messages), add_generation_prompt, is_dated=bool(dates))
+
+
+def names_beside_date(template: str) -> Iterator[str]:
+    """Return the variables that a template asks for in a condition around today's date."""
+    for condition in _environment().parse(template).find_all((nodes.If, nodes.CondExpr)):
+        names = [name.name for name in condition.find_all(nodes.Name)]
+        if "strftime_now" in names:
+            yield from dict.fromkeys(
+                test.node.name
+                for test in condition.find_all(nodes.Test)
+                if test.name == "defined" and isinstance(test.node, nodes.Name)
+            )
+
+
+def constants(template: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the constants that a template sets at its top under some names."""
+    return {
+        node.target.name: node.node.as_const()
+        for node in _environment().parse(template).body
+        if isinstance(node, nodes.Assign)
+        and isinstance(node.target, nodes.Name)
+        and isinstance(node.node, nodes.Expr)
+        and node.target.name in names
+    }
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Check that messages are objects with a role.
+    """Check that messages are objects with a role, and not nested without end.
 
     Raises:
         XtokError: naming the one that is not.
@@ -134,6 +153,15 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise XtokError(
                 f"message {i} has no role",
                 hint='a message is an object such as {"role": "user", "content": "Hello"}',
+            )
+        level: list[Any] = [message]
+        for _ in range(_MAX_DEPTH):
+            inside = (one.values() if isinstance(one, Mapping) else one for one in level)
+            level = [part for parts in inside for part in parts if isinstance(part, _NESTING)]
+        if level:
+            raise XtokError(
+                f"message {i} is nested more than {_MAX_DEPTH} deep",
+                hint="give its content as text, or as a list of parts",
             )
 
 
@@ -158,17 +186,21 @@ def _require_utf8(text: TrackedText, source: str) -> None:
         ) from error
 
 
-def _rendering(text: TrackedText, count: int, add_generation_prompt: bool) -> Rendering:
+def _rendering(
+    text: TrackedText, count: int, add_generation_prompt: bool, *, is_dated: bool
+) -> Rendering:
     plain = str.__str__(text)
     prompts = _between(text._marks, "prompt", "prompted") if add_generation_prompt else []
     end_of_turns = prompts[-1][0] if prompts else len(plain)
     turns: list[tuple[int, int] | None] = [None] * count
     last = 0
     opened: list[Mark] = []
+    open_of = Counter[int]()  # how many of each loop
     for mark in text._marks:
         # Whatever is open of the same loop ends here; `continue` and `break` leave no other trace.
-        while mark.loop and any(o.loop == mark.loop for o in opened):
+        while mark.loop and open_of[mark.loop]:
             turn = opened.pop()
+            open_of[turn.loop] -= 1
             start, end = turn.position, min(mark.position, end_of_turns)
             known = turns[turn.message] or (0, 0)
             if end - start > known[1] - known[0]:  # loops that look and write nothing do not count
@@ -176,6 +208,7 @@ def _rendering(text: TrackedText, count: int, add_generation_prompt: bool) -> Re
             last = max(last, mark.position)
         if mark.kind == "enter":
             opened.append(mark)
+            open_of[mark.loop] += 1
     asked = plain[slice(*prompts[-1])] if prompts else plain[last:]
     return Rendering(
         text=plain,
@@ -183,6 +216,7 @@ def _rendering(text: TrackedText, count: int, add_generation_prompt: bool) -> Re
         turns=tuple(turns),
         generation_prompt=asked,
         generated=tuple(_between(text._marks, "generation", "generated")),
+        is_dated=is_dated,
     )
 
 
@@ -199,8 +233,6 @@ def _between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int
 
 
 # Jinja, as transformers sets it up (utils/chat_template_utils.py), with origins kept
-
-_MARK = "xtok_mark"
 
 
 class _Generation(Extension):
@@ -224,7 +256,6 @@ class _Marking(NodeTransformer):
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:
         self.generic_visit(node)
         if not isinstance(node.target, nodes.Name):
-            node.body = [_mark("tick", node.lineno), *node.body]
             return [node]
         self._loops += 1
         loop = nodes.Const(self._loops)
@@ -242,10 +273,16 @@ class _Marking(NodeTransformer):
 
 
 def _mark(kind: str, line: int, *arguments: nodes.Expr) -> nodes.Output:
-    call = nodes.Call(nodes.Name(_MARK, "load"), [nodes.Const(kind), *arguments], [], None, None)
+    """Return a call of `_Sandbox.mark`, which has no name that a template could write."""
+    mark = nodes.EnvironmentAttribute("mark")
+    call = nodes.Call(mark, [nodes.Const(kind), *arguments], [], None, None)
     output = nodes.Output([call])
     output.set_lineno(line)
     return output
+
+
+class _Context(Context):
+    message = -1  # the one that a loop is at
 
 
 class _KeepingCode(CodeGenerator):
@@ -259,41 +296,26 @@ class _KeepingCode(CodeGenerator):
         self.write("))")
 
 
-def _concatenate(parts: Iterable[Any]) -> str:
-    texts = list(parts)
-    spend(sum(map(text_size, texts)))
-    return concatenate(texts)
-
-
-def _within_budget(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a filter take what it makes from the budget."""
-    passed = int(hasattr(function, "jinja_pass_arg"))  # the environment, before the value
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        value, *rest = args[passed:]
-        spend_on_call(name, value, [*rest, *kwargs.values()])
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
 class _Sandbox(ImmutableSandboxedEnvironment):
     code_generator_class = _KeepingCode
-    concat = staticmethod(_concatenate)
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    context_class = _Context
+    concat = staticmethod(concatenate)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Take what the operator makes from the budget."""
-        spend_on_operator(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+    @staticmethod
+    @jinja2.pass_context
+    def mark(context: _Context, kind: str, loop: int = 0, value: object = None) -> str:
+        """Return a mark as a text of length zero."""
+        message = -1
+        if kind == "enter":
+            if not isinstance(value, TrackedObject) or value._path:  # a loop over something else
+                return ""
+            context.message = message = value._message
+        return TrackedText("", (), (Mark(0, kind, loop, message),))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Take what a method makes from the budget, and let `", ".join(...)` keep its parts."""
-        method = getattr(function, "__wrapped__", function)
-        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
-        spend_on_call(name, owner, [*args, *kwargs.values()])
-        if name == "join" and isinstance(owner, str):
+        """Let `", ".join(...)` keep the origins of its parts."""
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str) and function.__name__ == "join":
             return _join(self, args[0], owner)
         return super().call(context, function, *args, **kwargs)
 
@@ -322,23 +344,11 @@ def _compile(template: str, source: str) -> jinja2.Template:
 
 @functools.lru_cache(maxsize=1)
 def _environment() -> _Sandbox:
-    def finalize(value: Any) -> Any:
-        """Look at what is about to become text."""
-        if not isinstance(value, str):
-            spend(text_size(value))
-        return value
-
     extensions = [_Generation, "jinja2.ext.loopcontrols"]
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=finalize
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
     environment.filters["join"] = _join
-    for name, function in environment.filters.items():
-        environment.filters[name] = _within_budget(name, function)
-    del environment.globals["lipsum"]  # it makes any number of words
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
@@ -366,9 +376,7 @@ def _join(
     environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None
 ) -> str:
     get = make_attrgetter(environment, attribute) if attribute else None
-    parts = list(value if get is None else map(get, value))
-    spend(text_size(parts) + len(d) * len(parts))
-    return join_with(d, parts)
+    return join_with(d, value if get is None else map(get, value))
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -231,6 +232,8 @@ class DistillationCollator:
             else:
                 tools = sample.get("tools")
                 shown = render(tokenizer, sample["messages"], tools=tools, template=template)
+                for note in shown.notes:
+                    warnings.warn(f"{tokenizer.vocabulary.model_id}: {note}", stacklevel=3)
                 rows.append(_Row(shown.ids.astype(np.int64), shown.assistant_mask, shown))
         return rows
 

@@ -1,0 +1,97 @@
+"""Named prompt formats, a Jinja file each, for tokenizers that have no chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xtok.conversation.templates import Message, constants
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import TokenTable, TokenType
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFormat:
+    """How one family writes a conversation: a chat template, and what its file sets."""
+
+    name: str
+    template: str  # Jinja
+    roles: Mapping[str, str]  # of messages, to what the format calls them; others are refused
+    needs: Sequence[str] = ()  # control or added tokens that the vocabulary must have
+    pad_tokens: Sequence[str] = ()  # before the tokens of the roles `pad` and `unk`
+    image_placeholders: Sequence[str] = ("<image>",)  # which the assistant may not write
+
+    def variables(self, table: TokenTable) -> dict[str, Any]:
+        """Return what the template reads beside what every chat template has.
+
+        SentencePiece, known by its tokens for bytes, adds a space wherever text begins.
+        """
+        return {"space": " " * bool(np.any(table.types == TokenType.BYTE))}
+
+    def pad_id(self, table: TokenTable) -> int:
+        """Return the id that pads a batch.
+
+        Raises:
+            XtokError: if the vocabulary has none.
+        """
+        ids = {name: i for i, name in table.control_names.items()}
+        known = [ids[name] for name in self.pad_tokens if name in ids]
+        known += [*table.roles.get("pad", ()), *table.roles.get("unk", ())]
+        if not known:
+            raise XtokError(
+                f"the vocabulary has no padding token for the format {self.name}",
+                hint=f"it is one of {', '.join(self.pad_tokens)}; give a pad_id of your own",
+            )
+        return known[0]
+
+    def check(self, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
+        """Check that the format can express the messages, and the tokenizer has its tokens.
+
+        Raises:
+            XtokError: if not; names the message, and what is wrong with it.
+        """
+        table = tokenizer.table
+        ids, names = table.canonical_ids(), set(table.control_names.values())
+        added = set(table.ids_of_type(TokenType.USER_DEFINED).tolist())
+        missing = [n for n in self.needs if n not in names and ids.get(n.encode()) not in added]
+        if missing:
+            name = tokenizer.vocabulary.model_id
+            raise XtokError(
+                f"{name} has no {min(missing)}, which the format {self.name} needs",
+                hint=f"take another format ({', '.join(FORMATS)}) or a chat template",
+            )
+        for i, message in enumerate(messages):
+            role, content = message["role"], message.get("content")
+            if role not in self.roles:
+                problem = f"has the role {role!r}; it knows {', '.join(self.roles)}"
+            elif not isinstance(content, str) or message.get("tool_calls"):
+                problem = "is not plain text"
+            elif role == "assistant" and (
+                image := next((p for p in self.image_placeholders if p in content), None)
+            ):
+                problem = f"is the assistant's and has the image placeholder {image}"
+            else:
+                continue
+            raise XtokError(
+                f"message {i} {problem}, which the format {self.name} does not allow",
+                hint="change the message, or give a chat template that takes it",
+            )
+
+
+_SET = ("roles", "needs", "pad_tokens", "image_placeholders")
+_ALIASES = {"qwen2p0": "chatml", "qwen2p5": "chatml", "llama3p1": "llama3", "llama3p2": "llama3"}
+
+
+def _read(name: str) -> PromptFormat:
+    template = (Path(__file__).parent / f"{_ALIASES.get(name, name)}.jinja").read_text("utf-8")
+    return PromptFormat(name=name, template=template, **constants(template, _SET))
+
+
+_FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
+FORMATS: Mapping[str, PromptFormat] = {one: _read(one) for one in sorted((*_FILES, *_ALIASES))}
+"""The formats by name: the Jinja files beside this one, and what Megatron-LM calls some of them."""
