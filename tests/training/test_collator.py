@@ -18,7 +18,7 @@ import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import predicted, prepare
+from xtok.training.collator import TopKCollator, predicted, prepare
 
 TEXTS = ["The keeper lit 201 lamps.", "Light", ""]
 CHAT = [
@@ -235,3 +235,61 @@ def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> N
     words = xtok.load_tokenizer("null:5")
     with pytest.raises(XtokError, match="not the text 'The keeper"):
         DistillationCollator(words, byte_level)(TEXTS)
+
+
+# Stored predictions
+
+STORED = [
+    {
+        "input_ids": [5, 6, 7, 8],
+        "topk_ids": [[], [6, 2], [], [1, 0, 8]],
+        "topk_logprobs": [[], [-0.5, -1.5], [], [-1.0, -1.25, -2.0]],
+        "rest_logprob": [None, -1.75, None, None],
+        "loss_mask": [False, True, True, True],
+        "id": "a",
+    },
+    {
+        "input_ids": [5, 6, 7],
+        "topk_ids": [[], [6], [7]],
+        "topk_logprobs": [[], [-0.25], [-0.5]],
+        "rest_logprob": [None, -1.5, -1.0],
+        "loss_mask": [True, True, False],
+        "valid": [True, True, True],
+    },
+]
+
+
+def test_stored_predictions() -> None:
+    none = -torch.inf
+    batch = prepare(TopKCollator(pad_id=3)(STORED))
+    [side] = batch["teachers"]
+    stored = side["stored"]
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8], [5, 6, 7, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert batch["targets"].tolist() == [[6, 7, 8, -100], [6, -100, -100, -100]]
+    assert stored.top_ids.tolist() == [
+        [[0, 0, 0], [6, 2, 0], [0, 0, 0], [1, 0, 8]],
+        [[0, 0, 0], [6, 0, 0], [7, 0, 0], [0, 0, 0]],
+    ]
+    assert stored.top_logprobs[0, :2].tolist() == [[none] * 3, [-0.5, -1.5, none]]
+    assert stored.rest_logprob.tolist() == [[none, -1.75, none, none], [none, -1.5, -1.0, none]]
+    assert stored.valid.tolist() == [[False, True, False, True], [False, True, False, False]]
+    assert (stored.top_ids.dtype, stored.top_logprobs.dtype) == (torch.int64, torch.float32)
+    cut = TopKCollator(max_length=2)(STORED)
+    assert cut["input_ids"].tolist() == [[5, 6], [5, 6]]
+    assert torch.equal(cut["teachers"][0]["stored"].top_ids, stored.top_ids[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
+        ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
+        ({"topk_ids": [[6], [7], [8]]}, "topk_ids begin with candidates for the first token"),
+    ],
+)
+def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TopKCollator()([STORED[1] | change])
+    with pytest.raises(ValueError, match="a batch needs samples"):
+        TopKCollator()([])

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import distill
 import pytest
@@ -17,7 +17,6 @@ import xtok
 from xtok import ProjectionMap, XtokError
 from xtok.tokenizers import Tokenizer
 from xtok.training.collator import DistillationCollator
-from xtok.training.losses import LossName, make_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
 
@@ -213,11 +212,3 @@ def test_the_order_hangs_on_seed_and_step() -> None:
     flat = [i for batch in whole for i in batch]
     assert [sorted(flat[s : s + 5]) for s in (0, 5, 10, 15)] == [[0, 1, 2, 3, 4]] * 4
     assert flat[:5] != flat[5:10]
-
-
-def test_losses_by_name(byte_level: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="the loss is 'kl', and must be one of"):
-        make_loss("kl")  # type: ignore[arg-type]
-    for name in {*get_args(LossName)} - {"same-tokenizer"}:
-        with pytest.raises(XtokError, match=f"{name} needs an? (event )?map"):
-            make_loss(name)

@@ -9,11 +9,16 @@ from typing import Any
 from packaging.version import Version
 
 from xtok.errors import XtokError
-from xtok.integrations.transformers import Distils, require_one_device
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.objective import Loss, Projection, make_objective
+from xtok.training.objective import (
+    Distils,
+    Loss,
+    Projection,
+    make_objective,
+    require_one_device,
+)
 
 OLDEST = "1.14"
 """The first TRL whose GOLD prepares texts for tokenizers that are not byte-level."""
@@ -120,7 +125,7 @@ class XTokGOLDTrainer(Distils, _GOLDTrainer):  # type: ignore[misc, valid-type]
             student, teacher, teacher_templates=[teacher_template]
         )
         self.objective = make_objective(
-            self.distillation_collator,
+            self.distillation_collator.pairs,
             loss,
             projection,
             combine=CombineConfig(
@@ -136,7 +141,7 @@ class XTokGOLDTrainer(Distils, _GOLDTrainer):  # type: ignore[misc, valid-type]
         """Make the batches of an optimizer's step at once: their terms are counted together."""
         super()._fill_buffer(generation_batch, buffer_steps)
         batches = [self._aligned(inputs) for inputs in self._buffered_inputs]
-        totals = self._count(batches)
+        totals = self._counted(batches)
         for inputs, batch in zip(self._buffered_inputs, batches, strict=True):
             inputs["_xtok"] = (batch, totals)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.module import check_width, work_dtype
+from xtok.training.sparse import check_width, work_dtype
 
 EPSILON = 1e-10
 """Added to a chunk's size and inside logarithms, as NeMo-RL does, whose values we match."""
@@ -173,19 +173,19 @@ def no_chunks(student_logits: Tensor) -> Tensor:
     return torch.where(zeros == 0, zeros, student_logits).sum(dtype=work_dtype(student_logits))
 
 
-def checked(loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Return the loss if it is finite.
+def checked(loss: Tensor, *logits: Tensor) -> Tensor:
+    """Return the loss if it is finite; `logits` are the student's, and maybe the teacher's.
 
     Raises:
         ValueError: naming the logits at fault: NaN or +∞; −∞ is allowed.
     """
     if bool(torch.isfinite(loss)):
         return loss
-    for side, logits in (("student", student_logits), ("teacher", teacher_logits)):
-        wrong = torch.isnan(logits) | torch.isposinf(logits)
+    for side, given in zip(("student", "teacher"), logits, strict=False):
+        wrong = torch.isnan(given) | torch.isposinf(given)
         if bool(wrong.any()):
             place = wrong.nonzero()[0].tolist()
-            value = logits[tuple(place)].item()
+            value = given[tuple(place)].item()
             raise ValueError(f"the {side}'s logits are {value} at {place}")
     raise ValueError("a position of a chunk has no finite logit, so the loss is not finite")
 
