@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import one_torch_thread, tiny_model, weights_of
+from tiny_models import logged, one_torch_thread, tiny_model, weights_of
 
 import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
@@ -104,10 +104,6 @@ def trainer(
         eval_dataset=dataset,
         processing_class=tokenizer,
     )
-
-
-def logged(one: Any, name: str = "loss") -> list[float]:
-    return [line[name] for line in one.state.log_history if name in line]
 
 
 def first_batch(one: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import ROOT
 from datasets import Dataset
-from tiny_models import one_torch_thread, save_model, tiny_model, weights_of
+from tiny_models import logged, one_torch_thread, save_model, tiny_model, weights_of
 from transformers import TrainerCallback, TrainingArguments
 
 import xtok
@@ -103,10 +103,6 @@ def stored(rows: Any, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         }
         for ids in texts
     ]
-
-
-def logged(one: Any, name: str = "loss") -> list[float]:
-    return [line[name] for line in one.state.log_history if name in line]
 
 
 class FirstGradients(TrainerCallback):

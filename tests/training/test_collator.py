@@ -123,20 +123,6 @@ def test_several_teachers_and_none(
     assert torch.equal(alone["input_ids"], batch["input_ids"])
 
 
-def test_truncation_leaves_whole_chunks(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    whole = DistillationCollator(digits, byte_level)([TEXTS[0]])
-    for length in range(1, 12):
-        cut = DistillationCollator(digits, byte_level, max_length=length)([TEXTS[0]])
-        found, expected = (b["teachers"][0]["alignment"] for b in (cut, whole))
-        chunks = int(found.pair_valid.sum())
-        for side in ("student", "teacher"):
-            ids = getattr(found, f"{side}_chunk_id")[0]
-            full = getattr(expected, f"{side}_chunk_id")[0]
-            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < chunks)].tolist()
-    with pytest.raises(ValueError, match="max_length is 0"):
-        DistillationCollator(digits, byte_level, max_length=0)
-
-
 def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> Any:
     return DistillationCollator(
         digits, byte_level, student_template="chatml", teacher_templates=[PLAIN], **options
@@ -165,24 +151,25 @@ def test_conversations(digits: Tokenizer, byte_level: Tokenizer) -> None:
     assert int(aligned.pair_valid[2].sum()) > 5
 
 
-def test_a_conversation_that_is_cut_has_whole_chunks(
-    digits: Tokenizer, byte_level: Tokenizer
+@pytest.mark.parametrize("sample", [TEXTS[0], CHAT])
+def test_a_sample_that_is_cut_has_whole_chunks(
+    digits: Tokenizer, byte_level: Tokenizer, sample: Any
 ) -> None:
-    whole = chat_collator(digits, byte_level)([CHAT])["teachers"][0]["alignment"]
-    num_tokens = whole.teacher_chunk_id.shape[1]
+    whole = chat_collator(digits, byte_level)([sample])["teachers"][0]["alignment"]
     counts = []
-    for length in range(1, num_tokens + 1):
-        batch = chat_collator(digits, byte_level, max_length=length)([CHAT])
+    longest = max(whole.student_chunk_id.shape[1], whole.teacher_chunk_id.shape[1])
+    for length in range(1, longest + 1):
+        batch = chat_collator(digits, byte_level, max_length=length)([sample])
         aligned = batch["teachers"][0]["alignment"]
-        chunks = int(aligned.pair_valid.sum())
-        counts.append(chunks)
+        counts.append(int(aligned.pair_valid.sum()))
         for name in ("student", "teacher"):
             ids = getattr(aligned, f"{name}_chunk_id")[0]
             full = getattr(whole, f"{name}_chunk_id")[0]
-            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < chunks)].tolist()
+            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < counts[-1])].tolist()
     assert counts == sorted(counts)
-    assert counts[0] == 0
-    assert counts[-1] == int(whole.pair_valid.sum())
+    assert counts[-1] == int(whole.pair_valid.sum()) > counts[0]
+    with pytest.raises(ValueError, match="max_length is 0"):
+        DistillationCollator(digits, byte_level, max_length=0)
 
 
 def test_prepare_shifts_what_losses_take(collator: DistillationCollator) -> None:

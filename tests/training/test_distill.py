@@ -12,6 +12,7 @@ import distill
 import pytest
 import small_tokenizers
 import torch
+from tiny_models import tiny_model
 
 import xtok
 from xtok import ProjectionMap, XtokError
@@ -28,17 +29,10 @@ def setting(
     tmp_path_factory: pytest.TempPathFactory, small: Path, byte_level: Tokenizer, digits: Tokenizer
 ) -> list[str]:
     """The options of a student and a teacher, a map, and texts."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    for name, tokenizer in (("student", digits), ("teacher", byte_level)):
-        config = LlamaConfig(
-            vocab_size=tokenizer.vocabulary.vocab_size, hidden_size=16, intermediate_size=32,
-            num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-            attention_dropout=0.1,
-        )  # fmt: skip
-        LlamaForCausalLM(config).save_pretrained(folder / name)
+    for name, side, seed in (("student", digits, 0), ("teacher", byte_level, 1)):
+        model = tiny_model(side.vocabulary.vocab_size, seed=seed, dropout=0.1)
+        model.save_pretrained(folder / name)
     xtok.build(digits, byte_level).save(folder / "map.safetensors")
     (folder / "texts.txt").write_text(small_tokenizers.ENGLISH, encoding="utf-8")
     held_out = [{"text": "The light reaches 201 steps."}, {"text": "High water at 6:12."}]

@@ -87,7 +87,7 @@ class DistillationTrainer(Distils, Trainer):  # type: ignore[misc]
         """Return the batches of an optimizer's step, and the terms of all processes' means."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         prepared = [prepare(batch, self.accelerator.device) for batch in batches]
-        return prepared, self._counted(prepared) if prepared else None
+        return prepared, self._counted(prepared)
 
     def compute_loss(
         self,

@@ -238,7 +238,11 @@ class Distils:
         """Count each prepared batch, and return the sum over all processes, `[1 + teachers]`."""
         for batch in batches:
             batch["count"] = self.objective.count(batch)
-        summed: Tensor = self.accelerator.reduce(sum(batch["count"] for batch in batches), "sum")
+        nothing = torch.zeros(
+            1 + len(self.objective.losses), dtype=torch.int64, device=self.accelerator.device
+        )
+        total = sum((batch["count"] for batch in batches), nothing)
+        summed: Tensor = self.accelerator.reduce(total, "sum")
         return summed
 
     def _loss(
