@@ -165,7 +165,7 @@ def watch(one: Any) -> list[dict[str, Any]]:
 
     def watched(*args: Any) -> None:
         fill(*args)
-        seen.extend(inputs["_xtok"][0] for inputs in one._buffered_inputs)
+        seen.extend(inputs["_xtok"] for inputs in one._buffered_inputs)
 
     one._fill_buffer = watched
     return seen

@@ -348,10 +348,11 @@ def test_shares_sum_to_the_whole(
         chunks, targets = (sum(count[place] for count in counts) for place in (1, 0))
         expected, shares = 0.0, 0.0
         for (s, t), batch, count in zip(logits, batches, counts, strict=True):
-            kd = float(alone(s, [t], batch))
+            kd = float(alone.terms(s, [t], batch).loss)
             own = torch.nn.functional.cross_entropy(s.flatten(0, 1), batch["targets"].flatten())
             expected += kd * count[1] / chunks + 0.3 * float(own) * count[0] / targets
-            shares += float(objective(s, [t], batch, torch.tensor([targets, chunks])))
+            totals = torch.tensor([targets, chunks])
+            shares += float(objective.terms(s, [t], batch, totals).loss)
         assert chunks > 20
         assert shares == pytest.approx(expected, rel=1e-6)
 

@@ -86,17 +86,9 @@ class DistillationTrainer(Distils, Trainer):  # type: ignore[misc]
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """Return the batches of an optimizer's step, and the terms of all processes' means."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
-        prepared = [prepare(batch, self.accelerator.device) for batch in batches]
-        return prepared, self._counted(prepared)
+        step = [self.prepared(batch) for batch in batches]
+        return step, self.counted(step)
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        """Return the loss of one batch: in training its share, in evaluation its mean."""
-        batch = inputs if "count" in inputs else prepare(inputs, self.accelerator.device)
-        totals = num_items_in_batch if model.training else None
-        return self._loss(model, self.teachers, batch, totals, outputs=return_outputs)
+    def prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch as it is, where it is of a step's; else prepare it."""
+        return inputs if "totals" in inputs else prepare(inputs, self.accelerator.device)

@@ -48,29 +48,14 @@ class Objective:
     def count(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the terms of each mean: of the cross-entropy, then of each teacher's loss.
 
-        Add the counts of all batches of an optimizer's step, on all processes: `__call__` takes
-        the sum as `totals`, and a batch's own as `batch["count"]`, if it is there.
+        Add the counts of all batches of an optimizer's step, on all processes: `terms` takes the
+        sum as `totals`, and a batch's own as `batch["count"]`, if it is there.
         int64 `[1 + teachers]`, on the batch's device.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
         counts = [loss.count(batch, side) for loss, side in sides]
         targets: Tensor = batch["targets"]
         return torch.tensor([int((targets >= 0).sum()), *counts], device=targets.device)
-
-    def __call__(
-        self,
-        student_logits: Tensor,
-        teacher_logits: Sequence[Tensor | None],
-        batch: Mapping[str, Any],
-        totals: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss of a batch; with `totals`, its share of the loss of all batches.
-
-        The shares of batches sum to what one batch of all rows gives, and so do their gradients.
-        Two choices are made per batch and not over all: the columns of a P-KL with `top_k`, and
-        the factor of `dynamic_scaling`.
-        """
-        return self.terms(student_logits, teacher_logits, batch, totals).loss
 
     def terms(
         self,
@@ -79,7 +64,12 @@ class Objective:
         batch: Mapping[str, Any],
         totals: Tensor | None = None,
     ) -> Terms:
-        """Return the loss of a batch, as `__call__` does, and what it is made of."""
+        """Return the loss of a batch, or with `totals` its share of that of all, and its parts.
+
+        The shares of batches sum to what one batch of all rows gives, and so do their gradients.
+        Two choices are made per batch and not over all: the columns of a P-KL with `top_k`, and
+        the factor of `dynamic_scaling`.
+        """
         targets: Tensor = batch["targets"]
         inside = targets >= 0
         count = batch["count"] if "count" in batch else self.count(batch)
@@ -222,6 +212,7 @@ class Distils:
     state: Any
     accelerator: Any
     objective: Objective
+    teachers: Sequence[Any]  # models; None for stored predictions
     _sums: Tensor | None = None
     _logged_at = 0
 
@@ -234,27 +225,34 @@ class Distils:
             self._sums, self._logged_at = None, self.state.global_step
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
-    def _counted(self, batches: Sequence[dict[str, Any]]) -> Tensor:
-        """Count each prepared batch, and return the sum over all processes, `[1 + teachers]`."""
+    def counted(self, batches: Sequence[dict[str, Any]]) -> Tensor:
+        """Count the prepared batches of an optimizer's step, for `compute_loss`.
+
+        Each gets its `count`, and their sum over all processes as `totals`, which is returned:
+        int64 `[1 + teachers]`.
+        """
+        device = self.accelerator.device
+        total = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64, device=device)
         for batch in batches:
             batch["count"] = self.objective.count(batch)
-        nothing = torch.zeros(
-            1 + len(self.objective.losses), dtype=torch.int64, device=self.accelerator.device
-        )
-        total = sum((batch["count"] for batch in batches), nothing)
+            total += batch["count"]
         summed: Tensor = self.accelerator.reduce(total, "sum")
+        for batch in batches:
+            batch["totals"] = summed
         return summed
 
-    def _loss(
+    def prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the prepared batch of what the library hands to `compute_loss`."""
+        raise NotImplementedError
+
+    def compute_loss(
         self,
         model: Any,
-        teachers: Sequence[Any],
-        batch: dict[str, Any],
-        totals: Tensor | None,
-        *,
-        outputs: bool,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
-        """Run the models on a prepared batch; return the loss, and the student's outputs if asked.
+        """Return the loss of one batch: in training its share, in evaluation its mean.
 
         Processes average their gradients, so a share of all their terms is multiplied by their
         number.
@@ -264,10 +262,10 @@ class Distils:
             mask = side["attention_mask"]
             return of(input_ids=side["input_ids"], attention_mask=mask, use_cache=False)
 
-        of_student = run(model, batch)
-        logits = []
+        batch = self.prepared(inputs)
+        totals, of_student, logits = batch.get("totals"), run(model, batch), []
         with torch.no_grad():
-            for teacher, side in zip(teachers, batch["teachers"], strict=True):
+            for teacher, side in zip(self.teachers, batch["teachers"], strict=True):
                 if teacher is not None:
                     teacher.eval()  # DeepSpeed's returns None
                 logits.append(None if teacher is None else run(teacher, side).logits)
@@ -277,7 +275,7 @@ class Distils:
             new = torch.stack([term.float() for term in terms[1:]])
             self._sums = new if self._sums is None else self._sums + new
             loss = loss * self.accelerator.num_processes
-        return (loss, of_student) if outputs else loss
+        return (loss, of_student) if return_outputs else loss
 
 
 def require_one_device(args: Any) -> None:

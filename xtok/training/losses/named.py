@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -111,12 +112,8 @@ def _for_p_kl(module: ProjectionModule) -> ProjectionModule:
     return module
 
 
-def _strict_pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPairs:
+def _pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPairs:
     return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
-
-
-def _heavy_pairs(module: ProjectionModule) -> ExactPairs:
-    return _strict_pairs(module, H_KL_THRESHOLD)
 
 
 def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, config: Any) -> Tensor:
@@ -136,10 +133,11 @@ LOSSES: dict[LossName, NamedLoss] = {
         call=_aligned(teacher_to_student_kl), config=ChunkLossConfig, artefact=MAP,
         to_student=True, count=_starts,
     ),
-    "gold": NamedLoss(
-        call=_aligned(gold), config=GoldConfig, artefact=MAP, prepared=_strict_pairs
+    "gold": NamedLoss(call=_aligned(gold), config=GoldConfig, artefact=MAP, prepared=_pairs),
+    "h-kl": NamedLoss(
+        call=_aligned(gold), config=GoldConfig, artefact=MAP,
+        prepared=partial(_pairs, threshold=H_KL_THRESHOLD),
     ),
-    "h-kl": NamedLoss(call=_aligned(gold), config=GoldConfig, artefact=MAP, prepared=_heavy_pairs),
     "same-tokenizer": NamedLoss(call=_same_tokenizer, config=SameTokenizerConfig, count=_targets),
     "topk-kl": NamedLoss(call=_top_k, is_stored=True, count=_stored),
 }  # fmt: skip
