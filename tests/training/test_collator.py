@@ -272,6 +272,7 @@ def test_stored_predictions() -> None:
     [
         ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
         ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
+        ({"topk_ids": [[], [6, 7], []]}, "topk_ids and topk_logprobs have different numbers"),
         ({"topk_ids": [[6], [7], [8]]}, "topk_ids begin with candidates for the first token"),
     ],
 )

@@ -325,6 +325,8 @@ class TopKCollator:
                 "topk_ids begin with candidates for the first token, which nothing predicts: row i "
                 "must be of token i, not of the next"
             )
+        if [len(best) for best in given["topk_logprobs"]] != counts.tolist():
+            raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
         filled = np.arange(width) < counts[:, None]
         top_ids = np.zeros(filled.shape, np.int64)
         top_logprobs = np.full(filled.shape, -np.inf, np.float32)
