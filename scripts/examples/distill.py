@@ -207,8 +207,8 @@ def train(options: argparse.Namespace) -> None:
     projections = torch.nn.ModuleList(of_maps)
     functions = [
         losses.make_loss(
-            name, module=module, top_k=options.top_k, temperature=options.temperature,
-            reverse_kl=options.reverse_kl,
+            name, module=module, temperature=options.temperature, reverse_kl=options.reverse_kl,
+            top_k=options.top_k if hasattr(LOSSES[name].config, "top_k") else None,
         )
         for name, module in zip(names, maps or [None] * len(names), strict=True)
     ]  # fmt: skip

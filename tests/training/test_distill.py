@@ -123,6 +123,8 @@ def test_several_teachers(setting: list[str], tmp_path: Path) -> None:
     weighted = ("--teacher-weight=0.5", "--teacher-weight=2")
     two = run(both, tmp_path / "two", *weighted, steps=1)
     assert two[0]["distillation"] == pytest.approx(2.5 * one[0]["distillation"], rel=1e-5)
+    mixed = ("--loss=p-kl", "--loss=gold", "--top-k=5")  # which only the first has
+    assert run(both, tmp_path / "mixed", *mixed, steps=1)[0]["distillation"] > 0
     selected = run(both, tmp_path / "selected", "--teachers=selected", steps=1)
     assert selected[0]["distillation"] == pytest.approx(one[0]["distillation"], rel=1e-6)
 
