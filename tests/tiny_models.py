@@ -12,7 +12,7 @@ import torch
 from xtok.tokenizers import Tokenizer
 
 
-def tiny_model(width: int, *, seed: int, sharp: float = 0.02) -> Any:
+def tiny_model(width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0.0) -> Any:
     """Return a causal language model; with a larger `sharp`, its distributions are peaked."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -25,6 +25,7 @@ def tiny_model(width: int, *, seed: int, sharp: float = 0.02) -> Any:
         num_attention_heads=2,
         num_key_value_heads=1,
         initializer_range=sharp,
+        attention_dropout=dropout,
         eos_token_id=None,
         bos_token_id=None,
     )
@@ -54,3 +55,8 @@ def one_torch_thread() -> Iterator[None]:
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of all parameters."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def logged(trainer: Any, name: str = "loss") -> list[float]:
+    """Return what a trainer has logged under a name."""
+    return [line[name] for line in trainer.state.log_history if name in line]

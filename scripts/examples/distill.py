@@ -17,18 +17,18 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from xtok import EventMap
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.training import losses
 from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.losses.named import LOSSES
 from xtok.training.module import ProjectionModule
 
 NUMBERS: dict[str, Any] = {
@@ -131,6 +131,15 @@ def load_model(path: str, tokenizer: Tokenizer, *, from_scratch: bool = False) -
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
+def read_map(loss: losses.LossName, path: Path, *, learnable: bool) -> Any:
+    """Load what a loss takes: a map or an event map."""
+    artefact = LOSSES[loss].artefact
+    if artefact is None:
+        raise XtokError(f"{loss} takes no map", hint="leave out --map")
+    made = artefact.to_torch(artefact.of_file.load(path))
+    return ProjectionModule(made.map, learnable=True) if learnable else made
+
+
 def learning_rate(step: int, options: argparse.Namespace) -> float:
     """Return the rate of a step: linear warm-up, then cosine decay to a tenth."""
     if step < options.warmup:
@@ -191,17 +200,15 @@ def train(options: argparse.Namespace) -> None:
     names = options.loss or ["p-kl"]
     names *= len(teachers) if len(names) == 1 else 1
     maps: list[Any] = [
-        losses.event_index(EventMap.load(path)).to(options.device)
-        if name == "event-kl"
-        else ProjectionModule(path, learnable=options.learn_map).to(options.device)
+        read_map(name, path, learnable=options.learn_map).to(options.device)
         for name, path in zip(names, options.map, strict=False)
     ]
     of_maps = [one for one in maps if isinstance(one, ProjectionModule)]
     projections = torch.nn.ModuleList(of_maps)
     functions = [
         losses.make_loss(
-            name, module=module, top_k=options.top_k, temperature=options.temperature,
-            reverse_kl=options.reverse_kl,
+            name, module=module, temperature=options.temperature, reverse_kl=options.reverse_kl,
+            top_k=options.top_k if hasattr(LOSSES[name].config, "top_k") else None,
         )
         for name, module in zip(names, maps or [None] * len(names), strict=True)
     ]  # fmt: skip
@@ -272,9 +279,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--map", action="append", type=Path, default=[], help="one per teacher, if its loss has any"
     )
     add("--learn-map", action="store_true", help="also train the maps, and save them")
-    add(
-        "--loss", action="append", choices=get_args(losses.LossName), help="one, or one per teacher"
-    )
+    of_models = [name for name, row in LOSSES.items() if not row.is_stored]
+    add("--loss", action="append", choices=of_models, help="one, or one per teacher")
     add("--texts", action="append", type=Path, required=True, help="repeatable")
     add("--held-out", action="append", type=Path, default=[], help="texts for bits per byte")
     add("--output", type=Path, required=True, help="folder for checkpoint, log and model")

@@ -8,6 +8,11 @@ A row of the dataset has `text`, or `messages`. Several teachers: `--teacher A B
 B.safetensors`. All options of TrainingArguments work; `--help` lists them. On several GPUs:
 `torchrun --nproc-per-node 8 scripts/examples/hf_trainer.py …`. Run it again to resume from the last
 checkpoint. The student is saved to OUTPUT_DIR.
+
+From predictions that a teacher made before, as `xtok project` writes them, no teacher runs:
+
+    python scripts/examples/hf_trainer.py --student models/student --loss topk-kl \
+        --dataset topk.parquet --output_dir runs/topk …
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from xtok.integrations.transformers import DistillationTrainer
 from xtok.tokenizers import load_tokenizer
-from xtok.training.collator import DistillationCollator
+from xtok.training.collator import DistillationCollator, TopKCollator
 from xtok.training.losses import CombineConfig
 
 
@@ -34,8 +39,8 @@ class Arguments:
     """What TrainingArguments lacks."""
 
     student: str = field(metadata={"help": "folder or repo id"})
-    teacher: list[str] = field(metadata={"help": "folders or repo ids"})
     dataset: str = field(metadata={"help": ".jsonl or .parquet file, or repo id"})
+    teacher: list[str] = field(default_factory=list, metadata={"help": "folders or repo ids"})
     map: list[str] = field(default_factory=list, metadata={"help": "one per teacher"})
     eval_dataset: str | None = field(default=None, metadata={"help": "for --eval_strategy steps"})
     loss: str = field(default="p-kl", metadata={"help": "p-kl, event-kl, … as make_loss has it"})
@@ -56,17 +61,21 @@ def main(argv: Sequence[str] | None = None) -> Any:
     kinds: Any = [Arguments, TrainingArguments]
     options, config = HfArgumentParser(kinds).parse_args_into_dataclasses(argv)
     dtype = torch.bfloat16 if config.bf16 else torch.float32
-    trainer = DistillationTrainer(
-        AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
-        config,
-        DistillationCollator(
+    collate: Any = TopKCollator(max_length=options.max_length)
+    if options.teacher:
+        collate = DistillationCollator(
             load_tokenizer(options.student),
             [load_tokenizer(name) for name in options.teacher],
             max_length=options.max_length,
-        ),
+        )
+    trainer = DistillationTrainer(
+        AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
+        config,
+        collate,
         teachers=[
             AutoModelForCausalLM.from_pretrained(name, dtype=dtype) for name in options.teacher
-        ],
+        ]
+        or None,
         loss=options.loss,
         projection=options.map or None,
         combine=CombineConfig(cross_entropy_weight=options.cross_entropy_weight),

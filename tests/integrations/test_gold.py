@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import one_torch_thread, tiny_model, weights_of
+from tiny_models import logged, one_torch_thread, tiny_model, weights_of
 
 import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
@@ -106,10 +106,6 @@ def trainer(
     )
 
 
-def logged(one: Any, name: str = "loss") -> list[float]:
-    return [line[name] for line in one.state.log_history if name in line]
-
-
 def first_batch(one: Any) -> dict[str, Any]:
     """Return a batch as GOLD hands it to `compute_loss`, off policy."""
     batch: dict[str, Any] = next(iter(one.get_eval_dataloader()))
@@ -169,7 +165,7 @@ def watch(one: Any) -> list[dict[str, Any]]:
 
     def watched(*args: Any) -> None:
         fill(*args)
-        seen.extend(inputs["_xtok"][0] for inputs in one._buffered_inputs)
+        seen.extend(inputs["_xtok"] for inputs in one._buffered_inputs)
 
     one._fill_buffer = watched
     return seen

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from tiny_models import one_torch_thread, save_model, tiny_model, weights_of
+from datasets import Dataset
+from tiny_models import logged, one_torch_thread, save_model, tiny_model, weights_of
 from transformers import TrainerCallback, TrainingArguments
 
 import xtok
 from xtok import DistillationCollator, XtokError, losses
+from xtok.integrations import transformers as hf_integration
 from xtok.integrations.transformers import DistillationTrainer
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import prepare
+from xtok.training.collator import TopKCollator, prepare
 from xtok.training.losses import BatchLoss, CombineConfig, LossName, PKLConfig, make_loss
+from xtok.training.losses.named import EVENTS, LOSSES
 from xtok.training.module import ProjectionModule
-from xtok.training.objective import make_objective
+from xtok.training.objective import Objective, make_objective
 
 # Maps of the recipe train well enough here, and take no time to build.
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL:UserWarning")
@@ -76,18 +80,29 @@ def trainer(
     collator: DistillationCollator, args: TrainingArguments, rows: Any = ROWS, **options: Any
 ) -> Any:
     widths = [t.vocabulary.vocab_size for t in (collator.student, collator.teachers[0])]
+    student, teacher = tiny_model(widths[0], seed=0), None
+    collate: Any = collator
+    if options.get("loss") == "topk-kl":
+        collate, rows = TopKCollator(), stored(rows, collator.student)
+    else:
+        teacher = tiny_model(widths[1], seed=1, sharp=0.5)
     return DistillationTrainer(
-        tiny_model(widths[0], seed=0),
-        args,
-        collator,
-        teachers=tiny_model(widths[1], seed=1, sharp=0.5),
-        train_dataset=rows,
-        **options,
+        student, args, collate, teachers=teacher, train_dataset=rows, **options
     )
 
 
-def logged(one: Any, name: str = "loss") -> list[float]:
-    return [line[name] for line in one.state.log_history if name in line]
+def stored(rows: Any, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Predictions of a teacher that knows the text: 0.6 on its next token, 0.3 on another."""
+    texts = [tokenizer.encode(row["text"]).ids.tolist() for row in rows]
+    return [
+        {
+            "input_ids": ids,
+            "topk_ids": [[], *([i, i + 1] for i in ids[1:])],
+            "topk_logprobs": [[], *([np.log(0.6), np.log(0.3)] for _ in ids[1:])],
+            "rest_logprob": [None, *(np.log(0.1) for _ in ids[1:])],
+        }
+        for ids in texts
+    ]
 
 
 class FirstGradients(TrainerCallback):
@@ -123,14 +138,13 @@ def test_the_loss_is_the_library_s(
 def artefact(loss: LossName, collator: DistillationCollator, projection: Any) -> Any:
     """The map of the student and the teacher, or what another loss takes."""
     [teacher] = collator.teachers
-    if loss == "event-kl":
+    row = LOSSES[loss]
+    if row.artefact is EVENTS:
         return xtok.events(collator.student, teacher)
-    if loss == "teacher-to-student-kl":
-        return xtok.build(teacher, collator.student)
-    return projection
+    return xtok.build(teacher, collator.student) if row.to_student else projection
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "gold", "h-kl", "event-kl", "teacher-to-student-kl"])
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "same-tokenizer"])
 def test_every_loss_trains(
     collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path, loss: LossName
 ) -> None:
@@ -141,17 +155,18 @@ def test_every_loss_trains(
         projection=artefact(loss, collator, projection),
         combine=CombineConfig(cross_entropy_weight=0),
     )
-    before = weights_of(one.teachers[0])
+    [teacher] = one.teachers
+    before = weights_of(teacher) if teacher else {}
     one.train()
     found = logged(one)
     assert len(found) == 12
     assert found[-1] < found[0] - 0.005
     assert logged(one, "distillation") == pytest.approx(found, abs=1e-3)  # the total is rounded
-    after = weights_of(one.teachers[0])
+    after = weights_of(teacher) if teacher else {}
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("loss", ["p-kl", "event-kl"])
+@pytest.mark.parametrize("loss", ["p-kl", "event-kl", "topk-kl"])
 def test_accumulated_gradients_are_those_of_one_batch(
     collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path, loss: LossName
 ) -> None:
@@ -177,6 +192,30 @@ def test_accumulated_gradients_are_those_of_one_batch(
     assert other_loss == pytest.approx(first, rel=1e-6)
     for name, gradient in whole.items():
         torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_a_batch_is_prepared_and_counted_once(
+    collator: DistillationCollator,
+    projection: xtok.ProjectionMap,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for module, name in ((hf_integration, "prepare"), (Objective, "count")):
+        real = getattr(module, name)
+
+        def called(*args: Any, real: Any = real, name: str = name) -> Any:
+            calls.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(module, name, called)
+    args = arguments(tmp_path, max_steps=2, gradient_accumulation_steps=2,
+                     per_device_train_batch_size=1)  # fmt: skip
+    one = trainer(collator, args, loss="gold", projection=projection, eval_dataset=ROWS[:1])
+    one.train()
+    assert sorted(calls) == ["count"] * 4 + ["prepare"] * 4
+    one.evaluate()
+    assert sorted(calls) == ["count"] * 5 + ["prepare"] * 5
 
 
 def test_bf16_evaluation_and_resuming(
@@ -247,6 +286,7 @@ def test_what_the_loss_is_made_of_is_logged(
         projection=projection,
         combine=CombineConfig(distillation_weight=2, cross_entropy_weight=0.5),
     )
+    one.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
     one.train()
     own, distillation, coverage = (
         np.array(logged(one, name)) for name in ("cross_entropy", "distillation", "coverage")
@@ -254,15 +294,6 @@ def test_what_the_loss_is_made_of_is_logged(
     assert len(own) == 2
     assert 0.5 * own + 2 * distillation == pytest.approx(logged(one), abs=1e-3)
     assert ((coverage > 0.5) & (coverage <= 1)).all()
-
-
-def test_a_teacher_in_an_engine_of_deepspeed(
-    collator: DistillationCollator, projection: xtok.ProjectionMap, tmp_path: Path
-) -> None:
-    one = trainer(collator, arguments(tmp_path, max_steps=1), loss="p-kl", projection=projection)
-    one.teachers[0].eval = lambda: None  # as `DeepSpeedEngine.eval` does
-    one.train()
-    assert len(logged(one)) == 1
 
 
 def test_a_map_of_the_recipe_is_not_for_p_kl(
@@ -292,7 +323,8 @@ def test_shares_sum_to_the_whole(
         lambda batch, side: losses.count_chunks(side["shifted"], exact_token_match_only=True),
     )
     for loss in (exact, strict):
-        objective = make_objective(collator, loss, combine=CombineConfig(cross_entropy_weight=0.3))
+        make = partial(make_objective, collator.pairs, loss)
+        objective = make(combine=CombineConfig(cross_entropy_weight=0.3))
         batches = [
             prepare(collator(rows)) for rows in ([*ROWS, {"messages": CHAT}], [ROWS[1]], [ROWS[2]])
         ]
@@ -303,15 +335,16 @@ def test_shares_sum_to_the_whole(
             ]
             for batch in batches
         ]
-        alone = make_objective(collator, loss, combine=CombineConfig(cross_entropy_weight=0))
+        alone = make(combine=CombineConfig(cross_entropy_weight=0))
         counts = [objective.count(batch).tolist() for batch in batches]
         chunks, targets = (sum(count[place] for count in counts) for place in (1, 0))
         expected, shares = 0.0, 0.0
         for (s, t), batch, count in zip(logits, batches, counts, strict=True):
-            kd = float(alone(s, [t], batch))
+            kd = float(alone.terms(s, [t], batch).loss)
             own = torch.nn.functional.cross_entropy(s.flatten(0, 1), batch["targets"].flatten())
             expected += kd * count[1] / chunks + 0.3 * float(own) * count[0] / targets
-            shares += float(objective(s, [t], batch, torch.tensor([targets, chunks])))
+            totals = torch.tensor([targets, chunks])
+            shares += float(objective.terms(s, [t], batch, totals).loss)
         assert chunks > 20
         assert shares == pytest.approx(expected, rel=1e-6)
 
@@ -324,9 +357,22 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(XtokError, match=r"^p-kl needs a map .* projection= of a trainer"):
         trainer(collator, arguments(tmp_path))
-    wrong = xtok.build(collator.teachers[0], collator.student)
-    with pytest.raises(XtokError, match=r"^the student of the map .* has other tokens than"):
+    sides = collator.teachers[0], collator.student
+    for loss, given in (
+        ("p-kl", xtok.build(*sides)), ("event-kl", xtok.events(*sides)),
+        ("teacher-to-student-kl", projection),
+    ):  # fmt: skip
+        with pytest.raises(XtokError, match="^the sides are swapped"):
+            trainer(collator, arguments(tmp_path), loss=loss, projection=given)
+    wrong = xtok.build(collator.student, sentencepiece)
+    with pytest.raises(XtokError, match=r"^the teacher of the map .* has other tokens than"):
         trainer(collator, arguments(tmp_path), projection=wrong)
+    with pytest.raises(XtokError, match="event-kl needs an event map"):
+        trainer(collator, arguments(tmp_path), loss="event-kl", projection=projection)
+    with pytest.raises(XtokError, match="topk-kl needs stored predictions"):
+        make_objective(collator.pairs, "topk-kl")
+    with pytest.raises(XtokError, match="gold needs a model as its teacher"):
+        make_objective([None], "gold", projection)
     learned = ProjectionModule(projection, learnable=True)
     with pytest.raises(XtokError, match=r"^the map is learnable, and a trainer optimizes only"):
         trainer(collator, arguments(tmp_path), projection=learned)
@@ -376,6 +422,18 @@ def test_the_example_resumes(models: list[str], tmp_path: Path) -> None:
     assert logged(cut) == logged(whole)
     saved = sorted(path.name for path in (tmp_path / "cut").iterdir())
     assert "model.safetensors" in saved
+
+
+def test_the_example_trains_from_stored_predictions(
+    models: list[str], digits: Tokenizer, tmp_path: Path
+) -> None:
+    Dataset.from_list(stored(ROWS, digits)).to_parquet(tmp_path / "rows.parquet")
+    kept = [o for o in models if not o.startswith(("--teacher", "--map", "--dataset"))]
+    one = hf_trainer.main([
+        *kept, f"--dataset={tmp_path / 'rows.parquet'}", "--loss=topk-kl", "--max_steps=4",
+        f"--output_dir={tmp_path / 'run'}",
+    ])  # fmt: skip
+    assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
 
 
 def test_two_processes_are_one_with_twice_the_batch(models: list[str], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import predicted, prepare
+from xtok.training.collator import TopKCollator, predicted, prepare
 
 TEXTS = ["The keeper lit 201 lamps.", "Light", ""]
 CHAT = [
@@ -123,20 +123,6 @@ def test_several_teachers_and_none(
     assert torch.equal(alone["input_ids"], batch["input_ids"])
 
 
-def test_truncation_leaves_whole_chunks(digits: Tokenizer, byte_level: Tokenizer) -> None:
-    whole = DistillationCollator(digits, byte_level)([TEXTS[0]])
-    for length in range(1, 12):
-        cut = DistillationCollator(digits, byte_level, max_length=length)([TEXTS[0]])
-        found, expected = (b["teachers"][0]["alignment"] for b in (cut, whole))
-        chunks = int(found.pair_valid.sum())
-        for side in ("student", "teacher"):
-            ids = getattr(found, f"{side}_chunk_id")[0]
-            full = getattr(expected, f"{side}_chunk_id")[0]
-            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < chunks)].tolist()
-    with pytest.raises(ValueError, match="max_length is 0"):
-        DistillationCollator(digits, byte_level, max_length=0)
-
-
 def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> Any:
     return DistillationCollator(
         digits, byte_level, student_template="chatml", teacher_templates=[PLAIN], **options
@@ -167,24 +153,25 @@ def test_conversations(digits: Tokenizer, byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*no token that ends the turn")
-def test_a_conversation_that_is_cut_has_whole_chunks(
-    digits: Tokenizer, byte_level: Tokenizer
+@pytest.mark.parametrize("sample", [TEXTS[0], CHAT])
+def test_a_sample_that_is_cut_has_whole_chunks(
+    digits: Tokenizer, byte_level: Tokenizer, sample: Any
 ) -> None:
-    whole = chat_collator(digits, byte_level)([CHAT])["teachers"][0]["alignment"]
-    num_tokens = whole.teacher_chunk_id.shape[1]
+    whole = chat_collator(digits, byte_level)([sample])["teachers"][0]["alignment"]
     counts = []
-    for length in range(1, num_tokens + 1):
-        batch = chat_collator(digits, byte_level, max_length=length)([CHAT])
+    longest = max(whole.student_chunk_id.shape[1], whole.teacher_chunk_id.shape[1])
+    for length in range(1, longest + 1):
+        batch = chat_collator(digits, byte_level, max_length=length)([sample])
         aligned = batch["teachers"][0]["alignment"]
-        chunks = int(aligned.pair_valid.sum())
-        counts.append(chunks)
+        counts.append(int(aligned.pair_valid.sum()))
         for name in ("student", "teacher"):
             ids = getattr(aligned, f"{name}_chunk_id")[0]
             full = getattr(whole, f"{name}_chunk_id")[0]
-            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < chunks)].tolist()
+            assert ids[ids >= 0].tolist() == full[(full >= 0) & (full < counts[-1])].tolist()
     assert counts == sorted(counts)
-    assert counts[0] == 0
-    assert counts[-1] == int(whole.pair_valid.sum())
+    assert counts[-1] == int(whole.pair_valid.sum()) > counts[0]
+    with pytest.raises(ValueError, match="max_length is 0"):
+        DistillationCollator(digits, byte_level, max_length=0)
 
 
 def test_prepare_shifts_what_losses_take(collator: DistillationCollator) -> None:
@@ -237,3 +224,62 @@ def test_bad_samples(collator: DistillationCollator, byte_level: Tokenizer) -> N
     words = xtok.load_tokenizer("null:5")
     with pytest.raises(XtokError, match="not the text 'The keeper"):
         DistillationCollator(words, byte_level)(TEXTS)
+
+
+# Stored predictions
+
+STORED = [
+    {
+        "input_ids": [5, 6, 7, 8],
+        "topk_ids": [[], [6, 2], [], [1, 0, 8]],
+        "topk_logprobs": [[], [-0.5, -1.5], [], [-1.0, -1.25, -2.0]],
+        "rest_logprob": [None, -1.75, None, None],
+        "loss_mask": [False, True, True, True],
+        "id": "a",
+    },
+    {
+        "input_ids": [5, 6, 7],
+        "topk_ids": [[], [6], [7]],
+        "topk_logprobs": [[], [-0.25], [-0.5]],
+        "rest_logprob": [None, -1.5, -1.0],
+        "loss_mask": [True, True, False],
+        "valid": [True, True, True],
+    },
+]
+
+
+def test_stored_predictions() -> None:
+    none = -torch.inf
+    batch = prepare(TopKCollator(pad_id=3)(STORED))
+    [side] = batch["teachers"]
+    stored = side["stored"]
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8], [5, 6, 7, 3]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
+    assert batch["targets"].tolist() == [[6, 7, 8, -100], [6, -100, -100, -100]]
+    assert stored.top_ids.tolist() == [
+        [[0, 0, 0], [6, 2, 0], [0, 0, 0], [1, 0, 8]],
+        [[0, 0, 0], [6, 0, 0], [7, 0, 0], [0, 0, 0]],
+    ]
+    assert stored.top_logprobs[0, :2].tolist() == [[none] * 3, [-0.5, -1.5, none]]
+    assert stored.rest_logprob.tolist() == [[none, -1.75, none, none], [none, -1.5, -1.0, none]]
+    assert stored.valid.tolist() == [[False, True, False, True], [False, True, False, False]]
+    assert (stored.top_ids.dtype, stored.top_logprobs.dtype) == (torch.int64, torch.float32)
+    cut = TopKCollator(max_length=2)(STORED)
+    assert cut["input_ids"].tolist() == [[5, 6], [5, 6]]
+    assert torch.equal(cut["teachers"][0]["stored"].top_ids, stored.top_ids[:, :2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
+        ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
+        ({"topk_ids": [[], [6, 7], []]}, "topk_ids and topk_logprobs have different numbers"),
+        ({"topk_ids": [[6], [7], [8]]}, "topk_ids begin with candidates for the first token"),
+    ],
+)
+def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TopKCollator()([STORED[1] | change])
+    with pytest.raises(ValueError, match="a batch needs samples"):
+        TopKCollator()([])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xtok import ProjectionMap, ProjectionModule, XtokError
 from xtok.maps.projection_map import RowKind
-from xtok.training.module import project_token_likelihoods
+from xtok.training.sparse import project_token_likelihoods
 
 SLOTTED = replace(GOOD, scale_slot=SLOT)
 W = torch.tensor(
@@ -106,7 +106,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     assert p.logits is not None
     expected = p.logits.grad
     p.logits.grad = None
-    monkeypatch.setattr("xtok.training.module._BLOCK", 60)
+    monkeypatch.setattr("xtok.training.sparse._BLOCK", 60)
     parts = p(probs)
     parts.square().sum().backward()
     torch.testing.assert_close(parts, whole)

@@ -99,6 +99,17 @@ def test_a_servers_top_k_in_any_order_and_padded() -> None:
     torch.testing.assert_close(whole, teacher_to_student_kl(student, teacher, module, ALIGNED))
 
 
+def test_masked_tokens_have_no_gradient() -> None:
+    student, teacher = logits(3)
+    student[..., [1, 4]] = -torch.inf
+    student.requires_grad_()
+    loss = teacher_to_student_kl(student, teacher, module_of(WEIGHTS), ALIGNED)
+    loss.backward()
+    assert student.grad is not None
+    assert not student.grad[..., [1, 4]].any()
+    assert bool(torch.isfinite(loss) & student.grad.any())
+
+
 def test_in_bfloat16() -> None:
     student, teacher = (side.bfloat16() for side in logits(2))
     student.requires_grad_()

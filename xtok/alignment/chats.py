@@ -12,7 +12,8 @@ import numpy as np
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation, render
 from xtok.conversation.templates import Message
-from xtok.tokenizers import Tokenizer, byte_offsets
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import byte_offsets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

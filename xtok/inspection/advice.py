@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from xtok.config import Loss, check_loss
 from xtok.inspection.bootstrap import Interval, interval, resample
 from xtok.inspection.pair_facts import EventFacts, PairFacts
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.suits import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.vocab.display import plural
 from xtok.vocab.pair import require_table
 
@@ -30,9 +31,6 @@ Judgement: TypeAlias = tuple[Grade, str]
 
 MOST_LEAK = 0.05
 """Above this share of shared token boundaries, a comparison that leaks is not recommended."""
-
-_HEAVY = 0.6
-"""The weight from which H-KL takes an entry as a pair."""
 
 _LABELS = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 
@@ -124,9 +122,10 @@ def fits(
         empty_text: the share of the text's student tokens whose rows are empty.
     """
     is_text = require_table(projection.student).lengths > 0
-    exact = _exact_rows(projection)
+    exact = exact_rows(projection)
     heavy = np.zeros(len(is_text), np.bool_)
-    heavy[projection.student_ids[~projection.is_slot & (projection.weights >= _HEAVY)]] = True
+    is_heavy = ~projection.is_slot & (projection.weights >= H_KL_THRESHOLD)
+    heavy[projection.student_ids[is_heavy]] = True
     gold = _gold(pair, exact)
     judged: dict[Loss | Literal["event-kl"], Judgement] = {
         "p-kl": p_kl_fit(projection, measures, empty_text),
@@ -150,41 +149,14 @@ def p_kl_fit(
         return "bad", f"{worse}against {recipe:.3f}."
     if empty_text > 0.01:
         return "bad", f"{empty_text:.1%} of the text's tokens have an empty row."
-    counted, slots, exact = _is_counted(m), m.weights[m.is_slot], _exact_rows(m)
-    problems = []
-    if len(slots):
-        problems.append(f"a scale slot takes {slots.mean():.0%} of {plural(len(slots), 'row')}")
-    if exact:
-        problems.append(
-            f"{plural(exact, 'exact row')} put all weight on one token, though the teacher may "
-            "begin a longer one there"
-        )
-    if counted is False:
-        problems.append("weights were not counted")
-    if problems:
+    if problems := p_kl_problems(m):
         words = "; ".join(problems)
         return "care", f"{words[0].upper()}{words[1:]}."
-    rows = "Rows are counted probabilities" if counted else "Rows are probabilities"
+    rows = "Rows are counted probabilities" if is_counted(m) else "Rows are probabilities"
     measured = (
         f"; they close {closed.value:.0%} of the way to this text's best map" if closed else ""
     )
     return "good", f"{rows}, without exact rows or slots{measured}."
-
-
-def _exact_rows(projection: ProjectionMap) -> int:
-    """Return how many rows are exact; of a map with tokens, only of those with bytes."""
-    is_exact = projection.row_kind == RowKind.EXACT
-    if projection.student.table is not None:
-        is_exact = is_exact & (projection.student.table.lengths > 0)
-    return int(is_exact.sum())
-
-
-def _is_counted(projection: ProjectionMap) -> bool | None:
-    """Tell whether a map's weights were counted; None for a map whose history is not known."""
-    if (projection.row_kind == RowKind.COUNTED).any():
-        return True
-    stages = {step["stage"] for step in projection.history}
-    return False if stages & {"multitoken", "generate"} else None
 
 
 def _gold(pair: PairFacts, exact: int) -> Judgement:
@@ -204,9 +176,10 @@ def _gold(pair: PairFacts, exact: int) -> Judgement:
 
 def _h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
     if heavy < 0.5:
-        return "bad", f"Only {heavy:.0%} of the rows have an entry of {_HEAVY}, which makes a pair."
+        why = f"Only {heavy:.0%} of the rows have an entry of {H_KL_THRESHOLD}, which makes a pair."
+        return "bad", why
     if not exact:
-        pairs = f"{heavy:.0%} of the rows have an entry of {_HEAVY} for a pair"
+        pairs = f"{heavy:.0%} of the rows have an entry of {H_KL_THRESHOLD} for a pair"
         return "care", f"No exact rows; {pairs}."
     return gold
 

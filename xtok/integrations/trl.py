@@ -9,11 +9,16 @@ from typing import Any
 from packaging.version import Version
 
 from xtok.errors import XtokError
-from xtok.integrations.transformers import Distils, require_one_device
 from xtok.tokenizers import from_transformers
 from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
-from xtok.training.objective import Loss, Projection, make_objective
+from xtok.training.objective import (
+    Distils,
+    Loss,
+    Projection,
+    make_objective,
+    require_one_device,
+)
 
 OLDEST = "1.14"
 """The first TRL whose GOLD prepares texts for tokenizers that are not byte-level."""
@@ -119,8 +124,9 @@ class XTokGOLDTrainer(Distils, _GOLDTrainer):  # type: ignore[misc, valid-type]
         self.distillation_collator = DistillationCollator(
             student, teacher, teacher_templates=[teacher_template]
         )
+        self.teachers = [self.teacher_model]
         self.objective = make_objective(
-            self.distillation_collator,
+            self.distillation_collator.pairs,
             loss,
             projection,
             combine=CombineConfig(
@@ -135,24 +141,14 @@ class XTokGOLDTrainer(Distils, _GOLDTrainer):  # type: ignore[misc, valid-type]
     def _fill_buffer(self, generation_batch: Any, buffer_steps: int) -> None:
         """Make the batches of an optimizer's step at once: their terms are counted together."""
         super()._fill_buffer(generation_batch, buffer_steps)
-        batches = [self._aligned(inputs) for inputs in self._buffered_inputs]
-        totals = self._count(batches)
-        for inputs, batch in zip(self._buffered_inputs, batches, strict=True):
-            inputs["_xtok"] = (batch, totals)
+        for inputs in self._buffered_inputs:
+            inputs["_xtok"] = self.prepared(inputs)
+        self.counted([inputs["_xtok"] for inputs in self._buffered_inputs])
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        """Return the loss of one batch: in training its share, in evaluation its mean."""
-        batch, totals = inputs.get("_xtok") or (self._aligned(inputs), None)
-        return self._loss(model, [self.teacher_model], batch, totals, outputs=return_outputs)
-
-    def _aligned(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def prepared(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return GOLD's batch as a prepared batch of the collator."""
+        if "_xtok" in inputs:
+            return inputs["_xtok"]  # type: ignore[no-any-return]
         batch = self.distillation_collator.from_student_ids(
             inputs["input_ids"],
             inputs["attention_mask"],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, TextChange, byte_offsets, no_panic
+from xtok.tokenizers._backend import Backend, TextChange, no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
@@ -32,7 +32,6 @@ __all__ = [
     "Encoding",
     "TextChange",
     "Tokenizer",
-    "byte_offsets",
     "from_transformers",
     "load_tokenizer",
     "model_id",

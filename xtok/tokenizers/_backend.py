@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import TokenizerError
-from xtok.vocab.table import Entry
 
 if TYPE_CHECKING:
     from xtok.tokenizers.hub import ModelFiles
+    from xtok.vocab.table import Entry
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
@@ -113,15 +113,6 @@ def splitting_at(names: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern whose `split` puts names at the odd places, and what is between at even."""
     longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
-
-
-def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
-    if text.isascii():
-        return np.arange(len(text) + 1)
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def model_vocab_size(files: ModelFiles) -> int | None:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, byte_offsets
-from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
+from xtok.tokenizers._backend import Backend
+from xtok.vocab.table import MAX_WIDTH, Entry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):

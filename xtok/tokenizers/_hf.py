@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, byte_offsets, damaged
-from xtok.vocab.table import Entry, TokenType
+from xtok.tokenizers._backend import SPECIAL_NAMES, Backend, TextChange, damaged
+from xtok.vocab.table import Entry, TokenType, byte_offsets
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer

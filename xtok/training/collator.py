@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.vocab.table import Vocabulary
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -99,6 +101,11 @@ class DistillationCollator:
         self._retokenizers = [Retokenizer(self.student, teacher) for teacher in self.teachers]
         self.max_length, self.bos, self.eos = max_length, bos, eos
         self.student_template, self.teacher_templates = student_template, templates
+
+    @property
+    def pairs(self) -> list[tuple[Vocabulary, Vocabulary]]:
+        """For each teacher, the student's vocabulary and the teacher's."""
+        return [(self.student.vocabulary, teacher.vocabulary) for teacher in self.teachers]
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return the batch of the samples.
@@ -260,12 +267,99 @@ class DistillationCollator:
         )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredTopK:
+    """Stored predictions for the tokens of a padded batch, as `topk_kl` takes them."""
+
+    top_ids: torch.Tensor  # int64 [B, T, K], the student's
+    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ where a row has fewer than K
+    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ where the candidates have all
+    valid: torch.Tensor  # bool [B, T], whether a token counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKCollator:
+    """Turns rows of stored predictions into a batch for the loss `topk-kl`; no teacher runs.
+
+    A row is a mapping of lists, as a row of the Parquet file that `xtok project` writes. Row i of
+    the predictions is of token i, so that of the first token is empty. `input_ids` are the
+    student's, `topk_ids` and `topk_logprobs` have a list of candidates for each, `rest_logprob` the
+    logarithm of what these leave; None where they have all. Tokens count that have candidates,
+    unless `valid` or `loss_mask` says otherwise; without `loss_mask` all are targets.
+
+    The batch is that of a `DistillationCollator`, with one teacher, of which it has `stored`.
+    """
+
+    max_length: int | None = None  # tokens of a row that are kept; all if None
+    pad_id: int = 0  # of `input_ids`
+
+    pairs: ClassVar[list[None]] = [None]
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of the rows.
+
+        Raises:
+            ValueError: if there are no rows, or columns of a row differ in length; and for
+                predictions of a first token, which are those of a file of the next tokens.
+        """
+        if not rows:
+            raise ValueError("a batch needs samples")
+        width = max((len(ids) for row in rows for ids in row["topk_ids"]), default=0)
+        columns = [self._columns(row, max(1, width)) for row in rows]
+        fills: dict[str, float] = {"input_ids": self.pad_id, "labels": IGNORED}
+        fills |= {"top_logprobs": -np.inf, "rest_logprob": -np.inf}
+        batch = {
+            name: _stack([c[name][: self.max_length] for c in columns], fills.get(name, 0))
+            for name in columns[0]
+        }
+        stored = StoredTopK(**{field.name: batch.pop(field.name) for field in fields(StoredTopK)})
+        return {**batch, "teachers": [{"stored": stored}]}
+
+    def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
+        """Return a row as arrays, its candidates `[T, width]`."""
+        ids = np.asarray(row["input_ids"], np.int64)
+        given = {name: row[name] for name in _PER_TOKEN if row.get(name) is not None}
+        for name, values in given.items():
+            if len(values) != len(ids):
+                raise ValueError(f"{name} has {len(values)} rows for {len(ids)} input_ids")
+        counts = np.array([len(best) for best in given["topk_ids"]], np.int64)
+        if counts[:1].any():
+            raise ValueError(
+                "topk_ids begin with candidates for the first token, which nothing predicts: row i "
+                "must be of token i, not of the next"
+            )
+        if [len(best) for best in given["topk_logprobs"]] != counts.tolist():
+            raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
+        filled = np.arange(width) < counts[:, None]
+        top_ids = np.zeros(filled.shape, np.int64)
+        top_logprobs = np.full(filled.shape, -np.inf, np.float32)
+        top_ids[filled] = np.fromiter(chain.from_iterable(given["topk_ids"]), np.int64)
+        top_logprobs[filled] = np.fromiter(chain.from_iterable(given["topk_logprobs"]), np.float32)
+        everything = np.ones(len(ids), np.bool_)
+        is_target = np.asarray(given.get("loss_mask", everything), np.bool_)
+        rest = [-np.inf if value is None else value for value in given["rest_logprob"]]
+        return {
+            "input_ids": ids,
+            "attention_mask": np.ones(len(ids), np.int64),
+            "labels": np.where(is_target, ids, IGNORED),
+            "top_ids": top_ids,
+            "top_logprobs": top_logprobs,
+            "rest_logprob": np.array(rest, np.float32),
+            "valid": np.asarray(given.get("valid", everything), np.bool_)
+            & is_target
+            & (counts > 0),
+        }
+
+
+_PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
+
+
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Move a batch, and everything in it, to a device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, AlignmentBatch):
-        return AlignmentBatch(**to_device(vars(batch), device))
+    if isinstance(batch, AlignmentBatch | StoredTopK):
+        return type(batch)(**to_device(vars(batch), device))
     if isinstance(batch, dict):
         return {name: to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, list):
@@ -277,13 +371,14 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
     """Move a batch to a device, and add what losses take, shifted to the predicting positions.
 
     Each side has `targets`, its labels of the next position; each teacher also `shifted`, its
-    alignment as `shift_to_predictions` gives it.
+    alignment as `shift_to_predictions` gives it. What is stored stays as it is.
     """
     moved: dict[str, Any] = to_device(batch, device)
     for side in (moved, *moved["teachers"]):
-        side["targets"] = predicted(side["labels"])
-    for side in moved["teachers"]:
-        side["shifted"] = shift_to_predictions(side["alignment"])
+        if "labels" in side:
+            side["targets"] = predicted(side["labels"])
+        if "alignment" in side:
+            side["shifted"] = shift_to_predictions(side["alignment"])
     return moved
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from os import PathLike
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from xtok import __version__
-from xtok.errors import XtokError
 from xtok.maps.edges import Edges, map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind
-
-_BLOCK = 2**22
-"""Numbers in a temporary tensor on a CPU: 16 MiB in float32."""
-
-_BLOCK_ON_DEVICE = 2**27
-"""The same on a GPU."""
+from xtok.training.sparse import check_columns, check_width, project_token_likelihoods
 
 
 class ProjectionModule(nn.Module):
@@ -161,162 +153,3 @@ class ProjectionModule(nn.Module):
         """Describe the module for `print`."""
         rows, columns = self.shape
         return f"{rows} → {columns}, nnz={len(self.weights)}, learnable={self.learnable}"
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def project_token_likelihoods(
-    student_probs: Tensor,
-    student_ids: Tensor,
-    offsets: Tensor,
-    weights: Tensor,
-    columns: Tensor | None = None,
-) -> Tensor:
-    """Multiply probabilities by a sparse map stored by column.
-
-    out[..., j] = Σ_s student_probs[..., s] · W[s, columns[j]]
-
-    Args:
-        student_probs: `[..., V_s]`, at least as wide as the largest student id.
-        student_ids: int64 `[nnz]`, sorted by the teacher's id.
-        offsets: int64 `[V_teacher + 1]`, where each teacher id's entries begin.
-        weights: `[nnz]`.
-        columns: int64 `[k]`, distinct teacher ids; all of them if None.
-
-    Returns:
-        float32 `[..., V_teacher]` or `[..., k]`, float64 if the probabilities are; with gradients
-        to the probabilities and to the weights.
-
-    `torch.sparse.mm` alone would not do (PyTorch 2.13): its gradient to the weights is dense,
-    `[V_teacher, V_student]`, and `torch.compile` cannot trace sparse tensors. So this is its own
-    function, outside of compiled graphs.
-    """
-    flat = student_probs.reshape(-1, student_probs.shape[-1])
-    restricted = restrict(student_ids, offsets, columns)
-    projected: Tensor = _Project.apply(flat, weights[restricted.picked], restricted)  # type: ignore[no-untyped-call]
-    return projected.reshape(*student_probs.shape[:-1], projected.shape[-1])
-
-
-def check_width(side: str, of_logits: int, of_map: int) -> None:
-    """Raise an `XtokError` if logits are narrower than the map."""
-    if of_logits < of_map:
-        raise XtokError(
-            f"the {side}'s logits are {of_logits} wide, the map's {side} {of_map}",
-            hint=f"give a map of this {side}, or build it {of_logits} wide with {{option}}",
-            parameter="vocab_size",
-        )
-
-
-def check_columns(columns: Tensor, width: int) -> None:
-    """Raise a `ValueError` unless `columns` is int64 `[k]`, and in range where that is cheap."""
-    if columns.ndim != 1 or columns.dtype != torch.int64:
-        raise ValueError(f"columns are {columns.dtype} {list(columns.shape)}, not int64 [k]")
-    if columns.device.type == "cpu" and not torch.compiler.is_compiling():
-        inside = not len(columns) or bool(columns.min() >= 0 and columns.max() < width)
-        if not inside or len(columns.unique()) != len(columns):
-            raise ValueError(f"columns are not different ids in 0..{width - 1}")
-
-
-class Restricted(NamedTuple):
-    """A map restricted to k columns, as local indices; m entries, int64 each."""
-
-    used: Tensor  # [R], the student ids that have an entry there, rising
-    rows: Tensor  # [m], each entry's place in `used`
-    columns: Tensor  # [m], each entry's place among the k columns, rising
-    picked: Tensor  # [m], each entry's place among all entries
-    num_columns: int  # k
-
-
-def restrict(student_ids: Tensor, offsets: Tensor, columns: Tensor | None) -> Restricted:
-    """Restrict a map to some columns; to all, if `columns` is None."""
-    device = student_ids.device
-    if columns is None:
-        columns = torch.arange(len(offsets) - 1, device=device)
-    starts = offsets[columns]
-    counts = offsets[columns + 1] - starts
-    ends = counts.cumsum(0)
-    total = int(ends[-1]) if len(ends) else 0
-    local = torch.arange(len(columns), device=device).repeat_interleave(counts, output_size=total)
-    picked = torch.arange(total, device=device) + (starts - ends + counts)[local]
-    used, rows = torch.unique(student_ids[picked], return_inverse=True)
-    return Restricted(used, rows, local, picked, len(columns))
-
-
-def sparse_pair(restricted: Restricted, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the restricted map as `[k, R]` and as `[R, k]`, sparse, for products with columns."""
-    size = (restricted.num_columns, len(restricted.used))
-    by_row = torch.argsort(restricted.rows, stable=True)
-    return (
-        _sparse(restricted.columns, restricted.rows, weights, size),
-        _sparse(restricted.rows[by_row], restricted.columns[by_row], weights[by_row], size[::-1]),
-    )
-
-
-def _sparse(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
-    # Entries are sorted by row, which is all that a product asks of a coalesced tensor.
-    return torch.sparse_coo_tensor(
-        torch.stack([rows, columns]), values, size, is_coalesced=True, check_invariants=False
-    )
-
-
-def multiply(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Return a sparse matrix times `[..., b]`, in their own type under any autocast."""
-    with torch.autocast(matrix.device.type, enabled=False):
-        product: Tensor = torch.sparse.mm(matrix, columns.contiguous())
-        return product
-
-
-def block_length(like: Tensor, width: int) -> int:
-    """Return how many rows of a width a temporary tensor may have."""
-    size = _BLOCK if like.device.type == "cpu" else _BLOCK_ON_DEVICE
-    return max(1, size // max(width, 1))
-
-
-def work_dtype(*tensors: Tensor) -> torch.dtype:
-    """Return float64 if any tensor is, else float32."""
-    return torch.float64 if torch.float64 in [t.dtype for t in tensors] else torch.float32
-
-
-class _Project(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, probs: Tensor, weights: Tensor, restricted: Restricted) -> Tensor:
-        dtype = work_dtype(probs)
-        matrix, ctx.matrix = sparse_pair(restricted, weights.to(dtype))
-        ctx.save_for_backward(probs)
-        ctx.restricted, ctx.weights_dtype = restricted, weights.dtype
-        out = probs.new_empty((len(probs), restricted.num_columns), dtype=dtype)
-        for block in _blocks(probs, restricted):
-            part = probs[block].index_select(1, restricted.used).to(dtype)
-            out[block] = multiply(matrix, part.t()).t()
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        (probs,) = ctx.saved_tensors
-        dtype, restricted = work_dtype(probs), ctx.restricted
-        grad_probs = torch.zeros_like(probs)
-        grad_entries = torch.zeros(len(restricted.picked), dtype=dtype, device=probs.device)
-        for block in _blocks(probs, restricted):
-            back = grad[block].to(dtype).t().contiguous()
-            grad_probs[block, restricted.used] = multiply(ctx.matrix, back).t().to(probs.dtype)
-            if ctx.needs_input_grad[1]:
-                part = probs[block].index_select(1, restricted.used).to(dtype).t().contiguous()
-                grad_entries += entry_gradient(restricted, part, back)
-        to_weights = grad_entries.to(ctx.weights_dtype) if ctx.needs_input_grad[1] else None
-        return grad_probs, to_weights, None
-
-
-def _blocks(probs: Tensor, restricted: Restricted) -> Iterator[slice]:
-    step = block_length(probs, max(restricted.num_columns, len(restricted.used)))
-    for start in range(0, len(probs), step):
-        yield slice(start, start + step)
-
-
-def entry_gradient(restricted: Restricted, probs: Tensor, grad: Tensor) -> Tensor:
-    """Return Σ_b probs[row, b] · grad[column, b] for each entry; `[R, b]`, `[k, b]` into `[m]`."""
-    total = torch.empty(len(restricted.rows), dtype=probs.dtype, device=probs.device)
-    step = block_length(probs, probs.shape[1])
-    for start in range(0, len(total), step):
-        part = slice(start, start + step)
-        total[part] = (probs[restricted.rows[part]] * grad[restricted.columns[part]]).sum(1)
-    return total

@@ -14,17 +14,18 @@ from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import Tokenizer
-from xtok.tokenizers import pair as pair_of
-from xtok.training.collator import DistillationCollator
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
-from xtok.training.losses.event_kl import EventIndex, event_index
-from xtok.training.losses.named import BatchLoss, LossName, make_loss
+from xtok.training.losses.event_kl import EventIndex
+from xtok.training.losses.named import BatchLoss, LossName, loss_named, make_loss
 from xtok.training.module import ProjectionModule
+from xtok.vocab.pair import Pair
+from xtok.vocab.table import Vocabulary
 
 Loss = LossName | BatchLoss
 Projection = ProjectionMap | ProjectionModule | EventMap | str | PathLike[str]
+Sides = tuple[Vocabulary, Vocabulary]
+"""Of the student and of a teacher."""
 
 
 class Terms(NamedTuple):
@@ -47,40 +48,31 @@ class Objective:
     def count(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the terms of each mean: of the cross-entropy, then of each teacher's loss.
 
-        Add the counts of all batches of an optimizer's step, on all processes: `__call__` takes
-        the sum as `totals`. int64 `[1 + teachers]`, on the batch's device.
+        Add the counts of all batches of an optimizer's step, on all processes: `terms` takes the
+        sum as `totals`, and a batch's own as `batch["count"]`, if it is there.
+        int64 `[1 + teachers]`, on the batch's device.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
         counts = [loss.count(batch, side) for loss, side in sides]
         targets: Tensor = batch["targets"]
         return torch.tensor([int((targets >= 0).sum()), *counts], device=targets.device)
 
-    def __call__(
+    def terms(
         self,
         student_logits: Tensor,
-        teacher_logits: Sequence[Tensor],
+        teacher_logits: Sequence[Tensor | None],
         batch: Mapping[str, Any],
         totals: Tensor | None = None,
-    ) -> Tensor:
-        """Return the loss of a batch; with `totals`, its share of the loss of all batches.
+    ) -> Terms:
+        """Return the loss of a batch, or with `totals` its share of that of all, and its parts.
 
         The shares of batches sum to what one batch of all rows gives, and so do their gradients.
         Two choices are made per batch and not over all: the columns of a P-KL with `top_k`, and
         the factor of `dynamic_scaling`.
         """
-        return self.terms(student_logits, teacher_logits, batch, totals).loss
-
-    def terms(
-        self,
-        student_logits: Tensor,
-        teacher_logits: Sequence[Tensor],
-        batch: Mapping[str, Any],
-        totals: Tensor | None = None,
-    ) -> Terms:
-        """Return the loss of a batch, as `__call__` does, and what it is made of."""
         targets: Tensor = batch["targets"]
         inside = targets >= 0
-        count = self.count(batch)
+        count = batch["count"] if "count" in batch else self.count(batch)
         shares = (count / (count if totals is None else totals.to(count)).clamp(min=1)).tolist()
         own = student_logits.new_zeros((), dtype=torch.float32)
         if self.combine.dynamic_scaling or self.combine.cross_entropy_weight > 0:
@@ -97,20 +89,23 @@ class Objective:
         else:
             distillation = sum_teachers(parts, self.teacher_weights)
             loss = combine(distillation, own, self.combine)
-        covered = [_in_chunks(side["shifted"])[inside].sum() for side in batch["teachers"]]
+        covered = [_covered(side)[inside].sum() for side in batch["teachers"]]
         coverage = sum(covered, torch.zeros_like(own)) / max(1, len(covered))
         coverage = coverage * (shares[0] / max(1, int(count[0])))
         return Terms(loss, own.detach(), distillation.detach(), coverage)
 
 
-def _in_chunks(shifted: AlignmentBatch) -> Tensor:
-    """Return which of the student's positions predict into a chunk that counts, bool `[B, T]`."""
+def _covered(side: Mapping[str, Any]) -> Tensor:
+    """Return which of the student's positions predict what the loss compares, bool `[B, T]`."""
+    if "stored" in side:
+        return torch.nn.functional.pad(side["stored"].valid[:, 1:], (0, 1))
+    shifted: AlignmentBatch = side["shifted"]
     ids, valid = torch.as_tensor(shifted.student_chunk_id), torch.as_tensor(shifted.pair_valid)
     return (ids >= 0) & valid.gather(1, ids.clamp(min=0))
 
 
 def make_objective(
-    collator: DistillationCollator,
+    pairs: Sequence[Sides | None],
     losses: Loss | Sequence[Loss],
     projection: Projection | Sequence[Projection | None] | None = None,
     *,
@@ -119,10 +114,11 @@ def make_objective(
     temperature: float = 1.0,
     device: torch.device | str = "cpu",
 ) -> Objective:
-    """Return the objective of a collator's student and teachers.
+    """Return the objective of a student and its teachers.
 
     Args:
-        collator: its tokenizers are what the maps must belong to.
+        pairs: for each teacher, the vocabularies of the student and of this teacher, which its map
+            must belong to; None for stored predictions. A collator has them as `pairs`.
         losses: a name or a `BatchLoss`, for all teachers or one for each.
         projection: a map, its file or its module, for all teachers or one for each; for
             `event-kl` an event map or its file; None for losses without a map.
@@ -132,22 +128,16 @@ def make_objective(
         device: where the maps go.
 
     Raises:
-        XtokError: if a loss needs a map and there is none, or a map is of other tokenizers.
+        XtokError: if a loss needs a map and there is none, a map is of other tokenizers, its sides
+            are swapped, or a loss of stored predictions has a model for a teacher.
         ValueError: if numbers of losses, maps and teachers do not fit.
     """
-    teachers = collator.teachers
-    names = _one_each("losses", losses, len(teachers))
-    maps = _one_each("maps", projection, len(teachers))
+    names = _one_each("losses", losses, len(pairs))
+    maps = _one_each("maps", projection, len(pairs))
     made = []
-    for teacher, loss, of_pair in zip(teachers, names, maps, strict=True):
-        module: ProjectionModule | EventIndex | None = None
-        if of_pair is not None:
-            read = _event_index if loss == "event-kl" else _module
-            sides = (collator.student, teacher)
-            if loss == "teacher-to-student-kl":
-                sides = (teacher, collator.student)
-            module = read(of_pair, *sides).to(device)
+    for pair, loss, given in zip(pairs, names, maps, strict=True):
         if not isinstance(loss, BatchLoss):
+            module = _artefact(loss, given, pair, device)
             loss = make_loss(loss, module=module, temperature=temperature)
         made.append(loss)
     return Objective(
@@ -162,20 +152,119 @@ def _one_each(what: str, given: Any, count: int) -> list[Any]:
     return values
 
 
-def _module(given: Any, student: Tokenizer, teacher: Tokenizer) -> ProjectionModule:
-    """Return a map as a module, if it is of these tokenizers."""
-    module = given if isinstance(given, ProjectionModule) else ProjectionModule(given)
-    if module.learnable:
+def _artefact(
+    name: LossName, given: Any, pair: Sides | None, device: torch.device | str
+) -> ProjectionModule | EventIndex | None:
+    """Return what a loss takes, on its device, if it is of these tokenizers."""
+    row = loss_named(name)
+    if row.is_stored is not (pair is None):
+        what = "stored predictions" if row.is_stored else "a model as its teacher"
+        hint = "topk-kl goes with a TopKCollator, every other loss with a DistillationCollator"
+        raise XtokError(f"{name} needs {what}", hint=hint)
+    if row.artefact is None or pair is None:
+        return None
+    if isinstance(given, ProjectionModule) and given.learnable:
         raise XtokError(
             "the map is learnable, and a trainer optimizes only its model",
             hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
             "map that `to_map` returns",
         )
-    pair_of(student, teacher, of=module.map).admit(module.map)
-    return module
+    if isinstance(given, str | PathLike):
+        given = row.artefact.of_file.load(given)
+    projection = given.map if isinstance(given, ProjectionModule) else given
+    if not isinstance(projection, row.artefact.of_file):
+        return None
+    student, teacher = pair[::-1] if row.to_student else pair
+    of_pair = Pair(student, teacher).at_widths_of(projection)
+    of_pair.admit(projection)
+    made: ProjectionModule | EventIndex = (
+        row.artefact.to_torch(given) if given is projection else given
+    )
+    return made.to(device)
 
 
-def _event_index(given: Any, student: Tokenizer, teacher: Tokenizer) -> EventIndex:
-    """Return the index of an event map, if it is of these tokenizers."""
-    events = given if isinstance(given, EventMap) else EventMap.load(given)
-    return event_index(pair_of(student, teacher, of=events).admit(events, name="the event map"))
+class Distils:
+    """What trainers of any library share: an objective, its teachers, and what they log.
+
+    Each logged `loss` comes with `cross_entropy`, `distillation` and `coverage` (the share of the
+    targets that are in a chunk), means over the same optimizer steps and over all processes.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    state: Any
+    accelerator: Any
+    objective: Objective
+    teachers: Sequence[Any]  # models; None for stored predictions
+    _sums: Tensor | None = None
+    _logged_at = 0
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, with the terms beside the total."""
+        if "loss" in logs and self._sums is not None:
+            steps = max(1, self.state.global_step - self._logged_at)
+            sums = self.accelerator.reduce(self._sums, "sum") / steps
+            logs |= dict(zip(Terms._fields[1:], sums.tolist(), strict=True))
+            self._sums, self._logged_at = None, self.state.global_step
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def counted(self, batches: Sequence[dict[str, Any]]) -> Tensor:
+        """Count the prepared batches of an optimizer's step, for `compute_loss`.
+
+        Each gets its `count`, and their sum over all processes as `totals`, which is returned:
+        int64 `[1 + teachers]`.
+        """
+        device = self.accelerator.device
+        total = torch.zeros(1 + len(self.objective.losses), dtype=torch.int64, device=device)
+        for batch in batches:
+            batch["count"] = self.objective.count(batch)
+            total += batch["count"]
+        summed: Tensor = self.accelerator.reduce(total, "sum")
+        for batch in batches:
+            batch["totals"] = summed
+        return summed
+
+    def prepared(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the prepared batch of what the library hands to `compute_loss`."""
+        raise NotImplementedError
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the loss of one batch: in training its share, in evaluation its mean.
+
+        Processes average their gradients, so a share of all their terms is multiplied by their
+        number.
+        """
+
+        def run(of: Any, side: dict[str, Any]) -> Any:
+            mask = side["attention_mask"]
+            return of(input_ids=side["input_ids"], attention_mask=mask, use_cache=False)
+
+        batch = self.prepared(inputs)
+        totals, of_student, logits = batch.get("totals"), run(model, batch), []
+        with torch.no_grad():
+            for teacher, side in zip(self.teachers, batch["teachers"], strict=True):
+                if teacher is not None:
+                    teacher.eval()  # DeepSpeed's returns None
+                logits.append(None if teacher is None else run(teacher, side).logits)
+        terms = self.objective.terms(of_student.logits, logits, batch, totals)
+        loss = terms.loss
+        if totals is not None:
+            new = torch.stack([term.float() for term in terms[1:]])
+            self._sums = new if self._sums is None else self._sums + new
+            loss = loss * self.accelerator.num_processes
+        return (loss, of_student) if return_outputs else loss
+
+
+def require_one_device(args: Any) -> None:
+    """Raise an `XtokError` where a `Trainer` would split batches among GPUs by itself."""
+    if args.n_gpu > 1:
+        raise XtokError(
+            f"one process with {args.n_gpu} GPUs would split batches, alignments aside",
+            hint="start a process per GPU: torchrun --nproc-per-node N script.py",
+        )

@@ -136,9 +136,14 @@ class Pair:
         for side in SIDES:
             ours, tokenizer = getattr(self, side), getattr(self, f"{side}_tokenizer")
             width = _shared_width(getattr(projection, side), ours)
-            if tokenizer is not None and width != ours.vocab_size:
-                tokenizer = tokenizer.at_width(width)
-                changed |= {side: tokenizer.vocabulary, f"{side}_tokenizer": tokenizer}
+            if width == ours.vocab_size:
+                continue
+            if tokenizer is not None:
+                changed[f"{side}_tokenizer"] = tokenizer = tokenizer.at_width(width)
+                changed[side] = tokenizer.vocabulary
+            elif ours.table is not None:
+                table = ours.table.at_width(width)
+                changed[side] = replace(ours, vocab_size=width, width_source="option", table=table)
         return replace(self, **changed) if changed else self
 
     def admit(self, projection: M, *, name: str = "the map") -> M:

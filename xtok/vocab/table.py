@@ -293,3 +293,12 @@ def common_ids(
         if token in id_of:
             ours[s] = theirs[id_of[token]] = s
     return ours, theirs
+
+
+def byte_offsets(text: str) -> NDArray[np.int64]:
+    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
+    if text.isascii():
+        return np.arange(len(text) + 1)
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

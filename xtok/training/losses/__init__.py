@@ -23,6 +23,7 @@ from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.named import BatchLoss, LossName, make_loss
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
+from xtok.training.losses.topk_kl import topk_kl
 
 __all__ = [
     "BatchLoss",
@@ -47,4 +48,5 @@ __all__ = [
     "select_teacher",
     "sum_teachers",
     "teacher_to_student_kl",
+    "topk_kl",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xtok.training.losses.chunks import Chunks, log_probabilities, loss_over_chunks
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.module import block_length, work_dtype
+from xtok.training.sparse import block_length, work_dtype
 
 Rows: TypeAlias = tuple[Tensor, Tensor]
 """Positions in a batch, int64 `[n]` both: of the batch's rows, and within them."""
@@ -18,6 +18,9 @@ Rows: TypeAlias = tuple[Tensor, Tensor]
 Compare: TypeAlias = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
 """Takes the student's log-probabilities `[n, V_student]` at some positions, and the teacher's
 positions. Returns the sum of their losses, and its gradient to the student's logits over τ."""
+
+ROUNDING = 1e-3
+"""How far above 1 the probabilities of a position may sum: what bfloat16 servers round to."""
 
 
 def boundary_loss(
@@ -31,9 +34,7 @@ def boundary_loss(
 ) -> Tensor:
     """Return τ² times the mean of a comparison over all positions where both sides begin a chunk.
 
-    Chunks whose first token nothing predicts do not count. Positions are compared in blocks; the
-    gradient, in the student's dtype, is computed with the loss, and used up by `backward`, which
-    can run once.
+    Chunks whose first token nothing predicts do not count. Memory is that of `loss_at`.
 
     Raises:
         XtokError: if logits are narrower than their side of `widths`.
@@ -41,35 +42,54 @@ def boundary_loss(
     """
 
     def over_chunks(chunks: Chunks) -> Tensor:
-        (rows, places), teacher = (
+        ours, theirs = (
             _first_positions(ids, chunks.total) for ids in (chunks.student, chunks.teacher)
         )
-        dtype, width = work_dtype(student_logits, teacher_logits), widths[0]
-        grad = None
-        if student_logits.requires_grad and torch.is_grad_enabled():
-            grad = torch.zeros_like(student_logits, memory_format=torch.contiguous_format)
-        total = torch.zeros((), dtype=torch.float64, device=student_logits.device)
-        step = block_length(student_logits, max(widths))
-        for start in range(0, chunks.total, step):
-            part = slice(start, start + step)
-            with torch.no_grad():
-                picked = student_logits[rows[part], places[part]][:, :width].to(dtype)
-                log_p = log_probabilities(picked, config.temperature)
-                lost, back = compare(log_p, (teacher[0][part], teacher[1][part]))
-                total += lost
-                if grad is not None:
-                    grad[rows[part], places[part], :width] = back.to(grad.dtype)
-        loss = (total * (config.temperature**2 / chunks.total)).to(dtype)
-        if grad is None:
-            return loss
-        scale = config.temperature / chunks.total
-        with_gradient: Tensor = _WithGradient.apply(student_logits, loss, grad, scale)  # type: ignore[no-untyped-call]
-        return with_gradient
+        dtype = work_dtype(student_logits, teacher_logits)
+        return loss_at(ours, theirs, compare, student_logits, widths, dtype, config.temperature)
 
     return loss_over_chunks(
         over_chunks, student_logits, teacher_logits, alignment, config, sample_mask, widths,
         starts_only=True,
     )  # fmt: skip
+
+
+def loss_at(
+    ours: Rows,
+    theirs: Rows,
+    compare: Compare,
+    student_logits: Tensor,
+    widths: tuple[int, int],
+    dtype: torch.dtype,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Return τ² times the mean of a comparison over n positions, at least 1.
+
+    They are compared in blocks; the gradient, in the student's dtype, is computed with the loss,
+    and used up by `backward`, which can run once.
+    """
+    grad = None
+    if student_logits.requires_grad and torch.is_grad_enabled():
+        grad = torch.zeros_like(student_logits, memory_format=torch.contiguous_format)
+    total = torch.zeros((), dtype=torch.float64, device=student_logits.device)
+    count, step, width = len(ours[0]), block_length(student_logits, max(widths)), widths[0]
+    for start in range(0, count, step):
+        rows, others = (
+            (batch[start : start + step], places[start : start + step])
+            for batch, places in (ours, theirs)
+        )
+        with torch.no_grad():
+            picked = student_logits[rows][:, :width].to(dtype)
+            lost, back = compare(log_probabilities(picked, temperature), others)
+            total += lost
+            if grad is not None:
+                back.masked_fill_(torch.isneginf(picked), 0)
+                grad[..., :width][rows] = back.to(grad.dtype)
+    loss = (total * (temperature**2 / count)).to(dtype)
+    if grad is None:
+        return loss
+    with_gradient: Tensor = _WithGradient.apply(student_logits, loss, grad, temperature / count)  # type: ignore[no-untyped-call]
+    return with_gradient
 
 
 def _first_positions(numbers: Tensor, total: int) -> Rows:
@@ -96,3 +116,34 @@ class _WithGradient(torch.autograd.Function):
         if grad is None:
             raise RuntimeError("the loss keeps its gradient for one backward; compute it again")
         return grad.mul_((grad_loss * ctx.scale).to(grad.dtype)), None, None, None
+
+
+def candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the candidates at n positions, checked: int64 ids and log-probabilities, `[n, K]`.
+
+    What is no candidate, by an id of −1 or a log-probability of −∞, has the id `width` and −∞.
+
+    Raises:
+        ValueError: for ids beyond the width or twice at a position, and sums as in `check_sums`.
+    """
+    wrong = (top_ids < -1) | (top_ids >= width)
+    if bool(wrong.any()):
+        culprit = int(top_ids[wrong][0])
+        raise ValueError(f"top_ids have {culprit}, which is not in 0..{width - 1}, nor -1 for none")
+    is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
+    ids = top_ids.long().masked_fill(is_none, width)
+    order = ids.sort(1).values
+    twice = (order[:, 1:] == order[:, :-1]) & (order[:, 1:] < width)
+    if bool(twice.any()):
+        raise ValueError(f"top_ids have {int(order[:, 1:][twice][0])} twice at one position")
+    logprobs = top_logprobs.masked_fill(is_none, -torch.inf)
+    check_sums(logprobs.exp().sum(1))
+    return ids, logprobs
+
+
+def check_sums(sums: Tensor) -> None:
+    """Raise a `ValueError` unless the probabilities of all positions are numbers, of at most 1."""
+    if bool(torch.isnan(sums).any()):
+        raise ValueError("top_logprobs are NaN at a position that is compared")
+    if len(sums) and float(sums.max()) > 1 + ROUNDING:
+        raise ValueError(f"top_logprobs sum to a probability of {float(sums.max()):.4g}")

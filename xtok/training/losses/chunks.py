@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.module import check_width, work_dtype
+from xtok.training.sparse import check_width, work_dtype
 
 EPSILON = 1e-10
 """Added to a chunk's size and inside logarithms, as NeMo-RL does, whose values we match."""
@@ -26,51 +26,6 @@ class Chunks(NamedTuple):
     student_sizes: Tensor  # [N], positions per chunk, at least 1
     teacher_sizes: Tensor  # [N]
     total: int  # N
-
-
-def find_chunks(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    alignment: Any,
-    config: ChunkLossConfig,
-    sample_mask: Tensor | None,
-    widths: tuple[int, int],
-    *,
-    starts_only: bool,
-) -> Chunks:
-    """Number the chunks that count: valid, with a predicting position on both sides.
-
-    Raises:
-        XtokError: if logits are narrower than their side of `widths`.
-        ValueError: for shapes that do not fit, or chunk ids that fall within a row.
-    """
-    device = student_logits.device
-    pairs = torch.as_tensor(alignment.pair_valid).shape
-    of_rows = pairs[:1]
-    mask = torch.ones(of_rows) if sample_mask is None else torch.as_tensor(sample_mask)
-    if mask.shape != of_rows:
-        raise ValueError(f"sample_mask is {list(mask.shape)}, and must be {list(of_rows)}")
-    for side, logits, width in zip(
-        ("student", "teacher"), (student_logits, teacher_logits), widths, strict=True
-    ):
-        check_width(side, logits.shape[-1], width)
-        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
-        if logits.ndim != 3 or ids.shape != logits.shape[:2] or ids.shape[:1] != of_rows:
-            raise ValueError(
-                f"{side}_chunk_id is {list(ids.shape)} and pair_valid {list(pairs)}, which do not "
-                f"fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
-            )
-        _check_monotone(side, ids, pairs[1])
-    exactly = config.exact_token_match_only
-    valid, sides, sizes = _that_count(alignment, exactly, starts_only, device)
-    valid &= (mask != 0).to(device)[:, None]
-    count = int(valid.sum())
-    number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, count)
-    number = torch.nn.functional.pad(number, (1, 0), value=count)  # place 0 is for "no chunk"
-    student, teacher = (number.gather(1, ids + 1) for ids in sides)
-    dtype = work_dtype(student_logits, teacher_logits)
-    of_student, of_teacher = (size[valid].to(dtype) for size in sizes)
-    return Chunks(student, teacher, of_student, of_teacher, count)
 
 
 def count_chunks(
@@ -121,19 +76,42 @@ def loss_over_chunks(
     *,
     starts_only: bool = False,
 ) -> Tensor:
-    """Return `compare(chunks)`, checked; 0 with a gradient of zeros where no chunk is valid.
+    """Return `compare` of the chunks that count: valid, with a predicting position on both sides.
 
-    `compare` runs without autocast. Errors are those of `find_chunks` and `checked`.
+    It runs without autocast, and is 0 with a gradient of zeros where no chunk counts.
+
+    Raises:
+        XtokError: if logits are narrower than their side of `widths`.
+        ValueError: for shapes that do not fit, chunk ids that fall within a row, and as `checked`.
     """
-    with torch.autocast(student_logits.device.type, enabled=False):
-        chunks = find_chunks(
-            student_logits, teacher_logits, alignment, config, sample_mask, widths,
-            starts_only=starts_only,
-        )  # fmt: skip
-        if chunks.total == 0:
-            return no_chunks(student_logits)
-        loss = compare(chunks)
-    return checked(loss, student_logits, teacher_logits)
+    device = student_logits.device
+    pairs = torch.as_tensor(alignment.pair_valid).shape
+    of_rows = pairs[:1]
+    mask = torch.ones(of_rows) if sample_mask is None else torch.as_tensor(sample_mask)
+    if mask.shape != of_rows:
+        raise ValueError(f"sample_mask is {list(mask.shape)}, and must be {list(of_rows)}")
+    both = student_logits, teacher_logits
+    for side, logits, width in zip(("student", "teacher"), both, widths, strict=True):
+        check_width(side, logits.shape[-1], width)
+        ids = torch.as_tensor(getattr(alignment, f"{side}_chunk_id"))
+        if logits.ndim != 3 or ids.shape != logits.shape[:2] or ids.shape[:1] != of_rows:
+            raise ValueError(
+                f"{side}_chunk_id is {list(ids.shape)} and pair_valid {list(pairs)}, which do not "
+                f"fit the {side}'s logits {list(logits.shape)}, [B, T, V]"
+            )
+        _check_monotone(side, ids, pairs[1])
+    exactly = config.exact_token_match_only
+    valid, sides, sizes = _that_count(alignment, exactly, starts_only, device)
+    valid &= (mask != 0).to(device)[:, None]
+    if not (count := int(valid.sum())):
+        return no_chunks(student_logits)
+    number = torch.where(valid, valid.flatten().cumsum(0).view(valid.shape) - 1, count)
+    number = torch.nn.functional.pad(number, (1, 0), value=count)  # place 0 is for "no chunk"
+    student, teacher = (number.gather(1, ids + 1) for ids in sides)
+    of_student, of_teacher = (size[valid].to(work_dtype(*both)) for size in sizes)
+    with torch.autocast(device.type, enabled=False):
+        loss = compare(Chunks(student, teacher, of_student, of_teacher, count))
+    return checked(loss, *both)
 
 
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
@@ -173,19 +151,19 @@ def no_chunks(student_logits: Tensor) -> Tensor:
     return torch.where(zeros == 0, zeros, student_logits).sum(dtype=work_dtype(student_logits))
 
 
-def checked(loss: Tensor, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Return the loss if it is finite.
+def checked(loss: Tensor, *logits: Tensor) -> Tensor:
+    """Return the loss if it is finite; `logits` are the student's, and maybe the teacher's.
 
     Raises:
         ValueError: naming the logits at fault: NaN or +∞; −∞ is allowed.
     """
     if bool(torch.isfinite(loss)):
         return loss
-    for side, logits in (("student", student_logits), ("teacher", teacher_logits)):
-        wrong = torch.isnan(logits) | torch.isposinf(logits)
+    for side, given in zip(("student", "teacher"), logits, strict=False):
+        wrong = torch.isnan(given) | torch.isposinf(given)
         if bool(wrong.any()):
             place = wrong.nonzero()[0].tolist()
-            value = logits[tuple(place)].item()
+            value = given[tuple(place)].item()
             raise ValueError(f"the {side}'s logits are {value} at {place}")
     raise ValueError("a position of a chunk has no finite logit, so the loss is not finite")
 

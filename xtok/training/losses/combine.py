@@ -15,7 +15,7 @@ from xtok.training.losses.chunks import (
     no_chunks,
 )
 from xtok.training.losses.config import CombineConfig, SameTokenizerConfig
-from xtok.training.module import work_dtype
+from xtok.training.sparse import work_dtype
 
 
 def same_tokenizer_kl(

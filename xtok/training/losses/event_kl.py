@@ -14,7 +14,7 @@ from xtok.maps.events import EventMap
 from xtok.training.losses.boundaries import Rows, boundary_loss
 from xtok.training.losses.chunks import log_probabilities
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.module import work_dtype
+from xtok.training.sparse import work_dtype
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from xtok.training.losses.chunks import (
     loss_over_chunks,
 )
 from xtok.training.losses.config import GoldConfig
-from xtok.training.module import work_dtype
+from xtok.training.sparse import work_dtype
 
 
 class ExactPairs(NamedTuple):

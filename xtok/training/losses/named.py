@@ -1,16 +1,19 @@
-"""Losses by name, on batches of the collator: what a training script chooses from."""
+"""The losses as a table: what each takes, in which direction, and what it is the mean of."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from xtok.errors import XtokError
-from xtok.inspection.advice import p_kl_fit
+from xtok.maps.events import EventMap
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.suits import H_KL_THRESHOLD, p_kl_problems
 from xtok.training.losses.chunks import count_chunks
 from xtok.training.losses.combine import same_tokenizer_kl
 from xtok.training.losses.config import (
@@ -19,14 +22,15 @@ from xtok.training.losses.config import (
     PKLConfig,
     SameTokenizerConfig,
 )
-from xtok.training.losses.event_kl import EventIndex, event_kl
-from xtok.training.losses.gold import exact_pairs, gold
+from xtok.training.losses.event_kl import EventIndex, event_index, event_kl
+from xtok.training.losses.gold import ExactPairs, exact_pairs, gold
 from xtok.training.losses.p_kl import p_kl
 from xtok.training.losses.teacher_to_student import teacher_to_student_kl
+from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.module import ProjectionModule
 
 LossName = Literal[
-    "p-kl", "event-kl", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer"
+    "p-kl", "event-kl", "teacher-to-student-kl", "gold", "h-kl", "same-tokenizer", "topk-kl"
 ]  # fmt: skip
 Batch = Mapping[str, Any]
 
@@ -39,27 +43,115 @@ def _starts(batch: Batch, side: Batch) -> int:
     return count_chunks(side["shifted"], starts_only=True)
 
 
+def _targets(batch: Batch, side: Batch) -> int:
+    return int((batch["targets"] >= 0).sum())
+
+
+def _stored(batch: Batch, side: Batch) -> int:
+    return int(side["stored"].valid[:, 1:].sum())
+
+
 @dataclass(frozen=True)
 class BatchLoss:
     """A loss as a trainer calls it, on a prepared batch and a teacher's part of it.
 
-    `mean` takes the student's logits, the teacher's, the batch and the teacher's part, and returns
-    a scalar, the mean over some terms. `count` takes the batch and the teacher's part, and returns
-    how many terms these are: the chunks by default.
+    `mean` takes the student's logits, the teacher's (None if they are stored), the batch and the
+    teacher's part, and returns a scalar, the mean over some terms. `count` takes the batch and the
+    teacher's part, and returns how many terms these are: the chunks by default.
     """
 
-    mean: Callable[[Tensor, Tensor, Batch, Batch], Tensor]
+    mean: Callable[[Tensor, Any, Batch, Batch], Tensor]
     count: Callable[[Batch, Batch], int] = _chunks
 
     def __call__(
-        self, student_logits: Tensor, teacher_logits: Tensor, batch: Batch, side: Batch
+        self, student_logits: Tensor, teacher_logits: Tensor | None, batch: Batch, side: Batch
     ) -> Tensor:
         """Return the mean."""
         return self.mean(student_logits, teacher_logits, batch, side)
 
 
-H_KL_THRESHOLD = 0.6
-"""The least weight that makes a row a pair for H-KL (NeMo-RL)."""
+class Artefact(NamedTuple):
+    """What a loss takes that belongs to two vocabularies."""
+
+    name: str
+    of_file: type[ProjectionMap] | type[EventMap]
+    of_device: type[ProjectionModule] | type[EventIndex]
+    to_torch: Callable[[Any], Any]  # from the one to the other
+
+
+MAP = Artefact("a map", ProjectionMap, ProjectionModule, ProjectionModule)
+EVENTS = Artefact("an event map", EventMap, EventIndex, event_index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedLoss:
+    """A row of the table."""
+
+    # Takes the student's logits, the teacher's, the batch, the teacher's part of it, what
+    # `prepared` returned, and the config.
+    call: Callable[..., Tensor]
+    config: Any = None  # a dataclass; its fields are the options that the loss has
+    artefact: Artefact | None = None
+    to_student: bool = False  # whether the artefact leads from the teacher to the student
+    is_stored: bool = False  # whether the teacher is a cache of predictions, and no model
+    count: Callable[[Batch, Batch], int] = _chunks
+    prepared: Callable[[Any], Any] = lambda module: module
+
+
+def _aligned(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda s, t, batch, side, made, config: function(s, t, made, side["shifted"], config)
+
+
+def _for_p_kl(module: ProjectionModule) -> ProjectionModule:
+    if problems := p_kl_problems(module.map):
+        warnings.warn(
+            f"this map is not made for P-KL: {'; '.join(problems)}. Build one for it: "
+            'xtok.build(student, teacher, for_loss="p-kl")',
+            stacklevel=3,
+        )
+    return module
+
+
+def _pairs(module: ProjectionModule, threshold: float | None = None) -> ExactPairs:
+    return exact_pairs(module.map, threshold=threshold).to(module.weights.device)
+
+
+def _same_tokenizer(s: Tensor, t: Tensor, batch: Batch, side: Any, _: Any, config: Any) -> Tensor:
+    return same_tokenizer_kl(s, t, batch["targets"] >= 0, config)
+
+
+def _top_k(s: Tensor, t: None, batch: Batch, side: Batch, *_: Any) -> Tensor:
+    return topk_kl(s, **vars(side["stored"]))
+
+
+LOSSES: dict[LossName, NamedLoss] = {
+    "p-kl": NamedLoss(call=_aligned(p_kl), config=PKLConfig, artefact=MAP, prepared=_for_p_kl),
+    "event-kl": NamedLoss(
+        call=_aligned(event_kl), config=ChunkLossConfig, artefact=EVENTS, count=_starts
+    ),
+    "teacher-to-student-kl": NamedLoss(
+        call=_aligned(teacher_to_student_kl), config=ChunkLossConfig, artefact=MAP,
+        to_student=True, count=_starts,
+    ),
+    "gold": NamedLoss(call=_aligned(gold), config=GoldConfig, artefact=MAP, prepared=_pairs),
+    "h-kl": NamedLoss(
+        call=_aligned(gold), config=GoldConfig, artefact=MAP,
+        prepared=partial(_pairs, threshold=H_KL_THRESHOLD),
+    ),
+    "same-tokenizer": NamedLoss(call=_same_tokenizer, config=SameTokenizerConfig, count=_targets),
+    "topk-kl": NamedLoss(call=_top_k, is_stored=True, count=_stored),
+}  # fmt: skip
+
+
+def loss_named(name: LossName) -> NamedLoss:
+    """Return a loss's row of the table.
+
+    Raises:
+        ValueError: if there is no such loss.
+    """
+    if name not in LOSSES:
+        raise ValueError(f"the loss is {name!r}, and must be one of {', '.join(LOSSES)}")
+    return LOSSES[name]
 
 
 def make_loss(
@@ -77,45 +169,28 @@ def make_loss(
         module: the map, for `p-kl`, `gold` and `h-kl`; that from the teacher to the student, for
             `teacher-to-student-kl`; the `event_index` of an event map, for `event-kl`. Already on
             its device.
-        temperature: as in the configurations.
-        reverse_kl: the reverse KL; `teacher-to-student-kl` has none.
+        temperature: as in the configurations; `topk-kl` has none.
+        reverse_kl: the reverse KL; `teacher-to-student-kl` and `topk-kl` have none.
         top_k: for `p-kl` and `same-tokenizer`; their own defaults if None.
 
     Raises:
         XtokError: if the loss needs a map, or an event map, and there is none.
-        ValueError: if there is no such loss.
+        ValueError: if there is no such loss, or it has not an option that is given.
     """
-    if name not in get_args(LossName):
-        raise ValueError(f"the loss is {name!r}, and must be one of {get_args(LossName)}")
-    common: dict[str, Any] = {"temperature": temperature, "reverse_kl": reverse_kl}
-    cut: dict[str, Any] = {} if top_k is None else {"top_k": top_k}
-    if name == "same-tokenizer":
-        same = SameTokenizerConfig(**common, **cut)
-        return BatchLoss(
-            lambda s, t, batch, side: same_tokenizer_kl(s, t, batch["targets"] >= 0, same),
-            lambda batch, side: int((batch["targets"] >= 0).sum()),
-        )
-    if not isinstance(module, EventIndex if name == "event-kl" else ProjectionModule):
-        kind = "an event map" if name == "event-kl" else "a map"
+    row = loss_named(name)
+    options: dict[str, Any] = {}
+    if temperature != 1:
+        options["temperature"] = temperature
+    if reverse_kl:
+        options["reverse_kl"] = reverse_kl
+    if top_k is not None:
+        options["top_k"] = top_k
+    known = {field.name for field in fields(row.config)} if row.config else set()
+    if unknown := options.keys() - known:
+        raise ValueError(f"{name} has no {', '.join(sorted(unknown))}")
+    config = row.config(**options) if row.config else None
+    if row.artefact and not isinstance(module, row.artefact.of_device):
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
-        raise XtokError(f"{name} needs {kind}", hint=hint)
-    if isinstance(module, EventIndex) or name == "teacher-to-student-kl":
-        function: Any = event_kl if name == "event-kl" else teacher_to_student_kl
-        plain = ChunkLossConfig(**common)
-        return BatchLoss(
-            lambda s, t, batch, side: function(s, t, module, side["shifted"], plain), _starts
-        )
-    if name == "p-kl":
-        level, why = p_kl_fit(module.map)
-        if level != "good":
-            warnings.warn(
-                f"this map is not made for P-KL: {why} Build one for it: xtok.get_map(student, "
-                'teacher, for_loss="p-kl")',
-                stacklevel=2,
-            )
-        projected = PKLConfig(**common, **cut)
-        return BatchLoss(lambda s, t, batch, side: p_kl(s, t, module, side["shifted"], projected))
-    threshold = H_KL_THRESHOLD if name == "h-kl" else None
-    pairs = exact_pairs(module.map, threshold=threshold).to(module.weights.device)
-    paired = GoldConfig(**common)
-    return BatchLoss(lambda s, t, batch, side: gold(s, t, pairs, side["shifted"], paired))
+        raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
+    made = row.prepared(module)
+    return BatchLoss(lambda s, t, batch, side: row.call(s, t, batch, side, made, config), row.count)

@@ -22,8 +22,8 @@ from xtok.training.losses.chunks import (
     loss_over_chunks,
 )
 from xtok.training.losses.config import PKLConfig
-from xtok.training.module import (
-    ProjectionModule,
+from xtok.training.module import ProjectionModule
+from xtok.training.sparse import (
     Restricted,
     block_length,
     entry_gradient,

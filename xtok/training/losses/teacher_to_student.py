@@ -9,20 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import Rows, boundary_loss
+from xtok.training.losses.boundaries import Rows, boundary_loss, candidates
 from xtok.training.losses.chunks import log_probabilities
 from xtok.training.losses.config import ChunkLossConfig
-from xtok.training.module import (
-    ProjectionModule,
+from xtok.training.module import ProjectionModule
+from xtok.training.sparse import (
     check_width,
     multiply,
     restrict,
     sparse_pair,
     work_dtype,
 )
-
-ROUNDING = 1e-3
-"""How far above 1 the probabilities of a position may sum: what bfloat16 servers round to."""
 
 
 def teacher_to_student_kl(
@@ -58,7 +55,7 @@ def teacher_to_student_kl(
         config: the options; the defaults if None. There is no reverse KL: where q is 0 it is
             infinite.
         top_ids: in place of the logits, int64 `[B, T_t, K]`: at t the teacher's candidates for
-            token t + 1, in any order, each once; −1 for none.
+            token t + 1, in any order, each once; −1, or a log-probability of −∞, for none.
         top_logprobs: float `[B, T_t, K]`, their log-probabilities at temperature 1.
         sample_mask: `[B]`, 0 where a row does not count.
 
@@ -119,19 +116,6 @@ def _of_candidates(
     top_ids: Tensor, top_logprobs: Tensor, width: int, dtype: torch.dtype, rows: Rows
 ) -> Tensor:
     """Return candidates at some positions as probabilities of all tokens, `[n, width]`."""
-    ids, logprobs = top_ids[rows], top_logprobs[rows].to(dtype)
-    if bool(((ids < -1) | (ids >= width)).any()):
-        wrong = int(ids[(ids < -1) | (ids >= width)][0])
-        raise ValueError(f"top_ids have {wrong}, which is not in 0..{width - 1}, nor -1 for none")
-    inside = ids >= 0
-    order = ids.sort(1).values
-    twice = (order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)
-    if bool(twice.any()):
-        raise ValueError(f"top_ids have {int(order[:, 1:][twice][0])} twice at one position")
-    if bool((inside & torch.isnan(logprobs)).any()):
-        raise ValueError("top_logprobs are NaN at a position that is compared")
-    p = torch.where(inside, logprobs, -torch.inf).exp()
-    if len(p) and float(p.sum(1).max()) > 1 + ROUNDING:
-        raise ValueError(f"top_logprobs sum to a probability of {float(p.sum(1).max()):.4g}")
-    out = p.new_zeros((len(p), width))
-    return out.scatter_add_(1, ids.clamp(min=0), p)
+    ids, logprobs = candidates(top_ids[rows], top_logprobs[rows].to(dtype), width)
+    out = logprobs.new_zeros((len(ids), width + 1))
+    return out.scatter_add_(1, ids, logprobs.exp())[:, :width]

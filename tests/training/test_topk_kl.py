@@ -1,0 +1,168 @@
+"""`topk_kl` beside its plain twin, the full KL, and TRL's own loss; stored rows as batches."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import naive_losses
+import pytest
+import torch
+from torch import Tensor
+
+from xtok.training.losses import topk_kl
+
+B, T, V = 2, 5, 9
+VALID = torch.tensor([[1, 1, 1, 0, 1], [0, 1, 1, 1, 0]]).bool()
+
+
+def stored(log_p: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The top-k of predictions `[B, T, V]` as they are stored: row i of token i, padded by one."""
+    best = log_p.topk(k)
+    rest = torch.log1p(-best.values.exp().sum(-1).clamp(max=1))
+    ids = torch.nn.functional.pad(best.indices, (0, 1))
+    logprobs = torch.nn.functional.pad(best.values, (0, 1), value=-torch.inf)
+    return ids.roll(1, 1), logprobs.roll(1, 1), rest.roll(1, 1)
+
+
+def predictions(seed: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(B, T, V, dtype=torch.float64, generator=generator) * scale
+
+
+@pytest.mark.parametrize("k", [1, 3, V])
+@pytest.mark.parametrize("block", [None, 20])
+def test_it_is_its_plain_twin(k: int, block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if block:
+        monkeypatch.setattr("xtok.training.sparse._BLOCK", block)
+    student = predictions(0).requires_grad_()
+    ids, logprobs, rest = stored(torch.log_softmax(predictions(1, 2), -1), k)
+    logprobs[1, 2, 0], rest[0, 2] = -torch.inf, -torch.inf  # a shorter row, and one without a rest
+    if k == V:
+        rest[:] = -torch.inf
+    given = ids.int(), logprobs, rest, VALID
+    loss, plain = topk_kl(student, *given), naive_losses.topk_kl(student, *given)
+    torch.testing.assert_close(loss, plain)
+    (ours,), (theirs,) = (torch.autograd.grad(3 * x, student) for x in (loss, plain))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_with_all_tokens_it_is_the_full_kl() -> None:
+    student, log_p = predictions(0), torch.log_softmax(predictions(1), -1)
+    ids, logprobs, rest = stored(log_p, V)
+    log_q = torch.log_softmax(student, -1)
+    full = (log_p.exp() * (log_p - log_q)).sum(-1)[:, :-1][VALID[:, 1:]].mean()
+    found = topk_kl(student, ids, logprobs, torch.full_like(rest, -torch.inf), VALID)
+    torch.testing.assert_close(found, full)
+    for k in (1, 4):  # by the data processing inequality
+        assert 0 < float(topk_kl(student, *stored(log_p, k), VALID)) < float(full)
+
+
+def test_the_students_rest_has_its_digits() -> None:
+    """In float32 1 − Σ q_k is 0 here; the rest of the student is e^-30, the teacher's e^-2."""
+    student = torch.tensor([[[30.0, 0.0], [0.0, 0.0]]], requires_grad=True)
+    rest = torch.tensor([[0.0, -2.0]])
+    logprobs = torch.log1p(-rest.exp())[..., None]
+    loss = topk_kl(student, torch.zeros(1, 2, 1).int(), logprobs, rest, torch.ones(1, 2))
+    p = float(torch.exp(rest[0, 1]))
+    assert float(loss.detach()) == pytest.approx((1 - p) * float(logprobs[0, 1, 0]) + p * (-2 + 30))
+    loss.backward()
+    assert student.grad is not None
+    torch.testing.assert_close(student.grad[0, 0], torch.tensor([p, -p]))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+@pytest.mark.parametrize("k", [2, V])
+def test_extremes_are_finite(scale: float, k: int) -> None:
+    """Masked and huge logits; candidates that hold all mass, none, or more than float32 tells."""
+    student = (predictions(2) * scale).float()
+    student[..., 4] = -torch.inf
+    student.requires_grad_()
+    ids, logprobs, rest = (x.clone() for x in stored(predictions(3).log_softmax(-1).float(), k))
+    logprobs[0, 1], rest[0, 1] = -torch.inf, 0.0
+    logprobs[0, 2, 0], logprobs[0, 2, 1:], rest[0, 2] = 0.0, -torch.inf, -torch.inf
+    rest[1, 1] = -16.0
+    loss = topk_kl(student, ids, logprobs, rest, VALID)
+    loss.backward()
+    assert bool(torch.isfinite(loss))
+    assert student.grad is not None
+    assert bool(torch.isfinite(student.grad).all())
+    assert not student.grad[..., 4].any()
+    assert not student.grad[:, -1].any()
+
+
+def test_bfloat16_logits_are_computed_in_float32() -> None:
+    low = predictions(4).bfloat16().requires_grad_()
+    exact = low.detach().double().requires_grad_()
+    given = *stored(torch.log_softmax(predictions(5), -1), 3), VALID
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = topk_kl(low, *given)
+    plain = naive_losses.topk_kl(exact, *given)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), plain, rtol=1e-6, atol=1e-7)
+    loss.backward()
+    plain.backward()
+    assert low.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(low.grad.double(), exact.grad, rtol=8e-3, atol=1e-5)
+
+
+def test_no_valid_token_is_zero_with_a_gradient_of_zeros() -> None:
+    student = torch.full((B, T, V), torch.nan, requires_grad=True)
+    first = torch.zeros(B, T)
+    first[:, 0] = 1  # which nothing predicts
+    loss = topk_kl(student, *stored(predictions(1).log_softmax(-1), 2), first)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert student.grad is not None
+    assert not student.grad.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"top_ids": [[[0, 0], [0, 9]]]}, "top_ids have 9, which is not in 0..8, nor -1"),
+        ({"top_ids": [[[0, 0], [2, 2]]]}, "top_ids have 2 twice at one position"),
+        ({"top_logprobs": [[[0, 0], [-0.1, -0.1]]]}, r"sum to a probability of 1\.81"),
+        ({"rest_logprob": [[0.0, -0.5]]}, r"sum to a probability of 1\.11"),
+        ({"rest_logprob": [[0.0, torch.nan]]}, "are NaN"),
+        ({"valid": [[1]]}, r"\[1, 2, 2\], \[1, 2\], \[1, 1\]\], and do not fit .* \[1, 2, 9\]"),
+        ({"student_logits": torch.full((1, 2, 9), torch.nan)}, r"student's logits are nan at \[0"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {
+        "student_logits": torch.zeros(1, 2, 9), "top_ids": [[[0, 0], [0, 1]]],
+        "top_logprobs": [[[0.0, 0.0], [-1.0, -2.0]]], "rest_logprob": [[0.0, -3.0]],
+        "valid": [[1, 1]],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        topk_kl(**{name: torch.as_tensor(value) for name, value in (good | change).items()})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
+@pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental':UserWarning")
+def test_it_is_trls_loss_of_a_served_teacher() -> None:
+    """TRL reads rows of the predicting positions, and has the rest from 1 − Σ p."""
+    pytest.importorskip("trl.experimental.server_distillation")
+    from trl.experimental.server_distillation.server_distillation_trainer import (
+        ServerDistillationTrainer as Trainer,
+    )
+
+    reduce = Trainer._reduce_divergence_loss
+    settings = SimpleNamespace(loss_add_tail=True, _reduce_divergence_loss=reduce)
+
+    def trls(student: Tensor, ids: Tensor, logprobs: Tensor) -> Tensor:
+        labels = torch.where(VALID, 1, -100)[:, 1:]
+        rows = {"topk_logprobs": logprobs[:, 1:], "topk_token_ids": ids[:, 1:]}
+        log_q = torch.log_softmax(student, -1)[:, :-1]
+        loss: Tensor = Trainer._compute_server_forward_kl_loss(settings, rows, log_q, labels)
+        return loss
+
+    student, log_p = predictions(6), torch.log_softmax(predictions(7), -1)
+    ids, logprobs, rest = stored(log_p, 3)
+    for mine in (student, log_p, log_p.roll(1, 1)):
+        ours = topk_kl(mine, ids, logprobs, rest, VALID)
+        torch.testing.assert_close(ours, trls(mine, ids, logprobs))
+        assert (abs(float(ours)) < 1e-12) == (mine is log_p)

@@ -1,0 +1,82 @@
+"""Top-k KL: a teacher's stored candidates among the student's tokens, and a bucket for the rest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xtok.training.losses.boundaries import Rows, candidates, check_sums, loss_at
+from xtok.training.losses.chunks import FLOOR, checked, no_chunks
+from xtok.training.sparse import work_dtype
+
+
+def topk_kl(
+    student_logits: Tensor,
+    top_ids: Tensor,
+    top_logprobs: Tensor,
+    rest_logprob: Tensor,
+    valid: Tensor,
+) -> Tensor:
+    """Return the KL from stored predictions over the student's tokens, with a bucket for the rest.
+
+    Row i is of token i, as servers have it, and is compared with the logits at i − 1. With p the
+    stored probabilities of K tokens, q the student's softmax, and what both leave in one bucket:
+
+        loss = mean over valid tokens of
+               Σ_{k∈K} p_k (log p_k − log q_k) + p_rest (log p_rest − log q_rest)
+
+    p_rest is `rest_logprob`'s, q_rest = 1 − Σ_{k∈K} q_k. By the data processing inequality it is
+    at most the KL over all tokens, and that where K has all. Values are of temperature 1, as they
+    were stored. The gradient is used up by `backward`, as that of `event_kl`.
+
+    Args:
+        student_logits: `[B, T, V]`; computed in float32 under any autocast (float64 if they are).
+        top_ids: int64 or int32 `[B, T, K]`, each once at a position, in any order.
+        top_logprobs: `[B, T, K]`, natural logarithms; −∞, or an id of −1, is no candidate.
+        rest_logprob: `[B, T]`; −∞ where the candidates have all.
+        valid: `[B, T]`, 0 where a token does not count; the first of a row never does.
+
+    Returns:
+        A scalar; 0 with a gradient of zeros where no token counts.
+
+    Raises:
+        ValueError: for shapes that do not fit; ids that the student does not have or that a
+            position has twice; probabilities that are NaN or sum to more than 1; and logits of NaN
+            or +∞.
+    """
+    shapes = [list(x.shape) for x in (top_ids, top_logprobs, rest_logprob, valid)]
+    rows, width = list(student_logits.shape[:2]), student_logits.shape[-1]
+    if shapes != [[*rows, *top_ids.shape[2:3]]] * 2 + [rows] * 2 or top_ids.ndim != 3:
+        raise ValueError(
+            f"top_ids, top_logprobs, rest_logprob and valid are {shapes}, and do not fit the "
+            f"student's logits {list(student_logits.shape)}, [B, T, V]"
+        )
+    batch, places = (valid[:, 1:] != 0).nonzero(as_tuple=True)
+    if not len(batch):
+        return no_chunks(student_logits)
+    dtype = work_dtype(student_logits)
+
+    def compare(log_q: Tensor, tokens: Rows) -> tuple[Tensor, Tensor]:
+        ids, log_p = candidates(top_ids[tokens], top_logprobs[tokens].to(dtype), width)
+        p, log_rest = log_p.exp(), rest_logprob[tokens].to(dtype)
+        p_rest = log_rest.exp()
+        check_sums(p.sum(1) + p_rest)
+        # The student's rest is summed up from the other tokens: 1 − Σ q_k has no digits left where
+        # it is small. Column `width` is of what is no candidate.
+        others = torch.nn.functional.pad(log_q, (0, 1))
+        of_candidates = others.gather(1, ids)
+        others[:, width] = -torch.inf
+        rest = others.scatter_(1, ids, -torch.inf).logsumexp(1)
+        is_empty = torch.isneginf(rest)
+        rest = rest.masked_fill(is_empty, FLOOR)
+        lost = torch.where(p > 0, p * (log_p - of_candidates), 0).sum()
+        lost = lost + torch.where(p_rest > 0, p_rest * (log_rest - rest), 0).sum()
+        mass = p.sum(1) + p_rest.masked_fill(is_empty, 0)
+        back = log_q.exp().mul_(mass[:, None]).scatter_add_(1, ids.clamp(max=width - 1), -p)
+        back -= others[:, :width].sub_(rest[:, None]).exp_().mul_(p_rest[:, None])
+        return lost, back
+
+    ours, theirs = (batch, places), (batch, places + 1)
+    with torch.autocast(student_logits.device.type, enabled=False):
+        loss = loss_at(ours, theirs, compare, student_logits, (width, 0), dtype)
+    return checked(loss, student_logits)
