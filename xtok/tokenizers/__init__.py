@@ -17,8 +17,8 @@ from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
 from xtok.tokenizers._hf_folder import load_folder, load_json, runs_code
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
-from xtok.tokenizers._tekken import TekkenBackend, is_tekken
-from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
+from xtok.tokenizers._tekken import is_tekken, load_tekken
+from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
 
@@ -41,8 +41,8 @@ ModelLike = str | PathLike[str] | Tokenizer
 # By prefix: what reads a kind of file, and what tells it from its first 4 kB; the last one takes
 # what no other wants.
 _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
-    "tekken": (TekkenBackend, is_tekken),
-    "tiktoken": (TiktokenBackend, is_rank_file),
+    "tekken": (load_tekken, is_tekken),
+    "tiktoken": (load_ranks, is_rank_file),
     "spm": (SentencePieceBackend.from_file, bool),
 }
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
@@ -105,7 +105,7 @@ def load_tokenizer(
                 backend = _from_folder(files, pattern, trust_remote_code)
         else:
             raise _not_found(location)
-        if is_local and suffix is not None and backend.name != TiktokenBackend.name:
+        if is_local and suffix is not None and backend.name != "tiktoken":
             raise TokenizerError(
                 f"{location} takes no @{suffix}",
                 hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
@@ -226,7 +226,7 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
             return load_json(path)
         kind = next(name for name, (_, recognises) in _FILES.items() if recognises(head))
-    return TiktokenBackend(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
+    return load_ranks(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
