@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer as Tokenizer
     from xtok.tokenizers import from_transformers as from_transformers
     from xtok.tokenizers import load_tokenizer as load_tokenizer
+    from xtok.tokenizers import pair as pair
     from xtok.training.collator import DistillationCollator as DistillationCollator
     from xtok.training.module import ProjectionModule as ProjectionModule
+    from xtok.vocab.pair import Pair as Pair
     from xtok.vocab.table import TokenTable as TokenTable
 
 _MODULES = {
@@ -72,9 +74,10 @@ _MODULES = {
     "stages.exact": ["reapply_exact"],
     "stages.multitoken": ["multitoken"],
     "stages.sort_cut": ["sort_cut"],
-    "tokenizers": ["Tokenizer", "from_transformers", "load_tokenizer"],
+    "tokenizers": ["Tokenizer", "from_transformers", "load_tokenizer", "pair"],
     "training.collator": ["DistillationCollator"],
     "training.module": ["ProjectionModule"],
+    "vocab.pair": ["Pair"],
     "vocab.table": ["TokenTable"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

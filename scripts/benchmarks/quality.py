@@ -24,9 +24,9 @@ from benchmarks.harness import Row, chosen, tokenizer
 from xtok import ProjectionMap, Tokenizer
 from xtok.config import Target
 from xtok.counting.counts import CountedText, count_text, merge_counts, plan_counting
-from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import RowKind
 from xtok.stages.counted import map_of_counts
+from xtok.vocab.pair import Pair
 
 PAIRS = (
     ("llama3", "qwen"), ("llama3", "mistral-v3"), ("llama3", "tekken"), ("qwen", "llama3"),
@@ -184,9 +184,7 @@ def measure(
             theirs = ProjectionMap.load(
                 options.reference, student_vocab_size=rows, teacher_vocab_size=columns
             )
-            maps["NeMo-RL"] = with_vocabularies(
-                theirs, student=base["start"].student, teacher=base["start"].teacher
-            )
+            maps["NeMo-RL"] = Pair.of(base["start"]).admit(theirs)
         for left_out in languages:
             parts = [part for language, part in trained.items() if language != left_out]
             maps[f"without {left_out}"] = counted(parts)

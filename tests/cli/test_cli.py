@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import xtok
 from xtok.cli import COMMANDS, make_app
 from xtok.errors import TokenizerError
-from xtok.maps.projection_map import ProjectionMap, require_table
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
 
@@ -390,6 +390,7 @@ class Interrupting:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupting())
 from xtok.__main__ import program
+from xtok.vocab.pair import require_table
 program()
 """
     done = subprocess.run(

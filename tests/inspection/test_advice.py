@@ -38,7 +38,7 @@ TEXT = TextFacts(
 
 
 def facts_of(student: Tokenizer, teacher: Tokenizer) -> PairFacts:
-    return pair_facts(student.vocabulary, teacher.vocabulary)
+    return pair_facts(xtok.pair(student, teacher))
 
 
 def test_facts_of_two_vocabularies(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
     teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
     (tmp_path / "a.txt").write_text("ab ab a", encoding="utf-8")
     counts = count_tokens(tmp_path / "a.txt", [student, teacher], "text", silent_texts)
-    text = pair_facts(student.vocabulary, teacher.vocabulary, counts).text
+    text = pair_facts(xtok.pair(student, teacher), counts).text
     assert text is not None
     # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
     assert text.tokens == Shared(student=5, teacher=7, both=3)
@@ -120,14 +120,12 @@ def test_everything_says_the_same_sentence(
     text.write_text("1 20 30 12 " * 40, encoding="utf-8")
     without = doctor(sides).advice
     assert without is not None
-    coverage = xtok.inspect(m, classes=True).coverage
-    assert coverage is not None
-    assert coverage.advice.sentence == examine(m).report.advice.sentence == without.sentence
+    assert examine(m).report.advice.sentence == without.sentence
     by_text = doctor(sides, text).advice
     assert by_text is not None
     assert by_text.direction == "teacher → student"
     evaluated = xtok.evaluate(m, text, *sides, for_loss="gold").advice
-    page = examine(m, texts=[text], tokenizers=sides).report
+    page = examine(m, texts=[text], pair=xtok.pair(*sides)).report
     assert evaluated is not None
     assert evaluated.sentence == page.advice.sentence == by_text.sentence
 

@@ -75,7 +75,7 @@ def maps(pair: Pair, corpus: Path) -> dict[str, ProjectionMap]:
 
 @pytest.fixture(scope="module")
 def text(maps: dict[str, ProjectionMap], pair: Pair, corpus: Path) -> MeasuredText:
-    return MeasuredText(maps, [corpus], *pair, group_by="lang")
+    return MeasuredText(maps, [corpus], xtok.pair(*pair), group_by="lang")
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,9 @@ def test_maps_are_ranked_by_what_decides_for_a_loss(
     pair: Pair, maps: dict[str, ProjectionMap], corpus: Path
 ) -> None:
     """At starts a map may be better that is worse over chunks."""
-    text = MeasuredText({name: maps[name] for name in ("starts", "chunks")}, [corpus], *pair)
+    text = MeasuredText(
+        {name: maps[name] for name in ("starts", "chunks")}, [corpus], xtok.pair(*pair)
+    )
     losses: tuple[Loss, ...] = "p-kl", "gold", "h-kl"
     rankings = [evaluation_of(text, for_loss=loss, num_worst=0).ranking for loss in losses]
     orders = [(one.names, one.measure) for one in rankings if one is not None]
@@ -228,7 +230,7 @@ def test_maps_that_a_text_cannot_tell_apart(
     assert [m.name for m in result.measures] == ["a", "a (2)"]
     assert result.ranking is not None
     assert "does not tell a from a (2)" in result.ranking.verdict
-    text = MeasuredText({"a": recipe}, [corpus], *pair)
+    text = MeasuredText({"a": recipe}, [corpus], xtok.pair(*pair))
     alone = evaluation_of(text, for_loss="gold")
     assert alone.ranking is not None
     assert alone.ranking.lead is None
@@ -294,7 +296,7 @@ def test_progress_goes_through_every_byte_on_disk(
         assert total == path.stat().st_size + corpus.stat().st_size
         yield lambda size, tokens: steps.append((size, tokens))
 
-    MeasuredText(maps, [path, corpus], *pair, text_progress=watching)
+    MeasuredText(maps, [path, corpus], xtok.pair(*pair), text_progress=watching)
     assert sum(size for size, _ in steps) == path.stat().st_size + corpus.stat().st_size
     once = sum(len(ids) for ids in pair[0].library_ids(TEXTS))
     assert sum(tokens for _, tokens in steps) == 4 * once

@@ -137,7 +137,7 @@ def test_of_several_ids_the_tables_have_the_one_that_a_text_has(sentencepiece: T
     """The draft keeps the lowest id, which would be the byte token instead of the letter."""
     byte, letter = (i for i, token in enumerate(sentencepiece.table.tokens()) if token == b"a")
     assert sentencepiece.segment(b"a") == [letter]
-    spelled = subtokens(sentencepiece, load_tokenizer("bytes"))
+    spelled = subtokens(xtok.pair(sentencepiece, "bytes"))
     assert (spelled.get(byte), spelled[letter]) == (None, [97])
 
 

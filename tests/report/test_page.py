@@ -25,11 +25,12 @@ from xtok.errors import XtokError
 from xtok.inspection.pair_facts import Shared
 from xtok.inspection.report import Examined, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
-from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.report import to_json
 from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import require_table
 from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
 
 TEXT = "201 lights of 2024, and the harbour.\n" * 20
@@ -49,7 +50,7 @@ def projection(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
 
 @pytest.fixture(scope="session")
 def plain(projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer) -> Examined:
-    return examine(projection, tokenizers=(byte_level, digits), names=["a.safetensors"])
+    return examine(projection, pair=xtok.pair(byte_level, digits), names=["a.safetensors"])
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +61,7 @@ def measured(
     return examine(
         [projection, counted],
         texts=[text],
-        tokenizers=(byte_level, digits),
+        pair=xtok.pair(byte_level, digits),
         names=["a.safetensors", "b.safetensors"],
     )
 
@@ -418,7 +419,7 @@ def real_page(
     """The page of Llama 3 to Qwen."""
     sides = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
     path = tmp_path_factory.mktemp("real") / "page.html"
-    path.write_bytes(render(examine(xtok.build(*sides), tokenizers=sides)))
+    path.write_bytes(render(examine(xtok.build(*sides), pair=xtok.pair(*sides))))
     return path
 
 
@@ -455,7 +456,7 @@ def test_maps_of_different_pairs(projection: ProjectionMap, byte_level: Tokenize
     other = xtok.build(byte_level, byte_level)
     with pytest.raises(XtokError, match="has other tokens"):
         examine([projection, other])
-    with pytest.raises(ValueError, match="text needs both tokenizers"):
+    with pytest.raises(ValueError, match="text needs a pair"):
         examine(projection, texts=["a.txt"])
 
 
@@ -466,7 +467,7 @@ def test_a_map_without_tokens_needs_its_models(
     bare = replace(projection, student=student, teacher=teacher)
     with pytest.raises(XtokError, match="carries no tokens"):
         examine(bare)
-    render(examine(bare, tokenizers=(byte_level, digits)))
+    render(examine(bare, pair=xtok.pair(byte_level, digits)))
 
 
 # In a browser

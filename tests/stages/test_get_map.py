@@ -267,21 +267,23 @@ def test_a_map_of_the_same_options_is_no_other(
     xtok.build(sentencepiece, digits, config).save(path)
     found = ProjectionMap.load(path)
     for other in CONFIGS:
-        assert (difference(found, sentencepiece, digits, other) is None) == (other == config)
+        assert (difference(found, xtok.pair(sentencepiece, digits), other) is None) == (
+            other == config
+        )
 
 
 def test_how_a_map_differs(small: Path, sentencepiece: Tokenizer, digits: Tokenizer) -> None:
-    pair = sentencepiece, digits
-    built = xtok.build(*pair)
+    pair = xtok.pair(sentencepiece, digits)
+    built = xtok.build(pair)
     wide = load_tokenizer(str(small / "small.model"), vocab_size=2000)
     byte = load_tokenizer(str(small / "small-byte-level"), vocab_size=3000)
     narrow = xtok.build(sentencepiece, load_tokenizer(str(small / "small-digits"), vocab_size=3000))
     found = [
-        difference(built, *pair, BuildConfig(top_k=8)),
-        difference(built, *pair, BuildConfig(exact_match=False)),
-        difference(built, *pair, BuildConfig.for_loss("gold")),
-        difference(built, wide, digits, BuildConfig()),
-        difference(narrow, sentencepiece, byte, BuildConfig()),
+        difference(built, pair, BuildConfig(top_k=8)),
+        difference(built, pair, BuildConfig(exact_match=False)),
+        difference(built, pair, BuildConfig.for_loss("gold")),
+        difference(built, xtok.pair(wide, digits), BuildConfig()),
+        difference(narrow, xtok.pair(sentencepiece, byte), BuildConfig()),
     ]
     assert found == [
         "its sort-cut has top_k 4, not 8",
@@ -296,19 +298,19 @@ def test_a_map_that_was_counted_on_other_text(
     sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     text, config = tmp_path / "a.txt", BuildConfig(alpha=2)
-    pair = sentencepiece, digits
+    pair = xtok.pair(sentencepiece, digits)
     text.write_text("one two three\n" * 40)
-    initial = xtok.multitoken(*pair)
-    built = xtok.build(*pair, config, texts=[text], initial=initial)
-    assert difference(built, *pair, config, [text], initial) is None
+    initial = xtok.multitoken(pair)
+    built = xtok.build(pair, config=config, texts=[text], initial=initial)
+    assert difference(built, pair, config, [text], initial) is None
     others = [
-        difference(built, *pair, config),
-        difference(built, *pair, config, [text]),
-        difference(built, *pair, BuildConfig(alpha=3), [text], initial),
-        difference(built, *pair, config, [text], ProjectionMap.load(saved(built, tmp_path))),
+        difference(built, pair, config),
+        difference(built, pair, config, [text]),
+        difference(built, pair, BuildConfig(alpha=3), [text], initial),
+        difference(built, pair, config, [text], ProjectionMap.load(saved(built, tmp_path))),
     ]
     text.write_text("one two three\n" * 50)
-    others.append(difference(built, *pair, config, [text], initial))
+    others.append(difference(built, pair, config, [text], initial))
     assert None not in others
     assert "text" in str(others[-1])
 

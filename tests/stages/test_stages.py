@@ -11,7 +11,6 @@ import pytest
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
-from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
@@ -353,10 +352,11 @@ def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tok
     )
     with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken"):
         reapply_exact(bare)
-    given = with_vocabularies(bare, student=student.vocabulary, teacher=teacher.vocabulary)
-    assert sha256_of(reapply_exact(given)) == sha256_of(reapply_exact(full))
+    pair = xtok.pair(student, teacher)
+    for given in (reapply_exact(pair.admit(bare)), reapply_exact(bare, student_model=pair)):
+        assert sha256_of(given) == sha256_of(reapply_exact(full))
     with pytest.raises(XtokError, match="wide"):
-        with_vocabularies(bare, teacher=student.vocabulary)
+        xtok.pair(student, student).admit(bare)
 
 
 def test_anything_but_a_config_is_refused() -> None:

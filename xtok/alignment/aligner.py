@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.rows import FlatIds, Rows, SymbolTable, filled, like
-from xtok.maps.pair import require_same_tokens
+from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, match_bytes
+from xtok.vocab.table import TokenTable, match_bytes, same_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -409,5 +409,9 @@ def _table(side: str, tokenizer: Any, of_map: TokenTable | None) -> TokenTable:
     table = tokenizer if isinstance(tokenizer, TokenTable) else load_tokenizer(tokenizer).table
     if of_map is None:
         return table
-    require_same_tokens(side, of_map, table, what="the map", other=f"the {side} tokenizer")
+    if not same_tokens(of_map, table):
+        raise XtokError(
+            f"the {side} of the map has other tokens than the {side} tokenizer",
+            hint="give the map of this pair; xtok inspect shows the pair of a map",
+        )
     return of_map

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.roles import match_roles
+from xtok.tokenizers import pair as pair_of
 
 _PARTIAL = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, by `surrogateescape`
 
@@ -28,9 +27,9 @@ class Retokenizer:
     """
 
     def __init__(self, student: Any, teacher: Any) -> None:
-        self.student: Tokenizer = load_tokenizer(student)
-        self.teacher: Tokenizer = load_tokenizer(teacher)
-        self._roles = match_roles(self.student.table, self.teacher.table)
+        pair = pair_of(student, teacher)
+        self.student, self.teacher = pair.tokenizers
+        self._roles = pair.equal_roles
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the teacher's ids of each row.

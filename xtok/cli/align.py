@@ -55,7 +55,7 @@ def align(
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
     if chat is None:
         data = _text(text, file)
-        student, teacher = models.pair()
+        student, teacher = models.pair().tokenizers
         alignment = xtok.align(student, teacher, data, max_comb_len=max_comb_len)
     else:
         record, *others = read_conversations(chat)
@@ -63,7 +63,7 @@ def align(
             raise XtokError(
                 f"{chat} has {1 + len(others)} conversations", hint="give a file of one"
             )
-        student, teacher = models.pair()
+        student, teacher = models.pair().tokenizers
         aligner = xtok.TokenAligner(student, teacher, max_comb_len=max_comb_len)
         aligned = xtok.chats.align_chat(
             aligner,

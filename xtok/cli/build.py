@@ -96,7 +96,8 @@ def build(
     path = output.path((None if for_loss else nemo_name(context, models, config)) or own_name)
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
-    student, teacher, initial = models.pair_of_map(initial_projection_path, map_options)
+    pair, initial = models.pair_of_map(initial_projection_path, map_options)
+    student, teacher = pair.tokenizers
     counting: Any = nullcontext()
     if text and engine == "ray":
         counting = counting_on_ray(models, student, teacher, address)
@@ -106,9 +107,8 @@ def build(
     def make() -> xtok.ProjectionMap:
         with counting as count:
             projection = xtok.build(
-                student,
-                teacher,
-                config,
+                pair,
+                config=config,
                 texts=text,
                 field=field,
                 initial=initial,
@@ -120,9 +120,7 @@ def build(
         return projection
 
     if skip_existing:
-        differs = partial(
-            difference, student=student, teacher=teacher, config=config, texts=text, initial=initial
-        )
+        differs = partial(difference, pair=pair, config=config, texts=text, initial=initial)
         projection = kept_or_made(path, differs, make, timeout=timeout, note=report.print_note)
     else:
         projection = make()

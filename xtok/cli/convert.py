@@ -43,8 +43,8 @@ def convert(
     path = check_converted(target or output or "", to)
     projection = map_options.load(map_path, normalize=normalize)
     report.print_reports(projection.reports)
-    projection, tokenizers = models.with_map(projection)
-    paths = xtok.convert(projection, path, to=to, note=report.print_note, **tokenizers)
+    projection, pair = models.with_map(projection)
+    paths = xtok.convert(projection, path, to=to, note=report.print_note, student_model=pair)
     if to == "nemo-subtokens":
         report.print_note(nemo_table_overrides(*paths))
     elif path.suffix == ".pt":

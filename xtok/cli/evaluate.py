@@ -62,13 +62,13 @@ def evaluate(
         )
     names = [str(path) for path in map_paths]
     maps = [map_options.load_any(path) for path in map_paths]
-    maps[0], tokenizers = models.with_map(maps[0], name=names[0])
+    maps[0], pair = models.with_map(maps[0], name=names[0])
     for one in maps:
         report.print_reports(one.reports)
     evaluation = xtok.evaluate(
         maps,
         text,
-        **tokenizers,
+        pair,
         names=names,
         field=field,
         group_by=group_by,

@@ -44,10 +44,11 @@ def events(
     find_texts(text)
     name = names.default_name(student_id, teacher_id, "events", names.text_word(text))
     path = output_path(output, name)
-    student, teacher = models.pair(widths)
+    pair = models.pair(widths)
+    student, teacher = pair.tokenizers
     with counting_here(student, teacher, checkpoint_of(path)) if text else nullcontext() as count:
         result = xtok.events(
-            student, teacher, text, config, field=field, count=count, progress=report.progress_bar
+            pair, None, text, config, field=field, count=count, progress=report.progress_bar
         )
         result.save(path)
     report.print_reports(result.reports)

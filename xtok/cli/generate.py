@@ -43,10 +43,9 @@ def generate(
 ) -> None:
     """Map each student token to the teacher tokens that are most similar."""
     output.check()
-    student, teacher = models.pair(widths)
     projection = xtok.generate(
-        student,
-        teacher,
+        models.pair(widths),
+        None,
         embedding_model,
         config,
         cache_dir=cache_dir,

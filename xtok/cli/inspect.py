@@ -90,12 +90,12 @@ def inspect(
     is_overview = not (is_listing or is_explaining or against)
     if num_examples is None:
         num_examples = 5 if is_overview and not classes else 0
-    loaded, tokenizers = models.with_map(map_options.load_any(map_path), name=map_path)
+    loaded, pair = models.with_map(map_options.load_any(map_path), name=map_path)
     report.print_reports(loaded.reports)
     inspection = xtok.inspect(
         loaded,
         [*tokens, *token_id],
-        **tokenizers,
+        student_model=pair,
         num_examples=num_examples,
         classes=classes,
         worst=worst,

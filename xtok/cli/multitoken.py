@@ -34,11 +34,9 @@ def multitoken(
 ) -> None:
     """Map each student token to the teacher tokens that spell it, and the other way round."""
     output.check()
-    student, teacher, initial = models.pair_of_map(initial_projection_path, map_options)
-    projection = xtok.multitoken(
-        student, teacher, config, initial=initial, progress=report.progress_bar
-    )
+    pair, initial = models.pair_of_map(initial_projection_path, map_options)
+    projection = xtok.multitoken(pair, config=config, initial=initial, progress=report.progress_bar)
     if exact_match:
-        projection = xtok.reapply_exact(projection, student_model=student, teacher_model=teacher)
+        projection = xtok.reapply_exact(projection, student_model=pair)
     name = nemo_name(context, models, config) or map_name(projection, "multitoken")
     output.write(projection, output.path(name))

@@ -17,12 +17,14 @@ from xtok import report
 from xtok.cli.command import expanded
 from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
 from xtok.errors import XtokError
+from xtok.inspection import pair_of_map
 from xtok.report.stdout import print_path
 
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
     from xtok.maps.projection_map import ProjectionMap
     from xtok.tokenizers import Tokenizer
+    from xtok.vocab.pair import Pair
 
 M = TypeVar("M", bound="ProjectionMap | EventMap")
 
@@ -182,10 +184,10 @@ class Models(Safety):
         """Load the tokenizer of a side whose model is given."""
         return load_tokenizer(**self.loading(side, widths))
 
-    def pair(self, widths: Widths | None = None) -> tuple[Tokenizer, Tokenizer]:
+    def pair(self, widths: Widths | None = None) -> Pair:
         """Load both tokenizers; a model that is not given is a usage error."""
         self.both()
-        return self.load("student", widths), self.load("teacher", widths)
+        return xtok.pair(self.load("student", widths), self.load("teacher", widths))
 
     def given(self) -> dict[str, Any]:
         """Load the tokenizers that are given, by parameter."""
@@ -193,40 +195,26 @@ class Models(Safety):
 
     def pair_of_map(
         self, path: Path | None, options: MapOptions
-    ) -> tuple[Tokenizer, Tokenizer, ProjectionMap | None]:
+    ) -> tuple[Pair, ProjectionMap | None]:
         """Load both tokenizers, and the map to begin with, if any, which tells their widths."""
         if path is None:
-            return *self.pair(options), None
+            return self.pair(options), None
         self.both()
-        projection, tokenizers = self.with_map(options.load(path), options, name=path)
-        return tokenizers["student_model"], tokenizers["teacher_model"], projection
+        projection, pair = self.with_map(options.load(path), options, name=path)
+        return pair, projection
 
     def with_map(
-        self,
-        projection: M,
-        widths: Widths | None = None,
-        *,
-        name: Path | str = "the map",
-    ) -> tuple[M, dict[str, Any]]:
+        self, projection: M, widths: Widths | None = None, *, name: Path | str = "the map"
+    ) -> tuple[M, Pair]:
         """Load the tokenizers of a map's sides that are given, as wide as the map and it as they.
 
         Returns:
-            the map, with the tokens that it lacks, and the tokenizers by parameter.
+            the map, with the tokens that it lacks, and its pair.
         """
-        from xtok.maps import pair
-
-        tokenizers: dict[str, Any] = {}
-        for side in self.sides():
-            typed_width = getattr(widths, f"{side}_vocab_size", None)
-            tokenizer = self.load(side, widths)
-            width = pair.shared_width(getattr(projection, side), tokenizer.vocabulary)
-            if typed_width is None and width != tokenizer.vocabulary.vocab_size:
-                tokenizer = self.load(side, Widths(**{f"{side}_vocab_size": width}))
-            vocabulary: dict[str, Any] = {side: tokenizer.vocabulary}
-            report.print_notes(pair.name_notes(projection, **vocabulary))
-            projection = pair.with_vocabularies(projection, **vocabulary, name=str(name))
-            tokenizers[f"{side}_model"] = tokenizer
-        return projection, tokenizers
+        loaded = {f"{side}_model": self.load(side, widths) for side in self.sides()}
+        pair = pair_of_map(projection, **loaded)
+        report.print_notes(pair.name_notes(projection))
+        return pair.admit(projection, name=str(name)), pair
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,12 @@ def reapply_exact(
     map_path = source.one_path()
     output.check(map_path)
     projection = map_options.load(map_path)
-    projection, tokenizers = models.with_map(projection, map_options, name=map_path)
+    projection, pair = models.with_map(projection, map_options, name=map_path)
     projection = xtok.reapply_exact(
-        projection, special_tokens=special_tokens, canonicalization=canonicalization, **tokenizers
+        projection,
+        special_tokens=special_tokens,
+        canonicalization=canonicalization,
+        student_model=pair,
     )
     name = refined_name(map_path, "reapply-exact", projection)
     output.write(projection, output.path(name, map_path))

@@ -64,13 +64,11 @@ def report(
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
         reports.print_reports(projection.reports)
-    maps[0], tokenizers = models.with_map(maps[0], name=map_paths[0])
+    maps[0], pair = models.with_map(maps[0], name=map_paths[0])
     examined = examine(
         maps,
         texts=text,
-        tokenizers=(tokenizers["student_model"], tokenizers["teacher_model"])
-        if tokenizers
-        else None,
+        pair=pair,
         names=[path.name for path in map_paths],
         field=field,
         progress=reports.progress_bar,

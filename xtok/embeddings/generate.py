@@ -21,7 +21,8 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import examples_of, map_of_edges, reported, undecodable_tokens
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import ModelLike, PairLike, Tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 
@@ -38,8 +39,8 @@ SPELLING = "spelling"
 
 
 def generate(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: PairLike,
+    teacher_model: ModelLike | None = None,
     embedding_model: str | None = None,
     config: GenerateConfig | None = None,
     *,
@@ -80,9 +81,8 @@ def generate(
         source = open_source(
             embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
         )
-    student, teacher = (
-        load_tokenizer(model, offline=offline) for model in (student_model, teacher_model)
-    )
+    pair = pair_of(student_model, teacher_model, offline=offline)
+    student, teacher = pair.tokenizers
     if config.top_k > len(teacher.table):
         raise XtokError(
             f"top_k {config.top_k} is more than the {len(teacher.table)} tokens of the teacher",
@@ -111,14 +111,14 @@ def generate(
     options["embedding_model"] = source.key if source else {"kind": embedding_model}
     projection = map_of_edges(
         edges,
-        student=student.vocabulary,
-        teacher=teacher.vocabulary,
+        student=pair.student,
+        teacher=pair.teacher,
         row_kind=kind,
         scale_slot=None,
         method=embedding_model.partition(":")[0],
         top_k=config.top_k,
     ).after("generate", options)
-    return reported(projection, notes + more, undecodable_tokens(student, teacher), counts)
+    return reported(projection, notes + more, undecodable_tokens(pair), counts)
 
 
 def _check_device(device: str) -> None:

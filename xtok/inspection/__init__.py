@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from xtok.vocab.pair import Pair
+
 if TYPE_CHECKING:
-    from xtok.tokenizers import ModelLike, Tokenizer
+    from xtok.maps.events import EventMap
+    from xtok.maps.projection_map import ProjectionMap
+    from xtok.tokenizers import ModelLike, PairLike
 
 Level = Literal["ok", "note", "warning", "failed", "skipped"]
 
@@ -23,14 +27,16 @@ class Check:
     message: str
 
 
-def given_tokenizers(
-    student_model: ModelLike | None, teacher_model: ModelLike | None
-) -> dict[str, Tokenizer]:
-    """Load the tokenizers of the sides whose models are given; for none, import nothing."""
-    models = {"student": student_model, "teacher": teacher_model}
-    given = {side: model for side, model in models.items() if model is not None}
-    if not given:
-        return {}
-    from xtok.tokenizers import load_tokenizer
+def pair_of_map(
+    projection: ProjectionMap | EventMap,
+    student_model: PairLike | None = None,
+    teacher_model: ModelLike | None = None,
+) -> Pair:
+    """Return the pair of a map, with the tokenizers of the models given; none imports nothing."""
+    if student_model is None and teacher_model is None:
+        return Pair.of(projection)
+    if isinstance(student_model, Pair):
+        return student_model.at_widths_of(projection)
+    from xtok.tokenizers import pair
 
-    return {side: load_tokenizer(model) for side, model in given.items()}
+    return pair(student_model, teacher_model, of=projection)

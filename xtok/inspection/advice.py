@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from xtok.config import Loss, check_loss
 from xtok.inspection.bootstrap import Interval, interval, resample
 from xtok.inspection.pair_facts import EventFacts, PairFacts
-from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.vocab.display import plural
+from xtok.vocab.pair import require_table
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures

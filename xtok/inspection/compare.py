@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from xtok.counting.encode import TextEncoder, edge_keys
 from xtok.counting.texts import find_shards
 from xtok.maps.file import MapLike, as_maps
-from xtok.maps.pair import of_one_pair
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,9 @@ def compare(
     Raises:
         XtokError: if the maps are of different pairs.
     """
-    a, b = of_one_pair(*as_maps([first, second], names))
+    maps, names = as_maps([first, second], names)
+    pair = Pair.of(*maps)
+    a, b = (pair.admit(one, name=name) for one, name in zip(maps, names, strict=True))
     distance = _distances(a, b)
     filled = (a.row_kind != RowKind.EMPTY) | (b.row_kind != RowKind.EMPTY)
     share = filled / max(1, int(filled.sum()))

@@ -20,6 +20,7 @@ from xtok.inspection.pair_facts import PairFacts, TextCounts, count_tokens, pair
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.table import TokenTable, TokenType
 
@@ -156,9 +157,9 @@ def doctor(
     if len(tokenizers) > 1:
         overlap = _overlap(tokenizers, counts)
     if len(tokenizers) == 2:
-        student, teacher = tokenizers
-        of_pair = None if counts is None else events(student, teacher, progress=progress)
-        pair = pair_facts(student.vocabulary, teacher.vocabulary, counts, of_pair)
+        both = pair_of(*tokenizers)
+        of_pair = None if counts is None else events(both, progress=progress)
+        pair = pair_facts(both, counts, of_pair)
         texts = [texts] if isinstance(texts, str | Path) else texts
         advice = advise(pair, (names[0], names[1]) if names else None, [str(one) for one in texts])
     diagnosed = []

@@ -40,14 +40,13 @@ from xtok.inspection.measured_text import MeasuredText
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.maps.edges import heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps
-from xtok.maps.pair import with_vocabularies
-from xtok.maps.projection_map import ProjectionMap, require_table
+from xtok.maps.file import AnyMapLike, as_any_map, as_maps
+from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
-from xtok.tokenizers import ModelLike, load_tokenizer
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.classes import TokenClass, token_classes
-from xtok.vocab.table import common_ids
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -175,8 +174,8 @@ class Evaluation:
 def evaluate(
     maps: AnyMapLike | Sequence[AnyMapLike],
     texts: str | Path | Sequence[str | Path],
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: PairLike,
+    teacher_model: ModelLike | None = None,
     *,
     names: Sequence[str] = (),
     field: str = "text",
@@ -212,21 +211,17 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
-    sides = {"student": student.vocabulary, "teacher": teacher.vocabulary}
+    pair = pair_of(student_model, teacher_model, of=loaded[0])
     are_events = [isinstance(one, EventMap) for one in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(
             "event maps are measured neither beside maps nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
-    named: dict[str, AnyMap] = {}
-    for name, one in zip(_distinct(names), loaded, strict=True):
-        widths = isinstance(one, ProjectionMap)
-        named[name] = with_vocabularies(one, **sides, widths=widths, name=name)
+    admitted = (pair.admit(one, name=name) for name, one in zip(names, loaded, strict=True))
     text = MeasuredText(
-        named, find_texts(texts), student, teacher, field=field, group_by=group_by,
-        progress=progress, text_progress=text_progress,
+        dict(zip(_distinct(names), admitted, strict=True)), find_texts(texts), pair, field=field,
+        group_by=group_by, progress=progress, text_progress=text_progress,
     )  # fmt: skip
     return evaluation_of(text, for_loss=for_loss, num_worst=num_worst, seed=seed)
 
@@ -247,16 +242,13 @@ def evaluation_of(
     """Return what `evaluate` says of maps on text."""
     of_maps = [_MapOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, ProjectionMap)]
     of_events = [_EventsOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, EventMap)]
-    student, teacher = text.encoder.tokenizers
-    ranking = pair = None
+    ranking = facts = None
     if for_loss is not None:
         chunk, count = ("chunk_", "chunks") if for_loss == "p-kl" else ("", "starts")
         sums = np.stack([one.sums[f"{chunk}cross_entropy"] for one in of_maps])
         counts = of_maps[0].sums[count].astype(np.int64)
         ranking = rank(for_loss, list(text.maps), sums, counts, seed)
-        pair = pair_facts(
-            student.vocabulary, teacher.vocabulary, text.token_counts, events(student, teacher)
-        )
+        facts = pair_facts(text.pair, text.token_counts, events(text.pair))
     groups = {
         group: np.array([one == group for one in text.groups], np.bool_)
         for group in dict.fromkeys(text.groups)
@@ -266,8 +258,8 @@ def evaluation_of(
         in_groups.append(("all", np.ones(len(text.groups), np.bool_)))
     measured = [*of_maps, *of_events]
     return Evaluation(
-        student=student.vocabulary.model_id,
-        teacher=teacher.vocabulary.model_id,
+        student=text.pair.student.model_id,
+        teacher=text.pair.teacher.model_id,
         measures=tuple(one.measures(*group, seed) for group in in_groups for one in of_maps),
         event_measures=tuple(one.measures(*group) for group in in_groups for one in of_events),
         classes=tuple(c for one in measured for c in one.classes()),
@@ -277,8 +269,8 @@ def evaluation_of(
         differing=text.differing,
         notes=(*_counted_on(text), *little_text(text.num_bytes)),
         ranking=ranking,
-        pair=pair,
-        advice=None if pair is None else advise(pair),
+        pair=facts,
+        advice=None if facts is None else advise(facts),
     )
 
 
@@ -312,10 +304,10 @@ class _OnText:
     avoidable: NDArray[np.float64]  # of the losses
     weights: NDArray[np.float64]
 
-    def __init__(self, name: str, one: AnyMap, text: MeasuredText) -> None:
+    def __init__(self, name: str, text: MeasuredText) -> None:
         self.name, self.text, self.totals = name, text, text.amounts()
         self.s, self.t = text.pairs
-        self.student, self.teacher = require_table(one.student), require_table(one.teacher)
+        self.student, self.teacher = text.pair.tables
 
     def classes(self) -> list[ClassMeasures]:
         """Measure each class of student token over all text."""
@@ -363,9 +355,9 @@ class _EventsOnText(_OnText):
     """An event map on text: its loss is its leak, its reference a shared vocabulary's."""
 
     def __init__(self, name: str, one: EventMap, text: MeasuredText) -> None:
-        super().__init__(name, one, text)
+        super().__init__(name, text)
         self.events = one.student_event[self.s], one.teacher_event[self.t]
-        shared = common_ids(self.student, self.teacher)
+        shared = text.pair.common_ids
         self.losses = (self.events[0] != self.events[1]).astype(np.float64)
         self.reference = (shared[0][self.s] != shared[1][self.t]).astype(np.float64)
         self.avoidable = self.losses
@@ -396,7 +388,7 @@ class _MapOnText(_OnText):
     """
 
     def __init__(self, name: str, projection: ProjectionMap, text: MeasuredText) -> None:
-        super().__init__(name, projection, text)
+        super().__init__(name, text)
         self.top_k, self.width = projection.top_k, projection.shape[1]
         self.weights = weights_at(projection.edges, text.keys)
         self.losses = losses(self.weights, self.width)

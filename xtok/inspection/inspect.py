@@ -12,20 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
-from xtok.inspection import given_tokenizers
+from xtok.inspection import pair_of_map
 from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
 from xtok.maps.events import EventMap
 from xtok.maps.file import AnyMapLike, MapLike, as_any_map
-from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.classes import TokenClass, classes_named, token_classes
 from xtok.vocab.table import TokenType, Vocabulary
 
 if TYPE_CHECKING:
-    from xtok.inspection.advice import Advice
     from xtok.inspection.compare import Comparison
-    from xtok.tokenizers import ModelLike, Tokenizer
+    from xtok.tokenizers import ModelLike, PairLike
+    from xtok.vocab.pair import Pair
 
 _LARGEST = 10
 _MEMBERS = 8
@@ -82,7 +81,7 @@ def inspect(
     projection: AnyMapLike,
     tokens: str | bytes | int | Sequence[str | bytes | int] = (),
     *,
-    student_model: ModelLike | None = None,
+    student_model: PairLike | None = None,
     teacher_model: ModelLike | None = None,
     num_examples: int = 0,
     classes: bool = False,
@@ -127,10 +126,10 @@ def inspect(
     """
     if texts and student_model is None:
         raise ValueError("texts need the student's model")
-    tokenizers = given_tokenizers(student_model, teacher_model)
-    vocabularies: dict[str, Any] = {side: one.vocabulary for side, one in tokenizers.items()}
     [name, *_] = names or ["the map"]
-    projection = with_vocabularies(as_any_map(projection), **vocabularies, name=name)
+    projection = as_any_map(projection)
+    pair = pair_of_map(projection, student_model, teacher_model)
+    projection = pair.admit(projection, name=name)
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     is_listing = bool(worst or token_class or kind)
@@ -140,8 +139,8 @@ def inspect(
                 "an event map has no rows to list by class or kind, or to compare",
                 hint="inspect a token of it; evaluate measures event maps on text",
             )
-        return _inspect_events(projection, tokens, tokenizers, num_examples)
-    explain = partial(inspect_row, projection, tokenizers)
+        return _inspect_events(projection, tokens, pair, num_examples)
+    explain = partial(inspect_row, projection, pair)
     rows = [explain(i) for token in tokens for i in projection.student_ids_of(token)]
     if against is None:
         rows += [explain(i) for i in example_ids(projection, num_examples)]
@@ -153,7 +152,9 @@ def inspect(
     if against is not None:
         from xtok.inspection.compare import compare, count_tokens
 
-        counts = count_tokens(texts, tokenizers["student"], field) if texts else None
+        counts = None
+        if texts and pair.student_tokenizer is not None:
+            counts = count_tokens(texts, pair.student_tokenizer, field)
         comparison = compare(
             projection, against, token_counts=counts, num_examples=num_examples or 10, names=names
         )
@@ -237,10 +238,10 @@ def _worst_first(
 def _inspect_events(
     events: EventMap,
     tokens: Sequence[str | bytes | int],
-    tokenizers: Mapping[str, Tokenizer],
+    pair: Pair,
     num_examples: int,
 ) -> Inspection:
-    explain = partial(inspect_token, events, tokenizers)
+    explain = partial(inspect_token, events, pair)
     rows = [explain(side, i) for token in tokens for side, i in _ids_of(events, token)]
     num = events.num_events
     ours, theirs = (
@@ -326,17 +327,13 @@ class ClassCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """A map by class of token, and the loss that suits its pair, as `doctor` says it."""
+    """A map by class of token."""
 
     classes: tuple[ClassCoverage, ...]
-    advice: Advice
 
 
 def coverage_by_class(projection: ProjectionMap) -> Coverage | None:
     """Measure a map by class of token; None if it carries no tokens."""
-    from xtok.inspection.advice import advise
-    from xtok.inspection.pair_facts import pair_facts
-
     rows, columns = projection.student.table, projection.teacher.table
     if rows is None or columns is None:
         return None
@@ -370,5 +367,4 @@ def coverage_by_class(projection: ProjectionMap) -> Coverage | None:
             for member in TokenClass
             if per_class["rows"][member] or per_class["teacher_ids"][member]
         ),
-        advice=advise(pair_facts(projection.student, projection.teacher)),
     )

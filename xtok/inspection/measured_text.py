@@ -31,7 +31,7 @@ from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
 
 
 def losses_of_chunks(
@@ -57,8 +57,7 @@ class MeasuredText:
     Args:
         maps: by name, all with these vocabularies; the text is read once for all.
         paths: of the text.
-        student: the tokenizer of the rows.
-        teacher: the tokenizer of the columns.
+        pair: of the maps, with its tokenizers.
         field: as `evaluate` takes it, and so the others.
         group_by: a field or column by whose values documents are grouped; by file if None.
         progress: called for each pass over a vocabulary.
@@ -72,18 +71,17 @@ class MeasuredText:
         self,
         maps: Mapping[str, AnyMap],
         paths: Sequence[Path],
-        student: Tokenizer,
-        teacher: Tokenizer,
+        pair: Pair,
         *,
         field: str = "text",
         group_by: str | None = None,
         progress: Progress = silent,
         text_progress: TextProgress = silent_texts,
     ) -> None:
-        self.maps, self.paths = maps, paths
-        self.shape = next(iter(maps.values())).shape
-        self.recipes = _recipes(maps, student, teacher, progress)  # by `top_k`
-        self.encoder = TextEncoder(student, teacher)
+        self.maps, self.paths, self.pair = maps, paths, pair
+        self.shape = pair.shape
+        self.recipes = _recipes(maps, pair, progress)  # by `top_k`
+        self.encoder = TextEncoder(*pair.tokenizers)
         self.batches: list[tuple[EncodedTexts, EncodedTexts]] = []  # two bytes per byte of text
         self.groups: list[str] = []  # one per document
         self.num_bytes = self.differing = 0  # differing: documents that the two sides spell so
@@ -179,15 +177,13 @@ class MeasuredText:
         return losses
 
 
-def _recipes(
-    maps: Mapping[str, AnyMap], student: Tokenizer, teacher: Tokenizer, progress: Progress
-) -> dict[int, Edges]:
+def _recipes(maps: Mapping[str, AnyMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
     """Return X-Token's recipe without a slot, cut to each number of entries that maps have."""
     cuts = sorted({one.top_k for one in maps.values() if isinstance(one, ProjectionMap)})
     if not cuts:
         return {}
-    whole = multitoken(student, teacher, MultitokenConfig(scale_trick=False), progress=progress)
-    exact = reapply_exact(whole)
+    whole = multitoken(pair, config=MultitokenConfig(scale_trick=False), progress=progress)
+    exact = reapply_exact(whole, student_model=pair)
     return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
 
 

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from xtok.counting.encode import PairCounts, TextEncoder, boundary_keys
 from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.texts import find_shards
-from xtok.maps.projection_map import require_table
 from xtok.progress import TextProgress
 from xtok.vocab.classes import num_digits
-from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, Vocabulary, common_ids, match_bytes
+from xtok.vocab.pair import Pair
+from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
@@ -126,14 +125,12 @@ def count_tokens(
 
 
 def pair_facts(
-    student: Vocabulary,
-    teacher: Vocabulary,
+    pair: Pair,
     counts: TextCounts | None = None,
     events: EventMap | None = None,
 ) -> PairFacts:
     """Compare two vocabularies, and measure them and their events on a text if it was counted."""
-    rows, columns = require_table(student), require_table(teacher)
-    same_bytes, same_role = match_bytes(rows, columns), match_roles(rows, columns)
+    (rows, columns), same_bytes, same_role = pair.tables, pair.equal_bytes, pair.equal_roles
     digits = [num_digits(table) for table in (rows, columns)]
     ids_of_numbers = np.flatnonzero(digits[0] > 1)
     missing = [i for i in ids_of_numbers.tolist() if i not in same_bytes]
@@ -142,9 +139,9 @@ def pair_facts(
     if counts is not None:
         missing_text = float(counts.tokens[0][missing].sum() / max(1, counts.tokens[0].sum()))
     return PairFacts(
-        student=student.model_id,
-        teacher=teacher.model_id,
-        same=rows.sha256() == columns.sha256(),
+        student=pair.student.model_id,
+        teacher=pair.teacher.model_id,
+        same=pair.is_same,
         vocabulary=Shared(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=len(same_bytes),
         student_share=len(same_bytes) / max(1, len(rows.text_ids)),
@@ -159,16 +156,15 @@ def pair_facts(
             for role, ids in rows.roles.items()
             if role != "reserved" and not any(i in same_role or i in same_bytes for i in ids)
         ),
-        text=None if counts is None else _text_facts(rows, columns, counts),
+        text=None if counts is None else _text_facts(pair, counts),
         events=None if events is None else _event_facts(events, counts),
     )
 
 
-def _text_facts(rows: TokenTable, columns: TokenTable, counts: TextCounts) -> TextFacts:
+def _text_facts(pair: Pair, counts: TextCounts) -> TextFacts:
     keys, amounts = counts.keys, counts.amounts
     s, t = keys >> 32, keys & 0xFFFFFFFF
-    shared = common_ids(rows, columns)
-    a, b = shared[0][s], shared[1][t]
+    a, b = pair.common_ids[0][s], pair.common_ids[1][t]
     of_pairs = entropy_of(keys, amounts)
     return TextFacts(
         files=counts.files,

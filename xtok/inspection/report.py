@@ -19,12 +19,11 @@ from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
 from xtok.maps.file import MapLike, as_maps
-from xtok.maps.pair import of_one_pair, with_vocabularies
-from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import plural
+from xtok.vocab.pair import Pair, require_table
 
 _MOST_FINDINGS = 6
 _GRADES: tuple[Grade, ...] = "bad", "care", "note", "good"
@@ -73,14 +72,14 @@ class Examined:
     report: Report
     maps: tuple[ProjectionMap, ...]
     counts: TextCounts | None
-    tokenizers: tuple[Tokenizer, Tokenizer] | None
+    pair: Pair
 
 
 def examine(
     maps: MapLike | Sequence[MapLike],
     *,
     texts: Sequence[str | Path] = (),
-    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    pair: Pair | None = None,
     names: Sequence[str] = (),
     field: str = "text",
     progress: Progress = silent,
@@ -91,7 +90,7 @@ def examine(
     Args:
         maps: a map or two, or their paths.
         texts: paths and globs of text, as `evaluate` takes them.
-        tokenizers: of the rows and of the columns, to spell tokens, sentences and text.
+        pair: the maps', with its tokenizers, to spell tokens, sentences and text.
         names: what the page calls the maps.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         progress: called for each pass over a vocabulary.
@@ -102,32 +101,25 @@ def examine(
             pairs, or a text cannot be read.
         ValueError: for text without tokenizers.
     """
-    if texts and tokenizers is None:
-        raise ValueError("text needs both tokenizers")
+    if texts and (pair is None or pair.teacher_tokenizer is None):
+        raise ValueError("text needs a pair with its tokenizers")
     loaded, names = as_maps(maps, names)
-    if tokenizers is not None:
-        student, teacher = (side.vocabulary for side in tokenizers)
-        loaded = [
-            with_vocabularies(m, student=student, teacher=teacher, widths=True, name=name)
-            for m, name in zip(loaded, names, strict=True)
-        ]
-    loaded = of_one_pair(loaded, names)
+    pair = Pair.of(*loaded) if pair is None else pair.at_widths_of(loaded[0])
+    has_tokenizers = pair.teacher_tokenizer is not None
+    loaded = [pair.admit(m, name=name) for m, name in zip(loaded, names, strict=True)]
     repeated = {name for name, times in Counter(names).items() if times > 1}
     names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
-    sides = loaded[0].student, loaded[0].teacher
     paths = find_texts(texts) if texts else []
-    evaluation = counts = pair = None
-    if tokenizers is not None and texts:
+    evaluation = counts = None
+    if texts:
         text = MeasuredText(
-            dict(zip(names, loaded, strict=True)), paths, *tokenizers, field=field,
+            dict(zip(names, loaded, strict=True)), paths, pair, field=field,
             progress=progress, text_progress=text_progress,
         )  # fmt: skip
         evaluation, counts = evaluation_of(text, for_loss="p-kl"), text.token_counts
-        pair = evaluation.pair
-    if pair is None:
-        of_pair = None if tokenizers is None else events(*tokenizers, progress=progress)
-        pair = pair_facts(*sides, None, of_pair)
-    reports, findings = [], list(_of_pair(pair, evaluation))
+    of_pair = events(pair, progress=progress) if has_tokenizers else None
+    facts = pair_facts(pair, counts, of_pair)
+    reports, findings = [], list(_of_pair(facts, evaluation))
     for number, (m, name) in enumerate(zip(loaded, names, strict=True), start=1):
         measures, empty_text = None, 0.0
         if evaluation is not None and counts is not None:
@@ -141,12 +133,12 @@ def examine(
                 description=description,
                 verification=verification,
                 fits=fits(
-                    m, pair, failed=verification.failed, measures=measures, empty_text=empty_text
+                    m, facts, failed=verification.failed, measures=measures, empty_text=empty_text
                 ),
             )
         )
         about = number if len(loaded) > 1 else None
-        of_map = _of_map(description, pair, measures, empty_text)
+        of_map = _of_map(description, facts, measures, empty_text)
         findings += [replace(finding, map_number=about) for finding in of_map]
     both = [replace(one, map_number=None) for one in findings]
     alike = Counter(both)
@@ -157,16 +149,16 @@ def examine(
         student_counts = None if counts is None else counts.tokens[0]
         comparison = compare(*loaded, names=names, token_counts=student_counts)
     report = Report(
-        pair=pair,
-        advice=advise(pair, texts=[str(text) for text in texts]),
+        pair=facts,
+        advice=advise(facts, texts=[str(text) for text in texts]),
         findings=tuple(findings[:_MOST_FINDINGS]),
         maps=tuple(reports),
         evaluation=evaluation,
         comparison=comparison,
-        sentences=() if tokenizers is None else aligned_sentences(*tokenizers, paths, field),
+        sentences=aligned_sentences(*pair.tokenizers, paths, field) if has_tokenizers else (),
         version=__version__,
     )
-    return Examined(report=report, maps=tuple(loaded), counts=counts, tokenizers=tokenizers)
+    return Examined(report=report, maps=tuple(loaded), counts=counts, pair=pair)
 
 
 def _empty_text(m: ProjectionMap, counts: TextCounts) -> float:

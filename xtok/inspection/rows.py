@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ import numpy as np
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, require_table, token_name
+from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, token_name
 from xtok.vocab.classes import TokenClass, text_class
 from xtok.vocab.display import quoted
+from xtok.vocab.pair import Pair, require_table
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 
@@ -72,9 +73,7 @@ class InspectedRow:
     stages: tuple[str, ...]  # what each did to the row
 
 
-def inspect_row(
-    projection: ProjectionMap, tokenizers: Mapping[str, Tokenizer], student_id: int
-) -> InspectedRow:
+def inspect_row(projection: ProjectionMap, pair: Pair, student_id: int) -> InspectedRow:
     """Explain a row; by real segmentation, too, as far as there are the sides' tokenizers."""
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
@@ -82,10 +81,10 @@ def inspect_row(
     why, token, decay = "", b"", _decay(projection)
     if rows is not None and columns is not None:
         why, token = _why(kind, rows, columns, student_id), rows[student_id]
-        if "teacher" in tokenizers and token:
-            forward = _forward(token, tokenizers["teacher"], columns, decay)
-        if "student" in tokenizers and token and decay:
-            reverse = _reverse(student_id, tokenizers["student"], columns, token, decay)
+        if pair.teacher_tokenizer is not None and token:
+            forward = _forward(token, pair.teacher_tokenizer, columns, decay)
+        if pair.student_tokenizer is not None and token and decay:
+            reverse = _reverse(student_id, pair.student_tokenizer, columns, token, decay)
     return InspectedRow(
         side="student",
         token_id=student_id,
@@ -113,7 +112,7 @@ def inspect_row(
 
 def inspect_token(
     events: EventMap,
-    tokenizers: Mapping[str, Tokenizer],
+    pair: Pair,
     side: str,
     token_id: int,
     num_members: int = _MEMBERS,
@@ -136,9 +135,10 @@ def inspect_token(
     members += [(side, i) for i in ids[side] if i != token_id]
     table = require_table(getattr(events, side))
     forward = None
-    if other in tokenizers and table[token_id]:
+    speller: Tokenizer | None = getattr(pair, f"{other}_tokenizer")
+    if speller is not None and table[token_id]:
         columns = require_table(getattr(events, other))
-        forward = _forward(table[token_id], tokenizers[other], columns, ())
+        forward = _forward(table[token_id], speller, columns, ())
     sizes = f"{len(ids['student']):,} student and {len(ids['teacher']):,} teacher tokens"
     parts = _parts(events, event)
     is_merged = event != events.rest and parts > 1

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xtok.inspection import Check, Level, given_tokenizers
+from xtok.inspection import Check, Level
 from xtok.maps import file as mapfile
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
 from xtok.maps.file import AnyMap, AnyMapLike
-from xtok.maps.pair import can_grow
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.vocab.display import quoted
+from xtok.vocab.pair import Pair, can_grow
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary
 
@@ -61,7 +61,8 @@ def verify(
     Raises:
         MapFileError: if the file cannot be read, or is no map at all.
     """
-    tokenizers = given_tokenizers(student_model, teacher_model)
+    models = {"student": student_model, "teacher": teacher_model}
+    tokenizers = {side: _loaded(model) for side, model in models.items() if model is not None}
     if isinstance(projection, ProjectionMap | EventMap):
         return Verification(path="the map", checks=tuple(_all(projection, {}, tokenizers)))
     path = fspath(projection)
@@ -80,6 +81,12 @@ def verify(
         missing = "it lacks " if isinstance(error, KeyError) else ""
         checks = (Check("format", "failed", f"{missing}{error}"),)
     return Verification(path=path, checks=checks)
+
+
+def _loaded(model: ModelLike) -> Tokenizer:
+    from xtok.tokenizers import load_tokenizer
+
+    return load_tokenizer(model)
 
 
 def _all(
@@ -105,6 +112,16 @@ def _all(
         yield Check("exact rows", *_exact_rows(m))
     for side, vocabulary in sides.items():
         yield Check(f"{side} roles", *_roles(vocabulary.table))
+    if len(tokenizers) == 2:
+        pair = Pair(tokenizers["student"].vocabulary, tokenizers["teacher"].vocabulary)
+        if pair.is_swapped(m):
+            yield Check(
+                "sides",
+                "failed",
+                f"swapped: the map's student is {m.student.model_id}, its teacher "
+                f"{m.teacher.model_id}; give the student first",
+            )
+            return
     for side, tokenizer in tokenizers.items():
         yield Check(f"{side} model", *_tokens(sides[side].table, tokenizer))
         yield Check(f"{side} width", *_width(sides[side], tokenizer.vocabulary))

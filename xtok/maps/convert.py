@@ -14,12 +14,13 @@ from xtok.config import MapFormat
 from xtok.errors import XtokError
 from xtok.io import check_output, write
 from xtok.maps import file as mapfile
-from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.subtokens import nemo_table
 from xtok.progress import Note, silent_note
-from xtok.tokenizers import ModelLike, load_tokenizer
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import plural
+from xtok.vocab.pair import Pair
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable
 
@@ -36,7 +37,7 @@ def convert(
     output: str | PathLike[str],
     *,
     to: MapFormat | None = None,
-    student_model: ModelLike | None = None,
+    student_model: PairLike | None = None,
     teacher_model: ModelLike | None = None,
     note: Note = silent_note,
     **options: Any,
@@ -66,7 +67,8 @@ def convert(
     if not isinstance(projection, ProjectionMap):
         projection = mapfile.load(projection, **options)
     if to == "nemo-subtokens":
-        return _write_subtokens(projection, target, student_model, teacher_model, note)
+        pair = pair_of(student_model, teacher_model, of=projection)
+        return _write_subtokens(projection, target, pair, note)
     if to == "vllm-tli":
         write(target, [_intersection(projection, note)])
     else:
@@ -91,22 +93,18 @@ def check_converted(output: str | PathLike[str], to: MapFormat | None) -> Path:
 def _write_subtokens(
     projection: ProjectionMap,
     target: Path,
-    student_model: ModelLike | None,
-    teacher_model: ModelLike | None,
+    pair: Pair,
     note: Note,
 ) -> list[Path]:
-    if student_model is None or teacher_model is None:
+    if pair.student_tokenizer is None or pair.teacher_tokenizer is None:
         raise XtokError(
             "nemo-subtokens spells tokens, which takes both tokenizers",
             hint="give both models that the map was made with, the student's with {option}",
             parameter="student_model",
         )
-    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
-    with_vocabularies(
-        projection, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
-    )
+    pair.admit(projection)
     reverse = target.with_name(f"{target.stem}.reverse{target.suffix}")
-    tables = nemo_table(student, teacher, note), nemo_table(teacher, student, note)
+    tables = nemo_table(pair, note), nemo_table(pair.reversed, note)
     for path, table in zip((target, reverse), tables, strict=True):
         write(path, [table])
     return [target, reverse]

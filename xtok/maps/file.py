@@ -28,7 +28,6 @@ from xtok.maps import nemo
 from xtok.maps.edges import in_map_order
 from xtok.maps.events import EventMap
 from xtok.maps.nemo import require
-from xtok.maps.pair import at_width
 from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
 from xtok.vocab.table import MAX_WIDTH, TokenTable, TokenType, Vocabulary
 
@@ -165,7 +164,7 @@ def load(
         projection = _with_slots(projection, preserve_last)
     for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):
         if width is not None:
-            projection = at_width(projection, side, width, name=str(source))
+            projection = projection.at_width(side, width, name=str(source))
     return projection
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok import __version__
-from xtok.errors import XtokError
+from xtok.errors import MapFileError, XtokError
 from xtok.maps.edges import (
     SUM_TOLERANCE,
     Edges,
@@ -21,7 +21,8 @@ from xtok.maps.edges import (
     first_out_of_order,
     row_starts,
 )
-from xtok.vocab.table import TokenTable, Vocabulary
+from xtok.vocab.pair import SIDES, is_lower_bound
+from xtok.vocab.table import MAX_WIDTH, Vocabulary
 
 if TYPE_CHECKING:
     import pandas
@@ -237,6 +238,52 @@ class ProjectionMap:
         reports = () if counts is None else (StageReport(stage, counts, notes),)
         return replace(self, history=(*self.history, step), reports=(*self.reports, *reports))
 
+    def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
+        """Return the map with another vocabulary, at least as wide, as a side; see `Pair.admit`."""
+        changed: dict[str, Any] = {side: vocabulary}
+        more = vocabulary.vocab_size - getattr(self, side).vocab_size
+        if side == "student" and more:
+            changed["row_kind"] = np.pad(self.row_kind, (0, more))
+            if self.scale_slot is not None:
+                changed["scale_slot"] = np.pad(self.scale_slot, (0, more))
+        return replace(self, **changed)
+
+    def at_width(self, side: str, width: int, *, name: str = "the map") -> ProjectionMap:
+        """Return the map with a side of this width.
+
+        Raises:
+            MapFileError: if it has ids beyond it, or is known to have another.
+        """
+        ours: Vocabulary = getattr(self, side)
+        if ours.vocab_size != width and not is_lower_bound(ours):
+            problem = f"is {ours.vocab_size} wide on the {side}'s side, not {width}"
+            hint = (
+                f"is it the map of this pair? It is of {self.student.model_id} and "
+                f"{self.teacher.model_id}; else leave out {{option}}"
+            )
+        elif width < ours.vocab_size:
+            problem = f"has the {side} id {ours.vocab_size - 1}, and is not {width} wide"
+            hint = f"give the width of its logits with {{option}}, at least {ours.vocab_size}"
+        elif width > MAX_WIDTH:
+            problem, hint = f"cannot be {width} wide", f"give {{option}} up to {MAX_WIDTH}"
+        elif ours.table is not None:
+            return self
+        else:
+            return self.with_side(side, replace(ours, vocab_size=width, width_source="option"))
+        raise MapFileError(f"{name} {problem}", hint=hint, parameter=f"{side}_vocab_size")
+
+    def require_widths(self) -> None:
+        """Raise an `XtokError` if a width is only the largest id + 1."""
+        for side in SIDES:
+            ours: Vocabulary = getattr(self, side)
+            if ours.width_source == "ids":
+                raise XtokError(
+                    f"the map's file does not tell the width of the {side}'s logits, only ids up "
+                    f"to {ours.vocab_size - 1:,}",
+                    hint="load or convert the map with {option}",
+                    parameter=f"{side}_vocab_size",
+                )
+
     def check(self) -> None:
         """Check every invariant of the class.
 
@@ -320,17 +367,6 @@ class ProjectionMap:
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
     """Return a token as reports show it; None if the map carries no tokens."""
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
-
-
-def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return the tokens of a side, or raise an `XtokError` if the map carries none."""
-    if vocabulary.table is None:
-        raise XtokError(
-            f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
-            hint="give both models, the student's with {option}",
-            parameter="student_model",
-        )
-    return vocabulary.table
 
 
 def _check_named(name: str, check: Callable[[ProjectionMap], None], m: ProjectionMap) -> None:

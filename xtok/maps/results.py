@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.edges import Edges, in_map_order
-from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport, require_table
+from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
 from xtok.vocab.display import plural, quoted
+from xtok.vocab.pair import SIDES, Pair, require_table
 from xtok.vocab.table import TokenTable
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 
 def map_of_edges(
@@ -85,10 +83,10 @@ def reported(
     return replace(projection, reports=(*projection.reports, report))
 
 
-def tokenizer_notes(student: Tokenizer, teacher: Tokenizer) -> list[str]:
+def tokenizer_notes(pair: Pair) -> list[str]:
     """Return a note on each side's width and where it comes from, and on what changes text."""
     notes = []
-    for side, tokenizer in (("student", student), ("teacher", teacher)):
+    for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         vocabulary = tokenizer.vocabulary
         notes.append(
             f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
@@ -102,14 +100,11 @@ def tokenizer_notes(student: Tokenizer, teacher: Tokenizer) -> list[str]:
 
 
 def undecodable_tokens(
-    student: Tokenizer,
-    teacher: Tokenizer,
-    ignored: tuple[Collection[int], Collection[int]] = ((), ()),
+    pair: Pair, ignored: tuple[Collection[int], Collection[int]] = ((), ())
 ) -> list[str]:
     """Return a sentence for each side that has ids that should stand for text and do not."""
     failures = []
-    sides = zip(("student", "teacher"), (student, teacher), ignored, strict=True)
-    for side, tokenizer, left_out in sides:
+    for side, tokenizer, left_out in zip(SIDES, pair.tokenizers, ignored, strict=True):
         undecodable = [i for i in tokenizer.undecodable if i not in left_out]
         if undecodable:
             what = examples_of(undecodable, tokenizer.table, "id")

@@ -18,16 +18,15 @@ import numpy as np
 from xtok.config import Loss
 from xtok.maps.results import examples_of
 from xtok.progress import Note, silent_note
-from xtok.tokenizers import Tokenizer
-from xtok.vocab.roles import match_roles
-from xtok.vocab.table import Vocabulary, match_bytes
+from xtok.vocab.pair import Pair
+from xtok.vocab.table import Vocabulary
 
 N_MAX = 8
 """How many tokens of a spelling the drafts' tables hold."""
 
 
-def subtokens(of: Tokenizer, into: Tokenizer) -> dict[int, list[int]]:
-    """Spell each token of a vocabulary as another tokenizer does in the middle of a text.
+def subtokens(pair: Pair) -> dict[int, list[int]]:
+    """Spell each token of a student as the teacher's tokenizer does in the middle of a text.
 
     A token whose bytes the other vocabulary has is that one token, whatever its tokenizer makes of
     them alone. A control token is the token of the same role, or has no spelling. Of several ids
@@ -38,15 +37,15 @@ def subtokens(of: Tokenizer, into: Tokenizer) -> dict[int, list[int]]:
     Returns:
         the other side's ids for each id that has a spelling.
     """
-    id_of = of.table.canonical_ids()
-    spelled = dict(zip(id_of.values(), into.segment_batch(list(id_of)), strict=True))
-    single = {i: t for i, t in match_bytes(of.table, into.table).items() if i in spelled}
-    single |= match_roles(of.table, into.table)
+    id_of = pair.tables[0].canonical_ids()
+    _, teacher = pair.tokenizers
+    spelled = dict(zip(id_of.values(), teacher.segment_batch(list(id_of)), strict=True))
+    single = {i: t for i, t in pair.equal_bytes.items() if i in spelled} | pair.equal_roles
     return {i: ids for i, ids in spelled.items() if ids} | {i: [t] for i, t in single.items()}
 
 
-def nemo_table(src: Tokenizer, dst: Tokenizer, note: Note = silent_note) -> bytes:
-    """Return a `.pt` of a tokenizer's tokens, spelled in another's, as NeMo-RL's drafts read it.
+def nemo_table(pair: Pair, note: Note = silent_note) -> bytes:
+    """Return a `.pt` of a student's tokens, spelled in the teacher's, as NeMo-RL's drafts read it.
 
     `subtoks` is int64 `[V_src, N_max]`, padded with -1, V_src being the tokenizer's largest id + 1
     and not the width of the logits; `lengths` is 0 for a token without a spelling. A longer
@@ -55,13 +54,13 @@ def nemo_table(src: Tokenizer, dst: Tokenizer, note: Note = silent_note) -> byte
     """
     import torch
 
-    rows = _num_ids(src.vocabulary)
+    rows = _num_ids(pair.student)
     subtoks = np.full((rows, N_MAX), -1, np.int64)
     lengths = np.zeros(rows, np.int64)
-    for i, ids in subtokens(src, dst).items():
+    for i, ids in subtokens(pair).items():
         subtoks[i, : len(ids)] = ids[:N_MAX]
         lengths[i] = len(ids)
-    names = src.vocabulary.model_id, dst.vocabulary.model_id
+    names = pair.student.model_id, pair.teacher.model_id
     buffer = io.BytesIO()  # torch.save writes a file's name into the file
     contents: dict[str, Any] = {
         "subtoks": torch.from_numpy(subtoks),
@@ -70,14 +69,14 @@ def nemo_table(src: Tokenizer, dst: Tokenizer, note: Note = silent_note) -> byte
         "dst": names[1],
         "N_max": N_MAX,
         "V_src": rows,
-        "V_dst": _num_ids(dst.vocabulary),
+        "V_dst": _num_ids(pair.teacher),
     }
     torch.save(contents, buffer)
     cut = np.flatnonzero(lengths > N_MAX).tolist()
     if cut:
         note(
             f"{names[0]}: more than {N_MAX} tokens of {names[1]}, cut to {N_MAX}, and skipped by "
-            f"NeMo-RL: {examples_of(cut, src.table)}"
+            f"NeMo-RL: {examples_of(cut, pair.student.table)}"
         )
     return buffer.getvalue()
 

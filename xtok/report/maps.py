@@ -35,7 +35,6 @@ def _overview(i: Inspection) -> Iterator[RenderableType]:
         yield _columns(i)
     if i.coverage is not None:
         yield _classes(i.coverage)
-        yield cell(i.coverage.advice.sentence)
     if i.rows:
         yield _rows(i)
 

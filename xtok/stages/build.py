@@ -17,18 +17,20 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.stages.exact import with_exact
-from xtok.stages.matches import compared_tables, exact_matches, matching_options
+from xtok.stages.matches import compared, exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import SIDES, Pair
 
 if TYPE_CHECKING:
     from xtok.counting.counts import CountedText, CountingPlan
 
 
 def build(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: PairLike,
+    teacher_model: ModelLike | None = None,
     config: BuildConfig | None = None,
     *,
     for_loss: Loss | None = None,
@@ -48,8 +50,8 @@ def build(
 
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
-            it, or a loaded tokenizer (to give a width, revision or pattern).
-        teacher_model: the model of the columns.
+            it, or a loaded tokenizer (to give a width, revision or pattern); or a pair of both.
+        teacher_model: the model of the columns; None with a pair.
         config: the options; the defaults if None.
         for_loss: take the options that suit a loss, instead of `config`.
         texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
@@ -70,22 +72,23 @@ def build(
         ValueError: for `initial` without texts, or both a config and a loss.
     """
     config = _config_of(config, for_loss)
-    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
+    earlier = None if initial is None else mapfile.as_map(initial)
+    pair = pair_of(student_model, teacher_model, of=earlier)
     if texts:
         from xtok.counting.counts import count_text
         from xtok.stages.counted import counted_map
 
+        student, teacher = pair.tokenizers
         count = count or partial(
             count_text, student=student, teacher=teacher, checkpoint=checkpoint,
             progress=text_progress,
         )  # fmt: skip
         projection = counted_map(
-            student,
-            teacher,
+            pair,
             texts,
             config.for_text(),
             field=field,
-            initial=None if initial is None else mapfile.as_map(initial),
+            initial=earlier,
             count=count,
             progress=progress,
         )
@@ -96,17 +99,15 @@ def build(
     else:
         matches = None
         if config.exact_match:
-            matches = exact_matches(*compared_tables(student, teacher, config), config)
+            matches = exact_matches(compared(pair, config), config)
         open_rows = None if matches is None else ~matches.is_exact
-        projection = multitoken(
-            student, teacher, config.multitoken, only=open_rows, progress=progress
-        )
+        projection = multitoken(pair, config=config.multitoken, only=open_rows, progress=progress)
         if matches is not None:
             projection = with_exact(projection, matches, config)
         projection = sort_cut(projection, config.sort_cut)
     # One report of what the map is; those of single stages count what was replaced.
     of_stage = {report.stage: report for report in projection.reports}
-    notes = tokenizer_notes(student, teacher) + map_notes(projection, config.ignore_student_ids)
+    notes = tokenizer_notes(pair) + map_notes(projection, config.ignore_student_ids)
     notes += of_stage["estimate"].notes if texts else ()
     counts = {} if texts else of_stage["sort-cut"].counts
     failures = [failure for report in projection.reports for failure in report.failures]
@@ -121,8 +122,8 @@ def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
 
 
 def get_map(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: PairLike,
+    teacher_model: ModelLike | None = None,
     config: BuildConfig | None = None,
     *,
     path: str | PathLike[str],
@@ -155,15 +156,15 @@ def get_map(
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     config = _config_of(config, for_loss)
-    sides = load_tokenizer(student_model), load_tokenizer(teacher_model)
+    pair = pair_of(student_model, teacher_model)
     path = Path(path)
 
     def make() -> ProjectionMap:
-        projection = build(*sides, config, progress=progress)
+        projection = build(pair, config=config, progress=progress)
         projection.save(path)
         return projection
 
-    differs = partial(difference, student=sides[0], teacher=sides[1], config=config)
+    differs = partial(difference, pair=pair, config=config)
     return kept_or_made(path, differs, make, timeout=timeout, note=note)
 
 
@@ -208,8 +209,7 @@ def kept_or_made(
 
 def difference(
     existing: ProjectionMap,
-    student: Tokenizer,
-    teacher: Tokenizer,
+    pair: Pair,
     config: BuildConfig,
     texts: Sequence[str | Path] = (),
     initial: ProjectionMap | None = None,
@@ -219,11 +219,11 @@ def difference(
     Tokenizers are compared by their tokens, options by the map's history, texts by name and size.
     Versions of xtok are not compared.
     """
-    for side, tokenizer in (("student", student), ("teacher", teacher)):
-        before, now = getattr(existing, side), tokenizer.vocabulary
+    for side, table in zip(SIDES, pair.tables, strict=True):
+        before, now = getattr(existing, side), getattr(pair, side)
         if before.vocab_size != now.vocab_size:
             return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
-        if before.table is None or before.table.sha256() != tokenizer.table.sha256():
+        if before.table is None or before.table.sha256() != table.sha256():
             return f"its {side} {before.model_id} has other tokens than {now.model_id}"
     stages, steps = [step["stage"] for step in existing.history], _steps(config, texts, initial)
     if stages != [stage for stage, _ in steps]:

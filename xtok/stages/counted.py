@@ -21,20 +21,18 @@ from xtok.counting.smoothing import choose_alpha, smooth
 from xtok.counting.texts import little_text
 from xtok.maps import file as mapfile
 from xtok.maps.edges import heaviest
-from xtok.maps.pair import with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
 from xtok.progress import Progress, silent
 from xtok.stages.exact import used_options, with_exact
-from xtok.stages.matches import compared_tables, exact_matches
+from xtok.stages.matches import compared, exact_matches
 from xtok.stages.multitoken import multitoken
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import plural
+from xtok.vocab.pair import Pair
 
 
 def counted_map(
-    student: Tokenizer,
-    teacher: Tokenizer,
+    pair: Pair,
     texts: str | Path | Sequence[str | Path],
     config: BuildConfig,
     *,
@@ -50,22 +48,20 @@ def counted_map(
     stay integers until all are added up, so the result depends on the texts alone, not on how they
     were read or interrupted.
     """
-    plan = plan_counting(student, teacher, texts, config, field)
+    plan = plan_counting(*pair.tokenizers, texts, config, field)
     options = config.multitoken
     if initial is None:
-        base = multitoken(student, teacher, options, progress=progress)
+        base = multitoken(pair, config=options, progress=progress)
     else:
-        base = with_vocabularies(
-            initial, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
-        )
+        base = pair.admit(initial)
         options = used_options(base)
     counts = count(plan)
     projection = map_of_counts(counts, base, plan, config)
     if config.target != "start":
-        given = Rows.of(projection.edges, len(student.table))
+        given = Rows.of(projection.edges, pair.shape[0])
         projection = map_of_counts(counts, base, plan, config, given)
     if config.exact_match:
-        matches = exact_matches(*compared_tables(student, teacher, options), options)
+        matches = exact_matches(compared(pair, options), options)
         projection = with_exact(projection, matches, options)
     return projection
 

@@ -28,9 +28,9 @@ from xtok.maps.events import EventMap
 from xtok.maps.projection_map import StageReport
 from xtok.maps.results import tokenizer_notes
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
-from xtok.vocab.roles import match_roles
-from xtok.vocab.table import common_ids, match_bytes
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import Pair
 
 Ids = NDArray[np.int64]
 
@@ -46,8 +46,8 @@ class EventMeasures:
 
 
 def events(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: PairLike,
+    teacher_model: ModelLike | None = None,
     texts: str | Path | Sequence[str | Path] = (),
     config: EventsConfig | None = None,
     *,
@@ -66,7 +66,7 @@ def events(
     as special tokens without a partner, are together in the event `rest`.
 
     Args:
-        student_model: the model of the student, as `build` takes it.
+        student_model: the model of the student, or a pair, as `build` takes it.
         teacher_model: the teacher's.
         texts: paths and globs of text, as `build` takes them; none for the bytes alone.
         config: the options; the defaults if None.
@@ -80,7 +80,8 @@ def events(
         XtokError: if a text cannot be read, or there is nothing to count in it.
     """
     config = EventsConfig.or_default(config)
-    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
+    pair = pair_of(student_model, teacher_model)
+    student, teacher = pair.tokenizers
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
     if texts:
@@ -96,13 +97,12 @@ def events(
         about = {"texts": sources, "counted": asdict(totals)}
         pairs = _Pairs.of(counts, len(student.table))
         mass = pairs.mass
-    s_link, t_link = _links(student, teacher, progress), _links(teacher, student, progress)
+    s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     joined = _components(s_link, t_link)
     measures: list[EventMeasures] = []
     notes: list[str] = []
     if pairs is not None:
-        shared = common_ids(student.table, teacher.table)
-        measures.append(pairs.measures(np.concatenate(shared)))
+        measures.append(pairs.measures(np.concatenate(pair.common_ids)))
         measures.append(pairs.measures(_numbered(joined, mass, len(s_link))[0]))
         joined = pairs.merged(joined, config.max_leak)
     labels, rest = _numbered(joined, mass, len(s_link))
@@ -113,8 +113,8 @@ def events(
     options = {"max_leak": config.max_leak} if pairs is not None else {}
     step = {"stage": "events", "options": options, **about, "xtok_version": __version__}
     result = EventMap(
-        student=student.vocabulary,
-        teacher=teacher.vocabulary,
+        student=pair.student,
+        teacher=pair.teacher,
         student_event=labels[: len(s_link)],
         teacher_event=labels[len(s_link) :],
         student_link=s_link.astype(np.int32),
@@ -125,13 +125,12 @@ def events(
     result.check()
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    return replace(result, reports=(_report(result, student, teacher, measures, notes),))
+    return replace(result, reports=(_report(result, pair, measures, notes),))
 
 
 def _report(
     result: EventMap,
-    student: Tokenizer,
-    teacher: Tokenizer,
+    pair: Pair,
     measures: Sequence[EventMeasures],
     more: Sequence[str],
 ) -> StageReport:
@@ -141,7 +140,7 @@ def _report(
         "unlinked student tokens": alone[0],
         "unlinked teacher tokens": alone[1],
     }
-    notes = tokenizer_notes(student, teacher)
+    notes = tokenizer_notes(pair)
     if measures:
         shared, by_bytes, final = measures
         notes.append(
@@ -156,11 +155,11 @@ def _report(
     return StageReport("events", counts, (*notes, *more))
 
 
-def _links(student: Tokenizer, teacher: Tokenizer, progress: Progress) -> Ids:
+def _links(pair: Pair, progress: Progress) -> Ids:
     """Return the teacher token that each student token goes with, int64 `[V_student]`, or −1."""
-    rows, columns = student.table, teacher.table
+    rows, (_, teacher) = pair.tables[0], pair.tokenizers
     links = np.full(len(rows), -1, np.int64)
-    exact = match_bytes(rows, columns) | match_roles(rows, columns)
+    exact = pair.equal_bytes | pair.equal_roles
     links[list(exact)] = list(exact.values())
     ids = rows.text_ids[links[rows.text_ids] < 0].tolist()
     tokens = rows.tokens()

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens, TokenForm
+from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.file import MapLike, as_map
-from xtok.maps.pair import name_notes, with_vocabularies
-from xtok.maps.projection_map import ProjectionMap, RowKind, require_table
+from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
-from xtok.stages.matches import ExactMatches, exact_matches, matching_options
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
-from xtok.vocab.table import TokenTable, decode_vocabulary
+from xtok.stages.matches import ExactMatches, compared, exact_matches, matching_options
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
 
 
 def reapply_exact(
@@ -25,7 +24,7 @@ def reapply_exact(
     *,
     special_tokens: SpecialTokens | None = None,
     canonicalization: Canonicalization | None = None,
-    student_model: ModelLike | None = None,
+    student_model: PairLike | None = None,
     teacher_model: ModelLike | None = None,
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
@@ -46,25 +45,17 @@ def reapply_exact(
         XtokError: if the map carries no token tables, or was made with display strings and the
             models are not given, or is of other tokenizers.
     """
-    student = None if student_model is None else load_tokenizer(student_model)
-    teacher = None if teacher_model is None else load_tokenizer(teacher_model)
-    given: dict[str, Any] = {
-        "student": None if student is None else student.vocabulary,
-        "teacher": None if teacher is None else teacher.vocabulary,
-    }
     projection = as_map(projection)
-    notes = name_notes(projection, **given)
-    projection = with_vocabularies(projection, **given)
-    rows, columns = require_table(projection.student), require_table(projection.teacher)
+    pair = pair_of(student_model, teacher_model, of=projection)
+    notes = pair.name_notes(projection)
+    projection = pair.admit(projection)
     options = used_options(projection)
     options = replace(
         options,
         special_tokens=special_tokens or options.special_tokens,
         canonicalization=canonicalization or options.canonicalization,
     )
-    rows = _in_form(rows, student, options.token_form, options.ignore_student_ids)
-    columns = _in_form(columns, teacher, options.token_form, options.ignore_teacher_ids)
-    return with_exact(projection, exact_matches(rows, columns, options), options, notes)
+    return with_exact(projection, exact_matches(compared(pair, options), options), options, notes)
 
 
 def with_exact(
@@ -124,23 +115,3 @@ _MATCHING = (
     "ignore_student_ids",
     "ignore_teacher_ids",
 )
-
-
-def _in_form(
-    table: TokenTable, tokenizer: Tokenizer | None, form: TokenForm, ignore: tuple[int, ...]
-) -> TokenTable:
-    """Return a map's table in the form that tokens are compared in, without the ignored ids."""
-    if form == "raw":
-        if tokenizer is None:
-            raise XtokError(
-                "the map was made with the token form raw, and carries no display strings",
-                hint="give both models, the student's with {option}",
-                parameter="student_model",
-            )
-        return tokenizer.table_as(form, ignore=ignore)
-    if form == "bytes" and not ignore:
-        return table
-    changed, _ = decode_vocabulary(
-        table.entries(), width=len(table), form=form, ignore=frozenset(ignore)
-    )
-    return changed.like(table)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import MultitokenConfig
 from xtok.maps.edges import Edges, single_edges
-from xtok.vocab.relaxed import match_relaxed
-from xtok.vocab.roles import match_names, match_roles
-from xtok.vocab.table import TokenTable, match_bytes
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
+from xtok.vocab.roles import match_names
 
 
 @dataclass(frozen=True)
@@ -28,40 +23,34 @@ class ExactMatches:
     is_exact: NDArray[np.bool_]  # [V_student], the rows of `equal` and `special`
 
 
-def compared_tables(
-    student: Tokenizer, teacher: Tokenizer, config: MultitokenConfig
-) -> tuple[TokenTable, TokenTable]:
-    """Return both tables in the form that tokens are compared in, without the ignored ids."""
-    return (
-        student.table_as(config.token_form, ignore=config.ignore_student_ids),
-        teacher.table_as(config.token_form, ignore=config.ignore_teacher_ids),
-    )
+def compared(pair: Pair, config: MultitokenConfig) -> Pair:
+    """Return a pair in the form that tokens are compared in, without the ignored ids."""
+    return pair.in_form(config.token_form, (config.ignore_student_ids, config.ignore_teacher_ids))
 
 
-def exact_matches(rows: TokenTable, columns: TokenTable, config: MultitokenConfig) -> ExactMatches:
-    """Match the tokens of two tables, which are in the form that they are compared in."""
-    equal = single_edges(match_bytes(rows, columns))
-    special = special_edges(rows, columns, config)
-    is_exact = np.zeros(len(rows), np.bool_)
+def exact_matches(pair: Pair, config: MultitokenConfig) -> ExactMatches:
+    """Match the tokens of a pair that is in the form that they are compared in."""
+    equal = single_edges(pair.equal_bytes)
+    special = special_edges(pair, config)
+    is_exact = np.zeros(pair.shape[0], np.bool_)
     is_exact[equal.student_ids] = is_exact[special.student_ids] = True
-    return ExactMatches(equal, special, relaxed_edges(rows, columns, config), is_exact)
+    return ExactMatches(equal, special, relaxed_edges(pair, config), is_exact)
 
 
-def special_edges(rows: TokenTable, columns: TokenTable, config: MultitokenConfig) -> Edges:
+def special_edges(pair: Pair, config: MultitokenConfig) -> Edges:
     """Return the rows of special tokens, each of which sums to 1."""
     if config.special_tokens == "fuzzy":
         pairs = match_names(
-            rows, columns, threshold=config.fuzzy_threshold, top_k=config.fuzzy_top_k
+            *pair.tables, threshold=config.fuzzy_threshold, top_k=config.fuzzy_top_k
         )
         s, t, w = np.array(pairs, np.float64).reshape(-1, 3).T
         return Edges(s.astype(np.int32), t.astype(np.int32), w).normalized()
-    return single_edges(match_roles(rows, columns) if config.special_tokens == "roles" else {})
+    return single_edges(pair.equal_roles if config.special_tokens == "roles" else {})
 
 
-def relaxed_edges(rows: TokenTable, columns: TokenTable, config: MultitokenConfig) -> Edges:
+def relaxed_edges(pair: Pair, config: MultitokenConfig) -> Edges:
     """Return an edge to each near-equivalent, if they count."""
-    relaxed = config.canonicalization == "relaxed"
-    return single_edges(match_relaxed(rows, columns) if relaxed else {})
+    return single_edges(pair.near_equivalents if config.canonicalization == "relaxed" else {})
 
 
 def matching_options(config: MultitokenConfig) -> dict[str, str]:

@@ -13,7 +13,6 @@ from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, add_slots, heaviest, ranks, sum_duplicates
-from xtok.maps.pair import name_notes, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import (
     examples_of,
@@ -24,8 +23,10 @@ from xtok.maps.results import (
     undecodable_tokens,
 )
 from xtok.progress import Progress, silent
-from xtok.stages.matches import compared_tables, relaxed_edges, special_edges
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.stages.matches import compared, relaxed_edges, special_edges
+from xtok.tokenizers import ModelLike, PairLike, Tokenizer
+from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.roles import slot_candidates
 from xtok.vocab.table import TokenTable
 
@@ -33,8 +34,8 @@ _CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
 
 def multitoken(
-    student_model: ModelLike,
-    teacher_model: ModelLike,
+    student_model: PairLike,
+    teacher_model: ModelLike | None = None,
     config: MultitokenConfig | None = None,
     *,
     initial: mapfile.MapLike | None = None,
@@ -49,7 +50,7 @@ def multitoken(
     Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
 
     Args:
-        student_model: the model of the rows, as `build` takes it.
+        student_model: the model of the rows, or a pair, as `build` takes it.
         teacher_model: the model of the columns.
         config: the options; the defaults if None.
         initial: a map of the same pair, or its path, whose weights (but for slots) are added in.
@@ -63,26 +64,24 @@ def multitoken(
     config = MultitokenConfig.or_default(config)
     if config.target != "start" and config.weights != "prior":
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
-    student, teacher = load_tokenizer(student_model), load_tokenizer(teacher_model)
     earlier = None if initial is None else mapfile.as_map(initial)
+    pair = pair_of(student_model, teacher_model, of=earlier)
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
-    sides = ("student", student, ignored[0]), ("teacher", teacher, ignored[1])
-    for side, tokenizer, ids in sides:
-        width = tokenizer.vocabulary.vocab_size
+    for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):
         if ids and max(ids) >= width:
             raise XtokError(
                 f"there is no {side} id {max(ids)} to ignore: "
-                f"{tokenizer.vocabulary.model_id} is {width} wide",
+                f"{getattr(pair, side).model_id} is {width} wide",
                 hint=f"give ids from 0 to {width - 1} with {{option}}",
                 parameter=f"ignore_{side}_ids",
             )
-    rows, columns = compared_tables(student, teacher, config)
+    in_form = compared(pair, config)
     if only is None:
-        only = np.ones(len(rows), np.bool_)
-    spelled, failures = _spelled_edges(student, teacher, rows, columns, config, only, progress)
-    special = special_edges(rows, columns, config)
+        only = np.ones(pair.shape[0], np.bool_)
+    spelled, failures = _spelled_edges(in_form, config, only, progress)
+    special = special_edges(in_form, config)
     special = special.take(only[special.student_ids])
-    kind = np.zeros(len(rows), np.uint8)
+    kind = np.zeros(pair.shape[0], np.uint8)
     is_counted = config.weights == "prior"
     kind[spelled.student_ids] = RowKind.COUNTED if is_counted else RowKind.PIECES
     kind[special.student_ids] = RowKind.ROLE
@@ -91,25 +90,23 @@ def multitoken(
     notes: list[str] = []
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
-        notes += name_notes(earlier, student=student.vocabulary, teacher=teacher.vocabulary)
-        earlier = with_vocabularies(
-            earlier, student=student.vocabulary, teacher=teacher.vocabulary, widths=True
-        )
+        notes += pair.name_notes(earlier)
+        earlier = pair.admit(earlier)
         parts.insert(0, _without(earlier.edges.take(~earlier.is_slot), config).normalized())
         others = earlier.row_kind
         differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
         kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
     edges = sum_duplicates(Edges.concatenate(parts)).normalized()
-    filled = np.bincount(edges.student_ids, minlength=len(rows)) > 0
+    filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0
     edges = heaviest(edges, config.top_k - config.scale_trick)
     slot = None
     if config.scale_trick:
-        candidates = [i for i in slot_candidates(teacher.table) if i not in ignored[1]]
-        edges, slot = add_slots(edges, candidates, len(rows))
+        candidates = [i for i in slot_candidates(pair.tables[1]) if i not in ignored[1]]
+        edges, slot = add_slots(edges, candidates, len(kind))
     projection = map_of_edges(
         edges,
-        student=student.vocabulary,
-        teacher=teacher.vocabulary,
+        student=pair.student,
+        teacher=pair.teacher,
         row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
         scale_slot=slot,
         method="multitoken",
@@ -118,21 +115,16 @@ def multitoken(
         reports=() if earlier is None else earlier.reports,
     )
     projection = projection.after("multitoken", config.options, **details)
-    failures = [*undecodable_tokens(student, teacher, ignored), *failures]
-    notes += [*tokenizer_notes(student, teacher), *map_notes(projection, ignored[0])]
+    failures = [*undecodable_tokens(pair, ignored), *failures]
+    notes += [*tokenizer_notes(pair), *map_notes(projection, ignored[0])]
     return reported(projection, notes, failures)
 
 
 def _spelled_edges(
-    student: Tokenizer,
-    teacher: Tokenizer,
-    rows: TokenTable,
-    columns: TokenTable,
-    config: MultitokenConfig,
-    only: NDArray[np.bool_],
-    progress: Progress,
+    pair: Pair, config: MultitokenConfig, only: NDArray[np.bool_], progress: Progress
 ) -> tuple[Edges, list[str]]:
     """Return the edges that text tokens of the wanted rows have, and what cannot be spelled."""
+    (student, teacher), (rows, columns) = pair.tokenizers, pair.tables
     if config.weights == "prior":
         from xtok.counting.prior import prior_edges
 
@@ -148,7 +140,7 @@ def _spelled_edges(
             reverse, more = _spell(columns, all_ids, student, config.max_pieces, progress)
             parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
             failures += more
-    parts.append(relaxed_edges(rows, columns, config))
+    parts.append(relaxed_edges(pair, config))
     edges = _without(Edges.concatenate(parts), config)
     return edges.take(only[edges.student_ids]), failures
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, TextChange, byte_offsets, no_panic
@@ -21,6 +21,11 @@ from xtok.tokenizers._tekken import is_tekken, load_tekken
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
+from xtok.vocab.pair import SIDES, Pair
+
+if TYPE_CHECKING:
+    from xtok.maps.events import EventMap
+    from xtok.maps.projection_map import ProjectionMap
 
 __all__ = [
     "Backend",
@@ -31,11 +36,15 @@ __all__ = [
     "from_transformers",
     "load_tokenizer",
     "model_id",
+    "pair",
 ]
 
 
 ModelLike = str | PathLike[str] | Tokenizer
 """What functions take for a model: what `load_tokenizer` takes, or a loaded tokenizer."""
+
+PairLike = ModelLike | Pair
+"""What functions of two models take for the first one: the student's, or a `Pair` of both."""
 
 
 # By prefix: what reads a kind of file, and what tells it from its first 4 kB; the last one takes
@@ -118,6 +127,49 @@ def load_tokenizer(
             revision=(files.commit or files.revision) if files else None,
             vocab_size=vocab_size,
         )
+
+
+def pair(
+    student_model: PairLike | None,
+    teacher_model: ModelLike | None = None,
+    *,
+    of: ProjectionMap | EventMap | None = None,
+    offline: bool = False,
+    trust_remote_code: bool = False,
+) -> Pair:
+    """Return two models as a `Pair`, which every function takes in place of the student's model.
+
+    What is known of a pair is computed once, however many functions it is given to.
+
+    Args:
+        student_model: the model of the rows, as `load_tokenizer` takes it; or a pair.
+        teacher_model: the model of the columns; None with a pair.
+        of: a map of it. The pair is as wide as it tells, unless a width was given where a tokenizer
+            was loaded; a side whose model is None is the map's.
+        offline: as `load_tokenizer` takes it.
+        trust_remote_code: likewise.
+
+    Raises:
+        TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
+        ValueError: for one model without a map, or a pair and a model.
+    """
+    made = student_model
+    if not isinstance(made, Pair):
+        sides: dict[str, Any] = {}
+        for side, model in zip(SIDES, (student_model, teacher_model), strict=True):
+            if model is None and of is None:
+                raise ValueError(f"there is no {side} model: give two models, or a pair")
+            tokenizer = None
+            if model is not None:
+                tokenizer = load_tokenizer(
+                    model, offline=offline, trust_remote_code=trust_remote_code
+                )
+            sides[f"{side}_tokenizer"] = tokenizer
+            sides[side] = getattr(of, side) if tokenizer is None else tokenizer.vocabulary
+        made = Pair(**sides)
+    elif teacher_model is not None:
+        raise ValueError("a pair has both models: give it alone")
+    return made if of is None else made.at_widths_of(of)
 
 
 _OWN = "tokenizer.json"  # stands for its folder

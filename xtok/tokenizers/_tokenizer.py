@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections import Counter
@@ -87,6 +88,22 @@ class Tokenizer:
         vocabulary = self.vocabulary
         num_ids = vocabulary.vocab_size
         return f"Tokenizer({vocabulary.model_id!r}, {vocabulary.backend}, {num_ids} ids)"
+
+    def at_width(self, vocab_size: int) -> Tokenizer:
+        """Return the tokenizer with the width of another model's logits.
+
+        Raises:
+            TokenizerError: if it does not hold the largest id.
+        """
+        largest = (self.vocabulary.tokenizer_vocab_size or 0) - 1
+        width, source = _width(None, self.vocabulary.model_id, vocab_size, largest, len(self.table))
+        changed = copy.copy(self)
+        changed.table = self.table.at_width(width)
+        changed.vocabulary = replace(
+            self.vocabulary, vocab_size=width, width_source=source, table=changed.table
+        )
+        changed._tokens = changed.table.tokens()
+        return changed
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
         """Return the table in a form of `decode_vocabulary`, with some ids taken for UNUSED."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from xtok import __version__
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, map_order
-from xtok.maps.pair import require_widths
 from xtok.maps.projection_map import ProjectionMap, RowKind
 
 _BLOCK = 2**22
@@ -55,7 +54,7 @@ class ProjectionModule(nn.Module):
         super().__init__()
         if not isinstance(projection, ProjectionMap):
             projection = ProjectionMap.load(projection)
-        require_widths(projection)
+        projection.require_widths()
         self.map = projection
         order = np.lexsort((projection.student_ids, projection.teacher_ids))
         has_others = projection.entries_per_row[projection.student_ids] > 1

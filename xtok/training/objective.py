@@ -13,9 +13,9 @@ from torch import Tensor
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
-from xtok.maps.pair import require_same_tokens, with_vocabularies
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.training.collator import DistillationCollator
 from xtok.training.losses.combine import combine, sum_teachers
 from xtok.training.losses.config import CombineConfig
@@ -171,17 +171,11 @@ def _module(given: Any, student: Tokenizer, teacher: Tokenizer) -> ProjectionMod
             hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
             "map that `to_map` returns",
         )
-    with_vocabularies(module.map, student=student.vocabulary, teacher=teacher.vocabulary)
+    pair_of(student, teacher, of=module.map).admit(module.map)
     return module
 
 
 def _event_index(given: Any, student: Tokenizer, teacher: Tokenizer) -> EventIndex:
     """Return the index of an event map, if it is of these tokenizers."""
     events = given if isinstance(given, EventMap) else EventMap.load(given)
-    for side, ours, theirs in (
-        ("student", events.student, student),
-        ("teacher", events.teacher, teacher),
-    ):
-        other = theirs.vocabulary.model_id
-        require_same_tokens(side, ours.table, theirs.table, what="the event map", other=other)
-    return event_index(events)
+    return event_index(pair_of(student, teacher, of=events).admit(events, name="the event map"))

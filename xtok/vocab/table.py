@@ -155,12 +155,23 @@ class TokenTable:
         """Return an id's name, shortened for reports and messages."""
         return shortened(self.name(token_id))
 
+    def at_width(self, width: int) -> TokenTable:
+        """Return the table with another number of UNUSED ids behind its largest token's."""
+        more, end = width - len(self), min(width, len(self))
+        types = np.pad(self.types[:end], (0, max(0, more)), constant_values=TokenType.UNUSED)
+        offsets = np.pad(self.offsets[: end + 1], (0, max(0, more)), mode="edge")
+        return replace(self, types=types, offsets=offsets)
+
     def sha256(self) -> str:
         """Return a digest of the vocabulary, independent of its width and of its reader.
 
         It covers the types (uint8), the offsets (little-endian int64), the bytes and the control
         names (JSON with sorted ids), up to the last id that is not UNUSED.
         """
+        return self._sha256
+
+    @functools.cached_property
+    def _sha256(self) -> str:
         used = np.flatnonzero(self.types != TokenType.UNUSED)
         end = int(used[-1]) + 1 if len(used) else 0
         digest = hashlib.sha256(self.types[:end].tobytes())
@@ -234,6 +245,23 @@ def decode_vocabulary(
     names = dict(sorted(names.items()))
     table = TokenTable(np.frombuffer(b"".join(tokens), np.uint8), offsets, types, names)
     return table, tuple(sorted(undecodable))
+
+
+def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
+    """Whether two tables have the same bytes and control tokens, whatever their widths.
+
+    Types may differ: transformers takes some unknown tokens for any other control token.
+    """
+    if ours is None or other is None or ours is other:
+        return ours is other
+    width = min(len(ours), len(other))
+    rests = ours.lengths[width:], other.lengths[width:]
+    return (
+        ours.control_names == other.control_names
+        and not any(rest.any() for rest in rests)
+        and np.array_equal(ours.lengths[:width], other.lengths[:width])
+        and np.array_equal(ours.data, other.data)
+    )
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:

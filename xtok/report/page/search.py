@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.maps.projection_map import ProjectionMap, require_table
-from xtok.vocab.table import TokenTable, match_bytes
+from xtok.maps.projection_map import ProjectionMap
+from xtok.vocab.pair import Pair
+from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
     from xtok.inspection.pair_facts import TextCounts
     from xtok.inspection.report import Examined
-    from xtok.tokenizers import Tokenizer
 
 SHOWN_BYTES = 160
 """Bytes of a token, or of a special token's name, that a page holds."""
@@ -55,10 +55,10 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
     pieces of tokens.
     """
     maps, counts = examined.maps, examined.counts
-    tables = require_table(maps[0].student), require_table(maps[0].teacher)
+    tables = examined.pair.tables
     if max_size is None:
         max_size = _LEAST_SIZE + (_SIZE_OF_TOKEN + _SIZE_OF_ROW * len(maps)) * sum(map(len, tables))
-    same = match_bytes(*tables)
+    same = examined.pair.equal_bytes
     partners = [np.full(len(table), -1, np.int64) for table in tables]
     partners[0][list(same)] = list(same.values())
     partners[1][list(same.values())] = list(same)
@@ -74,7 +74,7 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
 
     left_out: list[str] = []
     columns = _tokens(tables, partners, counts)
-    pieces = _pieces(tables, partners, examined.tokenizers)
+    pieces = _pieces(examined.pair, partners)
     entries = entries_of(0)
     least, room = _size(entries), max_size - _size(columns)
     if _size(pieces) + least <= room:
@@ -140,18 +140,16 @@ def _tokens(
     return columns
 
 
-def _pieces(
-    tables: Sequence[TokenTable],
-    partners: Sequence[NDArray[np.int64]],
-    tokenizers: Sequence[Tokenizer] | None,
-) -> Columns:
+def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> Columns:
     """Pack the pieces of each side's tokens that the other lacks; nothing without tokenizers.
 
     A column has, for each of these tokens in order of id, the number of pieces, then the ids.
     """
     columns: Columns = {}
-    into = tokenizers or ()
-    for side, table, partner, other in zip(_SIDES, tables, partners, into[::-1], strict=False):
+    spellers = pair.teacher_tokenizer, pair.student_tokenizer
+    for side, table, partner, other in zip(_SIDES, pair.tables, partners, spellers, strict=True):
+        if other is None:
+            continue
         is_long = table.lengths > SHOWN_BYTES
         ids = np.flatnonzero((partner < 0) & (table.lengths > 0) & ~is_long)
         spelled = other.segment_batch([table.tokens()[i] for i in ids.tolist()])

@@ -1,0 +1,90 @@
+"""`Pair`: what follows from two vocabularies, and whether a map is of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import xtok
+from xtok import XtokError
+from xtok.tokenizers import Tokenizer
+from xtok.vocab import pair as module
+from xtok.vocab.pair import Pair
+
+
+def test_each_fact_is_computed_once(
+    byte_level: Tokenizer, digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is built of a pair: one matching of bytes and roles each way."""
+    calls: list[str] = []
+    for name in ("match_bytes", "match_roles"):
+        real = getattr(module, name)
+
+        def counted(*tables: object, name: str = name, real: object = real) -> object:
+            calls.append(name)
+            return real(*tables)  # type: ignore[operator]
+
+        monkeypatch.setattr(module, name, counted)
+    pair = xtok.pair(byte_level, digits)
+    m = xtok.build(pair)
+    xtok.events(pair)
+    xtok.reapply_exact(m, student_model=pair)
+    assert sorted(calls) == ["match_bytes"] * 2 + ["match_roles"] * 2
+    assert xtok.pair(pair) is pair
+
+
+def test_functions_take_a_pair_for_two_models(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    pair = xtok.pair(byte_level, digits)
+    ours, theirs = xtok.build(pair), xtok.build(byte_level, digits)
+    assert (ours.weights == theirs.weights).all()
+    assert (ours.teacher_ids == theirs.teacher_ids).all()
+
+
+def test_one_model_alone_or_beside_a_pair(byte_level: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="no teacher model"):
+        xtok.pair(byte_level)
+    with pytest.raises(ValueError, match="has both models"):
+        xtok.pair(xtok.pair(byte_level, byte_level), byte_level)
+
+
+def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
+    wide = xtok.load_tokenizer(small / "small-byte-level", vocab_size=3000)
+    m = xtok.build(wide, digits)
+    own = xtok.load_tokenizer(small / "small-byte-level")
+    own.vocabulary = replace(own.vocabulary, width_source="tokenizer")
+    pair = xtok.pair(own, digits, of=m)
+    assert pair.shape == (3000, len(digits.table))
+    assert pair.tables[0].sha256() == own.table.sha256() == wide.table.sha256()
+    assert (pair.tables[0].types == wide.table.types).all()
+    assert pair.tokenizers[0].segment(b"hello") == own.segment(b"hello")
+    assert pair.admit(m) is m
+    with pytest.raises(XtokError) as caught:
+        xtok.pair(own, digits).admit(m)
+    assert caught.value.parameter == "student_vocab_size"
+
+
+def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    m = xtok.build(byte_level, digits)
+    swapped = xtok.pair(digits, byte_level)
+    with pytest.raises(XtokError, match="the sides are swapped"):
+        swapped.admit(m)
+    with pytest.raises(XtokError, match="the sides are swapped"):
+        xtok.inspect(m, student_model=digits, teacher_model=byte_level)
+    checks = xtok.verify(m, student_model=digits, teacher_model=byte_level).checks
+    assert [check.name for check in checks if check.level == "failed"] == ["sides"]
+    same = xtok.build(digits, digits)
+    assert not Pair.of(m).is_swapped(same)
+    with pytest.raises(XtokError, match="other tokens"):
+        Pair.of(m).admit(same)
+
+
+def test_maps_without_tokens_take_those_of_another(
+    byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    m = xtok.build(byte_level, digits)
+    bare = replace(m, teacher=replace(m.teacher, table=None))
+    pair = Pair.of(bare, m)
+    assert pair.teacher is m.teacher
+    assert pair.admit(bare).teacher.table is m.teacher.table
