@@ -201,7 +201,7 @@ def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"the chat_template in .* is malformed"):
         assert tokenizer.chat_templates
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
-    with pytest.raises(TokenizerError, match=r"chat_template\.jinja is not text in UTF-8"):
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja cannot be read as UTF-8"):
         assert tokenizer.chat_templates
 
 
@@ -428,9 +428,6 @@ def test_files_that_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF\3\0\0\0" + bytes(64))
     assert "a .gguf file" in error_of(path)
-    path = tmp_path / "vocab.json"
-    path.write_text('[\n{"rank": 0, "token_bytes": "AA==", "token_str": "\\u0000"}]')
-    assert "Megatron" in error_of(path)
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "vocab.txt"])
@@ -465,7 +462,7 @@ def test_a_tokenizer_json_needs_none_of_its_folders_code(small: Path, tmp_path: 
     shutil.copytree(small / "small-byte-level", folder)
     config = {"auto_map": {"AutoTokenizer": ["tokenization.Own", None]}, "tokenizer_class": "Own"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert "needs code of its own" in error_of(folder)
+    assert "requires custom tokenizer code" in error_of(folder)
     plain, own = (
         load_tokenizer(small / "small-byte-level"),
         load_tokenizer(folder / "tokenizer.json"),

@@ -264,16 +264,6 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
     head = _head(path)
-    if head.startswith(b"GGUF"):
-        raise TokenizerError(
-            f"{path} is a .gguf file, which xtok does not read",
-            hint="give the repo or folder of the model that it was made from",
-        )
-    if head.lstrip().startswith(b"[") and b'"token_bytes"' in head:
-        raise TokenizerError(
-            f"{path} is a vocabulary of Megatron, without its pattern and special tokens",
-            hint="give the model's Hugging Face repo or folder, or its tekken.json",
-        )
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
             return load_json(path)
@@ -296,6 +286,8 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
                 hint="fetch the model's config.json or tokenizer_config.json into it",
             )
     else:
+        if isinstance(files.model, Path) and files.model.is_file():
+            _head(files.model)
         raise TokenizerError(
             f"{files} has no tokenizer.json, so no fast tokenizer",
             hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
@@ -308,7 +300,8 @@ def _head(path: Path) -> bytes:
     """Return the first 4 kB of a file.
 
     Raises:
-        TokenizerError: if it is empty, or a pointer to a file that Git LFS has not fetched.
+        TokenizerError: if it is empty, a pointer to a file that Git LFS has not fetched, or of a
+            kind that is not read.
     """
     with path.open("rb") as file:
         head = file.read(4096)
@@ -318,6 +311,16 @@ def _head(path: Path) -> bytes:
         raise TokenizerError(
             f"{path} is a pointer of Git LFS, not the file itself",
             hint="git lfs pull, in the repository that it is in",
+        )
+    if head.startswith(b"GGUF"):
+        raise TokenizerError(
+            f"{path} is a .gguf file, which xtok does not read",
+            hint="give the repo or folder of the model that it was made from",
+        )
+    if head.lstrip().startswith(b"[") and b'"token_bytes"' in head:
+        raise TokenizerError(
+            f"{path} is a vocabulary of Megatron, without its pattern and special tokens",
+            hint="give the model's Hugging Face repo or folder, or its tekken.json",
         )
     return head
 
@@ -360,7 +363,7 @@ def _path(location: str) -> Path:
 
 
 def _is_path(location: str, *, sure: bool = False) -> bool:
-    """Tell a path from a repo id: it cannot be one, or its first folder is here.
+    """Whether a name is a path: it cannot be a repo id, or its first folder is here.
 
     With `sure`, as behind `hf:`, whatever can be a repo id is one.
     """

@@ -27,7 +27,7 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import SPECIAL_NAMES, chat_templates
 from xtok.tokenizers._hf import HuggingFaceBackend, components
 from xtok.tokenizers._tiktoken import TEKKEN_PATTERN
-from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
+from xtok.tokenizers.hub import ModelFiles, hub_reachable, quiet_hub
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -59,7 +59,7 @@ def load_folder(files: ModelFiles, *, trust_remote_code: bool = False) -> Huggin
 def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
-    local = files.offline or (isinstance(files.model, str) and not hub_answers())
+    local = files.offline or (isinstance(files.model, str) and not hub_reachable())
     try:
         with quiet_hub():
             tokenizer = AutoTokenizer.from_pretrained(
@@ -72,7 +72,7 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise TokenizerError(
-                f"{files} needs code of its own",
+                f"{files} requires custom tokenizer code",
                 hint="read that code, then allow it with {option}; or give its tokenizer.json, if "
                 "it has one",
                 parameter="trust_remote_code",
@@ -90,7 +90,7 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
 
 
 def _is_old_mistral(files: ModelFiles) -> bool:
-    """Tell whether Transformers would offer `fix_mistral_regex` (`_patch_mistral_regex`)."""
+    """Whether Transformers would offer `fix_mistral_regex` (`_patch_mistral_regex`)."""
     config = files.json("config.json")
     saved_by = str(config.get("transformers_version") or "0").partition(".")[0]
     types = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
@@ -98,7 +98,7 @@ def _is_old_mistral(files: ModelFiles) -> bool:
 
 
 def runs_code(files: ModelFiles) -> bool:
-    """Tell whether a folder's tokenizer is a class of its own."""
+    """Whether a folder's tokenizer is custom code."""
     return "auto_map" in files.json("tokenizer_config.json")
 
 

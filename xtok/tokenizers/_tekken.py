@@ -24,7 +24,7 @@ _ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
 def is_tekken(head: bytes) -> bool:
-    """Tell from a file's beginning whether it may be one: an object with `config` or `vocab`."""
+    """Whether a file that begins so may be one: an object with `config` or `vocab`."""
     start = b"".join(head[:200].split())
     return start.startswith((b'{"config":{"pattern"', b'{"vocab":[{"rank"'))
 

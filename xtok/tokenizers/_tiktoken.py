@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,7 +134,7 @@ FAMILIES = {
 
 
 def is_rank_file(head: bytes) -> bool:
-    """Tell from a file's beginning whether it is a list of base64 ranks.
+    """Whether a file that begins so is a list of base64 ranks.
 
     One good line among the first is enough: which one is broken is `parse_ranks`'s to say.
     """
@@ -314,7 +315,11 @@ def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
         )
     kinds = ((TokenType.CONTROL, family.control), (TokenType.USER_DEFINED, family.text))
     added = [Entry(i, kind, name.encode()) for kind, ids in kinds for name, i in ids.items()]
-    ranks = parse_ranks(data, str(path))
+    if pattern is None:  # the digest says that all lines are good: 0.2 of 0.8 seconds
+        words = data.split()
+        ranks = dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
+    else:
+        ranks = parse_ranks(data, str(path))
     try:
         return RankBackend("tiktoken", ranks, family.pattern, added, family.roles, family.text)
     except ValueError as error:
