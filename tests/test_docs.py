@@ -14,16 +14,13 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import benchmark
 import cli_reference
-import draw_concepts
 import fetch_tokenizers
 import pytest
 from conftest import REAL, ROOT
@@ -247,33 +244,6 @@ def test_every_guide_and_every_command_is_in_the_readme() -> None:
 
 def test_the_changelog_has_this_version() -> None:
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-# The pictures
-
-
-@pytest.mark.real
-def test_the_pictures_are_what_the_script_draws(real: Callable[[str], str]) -> None:
-    for tokenizer in ("llama3.tiktoken", "qwen.tiktoken", "mistral-v3.model"):
-        real(tokenizer)
-    drawn = draw_concepts.draw_all()
-    assert {f.name for f in draw_concepts.IMAGES.glob("concept-*.svg")} == set(drawn)
-    for picture, svg in drawn.items():
-        committed = (draw_concepts.IMAGES / picture).read_bytes()
-        assert svg.encode() == committed, f"{picture}: python scripts/draw_concepts.py"
-
-
-def test_a_picture_can_be_read_aloud_and_shows_tokens_as_they_are() -> None:
-    picture = draw_concepts.Picture("A title", "1 < 2")
-    assert picture.strip(10, 20, 30, [(b" <b>", "blue"), (b"\xe6", "plain")]) == [0, 4, 5]
-    root = ElementTree.fromstring(picture.svg(90))
-    assert [element.text for element in root][:2] == ["A title", "1 < 2"]
-    assert [e.text for e in root if e.tag.endswith("}text")] == ["␣<b>", "\\xe6"]
-    assert [(e.get("x"), e.get("width")) for e in root if e.tag.endswith("}rect")] == [
-        (".5", "699"),
-        ("11", "118"),
-        ("131", "28"),
-    ]
 
 
 # The command reference

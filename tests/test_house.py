@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from xtok import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "xtok"
 OUTSIDE = {"__init__", "__main__"}  # they import anything, and nothing imports them
@@ -86,3 +88,11 @@ def imports(path: Path) -> set[str]:
             if first == "xtok":
                 found |= {rest[0]} if rest else {alias.name for alias in node.names}
     return found
+
+
+def test_the_citation_is_of_this_version() -> None:
+    """And the workflow runs what everybody runs."""
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    assert "run: ./scripts/test.sh\n" in workflow

@@ -26,6 +26,7 @@ from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
 from xtok.vocab.classes import TokenClass, token_classes
+from xtok.vocab.pair import require_table
 
 
 @pytest.fixture(scope="module")

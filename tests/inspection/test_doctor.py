@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,42 @@ def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
         found = doctor(others)
         assert found.pair is None
         assert found.advice is None
+
+
+def test_two_models_of_one_family(small: Path, digits: Tokenizer) -> None:
+    """A wider matrix is padding; an id that is another token is named."""
+    wide = load_tokenizer(small / "small-digits", vocab_size=1000)
+    found = doctor([digits, wide])
+    assert found.pair is not None
+    assert found.advice is not None
+    assert (found.pair.same, found.pair.num_ids, found.pair.differing) == (True, 800, 0)
+    assert "the first 800 columns" in found.advice.sentence
+    other = copy.copy(digits)
+    names = {**digits.table.control_names}
+    last = max(names)
+    other.table = replace(digits.table, control_names={**names, last: "<|other|>"})
+    other.vocabulary = replace(digits.vocabulary, table=other.table)
+    facts = doctor([digits, other]).pair
+    assert facts is not None
+    assert (facts.same, facts.differing) == (False, 1)
+    assert facts.differing_examples == (f"{last} '{names[last]}' / '<|other|>'",)
+
+
+def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
+    """A base model ends with eos, its instruct model with another token; all ids are the same."""
+    sides = []
+    for name, eos in (("base", "<|end_of_text|>"), ("instruct", "<|im_end|>")):
+        folder = tmp_path / name
+        shutil.copytree(small / "small-digits", folder)
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": eos}))
+        (folder / "generation_config.json").unlink()
+        sides.append(folder)
+    [check] = doctor(sides).pair_checks
+    assert (check.name, check.level) == ("ends of turn", "warning")
+    assert "<|end_of_text|>, the teacher's with <|im_end|>" in check.message
+    [check] = doctor([sides[0], sides[0]]).pair_checks
+    assert check.level == "ok"
 
 
 # On the command line

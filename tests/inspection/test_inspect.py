@@ -81,7 +81,6 @@ def test_inspect_shows_classes_on_request(cli: Cli, saved: str) -> None:
     shown = cli("inspect", saved, "--classes").stdout
     row = next(line for line in shown.splitlines() if "3 digits" in line)
     assert row.replace("│", "").split()[2:] == ["1", "0.0%", "3.00", "16.7%", "0", "-"]
-    assert "event KL suits" in shown
     assert fits_80_columns(shown)
     assert json.loads(cli("inspect", saved, "--json").stdout)["coverage"] is None
 

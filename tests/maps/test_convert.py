@@ -197,9 +197,7 @@ def test_subtokens_need_the_tokenizers_of_the_map(
 ) -> None:
     with pytest.raises(XtokError, match="takes both tokenizers"):
         convert(built, tmp_path / "pair.pt", to="nemo-subtokens", student_model=byte_level)
-    with pytest.raises(
-        XtokError, match=r"student of the map \(.*\) has other tokens than small-dig"
-    ):
+    with pytest.raises(XtokError, match="the sides are swapped"):
         convert(
             built,
             tmp_path / "p.pt",

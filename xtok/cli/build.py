@@ -1,16 +1,21 @@
 """`xtok build`."""
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import checkpoint_of, counting_here, counting_on_ray
+from xtok.cli.counting import (
+    checkpoint_of,
+    counts_saved,
+    read_here,
+    read_on_cluster,
+    save_counted,
+)
 from xtok.cli.options import (
     TEXT_FIELD,
     MapOptions,
@@ -22,7 +27,10 @@ from xtok.cli.options import (
 )
 from xtok.cli.spellings import nemo_name
 from xtok.config import MAIN, OUTPUT, TEXT, WAIT, BuildConfig, Loss, option
-from xtok.counting.texts import find_texts
+from xtok.counting.texts import check_texts
+
+if TYPE_CHECKING:
+    from xtok.counting.pair_text import PairText
 
 _CLUSTER = "Cluster"
 
@@ -86,7 +94,7 @@ def build(
     With --text, the map is counted on it; counts are saved beside the output while it takes.
     """
     names = models.both()
-    find_texts(text)
+    check_texts(text, field)
     from xtok.maps.names import name_of_map
     from xtok.stages.build import difference, kept_or_made
     from xtok.tokenizers import model_id
@@ -97,26 +105,27 @@ def build(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    student, teacher = pair.tokenizers
-    counting: Any = nullcontext()
-    if text and engine == "ray":
-        counting = counting_on_ray(models, student, teacher, address)
-    elif text:
-        counting = counting_here(student, teacher, checkpoint_of(path))
+    checkpoint = checkpoint_of(path)
+
+    def counted() -> "PairText":
+        from xtok.stages.counted import wanted_by
+
+        job: Any = pair, text, wanted_by(config)
+        if engine == "ray":
+            return read_on_cluster(models, *job, field=field, address=address)
+        return read_here(*job, field=field, checkpoint=checkpoint)
 
     def make() -> xtok.ProjectionMap:
-        with counting as count:
+        with counts_saved(checkpoint):
             projection = xtok.build(
                 pair,
                 config=config,
-                texts=text,
-                field=field,
+                texts=counted() if text else (),
                 initial=initial,
-                count=count,
                 progress=report.progress_bar,
             )
             output.require_complete(projection)
-            projection.save(path)
+            save_counted(projection, path, checkpoint)
         return projection
 
     if skip_existing:

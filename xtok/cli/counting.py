@@ -1,20 +1,21 @@
-"""Counting on text, which takes hours: checkpoints, and Ctrl-C."""
+"""Text that is counted for hours: checkpoints, Ctrl-C, and clusters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xtok import report
 from xtok.cli.command import deferred_interrupt
+from xtok.vocab.pair import SIDES
 
 if TYPE_CHECKING:
     from xtok.cli.options import Models
-    from xtok.counting.counts import CountedText, CountingPlan
-    from xtok.tokenizers import Tokenizer
+    from xtok.counting.pair_text import PairText, Wanted
+    from xtok.maps.file import AnyMap
+    from xtok.vocab.pair import Pair
 
 
 def checkpoint_of(output: Path) -> Path:
@@ -22,53 +23,64 @@ def checkpoint_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.checkpoint")
 
 
-@contextmanager
-def counting_here(
-    student: Tokenizer, teacher: Tokenizer, checkpoint: Path
-) -> Iterator[Callable[[CountingPlan], CountedText]]:
-    """Yield what counts a plan on this machine; at the end, remove the checkpoint.
-
-    So the map is to be written within. An interruption waits for the next batch, saves the counts,
-    and says where they are.
-    """
-    from xtok.counting.counts import count_text
-
-    def count(plan: CountingPlan) -> CountedText:
-        with deferred_interrupt() as is_interrupted:
-            return count_text(
-                plan,
-                student,
-                teacher,
-                checkpoint=checkpoint,
-                progress=report.text_progress_bar,
-                resumed=resumed,
-                stopping=is_interrupted,
-            )
+def read_here(
+    pair: Pair,
+    texts: Sequence[str],
+    wanted: Wanted,
+    *,
+    field: str,
+    checkpoint: Path,
+) -> PairText:
+    """Read text on this machine; an interruption waits for the next batch, and saves the counts."""
+    from xtok.counting.pair_text import PairText
 
     def resumed(share: float) -> None:
         report.print_notes([f"resuming at {share:.0%} of the text, from {checkpoint}"])
 
+    with deferred_interrupt() as is_interrupted:
+        return PairText.read(
+            pair, texts, wanted, field=field, checkpoint=checkpoint,
+            progress=report.text_progress_bar, resumed=resumed, stopping=is_interrupted,
+        )  # fmt: skip
+
+
+def read_on_cluster(
+    models: Models,
+    pair: Pair,
+    texts: Sequence[str],
+    wanted: Wanted,
+    *,
+    field: str,
+    address: str,
+) -> PairText:
+    """Read text on a Ray cluster, whose nodes load the tokenizers themselves."""
+    from xtok.counting import ray
+
+    sources = []
+    for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
+        loading: dict[str, Any] = {**models.loading(side)}
+        loading["vocab_size"] = tokenizer.vocabulary.vocab_size
+        sources.append(ray.TokenizerSource(**loading))
+    return ray.read_on_ray(
+        pair, texts, wanted, sources=sources, field=field, address=address,
+        progress=report.text_progress_bar,
+    )  # fmt: skip
+
+
+@contextmanager
+def counts_saved(checkpoint: Path) -> Iterator[None]:
+    """Say where counts are if an interruption ends what is made of them."""
     try:
-        yield count
+        yield
     except KeyboardInterrupt:
         if not checkpoint.exists():
             raise
         message = f"counts saved in {checkpoint}; run the same command again to go on"
         raise KeyboardInterrupt(message) from None
-    checkpoint.unlink(missing_ok=True)
 
 
-@contextmanager
-def counting_on_ray(
-    models: Models, student: Tokenizer, teacher: Tokenizer, address: str
-) -> Iterator[Callable[[CountingPlan], CountedText]]:
-    """Yield what counts a plan on a Ray cluster, whose nodes load the tokenizers themselves."""
-    from xtok.counting import ray
-
-    sources: dict[str, Any] = {
-        side: ray.TokenizerSource(
-            **{**models.loading(side), "vocab_size": tokenizer.vocabulary.vocab_size}
-        )
-        for side, tokenizer in (("student", student), ("teacher", teacher))
-    }
-    yield partial(ray.count_on_ray, address=address, progress=report.text_progress_bar, **sources)
+def save_counted(projection: AnyMap, path: Path, checkpoint: Path) -> None:
+    """Write a map, then remove the checkpoint of its counts; an interruption waits for both."""
+    with deferred_interrupt():
+        projection.save(path)
+        checkpoint.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import CHAT_TEMPLATE, JSON, TEXT_FIELD, Loading, text_option
 from xtok.config import MODELS, option
-from xtok.counting.texts import find_texts
+from xtok.counting.texts import check_texts
 from xtok.report.tokenizers import print_diagnosis
 
 MODEL_LIST = option(
@@ -44,7 +44,7 @@ def doctor(
     """
     if text and len(models) == 1:
         raise typer.BadParameter("--text goes with two models or more")
-    find_texts(text)
+    check_texts(text, field)
     diagnosis = xtok.doctor(
         loading.load(models, vocab_size=vocab_size),
         text,

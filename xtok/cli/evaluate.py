@@ -10,7 +10,7 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import TEXT, Loss, option
-from xtok.counting.texts import find_texts
+from xtok.counting.texts import check_texts
 from xtok.maps.file import holds_events
 from xtok.report.quality import print_evaluation
 
@@ -52,7 +52,7 @@ def evaluate(
     Of event maps: how often the two sides' tokens fall into different events, and the entropy kept.
     """
     models.both()
-    find_texts(text)
+    check_texts(text, field, group_by)
     are_events = [holds_events(path) for path in map_paths]
     if max_leak is not None and not all(are_events):
         raise typer.BadParameter("--max-leak is for event maps")

@@ -1,11 +1,11 @@
 """`xtok events`."""
 
-from contextlib import nullcontext
+from typing import Any
 
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import checkpoint_of, counting_here
+from xtok.cli.counting import checkpoint_of, counts_saved, read_here, save_counted
 from xtok.cli.options import (
     TEXT_FIELD,
     ModelArguments,
@@ -15,7 +15,7 @@ from xtok.cli.options import (
     text_option,
 )
 from xtok.config import EventsConfig
-from xtok.counting.texts import find_texts
+from xtok.counting.texts import check_texts
 from xtok.maps import names
 from xtok.maps.file import check_output
 from xtok.report.stdout import print_path
@@ -41,15 +41,18 @@ def events(
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
-    find_texts(text)
+    check_texts(text, field)
     name = names.default_name(student_id, teacher_id, "events", names.text_word(text))
     path = output_path(output, name)
     pair = models.pair(widths)
-    student, teacher = pair.tokenizers
-    with counting_here(student, teacher, checkpoint_of(path)) if text else nullcontext() as count:
-        result = xtok.events(
-            pair, None, text, config, field=field, count=count, progress=report.progress_bar
-        )
-        result.save(path)
+    checkpoint = checkpoint_of(path)
+    with counts_saved(checkpoint):
+        texts: Any = ()
+        if text:
+            from xtok.counting.pair_text import Wanted
+
+            texts = read_here(pair, text, Wanted(), field=field, checkpoint=checkpoint)
+        result = xtok.events(pair, None, texts, config, progress=report.progress_bar)
+        save_counted(result, path, checkpoint)
     report.print_reports(result.reports)
     print_path(path)

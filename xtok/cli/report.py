@@ -9,7 +9,7 @@ from xtok import report as reports
 from xtok.cli.command import command
 from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import OUTPUT, Config, option
-from xtok.counting.texts import find_texts
+from xtok.counting.texts import check_texts
 from xtok.report.stdout import print_path
 
 
@@ -60,7 +60,7 @@ def report(
     from xtok.io import write
     from xtok.report.page import render
 
-    find_texts(text)
+    check_texts(text, field)
     maps = [map_options.load(path) for path in map_paths]
     for projection in maps:
         reports.print_reports(projection.reports)
@@ -69,6 +69,7 @@ def report(
         maps,
         texts=text,
         pair=pair,
+        models=models.both() if models.sides() else None,
         names=[path.name for path in map_paths],
         field=field,
         progress=reports.progress_bar,

@@ -1,287 +1,265 @@
-"""Counts of a text: the plan, the counting, its checkpoint."""
+"""Counts of pairs and chunks of tokens: integers, so that neither order nor grouping matters.
+
+A pair is an int64, `student_id << 32 | teacher_id`.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
-import zipfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from xtok.config import BuildConfig, Target
-from xtok.counting.encode import Counts, EncodedBatch, Tally, TextEncoder
-from xtok.counting.texts import Place, TextShard, TextSource, describe_text, find_texts, shards
-from xtok.errors import XtokError
-from xtok.io import replacing
-from xtok.progress import TextProgress, silent_texts
-from xtok.tokenizers import Tokenizer
-from xtok.vocab.display import plural
+from xtok.config import Target
+from xtok.counting.encode import AlignedTexts
+from xtok.maps.edges import Edges, pair_order
 
-HELD_OUT = 16
-"""One document in this many is held out to choose alpha on."""
+UNIT = 720_720
+"""What a chunk counts for, split among its pairs: divisible by every number up to 16."""
 
+LONGEST_CHUNK = 64
+"""Chunks with more tokens than this on a side are skipped, and reported."""
 
-@dataclass
-class TextTotals:
-    """What was read, and how much of it both sides spell alike; integers that add up."""
-
-    documents: int = 0
-    held_out: int = 0  # documents that alpha was chosen on
-    differing: int = 0  # documents that the sides do not spell with the same bytes to the end
-    num_bytes: int = 0
-    lost_bytes: int = 0  # those after the first difference of a document; they are not counted
-    student_tokens: int = 0
-    teacher_tokens: int = 0
-    starts: int = 0  # shared token boundaries
-    skipped_chunks: int = 0  # too long to count
-
-    def add(self, other: TextTotals) -> None:
-        """Add another's numbers to these."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+_CHUNKS_AT_ONCE = 1 << 16
+_ONE = np.ones(1, np.int64)
 
 
-def require_starts(starts: int, documents: int, num_bytes: int, done: str = "counted") -> None:
-    """Check that a text has a shared token boundary.
+def unit_of(target: Target) -> int:
+    """Return what one occurrence counts."""
+    return 1 if target == "start" else UNIT
 
-    Raises:
-        XtokError: if it has none.
+
+def pair_edges(keys: NDArray[np.int64], counts: NDArray[Any]) -> Edges:
+    """Return pairs and their counts as edges."""
+    return Edges((keys >> 32).astype(np.int32), keys.astype(np.int32), counts)
+
+
+def edge_keys(edges: Edges) -> NDArray[np.int64]:
+    """Return the pair of each edge, int64."""
+    return edges.student_ids.astype(np.int64) << 32 | edges.teacher_ids
+
+
+class Rows(NamedTuple):
+    """A map's rows as kernels take them: entries of row s are `bounds[s]` to `bounds[s + 1]`.
+
+    `bounds` is int64 `[V_student + 1]`, `columns` int32 and rising in a row, `weights` float64.
     """
-    if not starts:
-        raise XtokError(
-            f"nothing can be {done}: {plural(documents, 'document')}, {num_bytes:,} bytes of text",
-            hint="give text, not empty, that both tokenizers can spell; xtok align shows how they "
-            "differ",
+
+    bounds: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    weights: NDArray[np.float64]
+
+    @staticmethod
+    def of(edges: Edges, num_rows: int) -> Rows:
+        """Return edges, in any order and without duplicates, as rows."""
+        edges = edges.take(pair_order(edges)[0])
+        bounds = np.zeros(num_rows + 1, np.int64)
+        np.cumsum(np.bincount(edges.student_ids, minlength=num_rows), out=bounds[1:])
+        return Rows(bounds, edges.teacher_ids.astype(np.int32), edges.weights.astype(np.float64))
+
+
+_NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0))
+
+
+class PairCounts:
+    """How often each pair occurs, in an open-addressed hash table of NumPy arrays."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._keys = np.full(1 << 12, -1, np.int64)
+        self._counts = np.zeros(1 << 12, np.int64)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] = _ONE) -> None:
+        """Add amounts to pairs; one amount holds for all of them."""
+        from xtok.counting.kernels import add_counts
+
+        done = 0
+        while done < len(keys):
+            room = 3 * len(self._keys) // 4 - self._size
+            rest = amounts if len(amounts) == 1 else amounts[done:]
+            count, new = add_counts(keys[done:], rest, self._keys, self._counts, room)
+            done, self._size = done + count, self._size + new
+            if done < len(keys):  # no room: move everything to a table of twice the size
+                old_keys, old_counts = self.arrays()
+                self._keys = np.full(2 * len(self._keys), -1, np.int64)
+                self._counts = np.zeros(len(self._keys), np.int64)
+                add_counts(old_keys, old_counts, self._keys, self._counts, len(old_keys))
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the pairs in rising order, and their counts, int64 both."""
+        used = self._keys >= 0
+        order = np.argsort(self._keys[used])
+        return self._keys[used][order], self._counts[used][order]
+
+
+class Chunks(NamedTuple):
+    """Different chunks, and how often each occurs.
+
+    How the student tokens of a chunk share its teacher tokens depends on a map.
+    """
+
+    ids: NDArray[np.int32]  # one chunk after another, the student's tokens first
+    bounds: NDArray[np.int64]  # where each begins, and the last one ends
+    widths: NDArray[np.int64]  # how many of its tokens are the student's
+    counts: NDArray[np.int64]
+
+    def take(self, chosen: NDArray[np.bool_]) -> Chunks:
+        """Return the chosen chunks, bool `[chunks]`."""
+        lengths = np.diff(self.bounds)
+        bounds = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
+        ids = self.ids[np.repeat(chosen, lengths)]
+        return Chunks(ids, bounds, self.widths[chosen], self.counts[chosen])
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """The pair of tokens that each chunk begins with, int64."""
+        starts = self.bounds[:-1]
+        keys = self.ids[starts].astype(np.int64) << 32
+        keys |= self.ids[starts + self.widths]
+        return keys
+
+
+class ChunkCounts:
+    """How often each chunk occurs, in an open-addressed hash table; chunks keep their places."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._allocate(1 << 12, 1 << 14)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _allocate(self, places: int, num_ids: int) -> None:
+        self._ids = np.empty(num_ids, np.int32)
+        self._bounds = np.zeros(places + 1, np.int64)
+        self._widths, self._counts = np.empty((2, places), np.int64)
+        self._table = np.full(places, -1, np.int64)
+
+    def add(
+        self,
+        spans: NDArray[np.int64],
+        s_ids: NDArray[np.int32],
+        t_ids: NDArray[np.int32],
+        amounts: NDArray[np.int64] = _ONE,
+    ) -> NDArray[np.int64]:
+        """Add amounts to chunks; one amount holds for all. Return each one's place, int64.
+
+        `spans` is int64 `[chunks, 4]`: first token and end in `s_ids`, then in `t_ids`.
+        """
+        from xtok.counting.kernels import add_chunks
+
+        places = np.empty(len(spans), np.int64)
+        done = 0
+        while done < len(spans):
+            rest = amounts if len(amounts) == 1 else amounts[done:]
+            count, self._size = add_chunks(
+                spans[done:], rest, s_ids, t_ids, self._ids, self._bounds, self._widths,
+                self._counts, self._table, self._size, places[done:],
+            )  # fmt: skip
+            done += count
+            if done < len(spans):  # no room: move everything to a table of twice the size
+                before = self.chunks()
+                i, i_end, j, j_end = spans[done:].T
+                longest = int((i_end - i + j_end - j).max())
+                self._allocate(2 * len(self._table), 2 * len(self._ids) + longest)
+                self._size = 0
+                self.add_chunks(before)
+        return places
+
+    def add_chunks(self, chunks: Chunks) -> None:
+        """Add what was counted elsewhere, or before."""
+        starts, middles = chunks.bounds[:-1], chunks.bounds[:-1] + chunks.widths
+        spans = np.stack([starts, middles, middles, chunks.bounds[1:]], 1)
+        self.add(spans, chunks.ids, chunks.ids, chunks.counts)
+
+    def chunks(self) -> Chunks:
+        """Return the counts so far."""
+        size = self._size
+        return Chunks(
+            self._ids[: self._bounds[size]].copy(),
+            self._bounds[: size + 1].copy(),
+            self._widths[:size].copy(),
+            self._counts[:size].copy(),
         )
 
 
-class CountedText(NamedTuple):
-    """Counts that can be sent and merged: of the counted and of the held-out documents."""
+class Counts(NamedTuple):
+    """How often pairs of tokens at shared boundaries occur, and chunks.
 
-    counted: Counts
-    held: Counts
-    totals: TextTotals
-
-
-def merge_counts(parts: Iterable[CountedText]) -> CountedText:
-    """Add up counts; integers, so that neither order nor grouping matters."""
-    counted, held, totals = Tally("both"), Tally("both"), TextTotals()
-    for part in parts:
-        counted.add_counts(part.counted)
-        held.add_counts(part.held)
-        totals.add(part.totals)
-    return CountedText(counted.counts(), held.counts(), totals)
-
-
-class TextCounter:
-    """Counts pairs and chunks over batches of documents.
-
-    Args:
-        encoder: the two tokenizers.
-        target: what is counted, as in `BuildConfig`.
-        hold_out: count one document in sixteen, chosen by its content, apart.
+    An occurrence of a pair counts `unit_of(target)`, as do the pairs of a chunk together.
     """
 
-    def __init__(self, encoder: TextEncoder, target: Target, hold_out: bool) -> None:
-        self.encoder, self.hold_out = encoder, hold_out
-        self.counted, self.held, self.totals = Tally(target), Tally(target), TextTotals()
+    keys: NDArray[np.int64]  # pairs, in rising order
+    counts: NDArray[np.int64]
+    chunks: Chunks
 
-    def add(self, batch: EncodedBatch) -> None:
-        """Count documents."""
-        is_held = np.zeros(len(batch.texts), np.bool_)
-        if self.hold_out:
-            for place, text in enumerate(batch.texts):
-                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-                is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
-        self.totals.held_out += int(is_held.sum())
-        for chosen, tally in ((~is_held, self.counted), (is_held, self.held)):
-            student, teacher = (side.of(chosen) for side in batch.sides)
-            boundaries = self.encoder.boundaries(student, teacher)
-            skipped = tally.add(student, teacher, boundaries)
-            texts = [text for text, is_chosen in zip(batch.texts, chosen, strict=True) if is_chosen]
-            num_bytes, lost_bytes = boundaries.bytes_of(texts)
-            self.totals.add(
-                TextTotals(
-                    documents=len(texts),
-                    differing=boundaries.num_differing,
-                    num_bytes=num_bytes,
-                    lost_bytes=lost_bytes,
-                    student_tokens=student.num_tokens,
-                    teacher_tokens=teacher.num_tokens,
-                    starts=len(boundaries.s_starts),
-                    skipped_chunks=skipped,
-                )
-            )
+    def pairs(self, given: Rows | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return all pairs in rising order, and their counts; a chunk's n * m pairs share its own.
 
-    def result(self) -> CountedText:
+        They do so equally. Given a map's rows, the m teacher tokens share it equally, and the n
+        student tokens share a teacher token's part as their rows predict it. That is the E step of
+        IBM Model 1 (Brown et al., Computational Linguistics 19(2), 1993, section 4.2), whose
+        likelihood is that of P-KL's average over a chunk's rows; equal shares are the step from a
+        map of equal weights.
+        """
+        ids, all_bounds, all_widths, all_counts = self.chunks
+        if not len(all_counts):
+            return self.keys, self.counts
+        from xtok.counting.kernels import chunk_pairs
+
+        pairs = PairCounts()
+        pairs.add(self.keys, self.counts)
+        rows = _NO_ROWS if given is None else given
+        for start in range(0, len(all_counts), _CHUNKS_AT_ONCE):
+            some = slice(start, start + _CHUNKS_AT_ONCE)
+            bounds, widths = all_bounds[start : some.stop + 1], all_widths[some]
+            num_pairs = int((widths * (np.diff(bounds) - widths)).sum())
+            keys, amounts = np.empty((2, num_pairs), np.int64)
+            chunk_pairs(ids, bounds, widths, all_counts[some], UNIT, *rows, keys, amounts)
+            used = amounts > 0
+            pairs.add(keys[used], amounts[used])
+        return pairs.arrays()
+
+
+class Tally:
+    """Counts of a target that grow."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._pairs, self._chunks = PairCounts(), ChunkCounts()
+
+    def add(self, aligned: AlignedTexts, chosen: NDArray[np.bool_] | None = None) -> int:
+        """Count documents, or what lies behind the chosen boundaries, bool `[boundaries]`.
+
+        Returns:
+            How many chunks were too long.
+        """
+        if self.target != "chunk":
+            keys = aligned.keys if chosen is None else aligned.keys[chosen]
+            self._pairs.add(keys, np.full(1, unit_of(self.target), np.int64))
+        if self.target == "start":
+            return 0
+        spans, is_counted = aligned.chunks()
+        if chosen is not None:
+            is_counted &= chosen
+        spans = spans[is_counted]
+        is_long = is_too_long(spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2])
+        self._chunks.add(spans[~is_long], aligned.student.ids, aligned.teacher.ids)
+        return int(is_long.sum())
+
+    def add_counts(self, counts: Counts) -> None:
+        """Add what was counted elsewhere, or before."""
+        self._pairs.add(counts.keys, counts.counts)
+        self._chunks.add_chunks(counts.chunks)
+
+    def counts(self) -> Counts:
         """Return the counts so far."""
-        return CountedText(self.counted.counts(), self.held.counts(), replace(self.totals))
+        return Counts(*self._pairs.arrays(), self._chunks.chunks())
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountingPlan:
-    """What to count: the same plan gives the same counts, wherever they are made."""
-
-    sources: tuple[TextSource, ...]  # for the map's history
-    shards: tuple[TextShard, ...]  # all of them, in order
-    target: Target
-    hold_out: bool  # some documents, to choose alpha on
-    digests: tuple[str, str]  # of student and teacher, from `digest_of`
-    sha256: str  # of the tokenizers, the files' contents and the options
-
-
-def plan_counting(
-    student: Tokenizer,
-    teacher: Tokenizer,
-    texts: str | Path | Sequence[str | Path],
-    config: BuildConfig | None = None,
-    field: str = "text",
-) -> CountingPlan:
-    """Read every file once for its digest, and cut it into shards.
-
-    Raises:
-        XtokError: if a text cannot be found or read.
-    """
-    config = config or BuildConfig()
-    paths = find_texts(texts)
-    sources = tuple(map(describe_text, paths))
-    digests = (digest_of(student), digest_of(teacher))
-    identity = {
-        "tokenizers": digests,
-        "sources": [asdict(source) for source in sources],
-        "field": field,
-        "target": config.target,
-        "hold_out": config.alpha is None,
-    }
-    return CountingPlan(
-        sources=sources,
-        shards=tuple(shard for path in paths for shard in shards(path, field)),
-        target=config.target,
-        hold_out=config.alpha is None,
-        digests=digests,
-        sha256=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
-    )
-
-
-_PROBE = (
-    "I'LL say:\r\n\n\tif x1 == 12345:  # don't\n        Straße, cafe\u0301, ﬁn … "
-    "天気は三つ目 １２３ <s>\n"
-)
-
-
-def digest_of(tokenizer: Tokenizer) -> str:
-    """Return a digest of a tokenizer's tokens, and of how it splits a sample text.
-
-    Tokenizers with equal tables may differ in split pattern or normalizer.
-    """
-    behavior = [tokenizer.table.sha256(), *map(list, tokenizer.library_ids([_PROBE]))]
-    return hashlib.sha256(json.dumps(behavior).encode()).hexdigest()
-
-
-def count_text(
-    plan: CountingPlan,
-    student: Tokenizer,
-    teacher: Tokenizer,
-    *,
-    checkpoint: Path | None = None,
-    checkpoint_seconds: float = 60.0,
-    num_threads: int | None = None,
-    progress: TextProgress = silent_texts,
-    resumed: Callable[[float], object] | None = None,
-    stopping: Callable[[], bool] | None = None,
-) -> CountedText:
-    """Count a plan on this machine, from its checkpoint if one exists.
-
-    Args:
-        plan: made for these tokenizers.
-        student: the tokenizer of the rows.
-        teacher: the tokenizer of the columns.
-        checkpoint: the file to save counts in; the result is the same with and without.
-        checkpoint_seconds: how often to save, in seconds.
-        num_threads: threads that encode; one per available core if None.
-        progress: called with the bytes on disk.
-        resumed: called with the share of the text that an existing checkpoint covers.
-        stopping: asked after each batch; if true, the counts are saved, and counting ends.
-
-    Raises:
-        XtokError: if a text cannot be read, or the checkpoint is of another run.
-        KeyboardInterrupt: if `stopping` returned true.
-    """
-    total = sum(shard.size for shard in plan.shards)
-    last_saved = time.monotonic()
-    place = Place()
-    with TextEncoder(student, teacher, num_threads=num_threads) as encoder:
-        counter = TextCounter(encoder, plan.target, plan.hold_out)
-        if checkpoint is not None and checkpoint.exists():
-            counts, place = _load_checkpoint(checkpoint, plan)
-            counter.counted.add_counts(counts.counted)
-            counter.held.add_counts(counts.held)
-            counter.totals.add(counts.totals)
-            if resumed is not None:
-                resumed(place.consumed / max(1, total))
-        with progress("counting", total) as advance:
-            advance(place.consumed, counter.totals.student_tokens)
-            for batch in encoder.read(plan.shards, advance, place):
-                counter.add(batch)
-                place = batch.end
-                stops = stopping is not None and stopping()
-                is_due = stops or time.monotonic() > last_saved + checkpoint_seconds
-                if checkpoint is not None and is_due:
-                    _save_checkpoint(checkpoint, plan, counter.result(), place)
-                    last_saved = time.monotonic()
-                if stops:
-                    raise KeyboardInterrupt
-    return counter.result()
-
-
-def count_shard(shard: TextShard, encoder: TextEncoder, plan: CountingPlan) -> CountedText:
-    """Count one shard of a plan; the counts of all, merged, are those of `count_text`.
-
-    Raises:
-        XtokError: if the text cannot be read.
-    """
-    counter = TextCounter(encoder, plan.target, plan.hold_out)
-    for batch in encoder.read([shard]):
-        counter.add(batch)
-    return counter.result()
-
-
-def _save_checkpoint(path: Path, plan: CountingPlan, counts: CountedText, place: Place) -> None:
-    about = {"plan": plan.sha256, "place": place, "totals": asdict(counts.totals)}
-    parts = {"counted": counts.counted, "held": counts.held}
-    arrays = {f"{part}_{n}": a for part, of in parts.items() for n, a in of._asdict().items()}
-    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
-
-
-# What NumPy, zipfile and json raise for a damaged file; RuntimeError for one that is marked as
-# encrypted or compressed by another method.
-_DAMAGE = (ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError, zipfile.BadZipFile)
-
-
-def _load_checkpoint(path: Path, plan: CountingPlan) -> tuple[CountedText, Place]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-            about = json.loads(saved["about"].tobytes())
-            counted, held = (
-                Counts(*(saved[f"{part}_{name}"] for name in Counts._fields))
-                for part in ("counted", "held")
-            )
-        if about["plan"] != plan.sha256:
-            raise XtokError(
-                f"the checkpoint {path} is of another run: other texts, tokenizers or options",
-                hint=f"delete it to start again: rm {path}",
-            )
-        totals, place = TextTotals(**about["totals"]), Place(*about["place"])
-        return CountedText(counted, held, totals), place
-    except _DAMAGE as error:
-        raise XtokError(
-            f"the checkpoint {path} cannot be read: {error}",
-            hint=f"delete it to start again: rm {path}",
-        ) from error
+def is_too_long(num_student: NDArray[np.int64], num_teacher: NDArray[np.int64]) -> Any:
+    """Whether chunks of so many tokens of each side are left out of the counts, bool."""
+    return np.maximum(num_student, num_teacher) > LONGEST_CHUNK

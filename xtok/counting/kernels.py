@@ -123,49 +123,8 @@ def weight_of(bounds, columns, weights, row, column):  # type: ignore[no-untyped
 
 
 @kernel
-def split_chunks(  # type: ignore[no-untyped-def]
-    s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete, unit, longest,
-    keys, amounts, spans,
-):  # fmt: skip
-    """List the pairs of chunks of one student token, and where the other chunks are.
-
-    A chunk lies between two neighbouring boundaries; the last one of a document counts only if the
-    two sides agree to the end. The m teacher tokens of a chunk have equal parts of `unit`: those of
-    one student token are `keys` and `amounts`, at most as many as there are teacher tokens. Other
-    chunks are rows of `spans`: first and last of the student's tokens, then of the teacher's.
-
-    Returns:
-        The numbers of pairs and of spans, and how many chunks have over `longest` tokens.
-    """
-    pairs = others = skipped = first = np.int64(0)
-    for d in range(len(num_starts)):
-        for x in range(first, first + num_starts[d]):
-            i, j = s_starts[x], t_starts[x]
-            if x + 1 < first + num_starts[d]:
-                i_end, j_end = s_starts[x + 1], t_starts[x + 1]
-            elif complete[d]:
-                i_end, j_end = s_bounds[d + 1], t_bounds[d + 1]
-            else:
-                continue
-            n, m = i_end - i, j_end - j
-            if n > longest or m > longest:
-                skipped += 1
-            elif n == 1:
-                for b in range(j, j_end):
-                    keys[pairs] = np.int64(s_ids[i]) << 32 | t_ids[b]
-                    amounts[pairs] = unit // m
-                    pairs += 1
-            else:
-                spans[others, 0], spans[others, 1] = i, i_end
-                spans[others, 2], spans[others, 3] = j, j_end
-                others += 1
-        first += num_starts[d]
-    return pairs, others, skipped
-
-
-@kernel
 def add_chunks(  # type: ignore[no-untyped-def]
-    spans, amounts, s_ids, t_ids, ids, bounds, widths, counts, table, size
+    spans, amounts, s_ids, t_ids, ids, bounds, widths, counts, table, size, places
 ):
     """Add amounts to chunks in an open-addressed table, while there is room.
 
@@ -180,6 +139,7 @@ def add_chunks(  # type: ignore[no-untyped-def]
         counts: int64, how often it occurs.
         table: int64 `[2**n]`, places in these three, −1 where free.
         size: how many different chunks there are.
+        places: int64, filled with each chunk's place among them.
 
     Returns:
         How many chunks were added until the room was used up, and the new size.
@@ -222,6 +182,7 @@ def add_chunks(  # type: ignore[no-untyped-def]
                 break
             slot = (slot + 1) & mask
         counts[place] += amounts[0] if len(amounts) == 1 else amounts[x]
+        places[x] = place
     return len(spans), size
 
 
@@ -258,30 +219,19 @@ def chunk_pairs(  # type: ignore[no-untyped-def]
 
 @kernel
 def chunk_losses(  # type: ignore[no-untyped-def]
-    s_ids, s_bounds, t_ids, t_bounds, s_starts, t_starts, num_starts, complete,
-    row_bounds, columns, weights, epsilon, uniform, losses, num_chunks,
-):  # fmt: skip
-    """Add up, per document, the cross-entropy of chunks as P-KL averages them.
+    ids, bounds, widths, row_bounds, columns, weights, epsilon, uniform, losses
+):
+    """Fill in the cross-entropy of different chunks as P-KL averages it, float64 `[chunks]`.
 
     A chunk's prediction is the mean of its student tokens' rows; its loss the mean over its teacher
-    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Chunks are those of `split_chunks`.
+    tokens of `-ln((1 - epsilon) * prediction + uniform)`. Arrays are those of `chunk_pairs`.
     """
-    first = np.int64(0)
-    for d in range(len(num_starts)):
-        for x in range(first, first + num_starts[d]):
-            i, j = s_starts[x], t_starts[x]
-            if x + 1 < first + num_starts[d]:
-                i_end, j_end = s_starts[x + 1], t_starts[x + 1]
-            elif complete[d]:
-                i_end, j_end = s_bounds[d + 1], t_bounds[d + 1]
-            else:
-                continue
-            loss = 0.0
-            for b in range(j, j_end):
-                total = 0.0
-                for a in range(i, i_end):
-                    total += weight_of(row_bounds, columns, weights, s_ids[a], t_ids[b])
-                loss -= np.log((1 - epsilon) * total / (i_end - i) + uniform)
-            losses[d] += loss / (j_end - j)
-            num_chunks[d] += 1
-        first += num_starts[d]
+    for c in range(len(widths)):
+        start, middle, end = bounds[c], bounds[c] + widths[c], bounds[c + 1]
+        loss = 0.0
+        for b in range(middle, end):
+            total = 0.0
+            for a in range(start, middle):
+                total += weight_of(row_bounds, columns, weights, ids[a], ids[b])
+            loss -= np.log((1 - epsilon) * total / (middle - start) + uniform)
+        losses[c] = loss / (end - middle)

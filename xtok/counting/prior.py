@@ -15,21 +15,15 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import chain, compress, pairwise
+from itertools import chain, compress, count, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
-from xtok.counting.encode import (
-    Counts,
-    Rows,
-    Tally,
-    TextEncoder,
-    pair_edges,
-    unit_of,
-)
+from xtok.counting.counts import Counts, Rows, Tally, pair_edges, unit_of
+from xtok.counting.encode import TextEncoder
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
@@ -86,6 +80,7 @@ _SINGLE_SHARE = {Kind.CONTINUATION: 0.16, Kind.SYMBOL: 0.3}  # of single ASCII c
 _CONTEXT = 6  # most bytes of a word by which a continuation is looked up; at least two are needed
 _LOOK_UP, _SERVES = 0.7, 0.75  # how often one is looked up at all, and how often a context serves
 _TOKENS_PER_TEXT = 24
+_LONGEST_TOKEN = 1024  # longer ones would fill the texts; the longest of Claude 2 has as many bytes
 _PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
@@ -183,7 +178,7 @@ def _count(
             sides = None if encoded is None else encoded()
             encoded = encoder.start_encoding(texts)
             if sides is not None:
-                tally.add(sides[0], sides[1], encoder.boundaries(sides[0], sides[1]))
+                tally.add(encoder.align(*sides))
                 advance(size)
     return tally.counts()
 
@@ -209,26 +204,55 @@ def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
 
 
 def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:
-    """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law."""
+    """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law.
+
+    A row has its token's beginnings, the shortest first, then the tokens that it begins.
+    """
     rows, columns = student.table.canonical_ids(), teacher.table.canonical_ids()
-    s_list: list[int] = []
-    t_list: list[int] = []
-    for token, s in rows.items():
-        for length in range(1, len(token) + 1):
-            if (column := columns.get(token[:length])) is not None:
-                s_list.append(s)
-                t_list.append(column)
-    for token, t in columns.items():
-        for length in range(1, len(token)):
-            if (row := rows.get(token[:length])) is not None:
-                s_list.append(row)
-                t_list.append(t)
-    s_ids, t_ids = np.array(s_list, np.int32), np.array(t_list, np.int32)
-    order = np.argsort(s_ids, kind="stable")
-    order = order[ranks(s_ids[order]) < _PREFIXES_PER_ROW]
-    s_ids, t_ids = s_ids[order], t_ids[order]
+    tokens = sorted(rows.keys() | columns.keys())
+    place_of = {token: place for place, token in enumerate(tokens)}
+    # Of each token: its row, its column, the place of that among all columns, or −1.
+    row, column, order = np.full((3, len(tokens)), -1, np.int64)
+    row[[place_of[token] for token in rows]] = list(rows.values())
+    places = [place_of[token] for token in columns]
+    column[places], order[places] = list(columns.values()), np.arange(len(places))
+    longer = np.arange(len(tokens))
+    shorter, before = longer, _longest_beginnings(tokens)
+    pairs = []
+    for depth in count():  # tokens and themselves, the longest that begins them, the next one …
+        forward = (row[longer] >= 0) & (column[shorter] >= 0)
+        rank = np.full(int(forward.sum()), -1 - depth)
+        pairs.append((row[longer[forward]], column[shorter[forward]], rank))
+        if depth:
+            reverse = (row[shorter] >= 0) & (column[longer] >= 0)
+            t = longer[reverse]
+            pairs.append((row[shorter[reverse]], column[t], order[t]))
+        more = before[shorter] >= 0
+        longer, shorter = longer[more], before[shorter[more]]
+        if not len(longer):
+            break
+    s_ids, t_ids, rank = map(np.concatenate, zip(*pairs, strict=True))
+    first = np.lexsort((rank, s_ids))
+    first = first[ranks(s_ids[first]) < _PREFIXES_PER_ROW]
+    s_ids, t_ids = s_ids[first].astype(np.int32), t_ids[first].astype(np.int32)
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
     return edges._replace(weights=FALLBACK * edges.weights)
+
+
+def _longest_beginnings(tokens: Sequence[bytes]) -> NDArray[np.int64]:
+    """Return, for each of some sorted tokens, the place of the longest that begins it, or −1.
+
+    Linear in the tokens' bytes: those that begin a token are among those that begin the one before.
+    """
+    before = np.full(len(tokens), -1)
+    open_tokens: list[tuple[int, bytes]] = []
+    for place, token in enumerate(tokens):
+        while open_tokens and not token.startswith(open_tokens[-1][1]):
+            open_tokens.pop()
+        if open_tokens:
+            before[place] = open_tokens[-1][0]
+        open_tokens.append((place, token))
+    return before
 
 
 class _EvenNumbers:
@@ -271,7 +295,8 @@ class _Source:
             # USER_DEFINED tokens are markup, whatever their place in the vocabulary.
             normal = np.isin(table.types, [TokenType.NORMAL, TokenType.BYTE]).tolist()
             for token in compress(table.tokens(), normal):
-                if b"\r" not in token and (kind := kind_of(token)) in of_kind:
+                is_drawn = len(token) <= _LONGEST_TOKEN and b"\r" not in token
+                if is_drawn and (kind := kind_of(token)) in of_kind:
                     of_kind[kind].append(token)
             parts += [(kind, of_kind[kind], _zipf(kind, of_kind[kind])) for kind in _ZIPF]
         for kind, fixed in (

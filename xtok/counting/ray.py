@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from xtok.counting.counts import (
-    CountedText,
-    CountingPlan,
-    count_shard,
-    digest_of,
-    merge_counts,
-)
+from xtok.counting.checkpoint import digest_of
 from xtok.counting.encode import TextEncoder
-from xtok.counting.texts import TextShard
+from xtok.counting.pair_text import PairText, TextCounter, Wanted, merged_texts
+from xtok.counting.texts import FileDigest, Texts, TextShard, TextSource, read_batches
 from xtok.errors import XtokError, install_hint
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
+from xtok.vocab.pair import Pair
 
 FAN_IN = 8
 """Counts that one task adds up."""
@@ -54,34 +52,36 @@ class TokenizerSource:
         return replace(self, model=absolute(self.model))
 
 
-Sources = tuple[TokenizerSource, TokenizerSource]
-
-
-def count_on_ray(
-    plan: CountingPlan,
-    student: TokenizerSource,
-    teacher: TokenizerSource,
+def read_on_ray(
+    pair: Pair,
+    texts: str | Path | Sequence[str | Path],
+    wanted: Wanted = Wanted(),  # noqa: B008
     *,
+    sources: Sequence[TokenizerSource],
+    field: str = "text",
     address: str | None = "auto",
     progress: TextProgress = silent_texts,
-) -> CountedText:
-    """Count what a plan says on a Ray cluster; the counts are those of `counting.count_text`.
+) -> PairText:
+    """Read text on a Ray cluster; the counts are those of `PairText.read`.
 
     Each shard of text is a task that reads it, encodes it on one core, and returns its counts. The
     counts stay on the nodes, where other tasks add them up eight at a time. If a node is lost, Ray
     recomputes its work on the others. All nodes read the text and the tokenizers under one path.
 
     Args:
-        plan: made for these tokenizers.
-        student: the tokenizer of the rows.
-        teacher: the tokenizer of the columns.
+        pair: the pair, with both tokenizers.
+        texts: as `PairText.read` takes them.
+        wanted: what to count, but nothing per document.
+        sources: what the nodes load the two tokenizers from.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
         address: the cluster's, as `ray.init` takes it; None starts one on this machine.
         progress: called with the bytes on disk.
 
     Raises:
         XtokError: if Ray is not installed, there is no cluster, a node lacks the text or the
-            tokenizers, or a text cannot be read.
+            tokenizers, a text cannot be read, or there is nothing to count in it.
     """
+    files = Texts(texts, field)
     try:
         import ray
     except ImportError as error:
@@ -93,10 +93,17 @@ def count_on_ray(
     if started:
         _connect(ray, address)
     try:
-        return _count(ray, plan, (student.absolute(), teacher.absolute()), progress)
+        job = _Job(
+            tuple(source.absolute() for source in sources),
+            tuple(map(digest_of, pair.tokenizers)),
+            wanted,
+        )
+        text = _count(ray, job, files, progress)
     finally:
         if started:
             ray.shutdown()
+    text.require_starts()
+    return text
 
 
 def _connect(ray: Any, address: str | None) -> None:
@@ -110,31 +117,29 @@ def _connect(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def _count(ray: Any, plan: CountingPlan, sources: Sources, progress: TextProgress) -> CountedText:
+def _count(ray: Any, job: _Job, files: Texts, progress: TextProgress) -> PairText:
     # Ray runs a task again only if its node or process is lost: our own errors are values.
     remote = functools.partial(ray.remote, num_cpus=1, max_retries=MAX_RETRIES)
     count, merge = remote(num_returns=2)(_count_task), remote()(_merge_task)
-    job = ray.put((sources, replace(plan, shards=())))
+    described = remote()(_describe_task)
     most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
-    rest = iter(plan.shards)
+    of_tasks, rest = ray.put(job), iter(files.shards)
     waiting: dict[Any, tuple[TextShard, Any]] = {}
     levels: list[list[Any]] = [[]]
-    with progress("counting", sum(shard.size for shard in plan.shards)) as advance:
+    with progress("counting", files.size) as advance:
         while True:
             for shard in islice(rest, most - len(waiting)):
-                counts, tokens = count.remote(job, replace(shard, path=shard.path.absolute()))
+                counts, tokens = count.remote(of_tasks, replace(shard, path=shard.path.absolute()))
                 waiting[tokens] = (shard, counts)
             if not waiting:
                 break
             [done], _ = ray.wait(list(waiting), num_returns=1)
             shard, counts = waiting.pop(done)
-            tokens_or_error = _result(ray, done)
-            if isinstance(tokens_or_error, dict):
-                raise XtokError(**tokens_or_error)
-            advance(shard.size, tokens_or_error)
+            advance(shard.size, _value(ray, done))
             _add(levels, counts, merge)
-        counted: CountedText = _result(ray, merge.remote(*chain(*levels)))
-        return counted
+        text: PairText = _result(ray, merge.remote(*chain(*levels)))
+        sources = [described.remote(path.absolute()) for path in files.digests]
+        return replace(text, sources=tuple(_value(ray, one) for one in sources))
 
 
 def _add(levels: list[list[Any]], counts: Any, merge: Any) -> None:
@@ -160,31 +165,56 @@ def _result(ray: Any, reference: Any) -> Any:
         ) from error
 
 
+def _value(ray: Any, reference: Any) -> Any:
+    """Return what a task returned, unless it is the arguments of an error."""
+    value = _result(ray, reference)
+    if isinstance(value, dict):
+        raise XtokError(**value)
+    return value
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def _count_task(
-    job: tuple[Sources, CountingPlan], shard: TextShard
-) -> tuple[CountedText | None, int | dict[str, str]]:
+class _Job(NamedTuple):
+    sources: tuple[TokenizerSource, ...]
+    digests: tuple[str, ...]  # of the tokenizers, from `digest_of`
+    wanted: Wanted
+
+
+def _count_task(job: _Job, shard: TextShard) -> tuple[PairText | None, int | dict[str, Any]]:
     """Return a shard's counts, and its student tokens or the arguments of an error."""
-    sources, plan = job
     try:
-        encoder = _encoder(sources, plan.digests)
+        encoder = _encoder(job.sources, job.digests)
         if not shard.path.exists():
             raise XtokError(
                 f"the node {socket.gethostname()} has no file {shard.path}",
                 hint="put the text on a file system that all nodes share",
             )
-        counts = count_shard(shard, encoder, plan)
+        counter = TextCounter(encoder.tokenizers, job.wanted)
+        for batch in encoder.read(read_batches([shard]), shard.size):
+            counter.add(encoder, batch)
     except XtokError as error:
-        hint = error.hint_with("{option}")
-        return None, {"message": error.message, "hint": hint, "parameter": error.parameter}
-    return counts, counts.totals.student_tokens
+        return None, _arguments(error)
+    return counter.result(), counter.totals.student_tokens
+
+
+def _describe_task(path: Path) -> TextSource | dict[str, Any]:
+    """Return a file's name, size and digest, or the arguments of an error."""
+    try:
+        return FileDigest(path).source()
+    except XtokError as error:
+        return _arguments(error)
+
+
+def _arguments(error: XtokError) -> dict[str, Any]:
+    hint = error.hint_with("{option}")
+    return {"message": error.message, "hint": hint, "parameter": error.parameter}
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(sources: Sources, digests: tuple[str, str]) -> TextEncoder:
+def _encoder(sources: tuple[TokenizerSource, ...], digests: tuple[str, ...]) -> TextEncoder:
     """Load the tokenizers once per worker process."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
     loaded = [source.load() for source in sources]
@@ -197,5 +227,5 @@ def _encoder(sources: Sources, digests: tuple[str, str]) -> TextEncoder:
     return TextEncoder(*loaded, num_threads=1)
 
 
-def _merge_task(*parts: CountedText) -> CountedText:
-    return merge_counts(parts)
+def _merge_task(*parts: PairText) -> PairText:
+    return merged_texts(parts)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.encode import edge_keys, pair_edges
-from xtok.maps.edges import Edges, heaviest, sum_duplicates
+from xtok.counting.counts import edge_keys, pair_edges
+from xtok.maps.edges import Edges, map_order, ranks, sum_duplicates
 
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -43,11 +43,25 @@ def choose_alpha(
     """
     if not len(held[0]):
         return 4.0
+    # Only rows that the held-out documents have; in them, the counts and the base's weights of all
+    # pairs that have either.
+    rows = np.unique(held[0] >> 32)
     counted = pair_edges(pairs[0], pairs[1] / unit)
+    counted, base = (e.take(np.isin(e.student_ids, rows)) for e in (counted, base))
+    no_base, no_counts = (e._replace(weights=0 * e.weights) for e in (counted, base))
+    counts = sum_duplicates(Edges.concatenate([counted, no_counts]))
+    weights = sum_duplicates(Edges.concatenate([no_base, base])).weights
+    keys = edge_keys(counts)
+    places = np.searchsorted(keys, held[0]).clip(0, len(keys) - 1)
+    is_edge = keys[places] == held[0]
     entropies = []
     for alpha in ALPHAS:
-        edges = heaviest(smooth(counted, base, alpha), top_k)
-        surprise = losses(weights_at(edges, held[0]), width)
+        edges = counts._replace(weights=counts.weights + alpha * weights).normalized()
+        order = map_order(edges)
+        kept = order[ranks(edges.student_ids) < top_k]  # rows lie where they lay
+        predicted = np.zeros(len(keys))
+        predicted[kept] = edges.take(kept).normalized().weights
+        surprise = losses(np.where(is_edge, predicted[places], 0.0), width)
         entropies.append((surprise * held[1]).sum())
     return ALPHAS[int(np.argmin(entropies))]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from xtok.errors import XtokError
 from xtok.input_files import compression_of, decompressed, parquet_file, reading
@@ -27,7 +28,7 @@ MAX_CHARACTERS = 1 << 20
 MAX_LINE_BYTES = 1 << 26
 """Longer lines of JSON are an error."""
 
-BATCH_CHARACTERS = 1 << 22
+BATCH_CHARACTERS = 1 << 20
 """Documents that have this many characters together are worked on at a time."""
 
 SHARD_BYTES = 1 << 26
@@ -119,17 +120,106 @@ def little_text(num_bytes: int) -> list[str]:
     return [f"{num_bytes:,} bytes is little text: take a megabyte or more"]
 
 
-def describe_text(path: Path) -> TextSource:
-    """Read a file once for its size and digest.
+class FileDigest:
+    """The digest of a text file, taken of what is read of it in order.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size = path, 0  # bytes that the digest covers
+        self._sha256 = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the file's first `size` bytes."""
+        return self._sha256.hexdigest()
+
+    def opened(self) -> BinaryIO:
+        """Open the file to read; what is read behind the digest's end goes on with it."""
+        return io.BufferedReader(_Watched(self), _BLOCK)
+
+    def saw(self, start: int, data: memoryview) -> None:
+        """Add bytes of the file, unless the digest covers them already or does not reach them."""
+        if start <= self.size < start + len(data):
+            self._sha256.update(data[self.size - start :])
+            self.size = start + len(data)
+
+    def read_to(self, stop: int | None = None) -> None:
+        """Read on to a place, by default to the file's end, for the digest alone.
+
+        Raises:
+            XtokError: if the file cannot be read.
+        """
+        with reading(self.path), self.path.open("rb") as file:
+            file.seek(self.size)
+            while block := file.read(_BLOCK if stop is None else min(_BLOCK, stop - self.size)):
+                self.saw(self.size, memoryview(block))
+
+    def source(self) -> TextSource:
+        """Return the whole file's name, size and digest."""
+        self.read_to()
+        return TextSource(name=self.path.name, size=self.size, sha256=self.sha256)
+
+
+class _Watched(io.FileIO):
+    def __init__(self, digest: FileDigest) -> None:
+        super().__init__(digest.path)
+        self._digest = digest
+
+    def readinto(self, buffer: Any) -> int:
+        start = self.tell()
+        count = super().readinto(buffer) or 0
+        self._digest.saw(start, memoryview(buffer)[:count])
+        return count
+
+
+class Texts:
+    """Files of text, and how far they are read.
+
+    Args:
+        patterns: as `find_texts` takes them.
+        field: the field of JSON lines, or column of Parquet, that holds a document's text.
+        group_by: one that holds a document's group; documents are grouped by file if None.
 
     Raises:
-        XtokError: if it cannot be read.
+        XtokError: if a file is missing or cannot be read.
     """
-    with reading(path), path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(_BLOCK):
-            digest.update(block)
-        return TextSource(name=path.name, size=file.tell(), sha256=digest.hexdigest())
+
+    def __init__(
+        self,
+        patterns: str | Path | Sequence[str | Path],
+        field: str = "text",
+        group_by: str | None = None,
+    ) -> None:
+        self.digests = {path: FileDigest(path) for path in find_texts(patterns)}
+        self.shards = [s for path in self.digests for s in shards(path, field, group_by)]
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(shard.size for shard in self.shards)
+
+    def batches(self, first: Place = Place()) -> Iterator[Batch]:  # noqa: B008
+        """Read documents from a place on, as `read_batches` does."""
+        return read_batches(self.shards, first, self.digests)
+
+    def sources(self) -> tuple[TextSource, ...]:
+        """Return the files' names, sizes and digests; only what is not yet read is read."""
+        return tuple(digest.source() for digest in self.digests.values())
+
+
+def check_texts(
+    patterns: str | Path | Sequence[str | Path], field: str, group_by: str | None = None
+) -> None:
+    """Check, before longer work, that texts exist, and that the first one has the fields.
+
+    Raises:
+        XtokError: as `read_batches`.
+    """
+    for path in find_texts(patterns)[:1]:
+        next(_documents(shards(path, field, group_by)[0], FileDigest(path)), None)
 
 
 def shards(path: Path, field: str = "text", group_by: str | None = None) -> list[TextShard]:
@@ -168,14 +258,11 @@ def text_format(path: Path) -> Format:
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 
 
-def find_shards(
-    patterns: str | Path | Sequence[str | Path], field: str, group_by: str | None = None
-) -> list[TextShard]:
-    """Return the shards of all files that patterns name, in order; see `find_texts`."""
-    return [s for path in find_texts(patterns) for s in shards(path, field, group_by)]
-
-
-def read_batches(shards: Sequence[TextShard], first: Place = Place()) -> Iterator[Batch]:  # noqa: B008
+def read_batches(
+    shards: Sequence[TextShard],
+    first: Place = Place(),  # noqa: B008
+    digests: Mapping[Path, FileDigest] | None = None,
+) -> Iterator[Batch]:
     """Read documents from a place on. This is how all of xtok reads text.
 
     Lone surrogates become U+FFFD; what is too long is cut (see `MAX_CHARACTERS`).
@@ -192,7 +279,8 @@ def read_batches(shards: Sequence[TextShard], first: Place = Place()) -> Iterato
         texts: list[str] = []
         groups: list[str] = []
         documents, size, place = skipped, 0, Place()
-        for text, group, consumed in islice(_documents(shard), skipped, None):
+        digest = (digests or {}).get(shard.path) or FileDigest(shard.path)
+        for text, group, consumed in islice(_documents(shard, digest), skipped, None):
             texts.append(text)
             groups.append(group if shard.group_by else file)
             documents, size = documents + 1, size + len(text)
@@ -205,7 +293,7 @@ def read_batches(shards: Sequence[TextShard], first: Place = Place()) -> Iterato
         before += shard.size
 
 
-def _documents(shard: TextShard) -> Iterator[tuple[str, str, int]]:
+def _documents(shard: TextShard, digest: FileDigest) -> Iterator[tuple[str, str, int]]:
     """Return a shard's documents, each with its group and the bytes on disk read so far."""
     if shard.group_by and shard.format == "text":
         raise XtokError(
@@ -217,7 +305,7 @@ def _documents(shard: TextShard) -> Iterator[tuple[str, str, int]]:
             for text, group in _parquet_documents(shard):
                 yield from ((part, group, 0) for part in _parts(text))
             return
-        with shard.path.open("rb") as raw:
+        with digest.opened() as raw:
             file = decompressed(raw, shard.path)
             if shard.format == "text":
                 for text in _plain_documents(shard, file):

@@ -48,23 +48,25 @@ class Advice:
     commands: tuple[tuple[str, ...], ...]  # that make what these losses need, the first loss first
 
 
-def advise(
-    pair: PairFacts, names: tuple[str, str] | None = None, texts: Sequence[str] = ()
-) -> Advice:
+TRAINING_TEXT = "TRAINING_TEXT"
+"""Stands in commands for the text to count on: never the one that was measured on."""
+
+
+def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
     """Recommend a loss for a pair.
 
     Args:
         pair: its facts; with text they tell the direction too.
         names: the models as the commands should have them; their ids by default.
-        texts: the text as the commands should have it.
     """
     if pair.same:
-        sentence = "plain KL suits: both have the same vocabulary, so no map is needed"
+        sentence = "plain KL suits: both have the same vocabulary, so no map is needed; compare "
+        sentence += f"the first {pair.num_ids:,} columns, what is wider is padding"
         return Advice(
             loss="plain KL", map_loss=None, direction=None, sentence=sentence, commands=()
         )
     student, teacher = names or (pair.student, pair.teacher)
-    given = tuple(word for text in texts for word in ("--text", text))
+    given = ("--text", TRAINING_TEXT) if pair.text is not None else ()
     events: tuple[str, ...] = "xtok", "events", student, teacher
     build: tuple[str, ...] = "xtok", "build", student, teacher, "--for", "p-kl"
     map_loss, direction = "P-KL", None

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.encode import TextEncoder, edge_keys
-from xtok.counting.texts import find_shards
+from xtok.counting.counts import edge_keys
 from xtok.maps.file import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
 
 
@@ -101,17 +98,6 @@ def compare(
             if distance[row] > _SAME and cost[row] > 0
         ),
     )
-
-
-def count_tokens(
-    texts: str | Path | Sequence[str | Path], tokenizer: Tokenizer, field: str = "text"
-) -> NDArray[np.int64]:
-    """Count how often each token occurs in text, int64 `[V]`."""
-    counts = np.zeros(len(tokenizer.table), np.int64)
-    with TextEncoder(tokenizer) as encoder:
-        for batch in encoder.read(find_shards(texts, field)):
-            counts += np.bincount(batch.sides[0].ids, minlength=len(counts))
-    return counts
 
 
 def _distances(first: ProjectionMap, second: ProjectionMap) -> NDArray[np.float64]:

@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.counts import require_starts
+from xtok.counting.pair_text import PairText
 from xtok.inspection import Check, Level
 from xtok.inspection.advice import Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
-from xtok.inspection.pair_facts import PairFacts, TextCounts, count_tokens, pair_facts
+from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import escape, plural, quoted
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType
 
 _EXAMPLES = 3
@@ -91,6 +92,7 @@ class Diagnosis:
     overlap: Overlap | None  # of two or more
     pair: PairFacts | None  # of two, the first one the student
     advice: Advice | None
+    pair_checks: tuple[Check, ...]  # of two
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -107,7 +109,8 @@ class Diagnosis:
         """A line: failed checks, the number of warnings and, for a pair, the loss that suits."""
         joined = " → " if self.pair is not None else ", "
         who = joined.join(one.model_id for one in self.tokenizers)
-        warnings = sum(c.level == "warning" for one in self.tokenizers for c in one.checks)
+        checks = [*self.pair_checks, *(c for one in self.tokenizers for c in one.checks)]
+        warnings = sum(check.level == "warning" for check in checks)
         if self.failed:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
@@ -148,35 +151,61 @@ def doctor(
     if isinstance(models, str | PathLike | Tokenizer):
         models = [models]
     tokenizers = [load_tokenizer(model) for model in models]
-    counts = overlap = pair = advice = None
+    text = overlap = pair = both = advice = None
     if texts:
         if len(tokenizers) == 1:
             raise ValueError("texts go with two models or more")
-        counts = count_tokens(texts, tokenizers, field, text_progress)
-        require_starts(len(counts.keys), counts.num_documents, counts.num_bytes, "measured")
+        text = PairText.read(
+            pair_of(*tokenizers[:2]), texts, field=field, others=tokenizers[2:],
+            progress=text_progress,
+        )  # fmt: skip
     if len(tokenizers) > 1:
-        overlap = _overlap(tokenizers, counts)
+        overlap = _overlap(tokenizers, text)
     if len(tokenizers) == 2:
         both = pair_of(*tokenizers)
-        of_pair = None if counts is None else events(both, progress=progress)
-        pair = pair_facts(both, counts, of_pair)
-        texts = [texts] if isinstance(texts, str | Path) else texts
-        advice = advise(pair, (names[0], names[1]) if names else None, [str(one) for one in texts])
+        of_pair = None if text is None else events(both, progress=progress)
+        pair = pair_facts(both, text, of_pair)
+        advice = advise(pair, (names[0], names[1]) if names else None)
     diagnosed = []
     for one in tokenizers:
         with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
             diagnosed.append(_diagnose(one, template, tools, advance))
-    return Diagnosis(tokenizers=tuple(diagnosed), overlap=overlap, pair=pair, advice=advice)
+    return Diagnosis(
+        tokenizers=tuple(one for one, _ in diagnosed),
+        overlap=overlap,
+        pair=pair,
+        advice=advice,
+        pair_checks=() if both is None else (_turn_end_check(both, *(e for _, e in diagnosed)),),
+    )
 
 
-def _overlap(tokenizers: Sequence[Tokenizer], counts: TextCounts | None) -> Overlap:
+def _turn_end_check(pair: Pair, ours: Sequence[int], theirs: Sequence[int]) -> Check:
+    """Check that a student can learn from a teacher where an answer ends.
+
+    `ours` and `theirs` are the ids that end an answer: by the chat template, else `eos_token`.
+    A base model and its instruct model often differ: then the teacher gives the student's end of
+    turn next to no probability, and answers get longer and longer.
+    """
+    name = "ends of turn"
+    shown = [
+        " ".join(map(table.shown, ids)) or "none"
+        for table, ids in zip(pair.tables, (ours, theirs), strict=True)
+    ]
+    if {pair.counterpart(i) for i in ours} & {*theirs}:
+        return Check(name, "ok", f"{shown[0]} / {shown[1]}")
+    message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}: the "
+    message += "student learns from it not to stop; train with one chat template, or set eos"
+    return Check(name, "warning", message)
+
+
+def _overlap(tokenizers: Sequence[Tokenizer], text: PairText | None) -> Overlap:
     strings = [one.table.canonical_ids().keys() for one in tokenizers]
     text_tokens = text_shares = None
-    if counts is not None:
-        text_tokens = tuple(int(of_one.sum()) for of_one in counts.tokens)
+    if text is not None:
+        text_tokens = tuple(int(of_one.sum()) for of_one in text.tokens)
         text_shares = tuple(
             tuple(_share(one.table.tokens(), of_one, column) for column in strings)
-            for one, of_one in zip(tokenizers, counts.tokens, strict=True)
+            for one, of_one in zip(tokenizers, text.tokens, strict=True)
         )
     return Overlap(
         counts=tuple(tuple(len(row & column) for column in strings) for row in strings),
@@ -198,7 +227,8 @@ def _diagnose(
     template: str | Path | None,
     tools: bool,
     advance: Callable[[int], object],
-) -> TokenizerDiagnosis:
+) -> tuple[TokenizerDiagnosis, tuple[int, ...]]:
+    """Return what is said of a tokenizer, and the ids that end an answer."""
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     lost = _round_trips(tokenizer, advance)
     chat = ChatTrial(tokenizer, template)
@@ -213,7 +243,7 @@ def _diagnose(
         *_probe_checks(tokenizer),
         *chat.checks(tools=tools),
     )
-    return TokenizerDiagnosis(
+    diagnosis = TokenizerDiagnosis(
         model_id=vocabulary.model_id,
         backend=vocabulary.backend or "unknown",
         text_changes={change.normalizer: change.changes for change in tokenizer.text_changes},
@@ -226,6 +256,8 @@ def _diagnose(
         tool_suffix_ids=chat.tool_suffix_ids,
         checks=checks,
     )
+    eos = tokenizer.special_token_names.get("eos_token", "")
+    return diagnosis, chat.turn_ends or tuple(table.ids_of(eos)[:1])
 
 
 def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:

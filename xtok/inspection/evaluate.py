@@ -19,34 +19,35 @@ H-KL, which compare the first tokens there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import isnan
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import Loss
-from xtok.counting.encode import pair_edges
+from xtok.config import Loss, MultitokenConfig, SortCutConfig
+from xtok.counting.counts import pair_edges
 from xtok.counting.measures import entropy_of, kept_of, share_of
+from xtok.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.counting.smoothing import losses, weights_at
-from xtok.counting.texts import describe_text, find_texts, little_text
+from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
-from xtok.inspection.advice import Advice, Ranking, advise, rank
+from xtok.inspection.advice import Ranking, rank
 from xtok.inspection.bootstrap import Interval, interval, resample
-from xtok.inspection.measured_text import MeasuredText
-from xtok.inspection.pair_facts import PairFacts, pair_facts
-from xtok.maps.edges import heaviest
+from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
-from xtok.maps.file import AnyMapLike, as_any_map, as_maps
+from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.events import events
+from xtok.stages.exact import reapply_exact
+from xtok.stages.multitoken import multitoken
+from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, PairLike
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.classes import TokenClass, token_classes
+from xtok.vocab.pair import Pair
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -132,8 +133,6 @@ class Evaluation:
     differing: int  # documents that the two sides spell differently
     notes: tuple[str, ...]  # on the text: it is short, or a map was counted on it
     ranking: Ranking | None = None  # of the maps for the loss asked for
-    pair: PairFacts | None = None  # what the text says of the tokenizers, if a loss was asked for
-    advice: Advice | None = None  # what suits them, as `doctor` says it; likewise
 
     def failing(
         self,
@@ -219,11 +218,14 @@ def evaluate(
             hint="evaluate the event maps alone, without a loss",
         )
     admitted = (pair.admit(one, name=name) for name, one in zip(names, loaded, strict=True))
-    text = MeasuredText(
-        dict(zip(_distinct(names), admitted, strict=True)), find_texts(texts), pair, field=field,
-        group_by=group_by, progress=progress, text_progress=text_progress,
+    named = dict(zip(_distinct(names), admitted, strict=True))
+    text = PairText.read(
+        pair, texts, Wanted(per_document=True), field=field, group_by=group_by,
+        progress=text_progress,
     )  # fmt: skip
-    return evaluation_of(text, for_loss=for_loss, num_worst=num_worst, seed=seed)
+    return evaluation_of(
+        named, pair, text, for_loss=for_loss, num_worst=num_worst, seed=seed, progress=progress
+    )
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -237,54 +239,72 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def evaluation_of(
-    text: MeasuredText, *, for_loss: Loss | None = None, num_worst: int = 5, seed: int = 0
+    maps: Mapping[str, AnyMap],
+    pair: Pair,
+    text: PairText,
+    *,
+    for_loss: Loss | None = None,
+    num_worst: int = 5,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> Evaluation:
-    """Return what `evaluate` says of maps on text."""
-    of_maps = [_MapOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, ProjectionMap)]
-    of_events = [_EventsOnText(n, m, text) for n, m in text.maps.items() if isinstance(m, EventMap)]
-    ranking = facts = None
+    """Return what `evaluate` says of maps, by name, on text that was counted per document."""
+    if text.per_document is None:
+        raise ValueError("maps are measured on text that was counted per document")
+    documents = text.per_document
+    of_kind = {k: v for k, v in maps.items() if isinstance(v, ProjectionMap)}
+    recipes = _recipes(of_kind.values(), pair, progress)
+    of_maps = [_MapOnText(n, m, pair, documents, recipes[m.top_k]) for n, m in of_kind.items()]
+    of_events = [
+        _EventsOnText(n, m, pair, documents) for n, m in maps.items() if isinstance(m, EventMap)
+    ]
+    ranking = None
     if for_loss is not None:
         chunk, count = ("chunk_", "chunks") if for_loss == "p-kl" else ("", "starts")
         sums = np.stack([one.sums[f"{chunk}cross_entropy"] for one in of_maps])
         counts = of_maps[0].sums[count].astype(np.int64)
-        ranking = rank(for_loss, list(text.maps), sums, counts, seed)
-        facts = pair_facts(text.pair, text.token_counts, events(text.pair))
+        ranking = rank(for_loss, list(maps), sums, counts, seed)
     groups = {
-        group: np.array([one == group for one in text.groups], np.bool_)
-        for group in dict.fromkeys(text.groups)
+        group: np.array([one == group for one in documents.groups], np.bool_)
+        for group in dict.fromkeys(documents.groups)
     }
     in_groups = [*groups.items()]
     if len(groups) > 1:
-        in_groups.append(("all", np.ones(len(text.groups), np.bool_)))
+        in_groups.append(("all", np.ones(len(documents.groups), np.bool_)))
     measured = [*of_maps, *of_events]
     return Evaluation(
-        student=text.pair.student.model_id,
-        teacher=text.pair.teacher.model_id,
+        student=pair.student.model_id,
+        teacher=pair.teacher.model_id,
         measures=tuple(one.measures(*group, seed) for group in in_groups for one in of_maps),
         event_measures=tuple(one.measures(*group) for group in in_groups for one in of_events),
         classes=tuple(c for one in measured for c in one.classes()),
         worst_rows=tuple(row for one in measured for row in one.worst(num_worst)),
-        num_bytes=text.num_bytes,
-        lost_bytes=text.lost_bytes,
-        differing=text.differing,
-        notes=(*_counted_on(text), *little_text(text.num_bytes)),
+        num_bytes=text.totals.num_bytes,
+        lost_bytes=text.totals.lost_bytes,
+        differing=text.totals.differing,
+        notes=(*_counted_on(maps, text.sources), *little_text(text.totals.num_bytes)),
         ranking=ranking,
-        pair=facts,
-        advice=None if facts is None else advise(facts),
     )
 
 
-def _counted_on(text: MeasuredText) -> list[str]:
+def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
+    """Return X-Token's recipe without a slot, cut to each number of entries that maps have."""
+    cuts = sorted({one.top_k for one in maps})
+    if not cuts:
+        return {}
+    config = MultitokenConfig(scale_trick=False)
+    exact = reapply_exact(multitoken(pair, config=config, progress=progress))
+    return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
+
+
+def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[TextSource]) -> list[str]:
     """Return a note for each map that was counted on some of the text, by the texts' digests."""
-    digest = cache(lambda path: describe_text(path).sha256)
     notes = []
-    for name, one in text.maps.items():
+    for name, one in maps.items():
         lists = [step.get("texts") for step in one.history]
-        counted = [t for texts in lists if isinstance(texts, list) for t in texts]
-        known = [(t.get("size"), t.get("sha256")) for t in counted if isinstance(t, dict)]
-        sizes = [size for size, _ in known]
-        sized = [(path, path.stat().st_size) for path in text.paths]
-        same = [p.name for p, size in sized if size in sizes and (size, digest(p)) in known]
+        counted = [t for listed in lists if isinstance(listed, list) for t in listed]
+        known = {(t.get("size"), t.get("sha256")) for t in counted if isinstance(t, dict)}
+        same = [text.name for text in texts if (text.size, text.sha256) in known]
         if same:
             notes.append(
                 f"{name} was counted on {', '.join(same)}, so it measures better here than it is: "
@@ -304,10 +324,11 @@ class _OnText:
     avoidable: NDArray[np.float64]  # of the losses
     weights: NDArray[np.float64]
 
-    def __init__(self, name: str, text: MeasuredText) -> None:
-        self.name, self.text, self.totals = name, text, text.amounts()
-        self.s, self.t = text.pairs
-        self.student, self.teacher = text.pair.tables
+    def __init__(self, name: str, pair: Pair, text: PerDocument) -> None:
+        self.name, self.text = name, text
+        self.totals = text.amounts(np.ones(len(text.groups), np.bool_))
+        self.s, self.t = text.keys >> 32, text.keys & 0xFFFFFFFF
+        self.student, self.teacher = pair.tables
 
     def classes(self) -> list[ClassMeasures]:
         """Measure each class of student token over all text."""
@@ -354,10 +375,10 @@ class _OnText:
 class _EventsOnText(_OnText):
     """An event map on text: its loss is its leak, its reference a shared vocabulary's."""
 
-    def __init__(self, name: str, one: EventMap, text: MeasuredText) -> None:
-        super().__init__(name, text)
+    def __init__(self, name: str, one: EventMap, pair: Pair, text: PerDocument) -> None:
+        super().__init__(name, pair, text)
         self.events = one.student_event[self.s], one.teacher_event[self.t]
-        shared = text.pair.common_ids
+        shared = pair.common_ids
         self.losses = (self.events[0] != self.events[1]).astype(np.float64)
         self.reference = (shared[0][self.s] != shared[1][self.t]).astype(np.float64)
         self.avoidable = self.losses
@@ -387,26 +408,28 @@ class _MapOnText(_OnText):
     `sums` are figures of `MapMeasures`, added up over each document, float64 `[documents]`.
     """
 
-    def __init__(self, name: str, projection: ProjectionMap, text: MeasuredText) -> None:
-        super().__init__(name, text)
-        self.top_k, self.width = projection.top_k, projection.shape[1]
+    def __init__(
+        self, name: str, projection: ProjectionMap, pair: Pair, text: PerDocument, recipe: Edges
+    ) -> None:
+        super().__init__(name, pair, text)
+        self.top_k, self.shape = projection.top_k, pair.shape
+        self.width = self.shape[1]
         self.weights = weights_at(projection.edges, text.keys)
         self.losses = losses(self.weights, self.width)
         self.reference = self._floor(self.totals)
         self.avoidable = self.losses - self.reference
-        recipe = losses(weights_at(text.recipes[self.top_k], text.keys), self.width)
         of_pairs = {
             "starts": np.ones(len(text.keys)),
             "cross_entropy": self.losses,
             "coverage": self.weights > 0,
             "top_1": projection.heaviest_teacher_ids[self.s] == self.t,
-            "recipe": recipe,
+            "recipe": losses(weights_at(recipe, text.keys), self.width),
         }
         self.sums = {figure: text.per_document(values) for figure, values in of_pairs.items()}
         self.sums |= {
-            "chunks": text.num_chunks.astype(np.float64),
-            "chunk_cross_entropy": text.chunk_losses[name],
-            "chunk_recipe": text.chunk_losses[self.top_k],
+            "chunks": text.num_chunks,
+            "chunk_cross_entropy": text.losses(projection.edges, self.shape),
+            "chunk_recipe": text.losses(recipe, self.shape),
         }
 
     def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -418,9 +441,10 @@ class _MapOnText(_OnText):
     def measures(self, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
         """Measure one group of text: the documents chosen, bool `[documents]`."""
         text, counts = self.text, self.text.amounts(chosen)
+        hindsight = text.hindsight(chosen, self.top_k, self.shape[0])
         sums = self.sums | {
             "floor": text.per_document(self._floor(counts)),
-            "chunk_floor": text.hindsight_losses(chosen, self.top_k),
+            "chunk_floor": text.losses(hindsight, self.shape),
         }
         table = np.stack(list(sums.values()), axis=1)[chosen]
         whole = _figures(dict(zip(sums, table.sum(axis=0), strict=True)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,11 +150,14 @@ def inspect(
         matching = len(ids)
         rows += [explain(i) for i in ids[: worst or 20].tolist()]
     if against is not None:
-        from xtok.inspection.compare import compare, count_tokens
+        from xtok.inspection.compare import compare
 
         counts = None
-        if texts and pair.student_tokenizer is not None:
-            counts = count_tokens(texts, pair.student_tokenizer, field)
+        if texts:
+            from xtok.counting.pair_text import PairText
+
+            text = PairText.read(replace(pair, teacher_tokenizer=None), texts, field=field)
+            [counts] = text.tokens
         comparison = compare(
             projection, against, token_counts=counts, num_examples=num_examples or 10, names=names
         )

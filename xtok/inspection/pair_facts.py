@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.encode import PairCounts, TextEncoder, boundary_keys
 from xtok.counting.measures import entropy_of, kept_of, share_of
-from xtok.counting.texts import find_shards
-from xtok.progress import TextProgress
+from xtok.counting.pair_text import PairText
 from xtok.vocab.classes import num_digits
+from xtok.vocab.display import quoted
 from xtok.vocab.pair import Pair
-from xtok.vocab.table import TokenTable
+from xtok.vocab.table import TokenTable, TokenType
+
+_EXAMPLES = 3
 
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
-    from xtok.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,10 @@ class PairFacts:
 
     student: str
     teacher: str
-    same: bool  # whether both are one vocabulary
+    same: bool  # whether both are one vocabulary: every id is the same token
+    num_ids: int  # of these, up to the last one that is a token; what is wider is padding
+    differing: int  # ids that are not the same token on both sides
+    differing_examples: tuple[str, ...]  # the first few: the id, and its token on both sides
     vocabulary: Shared  # different byte strings
     shared: int  # student tokens whose bytes the teacher has
     student_share: float  # these, of the student's tokens with bytes
@@ -75,58 +76,9 @@ class PairFacts:
     events: EventFacts | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TextCounts:
-    """How often tokens occur in a text, and pairs of them at shared token boundaries."""
-
-    files: tuple[str, ...]
-    num_bytes: int
-    num_documents: int
-    tokens: tuple[NDArray[np.int64], ...]  # `[V]` for each tokenizer
-    keys: NDArray[np.int64]  # pairs of the first two tokenizers, as `PairCounts` has them
-    amounts: NDArray[np.int64]
-
-
-def count_tokens(
-    texts: str | Path | Sequence[str | Path],
-    tokenizers: Sequence[Tokenizer],
-    field: str,
-    progress: TextProgress,
-) -> TextCounts:
-    """Read text once, and count the tokens of two tokenizers or more, and pairs of the first two.
-
-    Raises:
-        XtokError: if a text cannot be read.
-    """
-    shards = find_shards(texts, field)
-    counts = [np.zeros(len(one.table), np.int64) for one in tokenizers]
-    pairs, num_bytes, num_documents = PairCounts(), 0, 0
-    with (
-        TextEncoder(*tokenizers) as encoder,
-        progress("reading the text", sum(shard.size for shard in shards)) as advance,
-    ):
-        for batch in encoder.read(shards, advance):
-            student, teacher = batch.sides[:2]
-            starts = encoder.boundaries(student, teacher)
-            pairs.add(boundary_keys(student, teacher, starts), np.ones(1, np.int64))
-            for count, side in zip(counts, batch.sides, strict=True):
-                count += np.bincount(side.ids, minlength=len(count))
-            num_bytes += starts.bytes_of(batch.texts)[0]
-            num_documents += len(batch.texts)
-    keys, amounts = pairs.arrays()
-    return TextCounts(
-        files=tuple(path.name for path in dict.fromkeys(shard.path for shard in shards)),
-        num_bytes=num_bytes,
-        num_documents=num_documents,
-        tokens=tuple(counts),
-        keys=keys,
-        amounts=amounts,
-    )
-
-
 def pair_facts(
     pair: Pair,
-    counts: TextCounts | None = None,
+    text: PairText | None = None,
     events: EventMap | None = None,
 ) -> PairFacts:
     """Compare two vocabularies, and measure them and their events on a text if it was counted."""
@@ -136,12 +88,17 @@ def pair_facts(
     missing = [i for i in ids_of_numbers.tolist() if i not in same_bytes]
     strings = rows.canonical_ids().keys(), columns.canonical_ids().keys()
     missing_text = None
-    if counts is not None:
-        missing_text = float(counts.tokens[0][missing].sum() / max(1, counts.tokens[0].sum()))
+    if text is not None:
+        missing_text = float(text.tokens[0][missing].sum() / max(1, text.tokens[0].sum()))
     return PairFacts(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
         same=pair.is_same,
+        num_ids=max(int(np.flatnonzero(t.types != TokenType.UNUSED)[-1]) + 1 for t in pair.tables),
+        differing=len(pair.differing_ids),
+        differing_examples=tuple(
+            f"{i} {_shown(rows, i)} / {_shown(columns, i)}" for i in pair.differing_ids[:_EXAMPLES]
+        ),
         vocabulary=Shared(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=len(same_bytes),
         student_share=len(same_bytes) / max(1, len(rows.text_ids)),
@@ -156,22 +113,22 @@ def pair_facts(
             for role, ids in rows.roles.items()
             if role != "reserved" and not any(i in same_role or i in same_bytes for i in ids)
         ),
-        text=None if counts is None else _text_facts(pair, counts),
-        events=None if events is None else _event_facts(events, counts),
+        text=None if text is None else _text_facts(pair, text),
+        events=None if events is None else _event_facts(events, text),
     )
 
 
-def _text_facts(pair: Pair, counts: TextCounts) -> TextFacts:
-    keys, amounts = counts.keys, counts.amounts
+def _text_facts(pair: Pair, text: PairText) -> TextFacts:
+    keys, amounts = text.pairs
     s, t = keys >> 32, keys & 0xFFFFFFFF
     a, b = pair.common_ids[0][s], pair.common_ids[1][t]
     of_pairs = entropy_of(keys, amounts)
     return TextFacts(
-        files=counts.files,
-        num_bytes=counts.num_bytes,
+        files=tuple(source.name for source in text.sources),
+        num_bytes=text.totals.num_bytes,
         tokens=Shared(
-            int(counts.tokens[0].sum()),
-            int(counts.tokens[1].sum()),
+            int(text.tokens[0].sum()),
+            int(text.tokens[1].sum()),
             int(amounts[(a >= 0) & (a == b)].sum()),
         ),
         boundaries=int(amounts.sum()),
@@ -181,16 +138,21 @@ def _text_facts(pair: Pair, counts: TextCounts) -> TextFacts:
     )
 
 
-def _event_facts(events: EventMap, counts: TextCounts | None) -> EventFacts:
-    if counts is None:
+def _event_facts(events: EventMap, text: PairText | None) -> EventFacts:
+    if text is None:
         return EventFacts(num_events=events.num_events)
-    s, t = counts.keys >> 32, counts.keys & 0xFFFFFFFF
+    keys, amounts = text.pairs
+    s, t = keys >> 32, keys & 0xFFFFFFFF
     a, b = events.student_event[s], events.teacher_event[t]
     return EventFacts(
         num_events=events.num_events,
-        leak=share_of(counts.amounts, a != b),
-        kept=kept_of((a, b), (s, t), counts.amounts),
+        leak=share_of(amounts, a != b),
+        kept=kept_of((a, b), (s, t), amounts),
     )
+
+
+def _shown(table: TokenTable, token_id: int) -> str:
+    return quoted(table.shown(token_id)) if token_id < len(table) else "(none)"
 
 
 def _most_digits(digits: NDArray[np.int64]) -> int:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xtok import __version__
-from xtok.counting.texts import find_texts
+from xtok.counting.pair_text import PairText, Wanted
 from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
 from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
 from xtok.inspection.inspect import Inspection, inspect
-from xtok.inspection.measured_text import MeasuredText
-from xtok.inspection.pair_facts import PairFacts, TextCounts, pair_facts
+from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
@@ -71,7 +70,7 @@ class Examined:
 
     report: Report
     maps: tuple[ProjectionMap, ...]
-    counts: TextCounts | None
+    text: PairText | None
     pair: Pair
 
 
@@ -81,6 +80,7 @@ def examine(
     texts: Sequence[str | Path] = (),
     pair: Pair | None = None,
     names: Sequence[str] = (),
+    models: tuple[str, str] | None = None,
     field: str = "text",
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
@@ -92,6 +92,7 @@ def examine(
         texts: paths and globs of text, as `evaluate` takes them.
         pair: the maps', with its tokenizers, to spell tokens, sentences and text.
         names: what the page calls the maps.
+        models: what the commands that it recommends call the models; their ids by default.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
@@ -109,22 +110,20 @@ def examine(
     loaded = [pair.admit(m, name=name) for m, name in zip(loaded, names, strict=True)]
     repeated = {name for name, times in Counter(names).items() if times > 1}
     names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
-    paths = find_texts(texts) if texts else []
-    evaluation = counts = None
+    evaluation = text = None
     if texts:
-        text = MeasuredText(
-            dict(zip(names, loaded, strict=True)), paths, pair, field=field,
-            progress=progress, text_progress=text_progress,
-        )  # fmt: skip
-        evaluation, counts = evaluation_of(text, for_loss="p-kl"), text.token_counts
+        wanted = Wanted(per_document=True, excerpts=True)
+        text = PairText.read(pair, texts, wanted, field=field, progress=text_progress)
+        named = dict(zip(names, loaded, strict=True))
+        evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     of_pair = events(pair, progress=progress) if has_tokenizers else None
-    facts = pair_facts(pair, counts, of_pair)
+    facts = pair_facts(pair, text, of_pair)
     reports, findings = [], list(_of_pair(facts, evaluation))
     for number, (m, name) in enumerate(zip(loaded, names, strict=True), start=1):
         measures, empty_text = None, 0.0
-        if evaluation is not None and counts is not None:
+        if evaluation is not None and text is not None:
             measures = [one for one in evaluation.measures if one.name == name][-1]
-            empty_text = _empty_text(m, counts)
+            empty_text = _empty_text(m, text)
         description, verification = inspect(m, classes=True), verify(m)
         reports.append(
             MapReport(
@@ -146,25 +145,25 @@ def examine(
     findings = sorted(dict.fromkeys(merged), key=lambda one: _GRADES.index(one.level))
     comparison = None
     if len(loaded) == 2:
-        student_counts = None if counts is None else counts.tokens[0]
+        student_counts = None if text is None else text.tokens[0]
         comparison = compare(*loaded, names=names, token_counts=student_counts)
     report = Report(
         pair=facts,
-        advice=advise(facts, texts=[str(text) for text in texts]),
+        advice=advise(facts, models),
         findings=tuple(findings[:_MOST_FINDINGS]),
         maps=tuple(reports),
         evaluation=evaluation,
         comparison=comparison,
-        sentences=aligned_sentences(*pair.tokenizers, paths, field) if has_tokenizers else (),
+        sentences=aligned_sentences(pair, text.excerpts if text else ()) if has_tokenizers else (),
         version=__version__,
     )
-    return Examined(report=report, maps=tuple(loaded), counts=counts, pair=pair)
+    return Examined(report=report, maps=tuple(loaded), text=text, pair=pair)
 
 
-def _empty_text(m: ProjectionMap, counts: TextCounts) -> float:
+def _empty_text(m: ProjectionMap, text: PairText) -> float:
     """Return the share of the text's student tokens that stand for text and have an empty row."""
     empty = (require_table(m.student).lengths > 0) & (m.row_kind == RowKind.EMPTY)
-    return float(counts.tokens[0][empty].sum() / max(1, counts.tokens[0].sum()))
+    return float(text.tokens[0][empty].sum() / max(1, text.tokens[0].sum()))
 
 
 def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding]:

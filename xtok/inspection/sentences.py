@@ -8,20 +8,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain
 from typing import NamedTuple
 
 from xtok.alignment.aligner import TokenAligner
-from xtok.counting.texts import find_shards, read_batches
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable
 
 _WIDTHS = range(32, 141)
 """Of a sentence; characters of East Asia count twice."""
 _MOST = 12
-_LOOKED_AT = 2000
-"""Characters of a document, and documents of a part of a file, that are looked at."""
 
 
 class Sentence(NamedTuple):
@@ -72,17 +69,12 @@ class AlignedSentence:
 
 
 def aligned_sentences(
-    student: Tokenizer, teacher: Tokenizer, paths: Sequence[Path], field: str
+    pair: Pair, excerpts: Iterable[tuple[str, str]]
 ) -> tuple[AlignedSentence, ...]:
     """Return sentences of every script and file of a text, or built-in ones, aligned."""
-    documents = (
-        (document, shard.path.name)
-        for shard in find_shards(paths, field)
-        for batch in islice(read_batches([shard]), 1)
-        for document in batch.texts[:_LOOKED_AT]
-    )
+    student, teacher = pair.tokenizers
     aligner = TokenAligner(student, teacher)
-    return tuple(_aligned(aligner, student, teacher, one) for one in pick_sentences(documents))
+    return tuple(_aligned(aligner, student, teacher, one) for one in pick_sentences(excerpts))
 
 
 def _aligned(
@@ -128,14 +120,12 @@ def _tokens(table: TokenTable, ids: Sequence[int]) -> Tokens:
 def pick_sentences(documents: Iterable[tuple[str, str]]) -> tuple[Sentence, ...]:
     """Pick a sentence of every script, then of every other file, at most 12; else built-in ones.
 
-    Documents come with their file's name; a sentence is from the middle of one, where its own
-    words are.
+    Documents, or their middles, where their own words are, come with their file's name.
     """
     of_script: dict[str, tuple[str, Sentence]] = {}
     of_file: dict[str, Sentence] = {}
     for document, file in documents:
-        middle = max(0, len(document) - _LOOKED_AT) // 2
-        for text in _sentences(document[middle:][:_LOOKED_AT]):
+        for text in _sentences(document):
             script = _script(text)
             if script and script not in of_script:
                 sentence = Sentence(f"{script}, {file}", _LANGUAGES.get(script, ""), text)

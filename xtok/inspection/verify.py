@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from os import fspath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +18,7 @@ from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.vocab.display import quoted
 from xtok.vocab.pair import Pair, can_grow
 from xtok.vocab.roles import ROLES
-from xtok.vocab.table import TokenTable, Vocabulary
+from xtok.vocab.table import TokenTable, Vocabulary, differing_ids
 
 if TYPE_CHECKING:
     from xtok.tokenizers import ModelLike, Tokenizer
@@ -205,9 +204,7 @@ def _tokens(ours: TokenTable | None, tokenizer: Tokenizer) -> Found:
         return _NO_TOKENS
     if ours.sha256() == theirs.sha256():
         return "ok", f"the tokens of {model_id}"
-    pairs = enumerate(zip_longest(ours.tokens(), theirs.tokens(), fillvalue=b""))
-    names = ours.control_names, theirs.control_names
-    differ = [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
+    differ = differing_ids(ours, theirs)
     if not differ:
         return "failed", f"the types of some tokens are not those of {model_id}"
     shown = [f"{i} {_name(ours, i)} and {_name(theirs, i)}" for i in differ[:_EXAMPLES]]

@@ -31,8 +31,6 @@ def print_evaluation(evaluation: Evaluation) -> None:
             console.print(_worst(evaluation, numbers))
         for note in evaluation.notes:
             console.print(cell(f"note: {note}"))
-        if evaluation.advice is not None:
-            console.print(cell(f"{evaluation.advice.sentence}."), soft_wrap=True)
         if evaluation.ranking is not None:
             console.print(cell(evaluation.ranking.verdict), soft_wrap=True)
 

@@ -15,6 +15,7 @@ from xtok.report._tables import STYLES, cell, header, new_table, printing
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from xtok.inspection import Check
     from xtok.inspection.doctor import Diagnosis, Overlap, TokenizerDiagnosis
     from xtok.inspection.pair_facts import EventFacts, PairFacts, TextFacts
 
@@ -30,7 +31,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
             names = [one.model_id for one in diagnosis.tokenizers]
             _print_overlap(console, names, diagnosis.overlap)
         if pair is not None:
-            console.print(_pair(pair))
+            console.print(_pair(pair, diagnosis.pair_checks))
             if pair.text is not None and pair.events is not None:
                 console.print(_on_text(pair.text, pair.events, diagnosis.overlap))
         for command in () if advice is None else advice.commands:
@@ -50,18 +51,25 @@ def _checks(one: TokenizerDiagnosis) -> Table:
     return table
 
 
-def _pair(pair: PairFacts) -> Table:
+def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     table = new_table("a map between them", header(pair.student), header(pair.teacher))
     share = f"{pair.shared:,} by bytes, {pair.student_share:.1%} of the student's"
     table.add_row("role in the map", "student (rows)", "teacher (columns)")
     table.add_row("shared tokens", share, "")
+    ids = "every id is the same token"
+    if pair.differing:
+        ids = f"{pair.differing:,} are not the same token: {', '.join(pair.differing_examples)}"
+    if pair.differing < pair.num_ids / 2:  # of one family
+        table.add_row("ids", cell(f"{ids}; {pair.num_ids:,} in all"), "")
     table.add_row("digits in a token", f"at most {pair.digits[0]}", f"at most {pair.digits[1]}")
     numbers = pair.numbers
     table.add_row(
         "multi-digit numbers", f"{numbers.student:,}", f"{numbers.teacher:,}, {numbers.both:,} same"
     )
     table.add_row("spaces in a token", f"at most {pair.spaces[0]}", f"at most {pair.spaces[1]}")
-    table.add_row("roles alone", ", ".join(pair.roles_alone) or "none", "")
+    table.add_row("unmatched roles", ", ".join(pair.roles_alone) or "none", "")
+    for check in checks:
+        table.add_row(check.name, cell(check.message), Text(check.level, STYLES[check.level]))
     return table
 
 

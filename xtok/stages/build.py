@@ -25,7 +25,7 @@ from xtok.tokenizers import pair as pair_of
 from xtok.vocab.pair import SIDES, Pair
 
 if TYPE_CHECKING:
-    from xtok.counting.counts import CountedText, CountingPlan
+    from xtok.counting.pair_text import TextLike
 
 
 def build(
@@ -34,11 +34,10 @@ def build(
     config: BuildConfig | None = None,
     *,
     for_loss: Loss | None = None,
-    texts: str | Path | Sequence[str | Path] = (),
+    texts: TextLike = (),
     field: str = "text",
     initial: mapfile.MapLike | None = None,
     checkpoint: Path | None = None,
-    count: Callable[[CountingPlan], CountedText] | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> ProjectionMap:
@@ -55,13 +54,11 @@ def build(
         config: the options; the defaults if None.
         for_loss: take the options that suit a loss, instead of `config`.
         texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
-            included.
+            included; or what was counted on them, as `stages.counted.wanted_by` asks for it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         initial: with texts, a map of this pair to smooth towards instead.
         checkpoint: a file to save counts in every minute; counting resumes from it if it exists.
             It is removed at the end.
-        count: counts a plan in another way, such as on a cluster, without `checkpoint` and
-            `text_progress`.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -69,29 +66,23 @@ def build(
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
         XtokError: if a text cannot be read, there is nothing to count in it, or `initial` or the
             checkpoint is of other tokenizers or texts.
-        ValueError: for `initial` without texts, or both a config and a loss.
+        ValueError: for `initial` without texts, both a config and a loss, or counts for other
+            options.
     """
     config = _config_of(config, for_loss)
     earlier = None if initial is None else mapfile.as_map(initial)
     pair = pair_of(student_model, teacher_model, of=earlier)
     if texts:
-        from xtok.counting.counts import count_text
-        from xtok.stages.counted import counted_map
+        from xtok.counting.pair_text import counted
+        from xtok.stages.counted import counted_map, wanted_by
 
-        student, teacher = pair.tokenizers
-        count = count or partial(
-            count_text, student=student, teacher=teacher, checkpoint=checkpoint,
+        config = config.for_text()
+        earlier = None if earlier is None else pair.admit(earlier)
+        text = counted(
+            pair, texts, wanted_by(config), field=field, checkpoint=checkpoint,
             progress=text_progress,
         )  # fmt: skip
-        projection = counted_map(
-            pair,
-            texts,
-            config.for_text(),
-            field=field,
-            initial=earlier,
-            count=count,
-            progress=progress,
-        )
+        projection = counted_map(pair, text, config, initial=earlier, progress=progress)
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
     elif initial is not None:

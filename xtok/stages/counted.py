@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtok.config import BuildConfig
-from xtok.counting.counts import (
-    CountedText,
-    CountingPlan,
-    TextTotals,
-    plan_counting,
-    require_starts,
-)
-from xtok.counting.encode import LONGEST_CHUNK, Rows, pair_edges, unit_of
+from xtok.counting.counts import LONGEST_CHUNK, Rows, pair_edges, unit_of
+from xtok.counting.pair_text import PairText, TextTotals, Wanted
 from xtok.counting.smoothing import choose_alpha, smooth
 from xtok.counting.texts import little_text
 from xtok.maps import file as mapfile
-from xtok.maps.edges import heaviest
+from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
 from xtok.progress import Progress, silent
@@ -31,66 +25,52 @@ from xtok.vocab.display import plural
 from xtok.vocab.pair import Pair
 
 
+def wanted_by(config: BuildConfig) -> Wanted:
+    """Return what is to be counted on text for a map."""
+    return Wanted(target=config.target, hold_out=config.alpha is None)
+
+
 def counted_map(
     pair: Pair,
-    texts: str | Path | Sequence[str | Path],
+    text: PairText,
     config: BuildConfig,
     *,
-    field: str,
-    initial: ProjectionMap | None,
-    count: Callable[[CountingPlan], CountedText],
+    initial: ProjectionMap | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
-    """Count how likely teacher token t is where student token s begins.
+    """Make a map of how likely teacher token t is where student token s begins.
 
     `W[s, t] = (count(s, t) + alpha * initial[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
     is counted depends on `config.target`; within chunks, in a second step of EM. Counts
     stay integers until all are added up, so the result depends on the texts alone, not on how they
-    were read or interrupted.
+    were read or interrupted. Without an initial map, it is one counted on synthetic text.
+
+    Raises:
+        ValueError: if the text was counted for other options.
     """
-    plan = plan_counting(*pair.tokenizers, texts, config, field)
-    options = config.multitoken
-    if initial is None:
-        base = multitoken(pair, config=options, progress=progress)
-    else:
-        base = pair.admit(initial)
-        options = used_options(base)
-    counts = count(plan)
-    projection = map_of_counts(counts, base, plan, config)
-    if config.target != "start":
-        given = Rows.of(projection.edges, pair.shape[0])
-        projection = map_of_counts(counts, base, plan, config, given)
+    if text.wanted != wanted_by(config):
+        raise ValueError(f"the text was counted as {text.wanted}, not as {wanted_by(config)}")
+    options = config.multitoken if initial is None else used_options(initial)
+    base = initial or multitoken(pair, config=options, progress=progress)
+    projection = map_of_counts(text, base, config)
     if config.exact_match:
         matches = exact_matches(compared(pair, options), options)
         projection = with_exact(projection, matches, options)
     return projection
 
 
-def map_of_counts(
-    counts: CountedText,
-    base: ProjectionMap,
-    plan: CountingPlan,
-    config: BuildConfig,
-    given: Rows | None = None,
-) -> ProjectionMap:
-    """Smooth counts towards a base map, and cut each row; no counts are an `XtokError`.
-
-    Chunks are shared as the map `given` predicts, equally without.
-    """
-    totals = counts.totals
-    require_starts(totals.starts, totals.documents, totals.num_bytes)
-    unit = unit_of(plan.target)
+def map_of_counts(text: PairText, base: ProjectionMap, config: BuildConfig) -> ProjectionMap:
+    """Smooth counts towards a base map, and cut each row."""
     towards = base.edges.take(~base.is_slot).normalized()
-    pairs, held = counts.counted.pairs(given), counts.held.pairs(given)
-    alpha = config.alpha
-    if alpha is None:
-        alpha = choose_alpha(pairs, held, towards, config.top_k, base.shape[1], unit)
-    keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
-    counted = pair_edges(keys, amounts / unit)
+    edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config)
+    if config.target != "start":
+        given = edges._replace(weights=edges.weights.astype(np.float32))  # as a map has them
+        shared = Rows.of(given, base.shape[0])
+        edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config, shared)
     kind = base.row_kind.copy()
-    kind[counted.student_ids] = RowKind.COUNTED
+    kind[rows] = RowKind.COUNTED
     projection = map_of_edges(
-        heaviest(smooth(counted, towards, alpha), config.top_k),
+        edges,
         before=base,
         row_kind=kind,
         scale_slot=None,
@@ -100,10 +80,32 @@ def map_of_counts(
         "estimate",
         {"top_k": config.top_k, "target": config.target, "alpha": alpha},
         initial_sha256=mapfile.sha256(base),
-        texts=[asdict(source) for source in plan.sources],
-        counted=asdict(totals),
+        texts=[asdict(source) for source in text.sources],
+        counted=asdict(text.totals),
     )
-    return reported(projection, _notes(totals, alpha, config))
+    return reported(projection, _notes(text.totals, alpha, config))
+
+
+def _edges_of_counts(
+    text: PairText,
+    towards: Edges,
+    shape: tuple[int, int],
+    config: BuildConfig,
+    given: Rows | None = None,
+) -> tuple[Edges, float, NDArray[np.signedinteger[Any]]]:
+    """Return edges, their alpha, and the student ids that were counted.
+
+    Chunks are shared as `given` predicts, equally without.
+    """
+    unit = unit_of(config.target)
+    pairs, held = text.counted.pairs(given), text.held.pairs(given)
+    alpha = config.alpha
+    if alpha is None:
+        alpha = choose_alpha(pairs, held, towards, config.top_k, shape[1], unit)
+    keys, amounts = map(np.concatenate, zip(pairs, held, strict=True))
+    counted = pair_edges(keys, amounts / unit)
+    edges = heaviest(smooth(counted, towards, alpha), config.top_k)
+    return edges, alpha, counted.student_ids
 
 
 def _notes(totals: TextTotals, alpha: float, config: BuildConfig) -> list[str]:

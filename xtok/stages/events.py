@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,15 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok import __version__
-from xtok.config import BuildConfig, EventsConfig
-from xtok.counting.counts import (
-    CountedText,
-    CountingPlan,
-    count_text,
-    plan_counting,
-    require_starts,
-)
+from xtok.config import EventsConfig
 from xtok.counting.measures import entropy_of, share_of
+from xtok.counting.pair_text import TextLike, counted
 from xtok.counting.texts import little_text
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import StageReport
@@ -48,12 +41,11 @@ class EventMeasures:
 def events(
     student_model: PairLike,
     teacher_model: ModelLike | None = None,
-    texts: str | Path | Sequence[str | Path] = (),
+    texts: TextLike = (),
     config: EventsConfig | None = None,
     *,
     field: str = "text",
     checkpoint: Path | None = None,
-    count: Callable[[CountingPlan], CountedText] | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> EventMap:
@@ -72,7 +64,6 @@ def events(
         config: the options; the defaults if None.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         checkpoint: a file to save counts in, as in `build`.
-        count: counts a plan in another way, as in `build`.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -81,21 +72,13 @@ def events(
     """
     config = EventsConfig.or_default(config)
     pair = pair_of(student_model, teacher_model)
-    student, teacher = pair.tokenizers
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
     if texts:
-        plan = plan_counting(student, teacher, texts, BuildConfig(alpha=1.0), field)
-        count = count or partial(
-            count_text, student=student, teacher=teacher, checkpoint=checkpoint,
-            progress=text_progress,
-        )  # fmt: skip
-        counts = count(plan)
-        totals = counts.totals
-        require_starts(totals.starts, totals.documents, totals.num_bytes)
-        sources = [asdict(source) for source in plan.sources]
-        about = {"texts": sources, "counted": asdict(totals)}
-        pairs = _Pairs.of(counts, len(student.table))
+        text = counted(pair, texts, field=field, checkpoint=checkpoint, progress=text_progress)
+        sources = [asdict(source) for source in text.sources]
+        about = {"texts": sources, "counted": asdict(text.totals)}
+        pairs = _Pairs.of(*text.pairs, pair.shape[0])
         mass = pairs.mass
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     joined = _components(s_link, t_link)
@@ -108,7 +91,7 @@ def events(
     labels, rest = _numbered(joined, mass, len(s_link))
     if pairs is not None:
         measures.append(pairs.measures(labels))
-        notes = little_text(totals.num_bytes)
+        notes = little_text(about["counted"]["num_bytes"])
         about["measures"] = [asdict(point) for point in measures]
     options = {"max_leak": config.max_leak} if pairs is not None else {}
     step = {"stage": "events", "options": options, **about, "xtok_version": __version__}
@@ -207,9 +190,7 @@ class _Pairs(NamedTuple):
     mass: NDArray[np.float64]  # of each token, the mean of what either side gives it
 
     @staticmethod
-    def of(counts: CountedText, offset: int) -> _Pairs:
-        keys = np.concatenate([counts.counted.keys, counts.held.keys])
-        amounts = np.concatenate([counts.counted.counts, counts.held.counts])
+    def of(keys: Ids, amounts: Ids, offset: int) -> _Pairs:
         student, teacher = keys >> 32, (keys & 0xFFFFFFFF) + offset
         shares = np.asarray(amounts / amounts.sum(), np.float64)
         mass = _sums(np.concatenate([student, teacher]), np.tile(shares / 2, 2))

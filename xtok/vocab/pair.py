@@ -19,6 +19,7 @@ from xtok.vocab.table import (
     Vocabulary,
     common_ids,
     decode_vocabulary,
+    differing_ids,
     match_bytes,
     same_tokens,
 )
@@ -95,10 +96,18 @@ class Pair:
         return common_ids(*self.tables)
 
     @functools.cached_property
+    def differing_ids(self) -> list[int]:
+        """The ids that are not the same token on both sides, rising; none for one vocabulary."""
+        return differing_ids(*self.tables)
+
+    @property
     def is_same(self) -> bool:
         """Whether both sides are one vocabulary, whatever their widths."""
-        student, teacher = self.tables
-        return student.sha256() == teacher.sha256()
+        return not self.differing_ids
+
+    def counterpart(self, student_id: int) -> int | None:
+        """Return the teacher's token of the same role or bytes, if there is one."""
+        return self.equal_roles.get(student_id, self.equal_bytes.get(student_id))
 
     def in_form(
         self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -272,6 +272,13 @@ def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
         and np.array_equal(ours.lengths[:width], other.lengths[:width])
         and np.array_equal(ours.data, other.data)
     )
+
+
+def differing_ids(ours: TokenTable, other: TokenTable) -> list[int]:
+    """Return the ids that do not have the same bytes and control name in two tables, rising."""
+    pairs = enumerate(zip_longest(ours.tokens(), other.tokens(), fillvalue=b""))
+    names = ours.control_names, other.control_names
+    return [i for i, (a, b) in pairs if a != b or names[0].get(i) != names[1].get(i)]
 
 
 def match_bytes(student: TokenTable, teacher: TokenTable) -> dict[int, int]:

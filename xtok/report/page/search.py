@@ -22,7 +22,7 @@ from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
-    from xtok.inspection.pair_facts import TextCounts
+    from xtok.counting.pair_text import PairText
     from xtok.inspection.report import Examined
 
 SHOWN_BYTES = 160
@@ -54,7 +54,7 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
     this order: the lightest entries, by weight times how often the token occurs in the text; the
     pieces of tokens.
     """
-    maps, counts = examined.maps, examined.counts
+    maps, text = examined.maps, examined.text
     tables = examined.pair.tables
     if max_size is None:
         max_size = _LEAST_SIZE + (_SIZE_OF_TOKEN + _SIZE_OF_ROW * len(maps)) * sum(map(len, tables))
@@ -62,7 +62,7 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
     partners = [np.full(len(table), -1, np.int64) for table in tables]
     partners[0][list(same)] = list(same.values())
     partners[1][list(same.values())] = list(same)
-    of_maps = [_Entries(m, None if counts is None else counts.tokens[0]) for m in maps]
+    of_maps = [_Entries(m, None if text is None else text.tokens[0]) for m in maps]
 
     def entries_of(kept: int) -> Columns:
         """Pack the rows of all maps: of each at most `kept` entries besides the heaviest ones."""
@@ -73,7 +73,7 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
         }
 
     left_out: list[str] = []
-    columns = _tokens(tables, partners, counts)
+    columns = _tokens(tables, partners, text)
     pieces = _pieces(examined.pair, partners)
     entries = entries_of(0)
     least, room = _size(entries), max_size - _size(columns)
@@ -90,7 +90,7 @@ def pack(examined: Examined, max_size: int | None = None) -> Search:
         entries = entries_of(kept)
     if any(max(kept, one.num_first) < len(one.order) for one in of_maps):
         weight = max(one.weight_without(kept) for one in of_maps)
-        by_text = ", counted by the text" if counts else ""
+        by_text = ", counted by the text" if text else ""
         left_out.append(f"the lightest entries of rows, {weight:.2%} of the weight{by_text}")
     long = [np.flatnonzero(table.lengths > SHOWN_BYTES).tolist() for table in tables]
     return Search(
@@ -121,7 +121,7 @@ _SIDES = "student", "teacher"
 
 
 def _tokens(
-    tables: Sequence[TokenTable], partners: Sequence[NDArray[np.int64]], counts: TextCounts | None
+    tables: Sequence[TokenTable], partners: Sequence[NDArray[np.int64]], text: PairText | None
 ) -> Columns:
     """Pack the tokens' bytes, or names."""
     columns = {"partner": packed(_deltas(partners[0]))}
@@ -135,8 +135,8 @@ def _tokens(
         columns[f"{side}_sizes"] = packed(np.fromiter(map(len, shown), np.int64, len(shown)))
         columns[f"{side}_bytes"] = packed(b"".join(shown))
         columns[f"{side}_types"] = packed(table.types)
-        if counts is not None:
-            columns[f"{side}_counts"] = packed(counts.tokens[number])
+        if text is not None:
+            columns[f"{side}_counts"] = packed(text.tokens[number])
     return columns
 
 

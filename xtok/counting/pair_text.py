@@ -1,0 +1,415 @@
+"""`PairText`: all that is counted in one pass over the text of a pair, and its checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.config import Target
+from xtok.counting.checkpoint import Checkpoint
+from xtok.counting.counts import (
+    ChunkCounts,
+    Chunks,
+    Counts,
+    Rows,
+    Tally,
+    is_too_long,
+    pair_edges,
+)
+from xtok.counting.encode import AlignedTexts, EncodedBatch, TextEncoder
+from xtok.counting.smoothing import EPSILON
+from xtok.counting.texts import Place, Texts, TextSource
+from xtok.errors import XtokError
+from xtok.maps.edges import Edges, heaviest
+from xtok.progress import TextProgress, silent_texts
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.display import plural
+from xtok.vocab.pair import Pair
+
+Paths = str | Path | Sequence[str | Path]
+"""A path or glob, or several."""
+
+HELD_OUT = 16
+"""One document in this many is held out to choose alpha on."""
+
+_EXCERPT = 2000
+"""Characters of a document, and documents of a shard, that excerpts have."""
+
+_EXCERPTS = 1 << 25
+"""Characters that all excerpts together have."""
+
+
+@dataclass
+class TextTotals:
+    """What was read, and how much of it both sides spell alike; integers that add up."""
+
+    documents: int = 0
+    held_out: int = 0  # documents that alpha was chosen on
+    differing: int = 0  # documents that the sides do not spell with the same bytes to the end
+    num_bytes: int = 0
+    lost_bytes: int = 0  # those after the first difference of a document; they are not counted
+    student_tokens: int = 0
+    teacher_tokens: int = 0
+    starts: int = 0  # shared token boundaries
+    skipped_chunks: int = 0  # too long to count
+
+    def add(self, other: TextTotals) -> None:
+        """Add another's numbers to these."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is counted besides totals, tokens, and pairs at shared token boundaries."""
+
+    target: Target = "start"  # what `counted` has, as in `BuildConfig`
+    hold_out: bool = False  # count one document in sixteen, chosen by its content, apart
+    per_document: bool = False  # the chunks of each document, which take memory as text does
+    excerpts: bool = False  # beginnings of the text, to show
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PerDocument:
+    """The chunks of each document: entry e says that one has a chunk, and how often.
+
+    A boundary behind which the two sides part, the last one of a document, has a pair and no chunk.
+    """
+
+    groups: tuple[str, ...]  # of each document: its file's name, or what `group_by` names
+    documents: NDArray[np.int32]  # of each entry
+    places: NDArray[np.int32]  # of each entry, among the chunks
+    counts: NDArray[np.int32]  # of each entry
+    parting: NDArray[np.int64]  # of each document, the pair where the sides part; −1 without one
+    chunks: Chunks  # different ones, and how often each occurs in all text
+
+    @property
+    def num_chunks(self) -> NDArray[np.float64]:
+        """How many chunks each document has, float64 `[documents]`."""
+        return self._sums(self.counts)
+
+    @cached_property
+    def keys(self) -> NDArray[np.int64]:
+        """The pairs at shared token boundaries, int64, in rising order."""
+        return self._pairs[0]
+
+    @cached_property
+    def _pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """All pairs; of each chunk, and of each document that has a parting, their place."""
+        own, parting = self.chunks.keys, self.parting[self.parting >= 0]
+        keys, places = np.unique(np.concatenate([own, parting]), return_inverse=True)
+        return keys, places[: len(own)], places[len(own) :]
+
+    def amounts(self, chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return how often each pair occurs in the chosen documents, float64 `[pairs]`."""
+        keys, of_chunks, of_parting = self._pairs
+        places = np.concatenate([of_chunks, of_parting])
+        counts = np.concatenate([self._chunk_counts(chosen), chosen[self.parting >= 0]])
+        return np.bincount(places, counts, len(keys)).astype(np.float64)
+
+    def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Add up a value of each pair over all boundaries of each document."""
+        _, of_chunks, of_parting = self._pairs
+        sums = self._sums(self.counts * values[of_chunks][self.places])
+        sums[self.parting >= 0] += values[of_parting]
+        return sums
+
+    def losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
+        """Return the sum of each document's chunk losses under a map, float64 `[documents]`."""
+        from xtok.counting.kernels import chunk_losses
+
+        of_chunks = np.zeros(len(self.chunks.widths))
+        ids, bounds, widths, _ = self.chunks
+        rows = Rows.of(edges, shape[0])
+        chunk_losses(ids, bounds, widths, *rows, EPSILON, EPSILON / shape[1], of_chunks)
+        return self._sums(self.counts * of_chunks[self.places])
+
+    def _sums(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Add up a value of each entry over each document."""
+        return np.bincount(self.documents, values, len(self.groups)).astype(np.float64)
+
+    def _chunk_counts(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return how often each chunk occurs in the chosen documents."""
+        counts = np.bincount(
+            self.places, self.counts * chosen[self.documents], len(self.chunks.widths)
+        )
+        return counts.astype(np.int64)
+
+    def hindsight(self, chosen: NDArray[np.bool_], top_k: int, num_rows: int) -> Edges:
+        """Return the map counted on the chosen documents, bool `[documents]`, cut to `top_k`.
+
+        Counted within chunks, with one EM step. That is near the optimum for chunks, which has no
+        closed form.
+        """
+        amounts, widths = self._chunk_counts(chosen), self.chunks.widths
+        is_long = is_too_long(widths, np.diff(self.chunks.bounds) - widths)
+        chunks = self.chunks._replace(counts=amounts).take((amounts > 0) & ~is_long)
+        none = np.zeros(0, np.int64)
+        counts = Counts(none, none, chunks)
+
+        def counted(given: Rows | None) -> Edges:
+            return heaviest(pair_edges(*counts.pairs(given)), top_k)
+
+        return counted(Rows.of(counted(None), num_rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairText:
+    """The counts of one pass over the text of a pair."""
+
+    wanted: Wanted
+    sources: tuple[TextSource, ...]  # the files
+    totals: TextTotals
+    tokens: tuple[NDArray[np.int64], ...]  # how often each occurs, `[V]` of each tokenizer
+    counted: Counts
+    held: Counts  # of the documents that are held out, if they are
+    per_document: PerDocument | None = None
+    excerpts: tuple[tuple[str, str], ...] = ()  # middles of documents, with their file's name
+
+    @staticmethod
+    def read(
+        pair: Pair,
+        texts: Paths,
+        wanted: Wanted = Wanted(),
+        *,
+        others: Sequence[Tokenizer] = (),
+        field: str = "text",
+        group_by: str | None = None,
+        checkpoint: Path | None = None,
+        checkpoint_seconds: float = 60.0,
+        num_threads: int | None = None,
+        progress: TextProgress = silent_texts,
+        resumed: Callable[[float], object] | None = None,
+        stopping: Callable[[], bool] | None = None,
+    ) -> PairText:
+        """Read text once, from its checkpoint if one exists.
+
+        Args:
+            pair: with its tokenizers; of one that has one alone, only tokens are counted.
+            texts: a path or glob, or several, of plain text, JSON lines or Parquet, gzip and zstd
+                included.
+            wanted: what to count.
+            others: tokenizers whose tokens are counted beside the pair's.
+            field: the field of JSON lines, or column of Parquet, that holds the text.
+            group_by: a field or column by whose values documents are grouped; by file if None.
+            checkpoint: the file to save counts in; the result is the same with and without. It
+                stays at the end.
+            checkpoint_seconds: how often to save, in seconds.
+            num_threads: threads that encode; one per available core if None.
+            progress: called with the bytes on disk.
+            resumed: called with the share of the text that an existing checkpoint covers.
+            stopping: asked after each batch; if true, the counts are saved, and reading ends.
+
+        Raises:
+            XtokError: if a text cannot be read, the pair has nothing to count in it, or the
+                checkpoint is of another run.
+            KeyboardInterrupt: if `stopping` returned true.
+        """
+        sides = pair.student_tokenizer, pair.teacher_tokenizer
+        tokenizers = [*(one for one in sides if one is not None), *others]
+        files = Texts(texts, field, group_by)
+        counter, place, saved = TextCounter(tokenizers, wanted), Place(), None
+        if checkpoint is not None:
+            if wanted.per_document or wanted.excerpts:
+                raise ValueError("counts per document and excerpts have no checkpoint")
+            saved = Checkpoint(checkpoint, files, tokenizers, wanted, checkpoint_seconds)
+            place = saved.load(counter)
+            if place != Place() and resumed is not None:
+                resumed(place.consumed / max(1, files.size))
+        with (
+            TextEncoder(*tokenizers, num_threads=num_threads) as encoder,
+            progress("counting", files.size) as advance,
+        ):
+            advance(place.consumed, counter.totals.student_tokens)
+            for batch in encoder.read(files.batches(place), files.size, advance, place.consumed):
+                counter.add(encoder, batch)
+                stops = stopping is not None and stopping()
+                if saved is not None:
+                    saved.save(counter, batch.end, now=stops)
+                if stops:
+                    raise KeyboardInterrupt
+        text = counter.result(files.sources())
+        if len(tokenizers) > 1:
+            text.require_starts()
+        return text
+
+    def require_starts(self) -> None:
+        """Check that the text has a shared token boundary.
+
+        Raises:
+            XtokError: if it has none.
+        """
+        if not self.totals.starts:
+            documents = plural(self.totals.documents, "document")
+            raise XtokError(
+                f"nothing can be counted: {documents}, {self.totals.num_bytes:,} bytes of text",
+                hint="give text, not empty, that both tokenizers can spell; xtok align shows how "
+                "they differ",
+            )
+
+    @cached_property
+    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Pairs at shared token boundaries in rising order, and how often each occurs, int64."""
+        if self.wanted.target != "start":
+            raise ValueError(f"the text was counted for the target {self.wanted.target!r}")
+        return merged_counts([self.counted, self.held]).pairs()
+
+
+TextLike = Paths | PairText
+"""Text, or what was counted on it."""
+
+
+def counted(pair: Pair, texts: TextLike, wanted: Wanted = Wanted(), **options: Any) -> PairText:
+    """Return counts as they are, and read text as `PairText.read` does."""
+    return texts if isinstance(texts, PairText) else PairText.read(pair, texts, wanted, **options)
+
+
+def merged_counts(parts: Iterable[Counts]) -> Counts:
+    """Add up counts of one target."""
+    tally = Tally("both")
+    for part in parts:
+        tally.add_counts(part)
+    return tally.counts()
+
+
+def merged_texts(texts: Sequence[PairText]) -> PairText:
+    """Add up what was counted of several texts by the same tokenizers, but per document."""
+    totals = TextTotals()
+    for text in texts:
+        totals.add(text.totals)
+    return PairText(
+        wanted=texts[0].wanted,
+        sources=tuple(source for text in texts for source in text.sources),
+        totals=totals,
+        tokens=tuple(
+            np.sum(of_one, axis=0) for of_one in zip(*(t.tokens for t in texts), strict=True)
+        ),
+        counted=merged_counts(text.counted for text in texts),
+        held=merged_counts(text.held for text in texts),
+    )
+
+
+class TextCounter:
+    """Counts that grow.
+
+    Args:
+        tokenizers: the student's and the teacher's first.
+        wanted: what to count.
+    """
+
+    def __init__(self, tokenizers: Sequence[Tokenizer], wanted: Wanted) -> None:
+        self.wanted, self.totals = wanted, TextTotals()
+        self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers]
+        self.tallies = {part: Tally(wanted.target) for part in ("counted", "held")}
+        self._documents = _DocumentCounter() if wanted.per_document else None
+        self._excerpts: list[tuple[str, str]] = []
+        self._characters, self._shard, self._of_shard = 0, -1, 0
+
+    def add(self, encoder: TextEncoder, batch: EncodedBatch) -> None:
+        """Count documents."""
+        for count, side in zip(self.tokens, batch.sides, strict=True):
+            count += np.bincount(side.ids, minlength=len(count))
+        if self.wanted.excerpts:
+            self._add_excerpts(batch)
+        if len(batch.sides) == 1:
+            return
+        aligned = encoder.align(*batch.sides[:2])
+        sizes, lost = aligned.lost_bytes(batch.texts)
+        is_held = self._held_out(batch.texts)
+        if not is_held.any():
+            skipped = self.tallies["counted"].add(aligned)
+        else:
+            chosen = is_held[aligned.documents]
+            skipped = self.tallies["counted"].add(aligned, ~chosen)
+            skipped += self.tallies["held"].add(aligned, chosen)
+        if self._documents is not None:
+            self._documents.add(aligned, batch.groups)
+        self.totals.add(
+            TextTotals(
+                documents=len(batch.texts),
+                held_out=int(is_held.sum()),
+                differing=int(np.count_nonzero(~aligned.complete)),
+                num_bytes=int(sizes.sum()),
+                lost_bytes=int(lost.sum()),
+                student_tokens=aligned.student.num_tokens,
+                teacher_tokens=aligned.teacher.num_tokens,
+                starts=len(aligned.s_starts),
+                skipped_chunks=skipped,
+            )
+        )
+
+    def _held_out(self, texts: Sequence[str]) -> NDArray[np.bool_]:
+        is_held = np.zeros(len(texts), np.bool_)
+        for place, text in enumerate(texts if self.wanted.hold_out else ()):
+            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            is_held[place] = int.from_bytes(digest, "little") % HELD_OUT == 0
+        return is_held
+
+    def _add_excerpts(self, batch: EncodedBatch) -> None:
+        if batch.end.shard != self._shard:
+            self._shard, self._of_shard = batch.end.shard, 0
+        if self._characters >= _EXCERPTS:
+            return
+        room = max(0, _EXCERPT - self._of_shard)
+        for text, file in zip(batch.texts[:room], batch.groups, strict=False):
+            middle = max(0, len(text) - _EXCERPT) // 2
+            excerpt = text[middle:][:_EXCERPT]
+            self._excerpts.append((excerpt, file))
+            self._characters += len(excerpt)
+        self._of_shard += len(batch.texts)
+
+    def result(self, sources: tuple[TextSource, ...] = ()) -> PairText:
+        """Return the counts so far."""
+        documents = self._documents
+        return PairText(
+            wanted=self.wanted,
+            sources=sources,
+            totals=TextTotals(**vars(self.totals)),
+            tokens=tuple(count.copy() for count in self.tokens),
+            **{part: tally.counts() for part, tally in self.tallies.items()},
+            per_document=None if documents is None else documents.result(),
+            excerpts=tuple(self._excerpts),
+        )
+
+
+class _DocumentCounter:
+    def __init__(self) -> None:
+        self._groups: list[str] = []
+        self._chunks = ChunkCounts()
+        self._entries = [np.zeros((3, 0), np.int32)]
+        self._parting = [np.zeros(0, np.int64)]
+
+    def add(self, aligned: AlignedTexts, groups: Sequence[str]) -> None:
+        """Add documents."""
+        spans, is_chunk = aligned.chunks()
+        documents = aligned.documents
+        places = self._chunks.add(spans[is_chunk], aligned.student.ids, aligned.teacher.ids)
+        size = len(self._chunks)
+        entries, counts = np.unique(documents[is_chunk] * size + places, return_counts=True)
+        of_documents, places = np.divmod(entries, max(1, size))
+        self._entries.append(
+            np.stack([of_documents + len(self._groups), places, counts]).astype(np.int32)
+        )
+        parting = np.full(len(groups), -1, np.int64)
+        parting[documents[~is_chunk]] = aligned.keys[~is_chunk]
+        self._parting.append(parting)
+        self._groups += groups
+
+    def result(self) -> PerDocument:
+        """Return the counts so far."""
+        documents, places, counts = np.concatenate(self._entries, axis=1)
+        return PerDocument(
+            groups=tuple(self._groups),
+            documents=documents,
+            places=places,
+            counts=counts,
+            parting=np.concatenate(self._parting),
+            chunks=self._chunks.chunks(),
+        )
