@@ -122,6 +122,8 @@ def _gemma(folder: Path, source: Path) -> None:
     document["pre_tokenizer"] = {
         "type": "Split", **spaces, "behavior": "MergedWithPrevious", "invert": False
     }  # fmt: skip
+    document["model"]["unk_token"] = "<unk>"
+    document["decoder"]["decoders"].pop()  # Strip, of Mistral's prefix
     for token in document["added_tokens"]:
         token["special"] = token["content"] != "<mask>"
     rust = Tokenizer.from_str(json.dumps(document))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiktoken
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -30,13 +30,19 @@ PIECES = [
 ]  # fmt: skip
 
 
-def texts_for(tokenizer: Tokenizer, names: bool = True) -> st.SearchStrategy[str]:
-    """Texts of ordinary pieces, and of names of control and user-defined tokens."""
+def pieces_for(tokenizer: Tokenizer, names: bool = True) -> list[str]:
+    """Ordinary pieces of text, and names of control and user-defined tokens."""
     table = tokenizer.table
     added = [table[i].decode() for i in table.ids_of_type(TokenType.USER_DEFINED).tolist()][:40]
     control = [table.control_names[i] for i in table.ids_of_type(TokenType.CONTROL).tolist()][:40]
-    pieces = [*PIECES, *filter(None, added), *(control if names else [])]
-    return st.lists(st.sampled_from(pieces), max_size=12).map("".join)
+    return [*PIECES * 2, *filter(None, added), *(control if names else [])]
+
+
+def texts(tokenizer: Tokenizer, names: bool = True, number: int = 60) -> Iterator[str]:
+    """Texts of these pieces, the same ones each time."""
+    rng, pieces = random.Random(0), pieces_for(tokenizer, names)
+    for _ in range(number):
+        yield "".join(rng.choices(pieces, k=rng.randint(0, 12)))
 
 
 def check(tokenizer: Tokenizer, library: Library, text: str) -> Encoding:
@@ -74,26 +80,22 @@ def qwen_like(small: Path, folder: Path, normalizer: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("normalizer", ["NFC", "NFKC", "Lowercase"])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(scope="module", params=["NFC", "NFKC", "Lowercase"])
+def of_folder(
+    request: pytest.FixtureRequest, small: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, Library]:
+    folder = qwen_like(small, tmp_path_factory.mktemp("encode") / request.param, request.param)
+    return load_tokenizer(folder), by_transformers(folder)
+
+
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_folder_encodes_as_transformers(
-    small: Path, tmp_path_factory: pytest.TempPathFactory, normalizer: str, data: st.DataObject
+    of_folder: tuple[Tokenizer, Library], data: st.DataObject
 ) -> None:
-    tokenizer, library = _loaded(small, tmp_path_factory, normalizer)
-    check(tokenizer, library, data.draw(texts_for(tokenizer)))
-
-
-_LOADED: dict[str, tuple[Tokenizer, Library]] = {}
-
-
-def _loaded(
-    small: Path, factory: pytest.TempPathFactory, normalizer: str
-) -> tuple[Tokenizer, Library]:
-    if normalizer not in _LOADED:
-        folder = qwen_like(small, factory.mktemp("encode") / normalizer, normalizer)
-        _LOADED[normalizer] = load_tokenizer(folder), by_transformers(folder)
-    return _LOADED[normalizer]
+    tokenizer, library = of_folder
+    pieces = st.lists(st.sampled_from(pieces_for(tokenizer)), max_size=12)
+    check(tokenizer, library, data.draw(pieces.map("".join)))
 
 
 def test_one_decomposed_character_leaves_the_rest_as_it_is(small: Path, tmp_path: Path) -> None:
@@ -134,16 +136,6 @@ def test_a_sentencepiece_file_encodes_as_its_library(small: Path, tmp_path: Path
         start, end = library.encode("the text"), tokenizer.library_ids([" the text"])[0]
         ids = tokenizer.encode("the text[INST] the text").ids.tolist()
         assert ids == [*start, inst, *end]
-
-
-def texts(tokenizer: Tokenizer, names: bool = True, number: int = 60) -> Iterator[str]:
-    """As `texts_for`, for tokenizers that take long to load: the same ones each time."""
-    rng, table = random.Random(0), tokenizer.table
-    added = [table[i].decode() for i in table.ids_of_type(TokenType.USER_DEFINED).tolist()][:40]
-    control = [table.control_names[i] for i in table.ids_of_type(TokenType.CONTROL).tolist()][:40]
-    pieces = [*PIECES * 2, *filter(None, added), *(control if names else [])]
-    for _ in range(number):
-        yield "".join(rng.choices(pieces, k=rng.randint(0, 12)))
 
 
 @pytest.mark.real

@@ -13,7 +13,8 @@ import pytest
 from conftest import REAL
 from test_tokenizers import error_of, spelled, table_of
 from tokenizers import Tokenizer as Rust
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer, model_id
@@ -201,7 +202,7 @@ def test_other_damage_in_a_folder(small: Path, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"the chat_template in .* is malformed"):
         assert tokenizer.chat_templates
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
-    with pytest.raises(TokenizerError, match=r"chat_template\.jinja is not text in UTF-8"):
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja cannot be read as UTF-8"):
         assert tokenizer.chat_templates
 
 
@@ -223,24 +224,20 @@ def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_pat
 # WordPiece and Unigram
 
 
-def word_piece(folder: Path, *, lowercase: bool) -> Path:
-    from tokenizers import Tokenizer as RustTokenizer
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+def saved(folder: Path, rust: Rust, **roles: str) -> Path:
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=rust, **roles).save_pretrained(str(folder))
+    return folder
 
+
+def word_piece(folder: Path, *, lowercase: bool) -> Path:
     words = "[PAD] [UNK] [CLS] [SEP] the cat ##s ##ing run t h e a ##t ##h ##e ##a , . é É THE"
-    rust = RustTokenizer(
-        models.WordPiece({w: i for i, w in enumerate(words.split())}, unk_token="[UNK]")
-    )
+    rust = Rust(models.WordPiece({w: i for i, w in enumerate(words.split())}, unk_token="[UNK]"))
     rust.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece()
-    fast: Any = PreTrainedTokenizerFast
-    fast(
-        tokenizer_object=rust, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
-        sep_token="[SEP]",
-    ).save_pretrained(str(folder))  # fmt: skip
-    return folder
+    roles = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return saved(folder, rust, unk_token="[UNK]", **roles)
 
 
 def test_word_piece_states_what_it_loses(tmp_path: Path) -> None:
@@ -261,19 +258,13 @@ def test_word_piece_states_what_it_loses(tmp_path: Path) -> None:
 
 
 def unigram(folder: Path) -> Path:
-    from tokenizers import Tokenizer as RustTokenizer
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     pieces = [("<unk>", 0.0), ("</s>", 0.0), *((f"<0x{b:02X}>", -9.0) for b in range(256))]
     pieces += [("▁the", -2.0), ("the", -3.0), ("▁", -4.0), ("s", -5.0), ("▁cat", -3.0)]
-    rust = RustTokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    rust = Rust(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     rust.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     rust.pre_tokenizer = pre_tokenizers.Metaspace()
     rust.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    fast: Any = PreTrainedTokenizerFast
-    fast(tokenizer_object=rust, unk_token="<unk>", eos_token="</s>").save_pretrained(str(folder))
-    return folder
+    return saved(folder, rust, unk_token="<unk>", eos_token="</s>")
 
 
 def test_a_model_without_an_unknown_token_refuses_what_it_has_no_token_for(tmp_path: Path) -> None:
@@ -359,11 +350,10 @@ def test_null() -> None:
 # Bad input
 
 
-def test_prefixes_and_empty_files(tmp_path: Path) -> None:
+def test_empty_files(tmp_path: Path) -> None:
     empty = tmp_path / "tokenizer.model"
     empty.touch()
-    assert error_of(empty) == f"{empty} is empty"
-    assert error_of(f"spm:{empty}") == f"{empty} is empty"
+    assert error_of(empty) == error_of(f"spm:{empty}") == f"{empty} is empty"
 
 
 def test_a_rank_file_whose_first_line_is_broken(small: Path, tmp_path: Path) -> None:
@@ -428,9 +418,6 @@ def test_files_that_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF\3\0\0\0" + bytes(64))
     assert "a .gguf file" in error_of(path)
-    path = tmp_path / "vocab.json"
-    path.write_text('[\n{"rank": 0, "token_bytes": "AA==", "token_str": "\\u0000"}]')
-    assert "Megatron" in error_of(path)
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "vocab.txt"])
@@ -465,7 +452,7 @@ def test_a_tokenizer_json_needs_none_of_its_folders_code(small: Path, tmp_path: 
     shutil.copytree(small / "small-byte-level", folder)
     config = {"auto_map": {"AutoTokenizer": ["tokenization.Own", None]}, "tokenizer_class": "Own"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert "needs code of its own" in error_of(folder)
+    assert "requires custom tokenizer code" in error_of(folder)
     plain, own = (
         load_tokenizer(small / "small-byte-level"),
         load_tokenizer(folder / "tokenizer.json"),
@@ -476,8 +463,6 @@ def test_a_tokenizer_json_needs_none_of_its_folders_code(small: Path, tmp_path: 
 
 
 def test_a_loaded_hugging_face_tokenizer(small: Path, byte_level: Tokenizer) -> None:
-    from transformers import AutoTokenizer
-
     loaded = AutoTokenizer.from_pretrained(str(small / "small-byte-level"))
     assert load_tokenizer(loaded).table.sha256() == byte_level.table.sha256()
 
@@ -485,8 +470,6 @@ def test_a_loaded_hugging_face_tokenizer(small: Path, byte_level: Tokenizer) -> 
 def test_a_bare_sentencepiece_file_is_the_same_through_transformers(
     small: Path, tmp_path: Path, sentencepiece: Tokenizer
 ) -> None:
-    from transformers import AutoTokenizer
-
     shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
     for config in ("{}", '{"tokenizer_class": "LlamaTokenizer"}'):
         (tmp_path / "tokenizer_config.json").write_text(config)

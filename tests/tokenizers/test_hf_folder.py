@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
@@ -12,9 +13,10 @@ from typing import Any
 
 import hub_folders
 import pytest
-import small_tokenizers
+import transformers
 from conftest import REAL
 from test_encode import check, texts
+from transformers import AutoTokenizer
 
 from xtok.tokenizers import _hf_folder as hf_folder
 from xtok.tokenizers import from_transformers, load_tokenizer
@@ -26,23 +28,21 @@ TEXTS = (
     "<|im_start|>user\nq<|im_end|> <s>[INST] b[/INST]</s> <｜User｜>q<|eot_id|>",
     "", " ",
 )  # fmt: skip
+END = dict.fromkeys(("eos_token", "unk_token"), "<|end_of_text|>")
 GEMMA = {
     "tokenizer_class": "GemmaTokenizerFast", "pad_token": "<s>", "bos_token": "<s>",
     "eos_token": "</s>", "mask_token": "<think>", "extra_special_tokens": {"image_token": "<s>"},
 }  # fmt: skip
-GPT2 = {"tokenizer_class": "GPT2Tokenizer", **dict.fromkeys(
-    ("bos_token", "eos_token", "unk_token"), "<|end_of_text|>")}  # fmt: skip
-Edit = Callable[[Path], None]
-checked = pytest.mark.skipif(not hf_folder.is_checked(), reason="Transformers decides every folder")
+GPT2 = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|end_of_text|>", **END}
 QWEN = {
-    "tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|pad|>",
-    "bos_token": None, "unk_token": None, "add_prefix_space": False, "errors": "replace",
-    "split_special_tokens": False,
+    "tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "pad_token": "<|im_end|>", **END,
+    "add_prefix_space": False, "errors": "replace", "split_special_tokens": False,
 }  # fmt: skip
 LLAMA = {
-    "tokenizer_class": "LlamaTokenizerFast", "legacy": True, "sp_model_kwargs": {},
+    "tokenizer_class": "LlamaTokenizerFast", "legacy": False, "sp_model_kwargs": {},
     "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
 }  # fmt: skip
+Edit = Callable[[Path], None]
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -82,15 +82,39 @@ def adds(name: str, text: str) -> Edit:
     return change
 
 
+def rebuilt(folder: Path) -> None:
+    """Write into tokenizer.json what Transformers makes of it, but for the added tokens."""
+    made = json.loads(AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer.to_str())
+    parts = ("normalizer", "pre_tokenizer", "decoder", "model")
+    edit(folder / "tokenizer.json", **{part: made[part] for part in parts})
+
+
+def added(**flags: Any) -> Edit:
+    """Change the last added token of tokenizer.json."""
+
+    def change(folder: Path) -> None:
+        tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+        tokens[-1] |= flags
+        edit(folder / "tokenizer.json", added_tokens=tokens)
+
+    return change
+
+
+def overlaps(folder: Path) -> None:
+    """Make a token of the vocabulary an added one."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    names = {i: name for name, i in document["model"]["vocab"].items()}
+    token = {**document["added_tokens"][-1], "id": 300, "content": names[300]}
+    edit(folder / "tokenizer.json", added_tokens=[token, *document["added_tokens"]])
+
+
 def is_short(folder: Path) -> bool:
-    """Tell whether Transformers is left out."""
+    """Whether Transformers is left out."""
     return hf_folder._read_alone(ModelFiles(folder)) is not None
 
 
 def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     """Compare tables, roles, templates and ids with those of AutoTokenizer."""
-    from transformers import AutoTokenizer
-
     ours = load_tokenizer(folder)
     auto: Any = AutoTokenizer.from_pretrained(str(folder))
     theirs = from_transformers(auto, vocab_size=len(ours.table))
@@ -111,15 +135,6 @@ def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
         check(ours, lambda text: list(auto(text, add_special_tokens=False)["input_ids"]), text)
 
 
-@pytest.fixture(scope="session")
-def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("folders") / "qwen"
-    small_tokenizers.byte_level_bpe(folder, vocab_size=800, digits=1, normalizer="NFC")
-    (folder / "tokenizer_config.json").write_text(json.dumps(QWEN))
-    edit(folder / "config.json", model_type="qwen3")
-    return folder
-
-
 def copied(source: Path, folder: Path, *edits: Edit) -> Path:
     shutil.copytree(source, folder)
     for change in edits:
@@ -127,165 +142,144 @@ def copied(source: Path, folder: Path, *edits: Edit) -> Path:
     return folder
 
 
-SHORT: dict[str, tuple[str, list[Edit]]] = {
-    "llama": ("small-digits", [lists(), tokens(model_max_length=10**30)]),
-    "no config.json": ("small-digits", [lambda folder: (folder / "config.json").unlink()]),
-    "saved by Transformers 5": ("small-digits", [tokens(
-        tokenizer_class="TokenizersBackend", backend="tokenizers", is_local=True,
-        extra_special_tokens=["<|im_end|>"])]),
-    "a chat template": ("small-digits", [tokens(chat_template="{{ messages }}")]),
-    "chat templates": ("small-digits", [tokens(chat_template=[
-        {"name": "default", "template": "{{ a }}"}, {"name": "rag", "template": "{{ b }}"}])]),
-    "chat_template.jinja": ("small-digits", [
-        tokens(chat_template="{{ old }}"), adds("chat_template.jinja", "{{ new }}\n")]),
-    "listed twice": ("small-digits", [lists(), adds("special_tokens_map.json", "{}")]),
-    "deepseek": ("small-byte-level", [
-        tokens(**LLAMA, unk_token=None, pad_token={
-            "__type": "AddedToken", "content": "<|end_of_text|>", "lstrip": False,
-            "normalized": True, "rstrip": False, "single_word": False}),
-        model(model_type="deepseek_v3", auto_map={"AutoConfig": "configuration.Config"})]),
-    "mistral": ("small-hf", [
-        tokens(**LLAMA, add_prefix_space=True), lists(), model(model_type="mistral")]),
-    "llama 2": ("small-hf", [tokens(**LLAMA), lists(), model(model_type="llama")]),
-    "llama 2, not legacy": ("small-hf", [
-        tokens(**{**LLAMA, "legacy": False}), model(model_type="llama")]),
-    "llama 2, no prefix": ("small-hf", [
-        tokens(**LLAMA, add_prefix_space=False), model(model_type="llama")]),
-    "gemma": ("small-hf", [
-        tokens(**GEMMA, boi_token="</s>"), lists(), model(model_type="gemma3_text")]),
-    "gemma, no class": ("small-hf", [
-        tokens(**{**GEMMA, "tokenizer_class": None}), model(model_type="gemma2")]),
-    "gpt 2": ("small-byte-level", [tokens(**GPT2), model(model_type="gpt2")]),
-    "gpt 2, a prefix": ("small-byte-level", [
-        tokens(**GPT2, add_prefix_space=True), lists(), model(model_type="gpt2")]),
-    "named extra tokens": ("small-digits", [
-        tokens(extra_special_tokens={"image_token": "<|im_end|>"})]),
+DIGITS: dict[bool, dict[str, list[Edit]]] = {
+    True: {
+        "lists": [lists(), tokens(model_max_length=10**30)],
+        "no config.json": [lambda folder: (folder / "config.json").unlink()],
+        "saved by Transformers 5": [tokens(
+            tokenizer_class="TokenizersBackend", backend="tokenizers", is_local=True,
+            extra_special_tokens=["<|im_end|>"])],
+        "a chat template": [tokens(chat_template="{{ messages }}")],
+        "chat templates": [tokens(chat_template=[
+            {"name": "default", "template": "{{ a }}"}, {"name": "rag", "template": "{{ b }}"}])],
+        "chat_template.jinja": [
+            tokens(chat_template="{{ old }}"), adds("chat_template.jinja", "{{ new }}\n")],
+        "listed twice": [lists(), adds("special_tokens_map.json", "{}")],
+        "a text token made special": [tokens(pad_token="<think>")],
+        "named extra tokens": [tokens(extra_special_tokens={"image_token": "<|im_end|>"})],
+    },
+    False: {
+        "a model type that is not known": [model(model_type="gpt_neox")],
+        "a config.json without a model type": [adds("config.json", '{"vocab_size": 896}')],
+        "no class": [lambda folder: (folder / "tokenizer_config.json").unlink()],
+        "another class": [tokens(tokenizer_class="LlamaTokenizerFast")],
+        "an unknown key": [tokens(fix_mistral_regex=True)],
+        "special tokens split": [tokens(split_special_tokens=True)],
+        "a token that tokenizer.json lacks": [tokens(pad_token="<|new|>")],
+        "an extra token made special": [tokens(additional_special_tokens=["<think>"])],
+        "a named extra token made special": [tokens(image_token="<think>")],
+        "another flag": [lists(special=True)],
+        "old lists": [adds("special_tokens_map.json", '{"unk_token": "<|pad|>"}')],
+        "old added tokens": [adds("added_tokens.json", '{"<|new|>": 800}')],
+        "more chat templates": [adds("additional_chat_templates/rag.jinja", "{{ messages }}")],
+        "padding": [lambda folder: edit(folder / "tokenizer.json", padding={
+            "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None,
+            "pad_id": 795, "pad_type_id": 0, "pad_token": "<|im_end|>"})],
+    },
 }  # fmt: skip
-
-
-@checked
-@pytest.mark.parametrize("name", SHORT)
-def test_folders_that_tokenizer_json_decides(small: Path, tmp_path: Path, name: str) -> None:
-    source, edits = SHORT[name]
-    folder = copied(small / source, tmp_path / "folder", *edits)
-    assert is_short(folder)
-    assert_as_transformers(folder)
-
-
-@checked
-def test_a_folder_that_qwens_class_would_build(qwen_like: Path, tmp_path: Path) -> None:
-    assert is_short(qwen_like)
-    assert_as_transformers(qwen_like)
-    plain = copied(qwen_like, tmp_path / "plain", tokens(tokenizer_class="PreTrainedTokenizerFast"))
-    assert not is_short(plain)  # versions differ in what they make of it
-    assert_as_transformers(plain)
-
-
-def pattern(folder: Path) -> None:
-    """Split digits by three, as Qwen2Tokenizer does not."""
-    path = folder / "tokenizer.json"
-    document = json.loads(path.read_text())
-    document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = (
-        small_tokenizers.split_pattern(3)
-    )
-    path.write_text(json.dumps(document))
-
-
-def overlaps(folder: Path) -> None:
-    """Make a token of the vocabulary an added one."""
-    document = json.loads((folder / "tokenizer.json").read_text())
-    names = {i: name for name, i in document["model"]["vocab"].items()}
-    token = {**document["added_tokens"][-1], "id": 300, "content": names[300]}
-    edit(folder / "tokenizer.json", added_tokens=[token, *document["added_tokens"]])
-
-
-QWEN_CHANGES: dict[str, tuple[bool, list[Edit]]] = {  # whether Transformers is left out
-    "another pattern": (True, [pattern]),
-    "another pattern, as it is": (
-        False, [pattern, tokens(tokenizer_class="PreTrainedTokenizerFast")]),
-    "an added token in the vocabulary": (True, [overlaps]),
-    "no NFC": (True, [lambda folder: edit(folder / "tokenizer.json", normalizer=None)]),
-    "a prefix space": (True, [tokens(add_prefix_space=True)]),
-    "a special token by default": (False, [
-        adds("tokenizer_config.json", json.dumps({k: QWEN[k] for k in QWEN if k != "pad_token"}))]),
-    "another class": (False, [tokens(tokenizer_class="GPT2Tokenizer")]),
+QWENS = [tokens(**QWEN), model(model_type="qwen3"), rebuilt]
+GEMMAS = [tokens(**GEMMA, boi_token="</s>"), model(model_type="gemma3_text"), rebuilt, lists()]
+LLAMAS = [tokens(**LLAMA), model(model_type="llama"), rebuilt]
+GPT2S = [tokens(**GPT2), model(model_type="gpt2"), rebuilt]
+OTHERS: dict[bool, dict[str, tuple[str, list[Edit]]]] = {
+    True: {
+        "deepseek": ("byte-level", [
+            tokens(**LLAMA, unk_token=None, pad_token={
+                "__type": "AddedToken", "content": "<|end_of_text|>", "lstrip": False,
+                "normalized": True, "rstrip": False, "single_word": False}),
+            model(model_type="deepseek_v3", auto_map={"AutoConfig": "configuration.Config"})]),
+        "mistral": ("hf", [
+            tokens(**LLAMA, add_prefix_space=True), lists(), model(model_type="mistral")]),
+        "qwen": ("byte-level", QWENS),
+        "qwen, an added token in the vocabulary": ("byte-level", [*QWENS, overlaps]),
+        "gemma": ("hf", GEMMAS),
+        "gemma, no class": ("hf", [*GEMMAS, tokens(tokenizer_class=None)]),
+        "llama": ("hf", LLAMAS),
+        "llama, lists": ("hf", [*LLAMAS, lists(), tokens(add_prefix_space=None)]),
+        "llama, a normalized token": ("hf", [*LLAMAS, added(normalized=True)]),
+        "gpt 2": ("byte-level", [*GPT2S, lists()]),
+    },
+    False: {
+        "qwen, not rebuilt": ("byte-level", QWENS[:-1]),
+        "qwen, no NFC": (
+            "byte-level", [*QWENS, lambda path: edit(path / "tokenizer.json", normalizer=None)]),
+        "qwen, a prefix space": ("byte-level", [*QWENS, tokens(add_prefix_space=True)]),
+        "qwen, a special token by default": ("byte-level", [
+            *QWENS, adds("tokenizer_config.json",
+                         json.dumps({key: QWEN[key] for key in QWEN if key != "pad_token"}))]),
+        "qwen, another class": ("byte-level", [*QWENS, tokens(tokenizer_class="GPT2Tokenizer")]),
+        "qwen, as it is": (  # versions differ in what they make of it
+            "byte-level", [*QWENS, tokens(tokenizer_class="PreTrainedTokenizerFast")]),
+        "gemma, not rebuilt": ("hf", GEMMAS[:2]),
+        "gemma, a new token": ("hf", [*GEMMAS, tokens(mask_token="<mask>")]),
+        "gemma, another unknown token": ("hf", [*GEMMAS, tokens(unk_token="<s>")]),
+        "llama, not rebuilt": ("hf", LLAMAS[:-1]),
+        "llama, legacy": ("hf", [*LLAMAS, tokens(legacy=True)]),
+        "llama, no prefix": ("hf", [*LLAMAS, tokens(add_prefix_space=False)]),
+        "gpt 2, not rebuilt": ("byte-level", GPT2S[:-1]),
+        "gpt 2, a class elsewhere": (
+            "byte-level",
+            [*GPT2S, tokens(tokenizer_class=None), model(tokenizer_class="GPT2Tokenizer")]),
+    },
 }  # fmt: skip
+FOLDERS = [
+    *((short, name, "digits", edits) for short in DIGITS for name, edits in DIGITS[short].items()),
+    *((short, name, *folder) for short in OTHERS for name, folder in OTHERS[short].items()),
+]
 
 
-@checked
-@pytest.mark.parametrize("name", QWEN_CHANGES)
-def test_folders_that_qwens_class_changes(qwen_like: Path, tmp_path: Path, name: str) -> None:
-    short, edits = QWEN_CHANGES[name]
-    folder = copied(qwen_like, tmp_path / "folder", *edits)
-    assert is_short(folder) == short
-    assert_as_transformers(folder)
-
-
-def normalized(folder: Path) -> None:
-    """Have a normalizer change the text that an added token is looked for in."""
-    document = json.loads((folder / "tokenizer.json").read_text())
-    document["added_tokens"][-1]["normalized"] = True
-    edit(folder / "tokenizer.json", **document)
-
-
-@pytest.mark.parametrize("edits", [
-    [tokens(**{**GEMMA, "mask_token": "<mask>"}), model(model_type="gemma")],
-    [tokens(**LLAMA), model(model_type="llama"), normalized],
-    [tokens(**GPT2), model(model_type="gpt2", tokenizer_class="GPT2Tokenizer"),
-     tokens(tokenizer_class=None)],
-], ids=["a new token", "a normalized token", "a class elsewhere"])  # fmt: skip
-def test_folders_that_other_classes_change(small: Path, tmp_path: Path, edits: list[Edit]) -> None:
-    folder = copied(small / "small-hf", tmp_path / "folder", *edits)
-    assert not is_short(folder)
-    assert_as_transformers(folder)
-
-
-LONG: dict[str, list[Edit]] = {
-    "a model type that is not known": [model(model_type="gpt_neox")],
-    "a config.json without a model type": [adds("config.json", '{"vocab_size": 896}')],
-    "no class": [lambda folder: (folder / "tokenizer_config.json").unlink()],
-    "another class": [tokens(tokenizer_class="LlamaTokenizerFast")],
-    "an unknown key": [tokens(fix_mistral_regex=True)],
-    "special tokens split": [tokens(split_special_tokens=True)],
-    "a token that tokenizer.json lacks": [tokens(pad_token="<|new|>")],
-    "a text token made special": [tokens(pad_token="<think>")],
-    "an extra token made special": [tokens(additional_special_tokens=["<think>"])],
-    "a named extra token made special": [tokens(image_token="<think>")],
-    "another flag": [lists(special=True)],
-    "old lists": [adds("special_tokens_map.json", '{"unk_token": "<|pad|>"}')],
-    "old added tokens": [adds("added_tokens.json", '{"<|new|>": 800}')],
-    "more chat templates": [adds("additional_chat_templates/rag.jinja", "{{ messages }}")],
-    "padding": [
-        lambda folder: edit(
-            folder / "tokenizer.json",
-            padding={
-                "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None,
-                "pad_id": 795, "pad_type_id": 0, "pad_token": "<|im_end|>",
-            },
-        )
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_folders_that_transformers_decides(small: Path, tmp_path: Path, name: str) -> None:
-    folder = copied(small / "small-digits", tmp_path / "folder", *LONG[name])
-    assert not is_short(folder)
-    assert_as_transformers(folder)
-
-
-def test_a_version_of_transformers_that_was_not_checked(
-    small: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("short", "name", "source", "edits"), FOLDERS)
+def test_folders_with_and_without_transformers(
+    small: Path, tmp_path: Path, short: bool, name: str, source: str, edits: list[Edit]
 ) -> None:
-    for number, checked in (
-        ("4.57.6", 0),
-        ("5.7.0", 0),
-        ("5.8.0", 1),
-        ("5.99.0.dev0", 1),
-        ("6.0", 0),
-    ):
+    folder = copied(small / f"small-{source}", tmp_path / name, *edits)
+    assert is_short(folder) == (short and hf_folder.reads_alone())
+    assert_as_transformers(folder)
+
+
+checked = pytest.mark.skipif(not hf_folder.reads_alone(), reason="Transformers reads all folders")
+
+
+@checked
+@pytest.mark.parametrize("name", hf_folder.BUILT)
+def test_fingerprints_are_of_what_the_installed_transformers_builds(name: str) -> None:
+    built, made = hf_folder.BUILT[name], getattr(transformers, name)
+
+    def fingerprint(**options: bool) -> str:
+        return hf_folder.fingerprint(made(**options).backend_tokenizer)
+
+    assert fingerprint() == fingerprint(legacy=False) == built.fingerprint
+    prefix = name == "LlamaTokenizer"
+    assert fingerprint(add_prefix_space=prefix) == built.fingerprint
+    assert fingerprint(add_prefix_space=not prefix) != built.fingerprint or name == "GemmaTokenizer"
+    arguments = inspect.signature(made.__init__).parameters.items()
+    named = {k: v.default for k, v in arguments if k.endswith("_token") and v.default is not None}
+    assert named == built.roles
+
+
+@checked
+def test_classes_are_those_that_the_installed_transformers_takes(
+    small: Path, tmp_path: Path
+) -> None:
+    loaded_as = {
+        (t, name): "TokenizersBackend" for t, ns in hf_folder.AS_IT_IS.items() for name in ns
+    }
+    loaded_as |= {(t, name): name for t, name in hf_folder.BUILT_FOR.items()}
+    found = {}
+    for i, (model_type, name) in enumerate(loaded_as):
+        source = small / ("small-hf" if model_type == "llama" else "small-byte-level")
+        folder = copied(source, tmp_path / str(i), tokens(tokenizer_class=name))
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        if not model_type:
+            (folder / "config.json").unlink()
+        found[model_type, name] = type(AutoTokenizer.from_pretrained(str(folder))).__name__
+    assert found == loaded_as
+
+
+def test_versions_of_transformers(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, alone in {"4.57.6": 0, "5.7.0": 0, "5.8.0": 1, "5.99.0.dev0": 1, "6.0": 1}.items():
         monkeypatch.setattr(hf_folder, "version", lambda _, number=number: number)
-        assert is_short(small / "small-digits") == bool(checked), number
+        assert is_short(small / "small-digits") == bool(alone), number
 
 
 @checked
@@ -300,9 +294,10 @@ def test_mistral_with_its_own_library(
 
 
 @checked
-def test_transformers_is_not_imported(small: Path, qwen_like: Path, tmp_path: Path) -> None:
+def test_transformers_is_not_imported(small: Path, tmp_path: Path) -> None:
     shutil.copy(small / "small-digits" / "tokenizer.json", tmp_path / "mine.json")
-    paths = [small / "small-digits", small / "small-hf", qwen_like, tmp_path / "mine.json"]
+    qwen = copied(small / "small-byte-level", tmp_path / "qwen", *QWENS)
+    paths = [small / "small-digits", small / "small-hf", qwen, tmp_path / "mine.json"]
     code = (
         "import sys\n"
         "from xtok.tokenizers import load_tokenizer\n"
@@ -337,7 +332,7 @@ def unigram(folder: Path, tokenizer_class: str, model_type: str) -> Path:
 
 def test_unigram_folders(tmp_path: Path) -> None:
     plain = unigram(tmp_path / "plain", "PreTrainedTokenizerFast", "llama")
-    assert is_short(plain) == hf_folder.is_checked()
+    assert is_short(plain) == hf_folder.reads_alone()
     t5 = unigram(tmp_path / "t5", "T5TokenizerFast", "t5")
     assert not is_short(t5)
     for folder in (plain, t5):
@@ -368,7 +363,8 @@ def test_folders_as_on_the_hub(real: Callable[[str], str], tmp_path: Path, name:
     else:
         real("qwen.tiktoken")
         folder = hub_folders.write(name, tmp_path / name, REAL)
-        assert is_short(folder) == hf_folder.is_checked()
+        # Llama 2's file has another normalizer than its class builds.
+        assert is_short(folder) == (name != "llama2" and hf_folder.reads_alone())
     assert_as_transformers(folder, num_texts=150)
 
 

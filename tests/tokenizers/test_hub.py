@@ -24,7 +24,7 @@ from xtok.embeddings.checkpoint import Model
 from xtok.errors import TokenizerError
 from xtok.maps import file as mapfile
 from xtok.tokenizers import load_tokenizer
-from xtok.tokenizers.hub import ModelFiles, _answers
+from xtok.tokenizers.hub import ModelFiles, _reachable
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 NOWHERE = "http://127.0.0.1:9"
@@ -150,7 +150,7 @@ def asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         monkeypatch.setattr(f"{constants}HF_HUB_OFFLINE", False)
         monkeypatch.setattr(f"{constants}HF_HUB_CACHE", str(tmp_path / "hf"))
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
-        _answers.cache_clear()
+        _reachable.cache_clear()
 
     ask(hub.url)
     return ask
@@ -364,7 +364,7 @@ def test_code_of_a_repo_runs_only_when_it_is_trusted_and_is_said_to(
     env = environment(hub, tmp_path / "hf", HF_MODULES_CACHE=str(tmp_path / "modules"))
     done = cli(*args, env=env)
     assert done.returncode == 1
-    assert "error: org/odd needs code of its own\n" in done.stderr
+    assert "error: org/odd requires custom tokenizer code\n" in done.stderr
     assert "allow it with --trust-remote-code" in done.stderr
     assert "code of the repo runs" not in done.stdout
     done = cli(*args, "--trust-remote-code", env=env)

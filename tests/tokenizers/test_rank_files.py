@@ -19,38 +19,20 @@ def rank_file(ranks: dict[bytes, int]) -> bytes:
     return b"".join(b"%s %d\n" % (base64.b64encode(t), i) for t, i in ranks.items())
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"YWI= 0\n/wA= 1\n",
-        b"YWI= 0\n/wA= 1",
-        b"YWI= 0\r\n/wA= 1\r\n",
-        b"YWI= 0\n\n/wA= 1\n",
-        b"YWI=\t0\n/wA= 1\n",
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"YWI= 0\n/wA= 1\n", b"YWI= 0\n/wA= 1", b"YWI= 0\r\n/wA= 1\r\n", b"YWI= 0\n\n/wA= 1\n",
+    b"YWI=\t0\n/wA= 1\n",
+])  # fmt: skip
 def test_a_good_rank_file(data: bytes) -> None:
     assert parse_ranks(rank_file(SINGLE) + data, "x") == SINGLE | TWO
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"YWI=\n0 /wA= 1\n",
-        b"YWI= 0 /wA=\n1\n",
-        b"YWI= 0\n/wA=\n",
-        b"YWI= 0\nYWI= 1\n",
-        b"YWI= 0\n/wA= 0\n",
-        b"Y=W= 0\n/wA= 1\n",
-        b"YWI=YWI= 0\n/wA= 1\n",
-        b"YWI 0\n/wA= 1\n",
-        b"Y!I= 0\n/wA= 1\n",
-        b"YWI= +0\n/wA= 1\n",
-        b"YWI= 0\n/wA= 99999999999\n",
-        b"YWI= 0\n/wA= 99999999\n",
-        b"==== 0\n/wA= 1\n",
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"YWI=\n0 /wA= 1\n", b"YWI= 0 /wA=\n1\n", b"YWI= 0\n/wA=\n", b"YWI= 0\nYWI= 1\n",
+    b"YWI= 0\n/wA= 0\n", b"Y=W= 0\n/wA= 1\n", b"YWI=YWI= 0\n/wA= 1\n", b"YWI 0\n/wA= 1\n",
+    b"Y!I= 0\n/wA= 1\n", b"YWI= +0\n/wA= 1\n", b"YWI= 0\n/wA= 99999999999\n",
+    b"YWI= 0\n/wA= 99999999\n", b"==== 0\n/wA= 1\n",
+])  # fmt: skip
 def test_a_rank_file_with_a_bad_line(data: bytes) -> None:
     with pytest.raises(TokenizerError, match=r"^line 25[78] of x "):
         parse_ranks(rank_file(SINGLE) + data, "x")

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +284,7 @@ def error_of(model: str | Path, **options: Any) -> str:
         ("spam:eggs", "spam: is not a prefix"), ("bytes:1", "bytes:1 is not a tokenizer"),
         ("/dev/zero", "/dev/zero has no tokenizer.json"),
         ("hf:SMALL/small.model", "has no tokenizer.json"),
+        ("hf:MEGATRON", "is a vocabulary of Megatron"), ("MEGATRON", "is a vocabulary of Megatron"),
         ("tiktoken:SMALL/small.model@x", "is not a base64 token"),
         ("spm:SMALL/small.tiktoken", "is not a SentencePiece model"),
         ("SMALL/small.model@x", "takes no @x"), ("SMALL/small-hf@main", "takes no @main"),
@@ -296,6 +299,9 @@ def test_what_names_no_tokenizer(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "loop.model").symlink_to(tmp_path / "loop.model")
+    megatron = tmp_path / "vocab.json"
+    megatron.write_text('[\n{"rank": 0, "token_bytes": "AA==", "token_str": "\\u0000"}]')
+    model = model.replace("MEGATRON", str(megatron))
     assert culprit in error_of(model.replace("SMALL", str(small)))
 
 
@@ -363,6 +369,37 @@ def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
     plain = '{"tokenizer_class": "PreTrainedTokenizerFast"}'  # is loaded without AutoTokenizer
     (tmp_path / "tokenizer_config.json").write_text(plain)
     assert wrong in error_of(tmp_path)
+
+
+def test_files_that_may_not_be_read(small: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:  # where another user may go
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copy(small / "small.model", folder)
+        files = [folder / "small.model"]
+        for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            shutil.copytree(small / "small-byte-level", folder / file)
+            files.append(folder / file / file)
+        for path in files:
+            path.chmod(0)
+        is_root = not os.geteuid()
+        os.seteuid(65534 if is_root else os.geteuid())
+        try:
+            wrong = [error_of(files[0]), *(error_of(path.parent) for path in files[1:])]
+        finally:
+            os.seteuid(0 if is_root else os.geteuid())
+    assert wrong == [f"{path} cannot be read: Permission denied" for path in files]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
+def test_json_that_is_not_utf8(small: Path, tmp_path: Path, encoding: str) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        folder = tmp_path / name
+        shutil.copytree(small / "small-byte-level", folder)
+        text = (folder / name).read_text()
+        for end in (None, -1):
+            (folder / name).write_bytes(text.encode(encoding)[:end])
+            assert "is not a" in error_of(folder)
 
 
 def test_two_tokens_of_one_id(small: Path, tmp_path: Path) -> None:

@@ -65,6 +65,19 @@ def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
     assert caught.value.parameter == "student_vocab_size"
 
 
+@pytest.mark.parametrize(("width", "given"), [(700, 896), (1000, 1000)])
+def test_the_width_that_a_side_without_tokens_needs(
+    byte_level: Tokenizer, digits: Tokenizer, width: int, given: int
+) -> None:
+    """`digits` is 896 wide and has 800 tokens: a narrower matrix can be made wider."""
+    m = xtok.build(byte_level, "bytes")
+    teacher = replace(m.teacher, table=None, vocab_size=width, width_source="map")
+    with pytest.raises(XtokError) as caught:
+        xtok.pair(byte_level, digits).admit(replace(m, teacher=teacher))
+    assert caught.value.parameter == "teacher_vocab_size"
+    assert f"the width {given} with" in caught.value.hint
+
+
 def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokenizer) -> None:
     m = xtok.build(byte_level, digits)
     swapped = xtok.pair(digits, byte_level)

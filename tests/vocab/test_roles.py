@@ -18,11 +18,8 @@ def table_of(
 
 
 LLAMA = table_of(
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|reserved_special_token_0|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>"),
+    *("<|eom_id|>", "<|eot_id|>"),
 )
 QWEN = table_of("<|endoftext|>", "<|im_start|>", "<|im_end|>", eos=[2], pad=[0])
 MISTRAL = table_of("<s>", "</s>", "[INST]", "[control_8]", "[control_9]")

@@ -69,9 +69,17 @@ def test_a_width_that_does_not_hold_an_id_is_an_error() -> None:
         decode_vocabulary(ENTRIES, width=6)
 
 
-def test_an_id_that_stands_twice_is_an_error() -> None:
-    with pytest.raises(TokenizerError, match=r"token id 3 .* stands twice"):
+def test_a_duplicated_id_is_an_error() -> None:
+    with pytest.raises(TokenizerError, match=r"token id 3 .* is duplicated"):
         decode_vocabulary([*ENTRIES, Entry(3, TokenType.NORMAL, b"x")], width=9)
+
+
+def test_a_name_that_no_map_could_carry_is_an_error() -> None:
+    longest = b"<" * 1024
+    table, _ = decode_vocabulary([Entry(0, TokenType.CONTROL, longest)], width=1)
+    assert table.control_names == {0: longest.decode()}
+    with pytest.raises(TokenizerError, match=r"special token 0 has a name of 1,025 bytes"):
+        decode_vocabulary([Entry(0, TokenType.UNKNOWN, longest + b">")], width=1)
 
 
 def test_canonical_id_is_what_is_emitted_then_not_a_byte_then_the_lowest() -> None:

@@ -366,7 +366,7 @@ def _probe_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     wrong = [f"{kind}: {how}" for kind, how in zip(_PROBE, of_kinds, strict=True) if how]
     size = sum(len(text.encode()) for text in _PROBE.values())
     if wrong:
-        message = "\n".join(["does not come back byte for byte", *wrong])
+        message = "\n".join(["does not round-trip", *wrong])
         yield Check("probe text", "failed", message)
     else:
         yield Check("probe text", "ok", f"{size} bytes come back: {', '.join(_PROBE)}")

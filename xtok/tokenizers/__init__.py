@@ -17,8 +17,8 @@ from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
 from xtok.tokenizers._hf_folder import load_folder, load_json, runs_code
 from xtok.tokenizers._sentencepiece import SentencePieceBackend
-from xtok.tokenizers._tekken import TekkenBackend, is_tekken
-from xtok.tokenizers._tiktoken import TiktokenBackend, is_rank_file
+from xtok.tokenizers._tekken import is_tekken, load_tekken
+from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.pair import SIDES, Pair
@@ -49,8 +49,8 @@ PairLike = ModelLike | Pair
 # By prefix: what reads a kind of file, and what tells it from its first 4 kB; the last one takes
 # what no other wants.
 _FILES: dict[str, tuple[Callable[..., Backend], Callable[[bytes], bool]]] = {
-    "tekken": (TekkenBackend, is_tekken),
-    "tiktoken": (TiktokenBackend, is_rank_file),
+    "tekken": (load_tekken, is_tekken),
+    "tiktoken": (load_ranks, is_rank_file),
     "spm": (SentencePieceBackend.from_file, bool),
 }
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {"bytes": BytesBackend, "null": NullBackend}
@@ -113,7 +113,7 @@ def load_tokenizer(
                 backend = _from_folder(files, pattern, trust_remote_code)
         else:
             raise _not_found(location)
-        if is_local and suffix is not None and backend.name != TiktokenBackend.name:
+        if is_local and suffix is not None and backend.name != "tiktoken":
             raise TokenizerError(
                 f"{location} takes no @{suffix}",
                 hint="@ is for a repo's revision, or the split pattern of a tiktoken file",
@@ -263,21 +263,11 @@ def _from_file(path: Path, kind: str | None, pattern: str | None) -> Backend:
     if not path.is_file():
         raise _not_found(str(path))
     head = _head(path)
-    if head.startswith(b"GGUF"):
-        raise TokenizerError(
-            f"{path} is a .gguf file, which xtok does not read",
-            hint="give the repo or folder of the model that it was made from",
-        )
-    if head.lstrip().startswith(b"[") and b'"token_bytes"' in head:
-        raise TokenizerError(
-            f"{path} is a vocabulary of Megatron, without its pattern and special tokens",
-            hint="give the model's Hugging Face repo or folder, or its tekken.json",
-        )
     if kind is None:
         if head.lstrip().startswith(b"{") and not is_tekken(head):
             return load_json(path)
         kind = next(name for name, (_, recognises) in _FILES.items() if recognises(head))
-    return TiktokenBackend(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
+    return load_ranks(path, pattern) if kind == "tiktoken" else _FILES[kind][0](path)
 
 
 def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool) -> Backend:
@@ -295,6 +285,8 @@ def _from_folder(files: ModelFiles, pattern: str | None, trust_remote_code: bool
                 hint="fetch the model's config.json or tokenizer_config.json into it",
             )
     else:
+        if isinstance(files.model, Path) and files.model.is_file():
+            _head(files.model)
         raise TokenizerError(
             f"{files} has no tokenizer.json, so no fast tokenizer",
             hint="make one with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
@@ -307,7 +299,8 @@ def _head(path: Path) -> bytes:
     """Return the first 4 kB of a file.
 
     Raises:
-        TokenizerError: if it is empty, or a pointer to a file that Git LFS has not fetched.
+        TokenizerError: if it is empty, a pointer to a file that Git LFS has not fetched, or of a
+            kind that is not read.
     """
     with path.open("rb") as file:
         head = file.read(4096)
@@ -317,6 +310,16 @@ def _head(path: Path) -> bytes:
         raise TokenizerError(
             f"{path} is a pointer of Git LFS, not the file itself",
             hint="git lfs pull, in the repository that it is in",
+        )
+    if head.startswith(b"GGUF"):
+        raise TokenizerError(
+            f"{path} is a .gguf file, which xtok does not read",
+            hint="give the repo or folder of the model that it was made from",
+        )
+    if head.lstrip().startswith(b"[") and b'"token_bytes"' in head:
+        raise TokenizerError(
+            f"{path} is a vocabulary of Megatron, without its pattern and special tokens",
+            hint="give the model's Hugging Face repo or folder, or its tekken.json",
         )
     return head
 
@@ -359,7 +362,7 @@ def _path(location: str) -> Path:
 
 
 def _is_path(location: str, *, sure: bool = False) -> bool:
-    """Tell a path from a repo id: it cannot be one, or its first folder is here.
+    """Whether a name is a path: it cannot be a repo id, or its first folder is here.
 
     With `sure`, as behind `hf:`, whatever can be a repo id is one.
     """

@@ -91,20 +91,25 @@ def damaged(problem: str, what: str = "the file is damaged or of another kind") 
 
 
 def is_panic(error: BaseException) -> bool:
-    """Tell a panic of a Rust library: its class is no `Exception`, and cannot be imported."""
+    """Whether it is of a Rust library; the class is no `Exception`, and cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def no_panic(model: str) -> Iterator[None]:
-    """Turn a panic into a `TokenizerError` that names the model."""
+    """Turn a panic, or a file that cannot be read, into a `TokenizerError` that names it."""
     try:
         yield
+    except OSError as error:
+        raise TokenizerError(
+            f"{error.filename or model} cannot be read: {error.strerror or error}",
+            hint="check its permissions, and that it is still there",
+        ) from error
     except BaseException as error:
         if not is_panic(error):
             raise
         raise TokenizerError(
-            f"{model} makes its library fail: {error}",
+            f"the tokenizers library panicked on {model}: {error}",
             hint="its files are damaged, or its pattern is too costly: fetch them again",
         ) from error
 
@@ -175,9 +180,9 @@ def chat_templates(files: ModelFiles) -> dict[str, str]:
     if path is not None:
         try:
             return {"default": path.read_text(encoding="utf-8")}
-        except UnicodeDecodeError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(
-                f"{path} is not text in UTF-8: {error}", hint="fix it, or fetch it again"
+                f"{path} cannot be read as UTF-8: {error}", hint="fix it, or fetch it again"
             ) from error
     templates: Any = files.json("tokenizer_config.json").get("chat_template")
     if isinstance(templates, list):

@@ -1,20 +1,22 @@
 """Hugging Face folders and repos with a `tokenizer.json`: what AutoTokenizer loads from them.
 
 Importing Transformers takes seconds, so the `tokenizers` library reads `tokenizer.json` alone where
-AutoTokenizer would not change what it says. That is known if all of this holds; if not,
-Transformers decides:
+AutoTokenizer would not change what it says; else Transformers decides. All of this must hold:
 
-- The installed Transformers is of a version that this rule was checked with.
-- For the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer
-  takes `tokenizer.json` as it is; or it builds a Qwen2Tokenizer, GemmaTokenizer, LlamaTokenizer or
-  GPT2Tokenizer around its vocabulary and merges, which is done here as these classes do it.
+- By the `model_type` in `config.json` and the class in `tokenizer_config.json`, AutoTokenizer takes
+  `tokenizer.json` as it is; or it builds a class around its vocabulary and merges, and everything
+  else in `tokenizer.json` is what this class builds, by its fingerprint.
 - `tokenizer_config.json` has only keys that change neither tokens nor how text is encoded.
 - The added and special tokens that it lists are those of `tokenizer.json`, flags included.
 - No other file lists tokens or chat templates, and `tokenizer.json` neither pads nor truncates.
+
+`tests/tokenizers/test_hf_folder.py` compares the tables here with the installed Transformers.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -24,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import SPECIAL_NAMES, chat_templates
 from xtok.tokenizers._hf import HuggingFaceBackend, components
-from xtok.tokenizers._tiktoken import QWEN_PATTERN, TEKKEN_PATTERN
-from xtok.tokenizers.hub import ModelFiles, hub_answers, quiet_hub
+from xtok.tokenizers._tiktoken import TEKKEN_PATTERN
+from xtok.tokenizers.hub import ModelFiles, hub_reachable, quiet_hub
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -57,7 +59,7 @@ def load_folder(files: ModelFiles, *, trust_remote_code: bool = False) -> Huggin
 def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
-    local = files.offline or (isinstance(files.model, str) and not hub_answers())
+    local = files.offline or (isinstance(files.model, str) and not hub_reachable())
     try:
         with quiet_hub():
             tokenizer = AutoTokenizer.from_pretrained(
@@ -70,7 +72,7 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise TokenizerError(
-                f"{files} needs code of its own",
+                f"{files} requires custom tokenizer code",
                 hint="read that code, then allow it with {option}; or give its tokenizer.json, if "
                 "it has one",
                 parameter="trust_remote_code",
@@ -88,7 +90,7 @@ def _by_transformers(files: ModelFiles, trust_remote_code: bool) -> Any:
 
 
 def _is_old_mistral(files: ModelFiles) -> bool:
-    """Tell whether Transformers would offer `fix_mistral_regex` (`_patch_mistral_regex`)."""
+    """Whether Transformers would offer `fix_mistral_regex` (`_patch_mistral_regex`)."""
     config = files.json("config.json")
     saved_by = str(config.get("transformers_version") or "0").partition(".")[0]
     types = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
@@ -96,7 +98,7 @@ def _is_old_mistral(files: ModelFiles) -> bool:
 
 
 def runs_code(files: ModelFiles) -> bool:
-    """Tell whether a folder's tokenizer is a class of its own."""
+    """Whether a folder's tokenizer is custom code."""
     return "auto_map" in files.json("tokenizer_config.json")
 
 
@@ -145,101 +147,83 @@ class PlainTokenizer:
         }
 
 
+class Built(NamedTuple):
+    """What a class of Transformers builds around the vocabulary and merges of a BPE."""
+
+    fingerprint: str
+    roles: Mapping[str, str]  # the special tokens that it has where the config names no others
+
+
+_END = "<|endoftext|>"
+BUILT = {
+    "Qwen2Tokenizer": Built(
+        "a1be49115e45afa453d8d700d94e803ec61f80b1bc47039735cd841291c7a1ee",
+        {"unk_token": _END, "eos_token": _END, "pad_token": _END},
+    ),
+    "GPT2Tokenizer": Built(
+        "1ff2a6f2b704983f29d8309658b8baf66a2b129f17ef8557a463b790fc8b7842",
+        {"unk_token": _END, "bos_token": _END, "eos_token": _END},
+    ),
+    "GemmaTokenizer": Built(
+        "37fdf32766b47947e25b65b812cc2f06ff65f692d300162ea24e89f0cfebd1c3",
+        {f"{role}_token": f"<{role}>" for role in ("unk", "bos", "eos", "pad", "mask")},
+    ),
+    "LlamaTokenizer": Built(
+        "047d4f60300213beaf476cf33779a9e104a2741384a27b548d6025011f6ee430",
+        {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+    ),
+}
+"""The classes that take only the vocabulary from `tokenizer.json`, whatever else it says."""
+
 # By a model's type, "" without a config.json: the classes for which AutoTokenizer takes
-# tokenizer.json as it is, and those that build around its vocabulary and merges (_PARTS). From
-# models/auto/tokenization_auto.py and the classes' own files of transformers 5.8.1, 5.12.1, 5.16.1,
-# 5.20.2 and 5.23.0. Some versions before lose DeepSeek's spaces
-# (https://github.com/huggingface/transformers/issues/45488).
+# tokenizer.json as it is, and the class of `BUILT` that the type has. Versions before 5.8 differ;
+# some lose DeepSeek's spaces (https://github.com/huggingface/transformers/issues/45488).
+_SINCE = (5, 8)
 _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
 _DEEPSEEK_TYPES = ("deepseek_v2", "deepseek_v3")
 _MISTRAL_TYPES = ("mistral", "mixtral", "mistral3", "ministral3")
 _QWEN_TYPES = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _GEMMA_TYPES = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
-_CLASSES = {
+AS_IT_IS = {
     **dict.fromkeys(("", "llama", "llama4", "gpt_oss", "glm4_moe", "nemotron_h"), _PLAIN),
     **dict.fromkeys((*_DEEPSEEK_TYPES, *_MISTRAL_TYPES), _PLAIN | _LLAMA),
 }
-_BUILT = {
+BUILT_FOR = {
     **dict.fromkeys(_QWEN_TYPES, "Qwen2Tokenizer"),
     **dict.fromkeys(_GEMMA_TYPES, "GemmaTokenizer"),
     "llama": "LlamaTokenizer",
     "gpt2": "GPT2Tokenizer",
 }
 
-
-class _Parts(NamedTuple):
-    """What a class of Transformers builds around the vocabulary and merges of a BPE."""
-
-    normalizer: Any
-    pre_tokenizer: Any
-    decoder: Any
-    special: Mapping[str, str]  # the tokens that the class gives roles where the config does not
-    unk_token: str | None = None
-    fuse_unk: bool = False
-    byte_fallback: bool = False
-
-
-def _parts_of(name: str, config: Mapping[str, Any]) -> _Parts:
-    """Return what a class builds: `models/*/tokenization_*.py` of transformers 5.23.0."""
-    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
-
-    ends = dict.fromkeys(("eos_token", "unk_token"), "<|endoftext|>")
-    if name == "Qwen2Tokenizer":
-        space = bool(config.get("add_prefix_space"))
-        split = pre_tokenizers.Split(Regex(QWEN_PATTERN), behavior="isolated")
-        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
-        pre = pre_tokenizers.Sequence([split, as_bytes])
-        special = {**ends, "pad_token": "<|endoftext|>"}
-        return _Parts(normalizers.NFC(), pre, decoders.ByteLevel(), special)
-    if name == "GPT2Tokenizer":
-        space = bool(config.get("add_prefix_space"))
-        pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
-        special = {**ends, "bos_token": "<|endoftext|>"}
-        return _Parts(None, pre_tokenizer, decoders.ByteLevel(), special)
-    decoder = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if name == "GemmaTokenizer":
-        special = {f"{role}_token": f"<{role}>" for role in ("unk", "bos", "eos", "pad", "mask")}
-        unknown = _content(config.get("unk_token", "<unk>"))
-        split = pre_tokenizers.Split(" ", behavior="merged_with_previous")
-        spaces = normalizers.Replace(" ", "▁")
-        return _Parts(spaces, split, decoders.Sequence(decoder), special, unknown, True, True)
-    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    space = config.get("add_prefix_space") is not False
-    if space:
-        decoder.append(decoders.Strip(content=" ", left=1))
-    scheme = ("always" if config.get("legacy") else "first") if space else "never"
-    marks = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    return _Parts(None, marks, decoders.Sequence(decoder), special, None, True, True)
-
-
-_NAMES = frozenset(f"{role}_token" for role in SPECIAL_NAMES)
+_ROLES = frozenset(f"{role}_token" for role in SPECIAL_NAMES)
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
-_HARMLESS = {  # about decoding, lengths, the ends of a text; or for slow tokenizers alone
+_KEYS = {
+    *("added_tokens_decoder", "add_prefix_space", "split_special_tokens", "tokenizer_class"),
+    *_EXTRA,
+    # Those about decoding, lengths, the ends of a text; or for slow tokenizers alone.
     *("add_bos_token", "add_eos_token", "backend", "chat_template", "clean_up_tokenization_spaces"),
     *("errors", "is_local", "legacy", "local_files_only", "model_input_names", "model_max_length"),
     *("padding_side", "processor_class", "sp_model_kwargs", "spaces_between_special_tokens"),
     *("truncation_side", "use_default_system_prompt"),
 }
-_CHECKED = {"added_tokens_decoder", "add_prefix_space", "split_special_tokens", "tokenizer_class"}
-_KEYS = {*_EXTRA, *_HARMLESS, *_CHECKED}
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def is_checked() -> bool:
-    """Tell whether the installed Transformers is of a version that the rule was checked with."""
-    return (5, 8) <= tuple(map(int, version("transformers").split(".")[:2])) < (6, 0)
+def reads_alone() -> bool:
+    """Whether the installed Transformers is one that the tables hold for."""
+    return tuple(map(int, version("transformers").split(".")[:2])) >= _SINCE
 
 
 def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
     """Read a folder by its `tokenizer.json`; None where Transformers must decide."""
-    if not is_checked():
+    if not reads_alone():
         return None
     try:
         path, config = files.find("tokenizer.json"), files.json("tokenizer_config.json")
         model = files.json("config.json") if files.find("config.json") else {"model_type": ""}
-        model_type = str(model.get("model_type"))
-        if path is None or not _configs_allow(files, config, model_type):
+        name = _class(config, model)
+        if path is None or name is None or not _configs_allow(files, config, model):
             return None
         templates = chat_templates(files)
         plain = PlainTokenizer(path)
@@ -248,93 +232,48 @@ def _read_alone(files: ModelFiles) -> PlainTokenizer | None:
         if type(error) is not Exception and not isinstance(error, files.error):
             raise
         return None
-    built = config.get("tokenizer_class") not in _PLAIN and model_type in _BUILT
-    parts = _parts_of(_BUILT[model_type], config) if built else None
-    if not (all(templates.values()) and _tokens_allow(plain, config, model_type, parts)):
+    rust, roles = plain.backend_tokenizer, dict(BUILT[name].roles if name in BUILT else {})
+    roles |= {key: config[key] for key in _ROLES if key in config}
+    roles = {key: _content(token) for key, token in roles.items() if token is not None}
+    if not (
+        all(templates.values())
+        and (name not in BUILT or _builds(name, config, roles, rust))
+        and (model["model_type"] not in _DEEPSEEK_TYPES or _is_byte_level(rust))
+        and _tokens_allow(rust, config, roles)
+    ):
         return None
     plain.chat_template = templates
-    roles = _with_roles(config, parts)
-    if parts is not None:
-        _build(plain.backend_tokenizer, parts, set(roles.values()))
-    for name, token in roles.items():
-        setattr(plain, f"{name}_id", plain.backend_tokenizer.token_to_id(token))
+    for key, token in roles.items():
+        setattr(plain, f"{key}_id", rust.token_to_id(token))
     return plain
 
 
-def _with_roles(config: Mapping[str, Any], parts: _Parts | None) -> dict[str, str]:
-    """Return the special tokens that have a role: the class's, unless the config has another."""
-    named = {**(parts.special if parts else {}), **{k: config[k] for k in _NAMES if k in config}}
-    return {name: _content(token) for name, token in named.items() if token is not None}
+def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
+    """Return the class that AutoTokenizer takes, by both configs; None if that is not known."""
+    model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
+    built = BUILT_FOR.get(model_type)
+    if name is None and "tokenizer_class" not in model and built != "LlamaTokenizer":
+        return built  # the type's own
+    if name in AS_IT_IS.get(model_type, ()):
+        return "TokenizersBackend"
+    return built if str(name).removesuffix("Fast") == built else None
 
 
-def _build(rust: RustTokenizer, parts: _Parts, special: set[str]) -> None:
-    """Build what a class builds, and make special what has a role."""
-    rust.normalizer, rust.pre_tokenizer = parts.normalizer, parts.pre_tokenizer
-    rust.decoder, model = parts.decoder, rust.model
-    model.unk_token, model.fuse_unk = parts.unk_token, parts.fuse_unk
-    model.byte_fallback, model.dropout, model.ignore_merges = parts.byte_fallback, None, False
-    for token in rust.get_added_tokens_decoder().values():
-        if token.content in special and not token.special:
-            token.special = True
-            rust.add_special_tokens([token])
-
-
-def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model_type: str) -> bool:
-    """Tell whether the configs, and which files there are, leave it to `tokenizer.json`."""
-    name = config.get("tokenizer_class")
-    built = _BUILT.get(model_type)
-    if name is None and built != "LlamaTokenizer":  # the type's own
-        name = None if "tokenizer_class" in files.json("config.json") else built
-    keys = {key for key, value in config.items() if not _is_token(key, value)}
+def _configs_allow(files: ModelFiles, config: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether the configs, and which files there are, leave it to `tokenizer.json`."""
+    old = ("special_tokens_map.json", "added_tokens.json")  # read where the config lists no tokens
     return (
-        name is not None
-        and (name in _CLASSES.get(model_type, ()) or str(name).removesuffix("Fast") == built)
-        and keys <= _KEYS
+        all(key in _KEYS or _is_token(key, value) for key, value in config.items())
         and not config.get("split_special_tokens")
-        and not (model_type in _MISTRAL_TYPES and find_spec("mistral_common"))
-        and ("added_tokens_decoder" in config or not _old_files_change(files, config))
+        and not (model["model_type"] in _MISTRAL_TYPES and find_spec("mistral_common"))
+        and ("added_tokens_decoder" in config or not any(map(files.find, old)))
         and not files.has("additional_chat_templates")
     )
 
 
-def _old_files_change(files: ModelFiles, config: Mapping[str, Any]) -> bool:
-    """Tell whether what is read where the config does not list the tokens says something else."""
-    old = files.json("special_tokens_map.json").items()
-    same = all(k in _NAMES and _content(v) == _content(config.get(k)) for k, v in old)
-    return not same or files.find("added_tokens.json") is not None
-
-
 def _is_token(key: str, value: Any) -> bool:
-    """Tell whether an entry names a special token: one of the roles, or one of the model's own."""
-    return key in _NAMES or (key.endswith("_token") and isinstance(value, str))
-
-
-def _tokens_allow(
-    plain: PlainTokenizer, config: Mapping[str, Any], model_type: str, parts: _Parts | None
-) -> bool:
-    """Tell whether the config lists the tokens of `tokenizer.json`, and the class can be built."""
-    added = plain.added_tokens_decoder
-    listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
-    special = {token.content for token in added.values() if token.special}
-    named = [t for k, t in config.items() if _is_token(k, t) and t is not None]
-    for key in _EXTRA:
-        extra = config.get(key) or []
-        named += extra.values() if isinstance(extra, dict) else extra
-    if parts is not None:  # a class makes special what has a role
-        roles = set(_with_roles(config, parts).values())
-        special |= roles & {token.content for token in added.values()}
-        named += roles
-    rust = plain.backend_tokenizer
-    byte_level = type(rust.decoder).__name__ == "ByteLevel"
-    return (
-        rust.padding is None
-        and rust.truncation is None
-        and config.get("added_tokens_decoder", listed) == listed
-        and special.issuperset(map(_content, named))
-        and (model_type not in _DEEPSEEK_TYPES or byte_level)
-        and not (parts is not None and _BUILT[model_type] == "LlamaTokenizer" and byte_level)
-        and (parts is None or _fits(plain, parts))
-    )
+    """Whether an entry names a special token: one of the roles, or one of the model's own."""
+    return key in _ROLES or (key.endswith("_token") and isinstance(value, str))
 
 
 def _content(token: Any) -> str:
@@ -342,23 +281,70 @@ def _content(token: Any) -> str:
     return str(token.get("content") if isinstance(token, dict) else token)
 
 
-def _fits(plain: PlainTokenizer, parts: _Parts) -> bool:
-    """Tell whether a class makes of `tokenizer.json` what `_build` does.
+def _is_byte_level(rust: RustTokenizer) -> bool:
+    return type(rust.decoder).__name__ == "ByteLevel"
 
-    A class takes vocabulary and merges of a BPE, and numbers the added tokens that the vocabulary
-    lacks from its end.
-    """
-    rust, added = plain.backend_tokenizer, plain.added_tokens_decoder
-    model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
-    if type(model).__name__ != "BPE":
-        return False
-    new = [i for i, token in sorted(added.items()) if model.token_to_id(token.content) != i]
-    is_normalized = any(token.normalized for token in added.values())
+
+def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
+    """Make special what has a role; whether `tokenizer.json` has the config's tokens then."""
+    added = rust.get_added_tokens_decoder()
+    listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
+    for token in added.values():
+        if token.content in roles.values() and not token.special:
+            token.special = True
+            rust.add_special_tokens([token])
+    named = {_content(v) for k, v in config.items() if _is_token(k, v) and v is not None}
+    for key in _EXTRA:
+        extra = config.get(key) or []
+        named |= set(map(_content, extra.values() if isinstance(extra, dict) else extra))
     return (
-        not (model.continuing_subword_prefix or model.end_of_word_suffix)
-        and new == list(range(size, rust.get_vocab_size()))
-        and not (
-            is_normalized
-            and list(components(parts.normalizer)) != list(components(rust.normalizer))
-        )
+        rust.padding is None
+        and rust.truncation is None
+        and config.get("added_tokens_decoder", listed) == listed
+        and {*named, *roles.values()} <= {t.content for t in added.values() if t.special}
     )
+
+
+def _builds(
+    name: str, config: Mapping[str, Any], roles: Mapping[str, str], rust: RustTokenizer
+) -> bool:
+    """Whether a class makes of `tokenizer.json` what is in it.
+
+    A class numbers the added tokens that the vocabulary lacks from its end.
+    """
+    model, size = rust.model, rust.get_vocab_size(with_added_tokens=False)
+    added = sorted(rust.get_added_tokens_decoder().items())
+    new = [i for i, token in added if model.token_to_id(token.content) != i]
+    return (
+        config.get("add_prefix_space") in (None, name == "LlamaTokenizer")
+        and not config.get("legacy")
+        and fingerprint(rust) == BUILT[name].fingerprint
+        and getattr(model, "unk_token", None) in (None, roles.get("unk_token"))
+        and new == list(range(size, rust.get_vocab_size()))
+    )
+
+
+def fingerprint(rust: RustTokenizer) -> str:
+    """Return the sha256 of all that a tokenizer does with a text, but for its vocabulary.
+
+    Options that change no token are left out: all of a byte-level decoder, and `trim_offsets`.
+    """
+    normalizer, splits, decoder = (
+        list(components(part)) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)
+    )
+    parts = [
+        normalizer,
+        [{key: c[key] for key in c if key != "trim_offsets"} for c in splits],
+        [c["type"] if c["type"] == "ByteLevel" else c for c in decoder],
+        [
+            type(rust.model).__name__,
+            *(getattr(rust.model, name, None) or None for name in _OF_MODEL),
+        ],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+_OF_MODEL = (
+    *("unk_token", "fuse_unk", "byte_fallback", "dropout", "ignore_merges"),
+    *("continuing_subword_prefix", "end_of_word_suffix"),
+)

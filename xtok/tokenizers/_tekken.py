@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xtok.tokenizers._backend import Backend, damaged
-from xtok.tokenizers._tiktoken import encode_plain, make_encoding, require_single_bytes
+from xtok.tokenizers._backend import damaged
+from xtok.tokenizers._tiktoken import RankBackend, require_single_bytes
 from xtok.vocab.table import MAX_WIDTH, Entry, TokenType
 
 # What files before version 7 leave out, and the rule for the rest: mistral-common 1.13.1,
@@ -24,58 +24,38 @@ _ROLES = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
 def is_tekken(head: bytes) -> bool:
-    """Tell from a file's beginning whether it may be one: an object with `config` or `vocab`."""
+    """Whether a file that begins so may be one: an object with `config` or `vocab`."""
     start = b"".join(head[:200].split())
     return start.startswith((b'{"config":{"pattern"', b'{"vocab":[{"rank"'))
 
 
-class TekkenBackend(Backend):
-    """A `tekken.json` through the `tiktoken` library."""
+def load_tekken(path: Path) -> RankBackend:
+    """Load a `tekken.json`; its special tokens are CONTROL, or, where it says so, USER_DEFINED.
 
-    name = "tekken"
-
-    def __init__(self, path: Path) -> None:
-        try:
-            document = json.loads(path.read_bytes())
-            config = document["config"]
-            reserved = int(config["default_num_special_tokens"])
-            size = int(config["default_vocab_size"])
-            if not 0 <= reserved <= size <= MAX_WIDTH:
-                raise ValueError(f"{reserved} special tokens do not fit a width of {size}")
-            names = enumerate(_FIRST_SPECIAL_TOKENS.split())
-            listed = document.get("special_tokens") or [
-                {"rank": i, "token_str": name} for i, name in names
-            ]
-            self._special = _special_tokens(listed, reserved)
-            self._ranks = _ranks(document["vocab"][: size - reserved], path)
-            if len(self._ranks) < size - reserved:
-                raise ValueError(f"its vocab has {len(self._ranks)} entries of {size - reserved}")
-            self._encoding = make_encoding(path.name, config["pattern"], self._ranks, {})
-        except (
-            *(ValueError, LookupError, TypeError, AttributeError),
-            *(OverflowError, RecursionError),
-        ) as error:
-            raise damaged(f"{path} is not a tekken file: {error!r}") from error
-        self._reserved = reserved
-
-    def entries(self) -> Iterable[Entry]:
-        """The special tokens come first, CONTROL or, where the file says so, USER_DEFINED."""
-        yield from self._special
-        for token, rank in self._ranks.items():
-            yield Entry(rank + self._reserved, TokenType.NORMAL, token)
-
-    def declared_roles(self) -> Mapping[str, Sequence[int]]:
-        """Return the roles of the names that mistral-common knows."""
-        ids = {entry.content.decode(): entry.id for entry in self._special}
-        return {role: [ids[name]] for role, name in _ROLES.items() if name in ids}
-
-    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode as `TiktokenBackend` does; special tokens are text here."""
-        shift = self._reserved
-        return [[i + shift for i in ids] for ids in encode_plain(self._encoding, texts)]
-
-    def encode_bytes(self, data: bytes) -> list[int] | None:
-        return [i + self._reserved for i in self._encoding._encode_single_piece(data)]
+    Raises:
+        TokenizerError: if it is not one.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+        config = document["config"]
+        reserved = int(config["default_num_special_tokens"])
+        size = int(config["default_vocab_size"])
+        if not 0 <= reserved <= size <= MAX_WIDTH:
+            raise ValueError(f"{reserved} special tokens do not fit a width of {size}")
+        names = enumerate(_FIRST_SPECIAL_TOKENS.split())
+        listed = document.get("special_tokens") or [
+            {"rank": i, "token_str": name} for i, name in names
+        ]
+        special = _special_tokens(listed, reserved)
+        ranks = _ranks(document["vocab"][: size - reserved], reserved, path)
+        if len(ranks) < size - reserved:
+            raise ValueError(f"its vocab has {len(ranks)} entries of {size - reserved}")
+        return RankBackend("tekken", ranks, config["pattern"], special, _ROLES)
+    except (
+        *(ValueError, LookupError, TypeError, AttributeError),
+        *(OverflowError, RecursionError),
+    ) as error:
+        raise damaged(f"{path} is not a tekken file: {error!r}") from error
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[Entry]:
@@ -92,7 +72,8 @@ def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[
     return sorted(entries.values())
 
 
-def _ranks(vocab: Sequence[Mapping[str, Any]], path: Path) -> dict[bytes, int]:
+def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[bytes, int]:
+    """Return the ids of the tokens, which begin behind the special ones."""
     ranks: dict[bytes, int] = {}
     for place, entry in enumerate(vocab):
         try:
@@ -101,6 +82,6 @@ def _ranks(vocab: Sequence[Mapping[str, Any]], path: Path) -> dict[bytes, int]:
             raise damaged(f"entry {place} of the vocab of {path} is not base64") from error
         if token in ranks or int(entry["rank"]) != place:
             raise ValueError(f"entry {place} of its vocab repeats a token, or is out of order")
-        ranks[token] = place
+        ranks[token] = first + place
     require_single_bytes(ranks, str(path))
     return ranks

@@ -263,7 +263,7 @@ class Tokenizer:
         return splitting_at(self._added_ids)
 
     def _spells(self, ids: Sequence[int], data: bytes) -> bool:
-        """Tell whether all ids are text and their bytes concatenate to `data`."""
+        """Whether all ids are text and their bytes concatenate to `data`."""
         tokens = self._tokens
         try:
             parts = [tokens[i] for i in ids]

@@ -60,7 +60,7 @@ class ModelFiles:
         return path
 
     def has(self, name: str) -> bool | None:
-        """Tell whether the model has a file or folder, without fetching it; None if unknown.
+        """Whether the model has a file or folder, without fetching it; None if unknown.
 
         That is if the hub cannot be asked, and the local cache does not know.
 
@@ -123,7 +123,7 @@ class ModelFiles:
         if path is None:
             return {}
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
@@ -131,13 +131,13 @@ class ModelFiles:
         return content
 
     def _may_ask(self) -> bool:
-        """Tell whether the hub may be asked."""
+        """Whether the hub may be asked."""
         from huggingface_hub import constants
 
         return not (self.offline or constants.HF_HUB_OFFLINE)
 
     def _options(self) -> dict[str, Any]:
-        local = not (self._may_ask() and hub_answers())
+        local = not (self._may_ask() and hub_reachable())
         return {"revision": self.commit or self.revision, "local_files_only": local}
 
     @contextmanager
@@ -191,16 +191,16 @@ def quiet_hub() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def hub_answers() -> bool:
-    """Tell whether the hub answers at all, by one request; its own library tries for 20 seconds.
+def hub_reachable() -> bool:
+    """Whether the hub answers at all, by one request; its own library tries for 20 seconds.
 
     The answer holds for a minute, so that many files cost one request.
     """
-    return _answers(int(time.monotonic() // 60))
+    return _reachable(int(time.monotonic() // 60))
 
 
 @functools.lru_cache(maxsize=1)
-def _answers(minute: int) -> bool:
+def _reachable(minute: int) -> bool:
     from huggingface_hub import constants, get_session
 
     try:

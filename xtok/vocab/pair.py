@@ -255,8 +255,10 @@ def _agree(ours: Vocabulary, theirs: Vocabulary) -> bool:
 
 def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:
     hint = "give the map of this pair; xtok inspect shows the pair of a map"
-    if _tokens_of(other) <= ours.vocab_size:
-        hint += f"; if it is this pair, give the width {ours.vocab_size} with {{option}}"
+    fits = _tokens_of(other) <= ours.vocab_size
+    if fits or is_lower_bound(ours):
+        width = ours.vocab_size if fits else other.vocab_size
+        hint += f"; if it is this pair, give the width {width} with {{option}}"
     return XtokError(
         f"the {side} of {what} is {ours.vocab_size:,} wide, {other.model_id} {other.vocab_size:,}",
         hint=hint,

@@ -23,6 +23,10 @@ MAX_WIDTH = 2**24
 """The widest vocabulary accepted: 64 times the largest in use; ids stay int32."""
 
 
+MAX_NAME = 1 << 10
+"""Bytes of the longest name of a special token; those in use stay below 100."""
+
+
 class TokenType(IntEnum):
     """What a token id is, with the names and numbers of SentencePiece."""
 
@@ -214,7 +218,8 @@ def decode_vocabulary(
         ignore: ids to treat as UNUSED.
 
     Raises:
-        TokenizerError: if an id is outside the width, or occurs twice.
+        TokenizerError: if an id is outside the width or occurs twice, or a special token has a
+            name that is no name.
     """
     kept = [entry for entry in entries if entry.id not in ignore] if ignore else list(entries)
     control, unknown, unused = TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED
@@ -225,12 +230,17 @@ def decode_vocabulary(
     for token_id, kind, content, display in kept:
         if not 0 <= token_id < width or kinds[token_id] is not None:
             raise TokenizerError(
-                f"token id {token_id} ({quoted(escape(content))}) stands twice in the vocabulary, "
+                f"token id {token_id} ({quoted(escape(content))}) is duplicated in the vocabulary, "
                 f"or is outside its size {width}",
                 hint="the tokenizer's files are damaged: fetch them again",
             )
         kinds[token_id] = kind
         if kind is control or kind is unknown:
+            if len(content) > MAX_NAME:
+                raise TokenizerError(
+                    f"the special token {token_id} has a name of {len(content):,} bytes",
+                    hint=f"names may have {MAX_NAME:,}: fix the tokenizer's files",
+                )
             names[token_id] = content.decode("utf-8", "backslashreplace")
         elif kind is not unused:
             if form == "text":
