@@ -362,7 +362,7 @@ def test_what_does_not_fit_is_refused(
         ("p-kl", xtok.build(*sides)), ("event-kl", xtok.events(*sides)),
         ("teacher-to-student-kl", projection),
     ):  # fmt: skip
-        with pytest.raises(XtokError, match="^the sides are swapped"):
+        with pytest.raises(XtokError, match=r"^the sides are swapped"):
             trainer(collator, arguments(tmp_path), loss=loss, projection=given)
     wrong = xtok.build(collator.student, sentencepiece)
     with pytest.raises(XtokError, match=r"^the teacher of the map .* has other tokens than"):
