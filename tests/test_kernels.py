@@ -63,7 +63,7 @@ def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: To
     with TextEncoder(byte_level, sentencepiece) as encoder:
         for texts in (["one 12", ""], []):
             student, teacher = encoder.encode(texts)
-            encoder.boundaries(student, teacher)
+            encoder.align(student, teacher)
     compiled = {
         f"{module.__name__}.{name}": len(function.signatures)
         for module in (kernels, counting_kernels)

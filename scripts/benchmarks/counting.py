@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.harness import Row, chosen, documents, path_of, race, tokenizer
 from xtok import doctor, load_tokenizer
-from xtok.counting.counts import TextCounter
 from xtok.counting.encode import EncodedBatch, TextEncoder
+from xtok.counting.pair_text import TextCounter, Wanted
 from xtok.counting.texts import Place
 from xtok.threads import available_cores
 from xtok.tokenizers import Tokenizer
@@ -36,17 +36,18 @@ def library_encoding(side: Tokenizer, threads: int) -> Callable[[list[str]], obj
 
 def count(encoder: TextEncoder, texts: list[str], passes: int = 1) -> TextCounter:
     """Count a text, several times over."""
-    counter = TextCounter(encoder, "start", True)
+    counter = TextCounter(encoder.tokenizers, Wanted(hold_out=True))
     for _ in range(passes):
         for start in range(0, len(texts), 1000):
             part = texts[start : start + 1000]
-            counter.add(EncodedBatch(part, [""] * len(part), Place(), encoder.encode(part)))
+            batch = EncodedBatch(part, [""] * len(part), Place(), encoder.encode(part))
+            counter.add(encoder, batch)
     return counter
 
 
 def described(label: str, counter: TextCounter) -> Row:
     """Return what was counted."""
-    pairs = sum(len(tally.counts().pairs()[0]) for tally in (counter.counted, counter.held))
+    pairs = sum(len(tally.counts().keys) for tally in counter.tallies.values())
     return {"pair": label, "tokens": counter.totals.student_tokens, "different pairs": pairs}
 
 

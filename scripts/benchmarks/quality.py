@@ -23,7 +23,7 @@ import xtok
 from benchmarks.harness import Row, chosen, tokenizer
 from xtok import ProjectionMap, Tokenizer
 from xtok.config import Target
-from xtok.counting.counts import CountedText, count_text, merge_counts, plan_counting
+from xtok.counting.pair_text import PairText, Wanted, merged_texts
 from xtok.maps.projection_map import RowKind
 from xtok.stages.counted import map_of_counts
 from xtok.vocab.pair import Pair
@@ -144,10 +144,10 @@ def measure(
     texts = sorted(options.corpus.glob("*.valid.jsonl.gz"))
     languages = [path.name.partition(".")[0] for path in texts]
 
-    def counts(language: str, split: str, target: Target = "start") -> CountedText:
+    def counts(language: str, split: str, target: Target = "start") -> PairText:
         path = options.corpus / f"{language}.{split}.jsonl.gz"
-        plan = plan_counting(student, teacher, [path], xtok.BuildConfig(target=target))
-        return count_text(plan, student, teacher)
+        both = xtok.pair(student, teacher)
+        return PairText.read(both, path, Wanted(target=target, hold_out=True))
 
     config = xtok.MultitokenConfig(weights="prior", scale_trick=False)
     targets: tuple[Target, ...] = ("start", "both")
@@ -162,11 +162,10 @@ def measure(
     for k in CUTS:
 
         def counted(
-            parts: list[CountedText], alpha: float | None = None, target: Target = "start"
+            parts: list[PairText], alpha: float | None = None, target: Target = "start"
         ) -> ProjectionMap:
             config = xtok.BuildConfig(top_k=k, alpha=alpha, target=target)  # noqa: B023
-            plan = plan_counting(student, teacher, texts[:1], config)
-            return map_of_counts(merge_counts(parts), base[target], plan, config)
+            return map_of_counts(merged_texts(parts), base[target], config)
 
         maps = {
             "build": xtok.build(student, teacher, xtok.BuildConfig(top_k=k)),

@@ -222,30 +222,29 @@ def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
 
 KILLED_BETWEEN = """
 import os, signal
-from xtok.counting import counts, texts
+from xtok.counting import checkpoint, pair_text, texts
 texts.BATCH_CHARACTERS = 1000
-count, add, batches = counts.count_text, counts.TextCounter.add, []
-def killed(self, batch):
-    add(self, batch)
+save, add, batches = checkpoint.Checkpoint.save, pair_text.TextCounter.add, []
+def killed(self, encoder, batch):
+    add(self, encoder, batch)
     batches.append(batch)
     if len(batches) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-counts.TextCounter.add = killed
-def saving(*given, **options):
-    return count(*given, **options, checkpoint_seconds=0)
-counts.count_text = saving
+pair_text.TextCounter.add = killed
+checkpoint.Checkpoint.save = lambda *given, now: save(*given, now=True)
 from xtok.__main__ import program
 program()
 """
 
 
+@pytest.mark.parametrize("target", ["start", "both"])
 def test_counting_that_is_killed_between_two_checkpoints_goes_on(
-    cli: Cli, small: Path, tmp_path: Path
+    cli: Cli, small: Path, tmp_path: Path, target: str
 ) -> None:
     lines = [json.dumps({"text": f"In 20{i:02} there were {i} steps. " * 40}) for i in range(20)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
     models = map(str, (small / "small-byte-level", small / "small-digits"))
-    args = ["build", *models, "--text", "text.jsonl", "-o"]
+    args = ["build", *models, "--text", "text.jsonl", "--target", target, "-o"]
     command = [sys.executable, "-c", KILLED_BETWEEN, *args, "map.safetensors"]
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
     assert set(os.listdir(tmp_path)) == {"text.jsonl", "map.safetensors.checkpoint"}

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import naive
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xtok.config import MultitokenConfig, Target
+from xtok.counting import prior
 from xtok.counting.prior import Kind, kind_of, prior_edges
 from xtok.maps.edges import Edges
 from xtok.stages.multitoken import multitoken
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
 def rows(edges: Edges) -> dict[int, dict[int, float]]:
@@ -62,6 +68,50 @@ def test_a_map_of_one_tokenizer_is_mostly_the_identity(byte_level: Tokenizer) ->
     largest = [max(row, key=row.__getitem__) == s for s, row in found.items()]
     assert np.mean(largest) > 0.97
     assert np.mean([found[s].get(s, 0.0) for s in text_ids]) > 0.75
+
+
+vocabularies = st.lists(st.text("ab", min_size=1, max_size=9), unique=True, min_size=1).map(
+    lambda tokens: {token.encode(): place for place, token in enumerate(tokens)}
+)
+
+
+@given(student=vocabularies, teacher=vocabularies, most=st.sampled_from([2, 32]))
+def test_tokens_that_begin_others_are_those_of_plain_loops(
+    student: dict[bytes, int], teacher: dict[bytes, int], most: int
+) -> None:
+    expected = {}
+    for token, s in student.items():
+        shorter = [(len(t), i) for t, i in teacher.items() if token.startswith(t)]
+        longer = [i for t, i in teacher.items() if t.startswith(token) and t != token]
+        row = ([i for _, i in sorted(shorter)] + longer)[:most]
+        total = sum(1 / (t + 1000) for t in row)
+        expected |= {(s, t): prior.FALLBACK / (t + 1000) / total for t in row}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prior, "_PREFIXES_PER_ROW", most)
+        s_ids, t_ids, weights = (array.tolist() for array in prior._prefixes(student, teacher))
+    found = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
+    assert found == pytest.approx(expected)
+
+
+def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
+    """In texts of tokens by rank it would stand in every tenth place; each prefix is no key."""
+    words = [f" {a}{b}".encode() for a in "abcdefghijkl" for b in "aeiou"]
+    sides = []
+    for name, first in (("long", [b" " + b"ab" * 150_000]), ("short", [])):
+        tokens = [*(bytes([b]) for b in range(256)), *first, *words]
+        lines = (f"{base64.b64encode(t).decode()} {rank}" for rank, t in enumerate(tokens))
+        (tmp_path / f"{name}.tiktoken").write_text("\n".join(lines) + "\n")
+        sides.append(load_tokenizer(f"{tmp_path}/{name}.tiktoken@ ?\\w+|\\s+|[^\\s\\w]+"))
+    tracemalloc.start()
+    try:
+        edges, unspelled = prior_edges(sides[0], sides[1], "both", num_texts=300)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert not unspelled
+    assert peak < 100_000_000
+    found = rows(edges)
+    assert found[256][sides[1].table.canonical_ids()[b" "]] > 0  # it is spelled, all the same
 
 
 def test_rows_of_the_stage_are_probabilities(

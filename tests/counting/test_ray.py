@@ -14,13 +14,13 @@ import pytest
 import small_tokenizers
 from conftest import Cli
 
-from xtok.config import BuildConfig, MultitokenConfig
+import xtok
+from xtok.config import MultitokenConfig
 from xtok.counting import ray as cluster
 from xtok.counting import texts
-from xtok.counting.counts import count_text, plan_counting
-from xtok.counting.ray import TokenizerSource, count_on_ray
+from xtok.counting.pair_text import PairText, Wanted
+from xtok.counting.ray import TokenizerSource, read_on_ray
 from xtok.errors import XtokError
-from xtok.stages.counted import map_of_counts
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 
@@ -57,11 +57,16 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def sources(small: Path) -> list[TokenizerSource]:
+    return [
+        TokenizerSource(model=str(small / f"small-{name}")) for name in ("byte-level", "digits")
+    ]
+
+
 def test_a_lost_node_changes_nothing(
     nodes: Any, byte_level: Tokenizer, digits: Tokenizer, small: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    plan = plan_counting(byte_level, digits, [corpus])
-    assert len(plan.shards) > cluster.FAN_IN  # so that they are merged in more than one step
+    pair, wanted = xtok.pair(byte_level, digits), Wanted(target="both", hold_out=True)
     lost = nodes.list_all_nodes()[-1]
     steps: list[int] = []
 
@@ -74,43 +79,41 @@ def test_a_lost_node_changes_nothing(
 
         yield advance
 
-    student = TokenizerSource(model=str(small / "small-byte-level"))
-    teacher = TokenizerSource(model=str(small / "small-digits"))
-    found = count_on_ray(plan, student, teacher, progress=killing)
-    local = count_text(plan, byte_level, digits)
-    assert len(steps) == len(plan.shards)
+    found = read_on_ray(pair, corpus, wanted, sources=sources(small), progress=killing)
+    local = PairText.read(pair, corpus, wanted)
+    assert len(steps) == len(texts.Texts(corpus).shards)
+    assert len(steps) > cluster.FAN_IN  # so that they are merged in more than one step
     assert len(nodes.list_all_nodes()) == 2
     for part in ("counted", "held"):
         arrays = zip(getattr(found, part).pairs(), getattr(local, part).pairs(), strict=True)
         assert all(np.array_equal(a, b) for a, b in arrays)
-    assert found.totals == local.totals
+    assert (found.totals, found.sources) == (local.totals, local.sources)
+    assert all(np.array_equal(*arrays) for arrays in zip(found.tokens, local.tokens, strict=True))
     assert sum(steps) == local.totals.student_tokens
-
-    base = multitoken(byte_level, digits, MultitokenConfig(scale_trick=False))
-    paths = [tmp_path / "ray.safetensors", tmp_path / "local.safetensors"]
-    for path, counts in zip(paths, (found, local), strict=True):
-        map_of_counts(counts, base, plan, BuildConfig(top_k=8)).save(path)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_a_users_mistake_comes_back_as_one(
-    nodes: Any, byte_level: Tokenizer, digits: Tokenizer, small: Path, tmp_path: Path
+    nodes: Any,
+    byte_level: Tokenizer,
+    digits: Tokenizer,
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9")
-    plan = plan_counting(byte_level, digits, [path])
-    student = TokenizerSource(model=str(small / "small-byte-level"))
-    teacher = TokenizerSource(model=str(small / "small-digits"))
+    pair, (student, teacher) = xtok.pair(byte_level, digits), sources(small)
     with pytest.raises(XtokError) as error:
-        count_on_ray(plan, student, teacher)
+        read_on_ray(pair, path, sources=[student, teacher])
     assert error.value.message == f"the text {path} is not UTF-8: byte 0xe9 at offset 3, in line 1"
     with pytest.raises(XtokError) as error:
-        count_on_ray(plan, student, student)
+        read_on_ray(pair, path, sources=[student, student])
     assert error.value.message.startswith(f"{student.model} is another tokenizer on the node ")
-    path.unlink()
+    path.write_text("the text\n")
+    monkeypatch.setattr(texts.Path, "absolute", lambda path: path.with_name("elsewhere.txt"))
     with pytest.raises(XtokError) as error:
-        count_on_ray(plan, student, teacher)
-    assert error.value.message.endswith(f" has no file {path}")
+        read_on_ray(pair, path, sources=[student, teacher])
+    assert error.value.message.endswith(f" has no file {path.with_name('elsewhere.txt')}")
 
 
 def test_the_command_counts_on_a_cluster(

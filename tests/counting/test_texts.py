@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from xtok.counting import texts
 from xtok.counting.texts import (
+    FileDigest,
+    Texts,
     TextShard,
     TextSource,
-    describe_text,
     find_texts,
     read_batches,
     shards,
@@ -224,12 +225,31 @@ def test_what_is_too_long_is_cut_or_refused(
     assert f"{path}, line 2: more than" in error.message
 
 
-def test_a_file_is_described_by_name_size_and_digest(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"abc")
-    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert hashlib.sha256(b"abc").hexdigest() == digest
-    assert describe_text(path) == TextSource(name="a.txt", size=3, sha256=digest)
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_files_are_digested_while_they_are_read(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, empty = tmp_path / f"a.txt{suffix}", tmp_path / "b.txt"
+    path.write_bytes(COMPRESSIONS[suffix](b"".join(b"%d\n" % n for n in range(40_000))))
+    empty.touch()
+    content = path.read_bytes()
+    monkeypatch.setattr(texts, "SHARD_BYTES", 50_000)
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
+    files = Texts([path, empty])
+    read = 0
+    for _ in files.batches():
+        digest = files.digests[path]
+        assert digest.sha256 == hashlib.sha256(content[: digest.size]).hexdigest()
+        assert digest.size >= read
+        read = digest.size
+    assert read >= len(content) - 8  # but what may follow a compressed text
+    assert files.sources() == (
+        TextSource(name=path.name, size=len(content), sha256=hashlib.sha256(content).hexdigest()),
+        TextSource(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest()),
+    )
+    again = FileDigest(path)
+    again.read_to(100)
+    assert (again.size, again.sha256) == (100, hashlib.sha256(content[:100]).hexdigest())
 
 
 def test_globs_name_files_once_in_order(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from test_stages import byte_ranks
 
 import xtok
 from xtok.config import BuildConfig
+from xtok.counting.pair_text import PairText
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
 from xtok.inspection.pair_facts import (
@@ -19,11 +20,9 @@ from xtok.inspection.pair_facts import (
     PairFacts,
     Shared,
     TextFacts,
-    count_tokens,
     pair_facts,
 )
 from xtok.inspection.report import examine
-from xtok.progress import silent_texts
 from xtok.tokenizers import Tokenizer
 
 TEXT = TextFacts(
@@ -66,8 +65,8 @@ def test_text_by_hand(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "s.tiktoken", "ab")
     teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
     (tmp_path / "a.txt").write_text("ab ab a", encoding="utf-8")
-    counts = count_tokens(tmp_path / "a.txt", [student, teacher], "text", silent_texts)
-    text = pair_facts(xtok.pair(student, teacher), counts).text
+    pair = xtok.pair(student, teacher)
+    text = pair_facts(pair, PairText.read(pair, tmp_path / "a.txt")).text
     assert text is not None
     # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
     assert text.tokens == Shared(student=5, teacher=7, both=3)

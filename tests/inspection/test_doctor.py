@@ -336,7 +336,7 @@ def test_text_goes_with_two_models_or_more(
     text.write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="two models or more"):
         doctor(byte_level, text)
-    with pytest.raises(XtokError, match="nothing can be measured: 0 documents, 0 bytes of text"):
+    with pytest.raises(XtokError, match="nothing can be counted: 0 documents, 0 bytes of text"):
         doctor([digits, byte_level], text)
     assert cli("doctor", "bytes", "--text", text).returncode == 2
     done = cli("doctor", "./none.model", "bytes", "--text", "none.txt")

@@ -15,13 +15,15 @@ from test_stages import byte_ranks
 
 import xtok
 from xtok.config import BuildConfig, SortCutConfig
+from xtok.counting.pair_text import PairText
 from xtok.errors import XtokError
-from xtok.inspection.compare import Comparison, compare, count_tokens
+from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.inspect import ClassCoverage, coverage_by_class, inspect
 from xtok.inspection.rows import InspectedRow
 from xtok.maps.projection_map import ProjectionMap
 from xtok.report.maps import print_inspection
 from xtok.tokenizers import Tokenizer
+from xtok.vocab import pair as pairs
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 Pair = tuple[Tokenizer, Tokenizer]
@@ -261,7 +263,9 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
 def test_the_distance_is_weighted_by_text(
     byte_level: Tokenizer, recipe: ProjectionMap, heaviest: ProjectionMap, text: Path
 ) -> None:
-    counts = count_tokens([text, text], byte_level)
+    [counts] = PairText.read(
+        pairs.Pair(byte_level.vocabulary, recipe.teacher, byte_level), [text, text]
+    ).tokens
     [ids] = byte_level.library_ids([text.read_text()])
     assert counts.tolist() == [ids.count(i) for i in range(len(byte_level.table))]
     weighted = inspect(recipe, against=heaviest, texts=text, student_model=byte_level).comparison

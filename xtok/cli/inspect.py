@@ -10,6 +10,7 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_files, text_option
 from xtok.config import option
+from xtok.counting.texts import check_texts
 
 _ROWS = "Rows, the worst first"
 
@@ -87,6 +88,7 @@ def inspect(
         raise typer.BadParameter("--num-examples goes with the overview or --against")
     if text and (against is None or models.student_model is None):
         raise typer.BadParameter("--text goes with --against and --student-model")
+    check_texts(text, field)
     is_overview = not (is_listing or is_explaining or against)
     if num_examples is None:
         num_examples = 5 if is_overview and not classes else 0

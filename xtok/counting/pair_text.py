@@ -39,10 +39,10 @@ Paths = str | Path | Sequence[str | Path]
 HELD_OUT = 16
 """One document in this many is held out to choose alpha on."""
 
-_EXCERPT = 2000
+EXCERPT = 2000
 """Characters of a document, and documents of a shard, that excerpts have."""
 
-_EXCERPTS = 1 << 25
+EXCERPTS = 1 << 25
 """Characters that all excerpts together have."""
 
 
@@ -312,7 +312,7 @@ class TextCounter:
         self.wanted, self.totals = wanted, TextTotals()
         self.tokens = [np.zeros(len(one.table), np.int64) for one in tokenizers]
         self.tallies = {part: Tally(wanted.target) for part in ("counted", "held")}
-        self._documents = _DocumentCounter() if wanted.per_document else None
+        self._documents = DocumentCounter() if wanted.per_document else None
         self._excerpts: list[tuple[str, str]] = []
         self._characters, self._shard, self._of_shard = 0, -1, 0
 
@@ -359,12 +359,12 @@ class TextCounter:
     def _add_excerpts(self, batch: EncodedBatch) -> None:
         if batch.end.shard != self._shard:
             self._shard, self._of_shard = batch.end.shard, 0
-        if self._characters >= _EXCERPTS:
+        if self._characters >= EXCERPTS:
             return
-        room = max(0, _EXCERPT - self._of_shard)
+        room = max(0, EXCERPT - self._of_shard)
         for text, file in zip(batch.texts[:room], batch.groups, strict=False):
-            middle = max(0, len(text) - _EXCERPT) // 2
-            excerpt = text[middle:][:_EXCERPT]
+            middle = max(0, len(text) - EXCERPT) // 2
+            excerpt = text[middle:][:EXCERPT]
             self._excerpts.append((excerpt, file))
             self._characters += len(excerpt)
         self._of_shard += len(batch.texts)
@@ -383,7 +383,9 @@ class TextCounter:
         )
 
 
-class _DocumentCounter:
+class DocumentCounter:
+    """Chunks of documents, one batch after another."""
+
     def __init__(self) -> None:
         self._groups: list[str] = []
         self._chunks = ChunkCounts()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import chain, compress, count, pairwise
 from typing import TYPE_CHECKING
@@ -143,7 +143,7 @@ def prior_edges(
     if target in ("chunk", "both"):
         t, s, weights = _pieces(teacher.table, student)
         parts += [pieces, Edges(s, t, weights)]
-    parts.append(_prefixes(student, teacher))
+    parts.append(_prefixes(student.table.canonical_ids(), teacher.table.canonical_ids()))
     edges = Edges.concatenate([counted(), *parts])
     if target != "start":
         given = Rows.of(sum_duplicates(edges).normalized(), len(student.table))
@@ -203,12 +203,11 @@ def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
     return Edges(np.repeat(table.text_ids.astype(np.int32), counts), flat, weights)
 
 
-def _prefixes(student: Tokenizer, teacher: Tokenizer) -> Edges:
+def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
     """Pair tokens of which one's bytes begin the other's, weighted by Zipf's law.
 
     A row has its token's beginnings, the shortest first, then the tokens that it begins.
     """
-    rows, columns = student.table.canonical_ids(), teacher.table.canonical_ids()
     tokens = sorted(rows.keys() | columns.keys())
     place_of = {token: place for place, token in enumerate(tokens)}
     # Of each token: its row, its column, the place of that among all columns, or −1.

@@ -52,6 +52,8 @@ def choose_alpha(
     counts = sum_duplicates(Edges.concatenate([counted, no_counts]))
     weights = sum_duplicates(Edges.concatenate([no_base, base])).weights
     keys = edge_keys(counts)
+    if not len(keys):
+        return ALPHAS[0]
     places = np.searchsorted(keys, held[0]).clip(0, len(keys) - 1)
     is_edge = keys[places] == held[0]
     entropies = []

@@ -1,0 +1,382 @@
+"""One pass over text: what it counts, the same however it is read, and its checkpoint."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow
+import pytest
+import small_tokenizers
+from pyarrow import parquet
+
+import xtok
+from xtok.config import Target
+from xtok.counting import counts as counting
+from xtok.counting import pair_text, texts
+from xtok.counting.pair_text import PairText, TextTotals, Wanted, merged_texts
+from xtok.counting.texts import FileDigest
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.vocab.pair import Pair
+
+HELD = Wanted(hold_out=True)
+
+
+def write_documents(path: Path, documents: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 lines of the training text as documents, some of them twice."""
+    lines = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line]
+    return write_documents(tmp_path_factory.mktemp("corpus") / "a.jsonl", (lines * 2)[:120])
+
+
+@pytest.fixture(scope="module")
+def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
+    return xtok.pair(byte_level, digits)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 1000)
+    monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
+
+
+def figures(text: PairText) -> dict[str, Any]:
+    """All that a text's counts say, without the order of chunks."""
+    parts = {
+        part: [array.tolist() for array in getattr(text, part).pairs()]
+        for part in ("counted", "held")
+    }
+    tokens = [array.tolist() for array in text.tokens]
+    return {**parts, "tokens": tokens, "totals": asdict(text.totals), "sources": text.sources}
+
+
+def token(tokenizer: Tokenizer, data: bytes) -> int:
+    [found] = tokenizer.segment(data)
+    return found
+
+
+# What is counted
+
+
+def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["201", "20"])
+    # byte-level cuts digits one by one: 2 0 1 and 2 0; the other one takes them in threes.
+    student, teacher = pair.tokenizers
+    two, zero, one = (token(student, digit) for digit in (b"2", b"0", b"1"))
+    whole, twenty = token(teacher, b"201"), token(teacher, b"20")
+    starts = {(two, whole): 1, (two, twenty): 1}
+    chunks = dict.fromkeys([(two, whole), (zero, whole), (one, whole)], counting.UNIT // 3)
+    chunks |= dict.fromkeys([(two, twenty), (zero, twenty)], counting.UNIT // 2)
+    both = chunks | {pair: chunks[pair] + counting.UNIT for pair in starts}
+    targets: dict[Target, dict[tuple[int, int], int]]
+    targets = {"start": starts, "chunk": chunks, "both": both}
+    for target, expected in targets.items():
+        text = PairText.read(pair, path, Wanted(target=target))
+        keys, amounts = text.counted.pairs()
+        found = dict(zip(keys.tolist(), amounts.tolist(), strict=True))
+        assert found == {s << 32 | t: n for (s, t), n in expected.items()}
+        assert text.totals == TextTotals(
+            documents=2, num_bytes=5, student_tokens=5, teacher_tokens=2, starts=2
+        )
+        assert [int(of_one.sum()) for of_one in text.tokens] == [5, 2]
+        assert text.tokens[0][zero] == 2
+        assert text.sources == (FileDigest(path).source(),)
+
+
+def test_other_tokenizers_are_counted_beside_the_pair_and_one_alone(
+    pair: Pair, sentencepiece: Tokenizer, tmp_path: Path
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["the cat", ""])
+    text = PairText.read(pair, path, others=[sentencepiece])
+    alone = PairText.read(Pair(pair.student, pair.teacher, pair.student_tokenizer), path)
+    one_by_one = [side.library_ids(["the cat"])[0] for side in (*pair.tokenizers, sentencepiece)]
+    for of_one, ids in zip(
+        (*text.tokens, *alone.tokens), [*one_by_one, one_by_one[0]], strict=True
+    ):
+        assert of_one.tolist() == np.bincount(ids, minlength=len(of_one)).tolist()
+
+
+@pytest.fixture(scope="module")
+def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that makes compatibility characters plain, as Claude 2's does."""
+    folder = tmp_path_factory.mktemp("nfkc") / "nfkc"
+    small_tokenizers.byte_level_bpe(folder, vocab_size=900, digits=1, normalizer="NFKC")
+    return load_tokenizer(str(folder))
+
+
+def test_documents_count_up_to_a_difference(
+    byte_level: Tokenizer, composing: Tokenizer, tmp_path: Path
+) -> None:
+    path = write_documents(tmp_path / "a.jsonl", ["1２34", "1,2", "４5"])
+    both = xtok.pair(composing, byte_level)
+    text = PairText.read(both, path, Wanted(per_document=True))
+    # "1２34" is 1 + 3 + 2 bytes, of which the NFKC side spells "1234": the first byte agrees.
+    assert text.totals == TextTotals(
+        documents=3,
+        differing=2,
+        num_bytes=13,
+        lost_bytes=9,
+        student_tokens=4 + 3 + 2,
+        teacher_tokens=int(text.tokens[1].sum()),
+        starts=4,
+    )
+    names = [composing.table.tokens()[s] for s in (text.pairs[0] >> 32).tolist()]
+    assert sorted(names) == [b",", b"1", b"2"]
+    # Where the sides part is a boundary, and no chunk.
+    assert text.per_document is not None
+    assert text.per_document.num_chunks.tolist() == [0, 3, 0]
+    assert text.per_document.amounts(np.array([True, False, False])).tolist() == [0, 1, 0]
+    config = xtok.BuildConfig(alpha=1, exact_match=False)
+    found = xtok.build(both, config=config, texts=[path], initial=xtok.multitoken(both))
+    assert any("2 documents" in note and "69.2%" in note for note in found.reports[-1].notes)
+
+
+def test_an_unknown_token_ends_a_document(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Rust
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from xtok.tokenizers import from_transformers
+
+    rust = Rust(models.WordLevel({"[UNK]": 0, "▁one": 1, "▁two": 2}, unk_token="[UNK]"))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    rust.decoder = decoders.Metaspace(prepend_scheme="never")
+    fast = PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]")  # type: ignore[no-untyped-call]
+    words = from_transformers(fast)
+    path = write_documents(tmp_path / "a.jsonl", [" one two three one", " six"])
+    text = PairText.read(xtok.pair(words, words), path)
+    assert [array.tolist() for array in text.pairs] == [[1 << 32 | 1, 2 << 32 | 2], [1, 1]]
+    assert (text.totals.differing, text.totals.lost_bytes) == (2, 14)
+
+
+def test_text_without_tokens_is_refused_and_empty_documents_count(
+    pair: Pair, tmp_path: Path
+) -> None:
+    for documents in ([], ["", ""]):
+        path = write_documents(tmp_path / "a.jsonl", documents)
+        with pytest.raises(XtokError, match=f"nothing can be counted: {len(documents)} documents"):
+            PairText.read(pair, path)
+    path = write_documents(tmp_path / "a.jsonl", ["", "2", ""])
+    assert PairText.read(pair, path).totals == TextTotals(
+        documents=3, num_bytes=1, student_tokens=1, teacher_tokens=1, starts=1
+    )
+
+
+def test_a_long_run_of_one_character_takes_little_memory(pair: Pair, tmp_path: Path) -> None:
+    """Of a document, its different chunks are kept, not its tokens."""
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"\0" * 3_000_000))
+    text = PairText.read(pair, path, Wanted(per_document=True)).per_document
+    assert text is not None
+    assert len(text.groups) == 46
+    assert len(text.documents) < 300
+    assert text.num_chunks.sum() > 100_000
+
+
+# The same, however it is read
+
+
+@pytest.mark.parametrize("target", get_args(Target))
+def test_batches_threads_and_compression_change_nothing(
+    pair: Pair, corpus: Path, tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = Wanted(target=target, hold_out=True)
+    before = set(threading.enumerate())
+    once = PairText.read(pair, corpus, wanted, num_threads=1)
+    assert once.totals.documents == 120
+    assert once.totals.held_out > 0
+    assert figures(PairText.read(pair, corpus, wanted, num_threads=3)) == figures(once)
+    assert set(threading.enumerate()) <= before
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    compressed = figures(PairText.read(pair, packed, wanted))
+    assert compressed == {**figures(once), "sources": (FileDigest(packed).source(),)}
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(texts, "SHARD_BYTES", 1500)
+    assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
+
+
+def test_merging_does_not_depend_on_order_or_grouping(
+    pair: Pair, corpus: Path, tmp_path: Path
+) -> None:
+    lines, paths = corpus.read_text().splitlines(keepends=True), []
+    for part in range(4):
+        paths.append(tmp_path / f"{part}.jsonl")
+        paths[-1].write_text("".join(lines[part::4]))
+    wanted = Wanted(target="both", hold_out=True)
+    whole = figures(PairText.read(pair, paths, wanted))
+    parts = [PairText.read(pair, path, wanted) for path in paths]
+    assert figures(merged_texts(parts)) == whole
+    grouped = figures(merged_texts([parts[3], merged_texts(parts[:3])]))
+    assert grouped == {**whole, "sources": (whole["sources"][3], *whole["sources"][:3])}
+
+
+def test_excerpts_are_the_middles_of_the_first_documents(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_text, "EXCERPT", 3)
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        write_documents(path, ["abcde", "fg", "h", "i"])
+    text = PairText.read(pair, paths, Wanted(excerpts=True))
+    of_file = ["bcd", "fg", "h"]
+    assert text.excerpts == tuple((e, path.name) for path in paths for e in of_file)
+
+
+def test_progress_goes_through_every_byte_on_disk(
+    pair: Pair, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"  # which is not read byte after byte
+    lines = ["the cat sat on the mat", "201"] * 2
+    parquet.write_table(pyarrow.table({"text": lines}), path, row_group_size=2)
+    steps: list[tuple[int, int]] = []
+    size = path.stat().st_size + corpus.stat().st_size
+
+    @contextmanager
+    def watching(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        assert (label, total) == ("counting", size)
+        yield lambda size, tokens: steps.append((size, tokens))
+
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 1000)
+    text = PairText.read(pair, [path, corpus], progress=watching)
+    assert sum(size for size, _ in steps) == size
+    assert sum(tokens for _, tokens in steps) == text.totals.student_tokens
+    assert len(steps) > 4
+
+
+# Interrupted and resumed
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@contextmanager
+def interrupting(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+    """A progress that stops the count at its 4th step."""
+    steps = 0
+
+    def advance(size: int, tokens: int) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise Interrupted
+
+    yield advance
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("target", get_args(Target))
+def test_counting_goes_on_from_a_checkpoint(
+    pair: Pair, corpus: Path, tmp_path: Path, target: Target
+) -> None:
+    checkpoint, wanted = tmp_path / "checkpoint", Wanted(target=target, hold_out=True)
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    both = [corpus, packed]
+    with pytest.raises(Interrupted):
+        PairText.read(
+            pair, both, wanted, checkpoint=checkpoint, checkpoint_seconds=0, progress=interrupting
+        )
+    read: list[tuple[int, int]] = []
+    shares: list[float] = []
+
+    @contextmanager
+    def watching(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
+        yield lambda size, tokens: read.append((size, tokens))
+
+    found = PairText.read(
+        pair, both, wanted, checkpoint=checkpoint, progress=watching, resumed=shares.append
+    )
+    assert figures(found) == figures(PairText.read(pair, both, wanted))
+    size = corpus.stat().st_size + packed.stat().st_size
+    assert (sum(s for s, _ in read), sum(t for _, t in read)) == (size, found.totals.student_tokens)
+    assert read[0][1] > 0  # what was counted before
+    assert shares == [read[0][0] / size]
+    with pytest.raises(ValueError, match="no checkpoint"):
+        PairText.read(pair, both, Wanted(per_document=True), checkpoint=checkpoint)
+
+
+@pytest.fixture
+def checkpoint(pair: Pair, corpus: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoint"
+    PairText.read(pair, corpus, HELD, checkpoint=path, checkpoint_seconds=-1)
+    assert path.exists()
+    return path
+
+
+@pytest.mark.parametrize(
+    "what", ["name", "size", "content", "teacher", "pattern", "wanted", "field"]
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    pair: Pair,
+    sentencepiece: Tokenizer,
+    checkpoint: Path,
+    corpus: Path,
+    small: Path,
+    tmp_path: Path,
+    what: str,
+) -> None:
+    text, teacher, content = corpus, pair.tokenizers[1], corpus.read_bytes()
+    if what in ("name", "size", "content"):
+        text = tmp_path / ("b.jsonl" if what == "name" else "a.jsonl")
+        text.write_bytes(content + b"\n" * (what == "size"))
+        if what == "content":
+            text.write_bytes(content.replace(b"the", b"teh"))
+    elif what == "teacher":
+        teacher = sentencepiece
+    elif what == "pattern":
+        teacher = split_otherwise(small / "small-digits", tmp_path / "small-digits")
+        assert teacher.table.sha256() == pair.tokenizers[1].table.sha256()
+    with pytest.raises(XtokError, match=f"the checkpoint {checkpoint} is of another run") as error:
+        PairText.read(
+            xtok.pair(pair.tokenizers[0], teacher),
+            text,
+            Wanted() if what == "wanted" else HELD,
+            field="body" if what == "field" else "text",
+            checkpoint=checkpoint,
+        )
+    assert error.value.hint.endswith(f"rm {checkpoint}")
+    assert checkpoint.exists()
+
+
+def split_otherwise(folder: Path, copy: Path) -> Tokenizer:
+    """A tokenizer of the same tokens that takes digits one by one."""
+    copy.mkdir()
+    for file in folder.iterdir():
+        content = file.read_text()
+        if file.name == "tokenizer.json":
+            content = content.replace(r"\\p{N}{1,3}", r"\\p{N}")
+            assert content != file.read_text()
+        (copy / file.name).write_text(content)
+    return load_tokenizer(str(copy))
+
+
+def test_a_damaged_checkpoint_is_refused(pair: Pair, corpus: Path, checkpoint: Path) -> None:
+    whole = checkpoint.read_bytes()
+    places = [int(share * len(whole)) for share in (0.0, 0.1, 0.5, 0.95)]
+    directory = whole.index(b"PK\x01\x02")  # of the zip file; its first entry's flags and method
+    damaged = [
+        *(whole[:place] for place in places),
+        *(whole[:place] + b"\xff" * 40 + whole[place + 40 :] for place in places),
+        whole[: directory + 8] + b"\x01\x00" + whole[directory + 10 :],  # encrypted
+        whole[: directory + 10] + b"\x63\x00" + whole[directory + 12 :],  # an unknown method
+    ]
+    for data in damaged:
+        checkpoint.write_bytes(data)
+        with pytest.raises(XtokError, match=f"{checkpoint} cannot be read: ") as error:
+            PairText.read(pair, corpus, HELD, checkpoint=checkpoint)
+        assert error.value.hint.endswith(f"rm {checkpoint}")
