@@ -8,9 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from threading import Timer
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.report.stdout import safe_json
@@ -22,68 +22,80 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport
 
 
-SLOW = 5.0
-"""Seconds after which a step that has no bar says what it does."""
-
-
-SECONDS_PER_LINE = 60.0
-"""How often progress is told where stderr is no terminal."""
-
-
-@contextmanager
-def announced(label: str) -> Iterator[None]:
-    """Say on stderr what is going on, once it takes long."""
-
-    def announce() -> None:
-        with suppress(OSError, ValueError):  # nobody reads it
-            print(f"{printable(label)} …", file=sys.stderr, flush=True)  # noqa: T201
-
-    timer = Timer(SLOW, announce)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
+SLOW, AGAIN = 5.0, 10.0
+"""Seconds to the first line on a step that has no bar, and from line to line."""
 
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on stderr; elsewhere than on a terminal a line per minute, if it takes long."""
-    with _new_bar(label, total, "") as bar, announced(label) if bar.disable else nullcontext():
-        yield _lines(label, total) if bar.disable else bar.update
-
-
-def _lines(label: str, total: int) -> Callable[[int], object]:
-    start = shown = time.monotonic()
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done, shown
-        done, now = done + size, time.monotonic()
-        if now - shown >= SECONDS_PER_LINE and done < total:
-            minutes = (now - start) * (total - done) / max(done, 1) / 60
-            print_note(f"{label}: {done / total:.0%}, about {minutes:.0f} minutes left")
-            shown = now
-
-    return advance
+    """Show a bar on stderr; where there is no room for one, a line every ten seconds."""
+    if _columns():
+        with _new_bar(label, total, "") as bar:
+            yield bar.update
+    else:
+        with announced(label, total) as advance:
+            yield advance
 
 
 @contextmanager
 def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """Show a bar of the bytes of text with tokens per second, as `progress_bar` does."""
-    with _new_bar(label, total, "B") as bar, announced(label) if bar.disable else nullcontext():
+    """Show a bar of the bytes of text with tokens per second, or lines, as `progress_bar` does."""
+    if not _columns():
+        with announced(label, total) as advance:
+            yield lambda size, tokens: advance(size)
+        return
+    with _new_bar(label, total, "B") as bar:
         done = 0
 
-        def advance(size: int, tokens: int) -> None:
+        def advance_bar(size: int, tokens: int) -> None:
             nonlocal done
             done += tokens
-            if not bar.disable and (elapsed := bar.format_dict["elapsed"]):
+            if elapsed := bar.format_dict["elapsed"]:
                 bar.set_postfix_str(f"{done / elapsed:,.0f} student tok/s", refresh=False)
             bar.update(size)
 
+        yield advance_bar
+
+
+@contextmanager
+def announced(label: str, total: int = 0) -> Iterator[Callable[[int], object]]:
+    """Print on stderr what is going on, once it takes long, and how far it is."""
+    start, done, ended = time.monotonic(), 0, Event()
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+
+    def announce() -> None:
+        pause = SLOW
+        while not ended.wait(pause):
+            pause = AGAIN
+            seconds = time.monotonic() - start
+            far = f"{printable(label)}: {_duration(seconds)}"
+            if total and done:
+                left = _duration(seconds * max(total - done, 0) / done)
+                far += f", {min(done / total, 1):.0%}, about {left} left"
+            with suppress(OSError, ValueError):  # nobody reads it
+                print(far, file=sys.stderr, flush=True)  # noqa: T201
+
+    thread = Thread(target=announce, daemon=True)
+    thread.start()
+    try:
         yield advance
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _columns() -> int:
+    """Return the width of stderr's terminal: 0 for none, and in a pty whose size nobody set."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    return 0
 
 
 def _new_bar(label: str, total: int, unit: str) -> Any:
@@ -93,12 +105,9 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             """As wide as the terminal is now, less the ^C that it may show behind the bar."""
-            columns = 0
-            with suppress(OSError):
-                columns = os.get_terminal_size(self.fp.fileno()).columns
-            return {**super().format_dict, "ncols": max(columns - 3, 0) or self.ncols}
+            return {**super().format_dict, "ncols": max(_columns() - 3, 1)}
 
-    return Bar(total=total, desc=label, unit=unit, unit_scale=True, disable=None, leave=False)
+    return Bar(total=total, desc=label, unit=unit, unit_scale=True, leave=False)
 
 
 def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
