@@ -265,7 +265,7 @@ def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str
 
 SLOWLY = """
 from xtok import report
-report.SLOW, report.AGAIN = 0, 0.01
+report.EVERY = 0.01
 """
 
 
@@ -306,28 +306,31 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
 
 def test_a_terminal_without_a_size_has_lines(counting: list[str], tmp_path: Path) -> None:
     printed = on_a_terminal(counting, tmp_path, 0, SLOWLY)
-    told = re.findall(r"^(.*?): \d+ s(?:, \d+%, about \d+ s left)?\r$", printed, re.MULTILINE)
-    assert {"counting", "counting synthetic texts"} <= {*told}
+    told = re.findall(r"^0 s: (.*?)(?:: \d+%, about \d+ s left)?\r$", printed, re.MULTILINE)
+    assert {"counting synthetic texts", "working"} <= {*told}
     assert "%|" not in printed
 
 
-def test_a_long_step_is_told_again_and_again(
+def test_every_ten_seconds_a_line_tells_what_a_command_is_at(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with report.progress_bar("quick", 3) as advance:
-        advance(3)
-    monkeypatch.setattr(report, "SLOW", 0)
-    monkeypatch.setattr(report, "AGAIN", 0.01)
-    for begin, expected in (
-        (report.progress_bar("a\x1b", 4), "a\\x1b: 0 s, 25%, about 0 s left"),
-        (report.announced("b"), "b: 0 s"),
-    ):
-        told, end = "", time.monotonic() + 60
-        with begin as advance:
-            advance(1)
-            while told.count(f"{expected}\n") < 3 and time.monotonic() < end:
-                told += capsys.readouterr().err
-                time.sleep(0.01)
-        assert set(told.splitlines()) <= {expected, "a\\x1b: 0 s"}
-        assert told.count(f"{expected}\n") >= 3
+    monkeypatch.setattr(report, "EVERY", 0.001)
+
+    def told() -> str:
         capsys.readouterr()
+        end = time.monotonic() + 60
+        while (lines := capsys.readouterr().err.splitlines())[1:2] == [] and time.monotonic() < end:
+            time.sleep(0.05)
+        return lines[1]
+
+    with report.telling():
+        assert told() == "0 s: working"
+        with report.progress_bar("a\x1b", 4) as advance:
+            assert told() == "0 s: a\\x1b"
+            advance(2)
+            assert told() == "0 s: a\\x1b: 50%, about 0 s left"
+            with report.announced("loading b"):
+                assert told() == "0 s: loading b"
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,8 +22,65 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport
 
 
-SLOW, AGAIN = 5.0, 10.0
-"""Seconds to the first line on a step that has no bar, and from line to line."""
+EVERY = 10.0
+"""Seconds from line to line where there is no room for a bar."""
+
+
+@dataclass
+class _Step:
+    label: str
+    total: int
+    start: float = field(default_factory=time.monotonic)
+    done: int = 0
+
+    def advance(self, size: int) -> None:
+        self.done += size
+
+    def __str__(self) -> str:
+        if not (self.total and self.done):
+            return self.label
+        left = (time.monotonic() - self.start) * max(self.total - self.done, 0) / self.done
+        return f"{self.label}: {min(self.done / self.total, 1):.0%}, about {_duration(left)} left"
+
+
+_steps: list[_Step] = []  # what the command is at, and has no bar; the innermost is the last
+
+
+@contextmanager
+def telling() -> Iterator[None]:
+    """Say every ten seconds on stderr what a command is at, unless a bar shows it."""
+    start, ended = time.monotonic(), Event()
+
+    def tell() -> None:
+        while not ended.wait(EVERY):
+            if _steps or not _columns():
+                step = printable(str(_steps[-1] if _steps else "working"))
+                with suppress(OSError, ValueError):  # nobody reads it
+                    sys.stderr.write(f"{_duration(time.monotonic() - start)}: {step}\n")
+                    sys.stderr.flush()
+
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def announced(label: str, total: int = 0) -> Iterator[Callable[[int], object]]:
+    """Have `telling` tell of a step that has no bar."""
+    step = _Step(label, total)
+    _steps.append(step)
+    try:
+        yield step.advance
+    finally:
+        _steps.remove(step)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
@@ -55,40 +112,6 @@ def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], o
             bar.update(size)
 
         yield advance_bar
-
-
-@contextmanager
-def announced(label: str, total: int = 0) -> Iterator[Callable[[int], object]]:
-    """Print on stderr what is going on, once it takes long, and how far it is."""
-    start, done, ended = time.monotonic(), 0, Event()
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-
-    def announce() -> None:
-        pause = SLOW
-        while not ended.wait(pause):
-            pause = AGAIN
-            seconds = time.monotonic() - start
-            far = f"{printable(label)}: {_duration(seconds)}"
-            if total and done:
-                left = _duration(seconds * max(total - done, 0) / done)
-                far += f", {min(done / total, 1):.0%}, about {left} left"
-            with suppress(OSError, ValueError):  # nobody reads it
-                print(far, file=sys.stderr, flush=True)  # noqa: T201
-
-    thread = Thread(target=announce, daemon=True)
-    thread.start()
-    try:
-        yield advance
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _columns() -> int:
