@@ -54,7 +54,7 @@ JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 TEXT_FIELD = option(
     "text",
     "Field of JSON lines, or column of Parquet, that holds the text.",
-    needs_one_of=("text",),
+    needs={"text": True},
     panel=TEXT,
 )
 CHAT_TEMPLATE: str | None = option(
