@@ -117,6 +117,28 @@ def test_the_width_of_an_extended_map_is_kept(cli: Cli, small: Path) -> None:
     assert "1,234 ids wide" in more.stderr
 
 
+def test_a_job_reads_what_was_made_as_json(cli: Cli, small: Path, tmp_path: Path) -> None:
+    done = cli("multitoken", "bytes", "bytes", "--json", "-o", "a.safetensors", "-q")
+    assert json.loads(done.stdout) == {
+        "paths": ["a.safetensors"],
+        "reports": [
+            {
+                "stage": "multitoken",
+                "counts": {"rows from pieces": 256},
+                "notes": [
+                    "student bytes: 256 ids wide (from the tokenizer)",
+                    "teacher bytes: 256 ids wide (from the tokenizer)",
+                    "256 rows without a scale slot: no teacher id is free of meaning",
+                ],
+                "failures": [],
+            }
+        ],
+    }
+    to = ["--to", "nemo-subtokens", "-s", "bytes", "-t", "bytes"]
+    done = cli("convert", "a.safetensors", "b.pt", *to, "--json", "-q")
+    assert json.loads(done.stdout) == {"paths": ["b.pt", "b.reverse.pt"], "reports": []}
+
+
 def test_convert_there_and_back(cli: Cli, maps: Path, tmp_path: Path) -> None:
     assert cli("convert", maps / "map.safetensors", "--output", "a.pt").stdout == "a.pt\n"
     assert cli("convert", "a.pt", "--output", "b.safetensors").returncode == 0
@@ -513,8 +535,12 @@ def test_models_that_are_missing(cli: Cli) -> None:
     for args, message in (
         (["build", "bytes"], "give two models, STUDENT TEACHER"),
         (["evaluate", "m.pt", "--text", "no", "-s", "bytes"], "give the teacher: --teacher-model"),
+        (
+            ["evaluate", "m.pt", "--text", "no"],
+            "give the student and the teacher: --student-model and --teacher-model",
+        ),
     ):
-        done = cli(*args)
+        done = cli(*args, env={"COLUMNS": "200", "TERM": "dumb"})
         assert (done.returncode, message in done.stderr) == (2, True)
 
 

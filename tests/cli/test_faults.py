@@ -259,6 +259,33 @@ def test_counting_that_is_killed_between_two_checkpoints_goes_on(
     assert len(os.listdir(tmp_path)) == 3
 
 
+AFTER_WRITING = """
+import os, signal
+from pathlib import Path
+from xtok.counting import counts
+count, replace = counts.count_text, Path.replace
+def saving(*given, **options):
+    return count(*given, **options, checkpoint_seconds=0)
+def replacing(self, target):
+    done = replace(self, target)
+    if target.name == "map.safetensors":
+        os.kill(os.getpid(), signal.SIGINT)
+    return done
+counts.count_text, Path.replace = saving, replacing
+from xtok.__main__ import program
+program()
+"""
+
+
+@pytest.mark.parametrize("command", ["build", "events"])
+def test_a_finished_output_has_no_checkpoint(small: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
+    args = [command, *two_files(small), "--text", "text.txt", "-o", "map.safetensors"]
+    done = subprocess.run([sys.executable, "-c", AFTER_WRITING, *args], cwd=tmp_path, check=False)
+    assert done.returncode == 130
+    assert set(os.listdir(tmp_path)) == {"text.txt", "map.safetensors"}
+
+
 WRITER = """
 import sys
 from xtok.maps.projection_map import ProjectionMap

@@ -10,7 +10,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import checkpoint_of, counting_here, counting_on_ray
+from xtok.cli.counting import checkpoint_of, counting_here, counting_on_ray, save_counted
 from xtok.cli.options import (
     TEXT_FIELD,
     MapOptions,
@@ -116,7 +116,10 @@ def build(
                 progress=report.progress_bar,
             )
             output.require_complete(projection)
-            projection.save(path)
+            if text and engine == "local":
+                save_counted(projection, path)
+            else:
+                projection.save(path)
         return projection
 
     if skip_existing:
@@ -126,7 +129,7 @@ def build(
         projection = kept_or_made(path, differs, make, timeout=timeout, note=report.print_note)
     else:
         projection = make()
-    report_written(projection, path)
+    report_written(projection.reports, path, json=output.json)
     if path.suffix == ".pt":
         from xtok.maps.subtokens import nemo_overrides
 

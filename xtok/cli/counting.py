@@ -14,6 +14,8 @@ from xtok.cli.command import deferred_interrupt
 if TYPE_CHECKING:
     from xtok.cli.options import Models
     from xtok.counting.counts import CountedText, CountingPlan
+    from xtok.maps.events import EventMap
+    from xtok.maps.projection_map import ProjectionMap
     from xtok.tokenizers import Tokenizer
 
 
@@ -26,10 +28,9 @@ def checkpoint_of(output: Path) -> Path:
 def counting_here(
     student: Tokenizer, teacher: Tokenizer, checkpoint: Path
 ) -> Iterator[Callable[[CountingPlan], CountedText]]:
-    """Yield what counts a plan on this machine; at the end, remove the checkpoint.
+    """Yield what counts a plan on this machine; `save_counted` is to be called within.
 
-    So the map is to be written within. An interruption waits for the next batch, saves the counts,
-    and says where they are.
+    An interruption waits for the next batch, saves the counts, and says where they are.
     """
     from xtok.counting.counts import count_text
 
@@ -55,7 +56,13 @@ def counting_here(
             raise
         message = f"counts saved in {checkpoint}; run the same command again to go on"
         raise KeyboardInterrupt(message) from None
-    checkpoint.unlink(missing_ok=True)
+
+
+def save_counted(result: ProjectionMap | EventMap, path: Path) -> None:
+    """Write what was counted here, and remove its checkpoint; an interruption waits for both."""
+    with deferred_interrupt():
+        result.save(path)
+        checkpoint_of(path).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -5,20 +5,21 @@ from contextlib import nullcontext
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import checkpoint_of, counting_here
+from xtok.cli.counting import checkpoint_of, counting_here, save_counted
 from xtok.cli.options import (
+    JSON,
     TEXT_FIELD,
     ModelArguments,
     Widths,
     output_option,
     output_path,
+    report_written,
     text_option,
 )
 from xtok.config import EventsConfig
 from xtok.counting.texts import find_texts
 from xtok.maps import names
 from xtok.maps.file import check_output
-from xtok.report.stdout import print_path
 
 
 @command
@@ -31,6 +32,7 @@ def events(
     text: list[str] = text_option("Also merge events that leak on this text: "),
     field: str = TEXT_FIELD,
     config: EventsConfig,
+    json: bool = JSON,
     widths: Widths,
 ) -> None:
     """Cut both vocabularies into events, which the models' predictions can be compared on.
@@ -49,6 +51,5 @@ def events(
         result = xtok.events(
             student, teacher, text, config, field=field, count=count, progress=report.progress_bar
         )
-        result.save(path)
-    report.print_reports(result.reports)
-    print_path(path)
+        (save_counted if text else xtok.EventMap.save)(result, path)
+    report_written(result.reports, path, json=json)
