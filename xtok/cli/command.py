@@ -90,7 +90,7 @@ def _of_nemo(command: str, own: Mapping[str, Option]) -> Iterator[Option]:
     """Yield NeMo-RL's options that a command understands."""
     for name, target in nemo_options(command, own):
         kind, parser = bool if target is None else str, None
-        if target in own:
+        if target and target in own:
             kind, parser = own[target].type, own[target].about.parser
         default = False if target is None else None
         yield Option(name, kind, option(default, "", flag=True, hidden=True, parser=parser))
@@ -243,7 +243,7 @@ def _conditions(
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
-    """Print a result on stdout, as a table or as JSON; a reader that has seen enough may leave."""
+    """Print a result on stdout, as a table or as JSON; a closed pipe is not an error."""
     try:
         if json:
             print_result(report.to_json(result))

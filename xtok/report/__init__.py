@@ -48,7 +48,7 @@ _steps: list[_Step] = []  # what the command is at, and has no bar; the innermos
 
 @contextmanager
 def telling() -> Iterator[None]:
-    """Say every ten seconds on stderr what a command is at, unless a bar shows it."""
+    """Print every ten seconds on stderr what a command is at, unless a bar shows it."""
     start, ended = time.monotonic(), Event()
 
     def tell() -> None:

@@ -92,20 +92,19 @@ def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
     """Yield the chunks of an alignment, and the tokens that are in none, in their order."""
     student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
     teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
-    ends = len(student), len(teacher)
-    spans = [(p.student_tokens, p.teacher_tokens, p.is_correct) for p in alignment.pairs]
     s_done = t_done = 0
-    for (s_start, s_end), (t_start, t_end), is_correct in [
-        *spans,
-        ((ends[0],) * 2, (ends[1],) * 2, True),
-    ]:
-        yield from (Chunk("alone", [token], []) for token in student[s_done:s_start])
-        yield from (Chunk("alone", [], [token]) for token in teacher[t_done:t_start])
-        tokens = student[s_start:s_end], teacher[t_start:t_end]
-        if any(tokens):
-            is_same = len(tokens[0]) == len(tokens[1]) == 1
-            yield Chunk("different" if not is_correct else "same" if is_same else "split", *tokens)
-        s_done, t_done = s_end, t_end
+
+    def alone(s_end: int, t_end: int) -> Iterator[Chunk]:
+        yield from (Chunk("alone", [token], []) for token in student[s_done:s_end])
+        yield from (Chunk("alone", [], [token]) for token in teacher[t_done:t_end])
+
+    for pair in alignment.pairs:
+        yield from alone(pair.student_tokens[0], pair.teacher_tokens[0])
+        is_same = len(pair.student_ids) == len(pair.teacher_ids) == 1
+        kind = "different" if not pair.is_correct else "same" if is_same else "split"
+        yield Chunk(kind, student[slice(*pair.student_tokens)], teacher[slice(*pair.teacher_tokens)])
+        s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
+    yield from alone(len(student), len(teacher))
 
 
 def _blocks(alignment: TextAlignment) -> Iterator[_Block]:
@@ -113,8 +112,8 @@ def _blocks(alignment: TextAlignment) -> Iterator[_Block]:
     for kind, student, teacher in chunks(alignment):
         mark, style = _KINDS.get(kind, ("", _COLOURS[number % len(_COLOURS)]))
         number += kind != "alone"
-        lines = (_BETWEEN.join(_shown(token) for _, token in side) for side in (student, teacher))
-        yield _Block((*lines, mark), style)
+        upper, lower = (_BETWEEN.join(_shown(t) for _, t in side) for side in (student, teacher))
+        yield _Block((upper, lower, mark), style)
 
 
 def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
