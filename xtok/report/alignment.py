@@ -102,7 +102,9 @@ def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
         yield from alone(pair.student_tokens[0], pair.teacher_tokens[0])
         is_same = len(pair.student_ids) == len(pair.teacher_ids) == 1
         kind = "different" if not pair.is_correct else "same" if is_same else "split"
-        yield Chunk(kind, student[slice(*pair.student_tokens)], teacher[slice(*pair.teacher_tokens)])
+        yield Chunk(
+            kind, student[slice(*pair.student_tokens)], teacher[slice(*pair.teacher_tokens)]
+        )
         s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
     yield from alone(len(student), len(teacher))
 
