@@ -155,6 +155,7 @@ def test_a_value_stays_what_it_is() -> None:
         (["multitoken", *MODELS, "--tokens-to-cut", "x"], "Invalid value for '--tokens-to-cut'"),
         (["multitoken", *MODELS, "--tokens-to-cut"], "'--tokens-to-cut' requires an argument"),
         (["sort-cut", "--unknown_thing", "x"], "No such option: --unknown-thing"),
+        (["report", "m.pt", "--output-dir", "d"], "No such option: --output-dir"),
         (["multitoken", *MODELS, "--top_k", "0"], "must be at least 1, at most 4096"),
         (["multitoken", *MODELS, "--output-dir", ""], "'--output-dir': the path is empty"),
         (["sort-cut", "--initial-projection-path", "m", "--output_path="],

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import ProjectionMap
 
 # NeMo-RL's option to the ones of xtok that it sets: to the value that is typed (`...`), or to
-# another; to None where it is so anyway. It holds for the commands that have all of these.
+# another; to None where it is so anyway. It holds for the commands that stand for NeMo-RL's tools
+# and have all of these.
 ALIASES: Mapping[str, Mapping[str, Any]] = {
     "enable_scale_trick": {"scale_trick": True},
     "disable_scale_trick": {"scale_trick": False},
@@ -75,7 +76,8 @@ _PLACES = ("data_dir", "output_dir", "output_filename")
 
 def nemo_options(command: str, own: Collection[str]) -> Iterator[tuple[str, str | None]]:
     """Yield NeMo-RL's options that a command understands, with what the value is of, if any."""
-    for name, sets in ALIASES.items():
+    is_tool = command in (*_NAMES, _IGNORING, "sort-cut")
+    for name, sets in ALIASES.items() if is_tool else ():
         if name not in own and (command == _IGNORING or sets.keys() <= {*own}):
             yield name, next((target for target, value in sets.items() if value is ...), None)
     yield from ((name, "") for name, (of, _, _) in FIXED.items() if of == command)
