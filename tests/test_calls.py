@@ -7,6 +7,7 @@ import inspect
 import re
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def named() -> list[tuple[str, str]]:
 def test_a_call_that_is_named_fits_the_function(where: str, call: str) -> None:
     node = ast.parse(call.replace("…", "..."), mode="eval").body
     assert isinstance(node, ast.Call), where
-    function = reduce(getattr, ast.unparse(node.func).split(".")[1:], xtok)
+    function: Any = reduce(getattr, ast.unparse(node.func).split(".")[1:], xtok)
     keywords = {k.arg: None for k in node.keywords if k.arg is not None}
     if any(ast.unparse(arg).startswith(("*", "...")) for arg in node.args):
         assert keywords.keys() <= inspect.signature(function).parameters.keys(), where

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Integral
@@ -57,29 +57,32 @@ TEXT = "Text"
 OUTPUT = "Output"
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    name: str | None = None,  # if the option has another than the parameter
-    short: str | None = None,  # such as -k
-    argument: str | None = None,  # given by place, with this name in the help
-    flag: bool = False,  # without a --no-
-    metavar: str | None = None,
-    panel: str | None = None,  # the part of the help that it stands in
-    min: float | None = None,  # inclusive, as is max
-    max: float | None = None,
-    above: float | None = None,  # exclusive, as is below
-    below: float | None = None,
-    needs_one_of: tuple[str, ...] = (),  # options, or "option value": without, it does nothing
-    no_effect_with: tuple[str, ...] = (),  # with one of these, it does nothing
-    parser: Callable[[str], Any] | None = None,
-    autocompletion: Callable[[str], list[str]] | None = None,  # if not choices or any file
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What is known of an option beside its name, type and default."""
+
+    help: str
+    name: str | None = None  # if the option has another than the parameter
+    short: str | None = None  # such as -k
+    argument: str | None = None  # given by place, with this name in the help
+    flag: bool = False  # without a --no-
+    hidden: bool = False  # not in the help
+    metavar: str | None = None
+    panel: str | None = None  # the part of the help that it stands in
+    min: float | None = None  # inclusive, as is max
+    max: float | None = None
+    above: float | None = None  # exclusive, as is below
+    below: float | None = None
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    """Other options, to a value or True for any: without one of these it does nothing."""
+    no_effect_with: Mapping[str, Any] = field(default_factory=dict)
+    parser: Callable[[str], Any] | None = None
+    autocompletion: Callable[[str], list[str]] | None = None  # if not choices or any file
+
+
+def option(default: Any, help: str, **about: Any) -> Any:
     """Return a field of a config, or a parameter of a command; the default `...` is none."""
-    given = locals().items()
-    about = {k: v for k, v in given if k != "default" and v is not None and v is not False}
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={"about": About(help=help, **about)})
 
 
 @functools.cache
@@ -112,10 +115,10 @@ class Config:
         config: Any = type(self)
         types = _types(config)
         for f in fields(self):  # type: ignore[arg-type]  # every config is a dataclass
-            check_value(f.name, getattr(self, f.name), types[f.name], f.metadata)
+            check_value(f.name, getattr(self, f.name), types[f.name], f.metadata["about"])
 
 
-def check_value(name: str, value: Any, kind: Any, about: Any) -> None:
+def check_value(name: str, value: Any, kind: Any, about: About) -> None:
     """Check a value of an option against its type and range.
 
     Raises:
@@ -132,7 +135,8 @@ def check_value(name: str, value: Any, kind: Any, about: Any) -> None:
     elif kind is int and not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}, and must be an integer")
     elif kind in (int, float):
-        ends = [(*end, about[key]) for key, end in _ENDS.items() if key in about]
+        given = {key: getattr(about, key) for key in _ENDS}
+        ends = [(*_ENDS[key], end) for key, end in given.items() if end is not None]
         if not isfinite(value) or not all(holds(value, end) for _, holds, end in ends):
             words = [f"{word} {end}" for word, _, end in ends]
             known = ", ".join(words) if len(words) > 1 else " and ".join([*words, "finite"])
@@ -174,19 +178,19 @@ class MultitokenConfig(Config):
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
-        no_effect_with=("text", "weights prior"),
+        no_effect_with={"text": True, "weights": "prior"},
         min=1,
         max=MAX_ENTRIES,
     )
     scale_trick: bool = option(
         True,
         "Give each row that is not exact a slot that takes a sixth of its weight.",
-        no_effect_with=("text",),
+        no_effect_with={"text": True},
     )
     reverse_pass: bool = option(
         True,
         "Also spell the teacher's tokens in the student's.",
-        no_effect_with=("text", "weights prior"),
+        no_effect_with={"text": True, "weights": "prior"},
     )
     special_tokens: SpecialTokens = option(
         "roles",
@@ -198,13 +202,13 @@ class MultitokenConfig(Config):
         "With --special-tokens fuzzy: the least similarity that counts.",
         above=0,
         max=1,
-        needs_one_of=("special_tokens fuzzy",),
+        needs={"special_tokens": "fuzzy"},
         panel=MATCHING,
     )
     fuzzy_top_k: int = option(
         1,
         "With --special-tokens fuzzy: teacher tokens per special token.",
-        needs_one_of=("special_tokens fuzzy",),
+        needs={"special_tokens": "fuzzy"},
         panel=MATCHING,
         min=1,
         max=MAX_ENTRIES,
@@ -231,14 +235,14 @@ class MultitokenConfig(Config):
         "decay",
         "Weights of a row: falling from piece to piece, or counted on synthetic text generated "
         "from the two vocabularies.",
-        no_effect_with=("text",),
+        no_effect_with={"text": True},
     )
     target: Target = option(
         "start",
         "What is counted, on synthetic or given text: start, pairs of tokens that begin at the "
         "same byte; chunk, all pairs within a chunk; or both.",
         metavar="TARGET",
-        needs_one_of=("weights prior", "text"),
+        needs={"weights": "prior", "text": True},
     )
 
     def __post_init__(self) -> None:
@@ -297,7 +301,7 @@ class BuildConfig(MultitokenConfig):
         None,
         "Pseudo-count of the initial map's row; by default chosen on held-out documents.",
         above=0,
-        needs_one_of=("text",),
+        needs={"text": True},
         panel=TEXT,
     )
 
@@ -382,5 +386,5 @@ class EventsConfig(Config):
         "different events.",
         min=0,
         below=1,
-        needs_one_of=("text",),
+        needs={"text": True},
     )

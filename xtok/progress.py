@@ -27,4 +27,4 @@ def silent_texts(label: str, total: int) -> AbstractContextManager[Callable[[int
 
 
 def silent_note(sentence: str) -> None:
-    """Tell nobody."""
+    """Drop a note."""

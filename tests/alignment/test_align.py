@@ -78,7 +78,7 @@ def test_marks_do_not_join_what_stands_before_them() -> None:
     marks = "\u0301 \u0e31 \u0941 \u0903 \ufe0f \u20dd \u1161"  # of every kind: Mn, Mc, Me, Lo
     found = align(bytewise, bytewise, b"")
     for mark in marks.split():
-        alone = replace(found, student_tokens=(mark,), teacher_tokens=())
+        alone = replace(found, student_ids=(0,), student_tokens=(mark,))
         assert lines_of(alone)[0] == f"student │◌{mark}│"
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -22,6 +21,8 @@ from typer.testing import CliRunner
 
 import xtok
 from xtok.cli import COMMANDS, make_app
+from xtok.cli.command import expanded
+from xtok.cli.options import output_path
 from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
@@ -31,10 +32,12 @@ from xtok.vocab.pair import require_table
 
 @pytest.fixture(scope="module")
 def maps(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `map.safetensors`, built from small-digits and small.model."""
+    """A folder with a finished map and one of the first stage, and a map of another pair."""
     folder = tmp_path_factory.mktemp("maps")
-    args = ["build", *pair(small), "--output", "map.safetensors", "--quiet"]
-    subprocess.run([sys.executable, "-m", "xtok", *args], cwd=folder, check=True)
+    student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))
+    xtok.build(student, teacher).save(folder / "map.safetensors")
+    xtok.multitoken(student, teacher).save(folder / "first.pt")
+    xtok.build(teacher, teacher).save(folder / "other.safetensors")
     return folder
 
 
@@ -108,14 +111,34 @@ def test_the_same_bytes_whatever_the_run_the_threads_and_the_name(
     assert len(files) == 1
 
 
-def test_the_width_of_an_extended_map_is_kept(cli: Cli, small: Path) -> None:
-    first = cli("multitoken", *two_files(small), "--teacher-vocab-size", "1234", "--output", "a.pt")
-    assert first.returncode == 0
-    more = cli(
-        "multitoken", *two_files(small), "--initial-projection-path", "a.pt", "--output", "b.pt"
-    )
+def test_the_width_of_an_extended_map_is_kept(cli: Cli) -> None:
+    models = ["bytes", "bytes"]
+    assert cli("multitoken", *models, "--teacher-vocab-size", "1234", "-o", "a.pt").returncode == 0
+    more = cli("multitoken", *models, "--initial-projection-path", "a.pt", "--output", "b.pt")
     assert more.returncode == 0, more.stderr
     assert "1,234 ids wide" in more.stderr
+
+
+def test_a_job_reads_what_was_made_as_json(cli: Cli, small: Path, tmp_path: Path) -> None:
+    done = cli("multitoken", "bytes", "bytes", "--json", "-o", "a.safetensors", "-q")
+    assert json.loads(done.stdout) == {
+        "paths": ["a.safetensors"],
+        "reports": [
+            {
+                "stage": "multitoken",
+                "counts": {"rows from pieces": 256},
+                "notes": [
+                    "student bytes: 256 ids wide (from the tokenizer)",
+                    "teacher bytes: 256 ids wide (from the tokenizer)",
+                    "256 rows without a scale slot: no teacher id is free of meaning",
+                ],
+                "failures": [],
+            }
+        ],
+    }
+    to = ["--to", "nemo-subtokens", "-s", "bytes", "-t", "bytes"]
+    done = cli("convert", "a.safetensors", "b.pt", *to, "--json", "-q")
+    assert json.loads(done.stdout) == {"paths": ["b.pt", "b.reverse.pt"], "reports": []}
 
 
 def test_convert_there_and_back(cli: Cli, maps: Path, tmp_path: Path) -> None:
@@ -133,14 +156,9 @@ def test_convert_there_and_back(cli: Cli, maps: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def by_nemo(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_nemo(maps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A map of the pair as NeMo-RL's tools write it: padded, in bfloat16, of ids only."""
-    from xtok.maps.file import to_nemo
-    from xtok.tokenizers import load_tokenizer
-
-    student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))
-    written = to_nemo(xtok.multitoken(student, teacher))
-    found = torch.load(io.BytesIO(written), weights_only=True)
+    found = torch.load(maps / "first.pt", weights_only=True)
     del found["xtok"]
     found["likelihoods"] = found["likelihoods"].bfloat16()
     path = tmp_path_factory.mktemp("nemo") / "special.pt"
@@ -186,11 +204,7 @@ def test_verify_checks_a_map_by_nemo(cli: Cli, small: Path, by_nemo: Path) -> No
     assert alone.stderr == with_models.stderr == ""
     assert re.search(r"ok +format +[\d,]+ × [\d,]+, ", alone.stdout)
     assert re.search(r"ok +teacher width ", with_models.stdout)
-
-
-def test_inspect_says_when_a_width_is_of_the_ids(cli: Cli, by_nemo: Path) -> None:
-    shown = cli("inspect", by_nemo).stdout
-    assert "(from the ids)" in shown
+    assert "(from the ids)" in cli("inspect", by_nemo).stdout
 
 
 def test_a_map_by_nemo_alone_or_of_another_pair(cli: Cli, small: Path, by_nemo: Path) -> None:
@@ -200,14 +214,13 @@ def test_a_map_by_nemo_alone_or_of_another_pair(cli: Cli, small: Path, by_nemo: 
     fails(done, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
 
 
-def test_sort_cut_takes_the_callers_word_for_slots(cli: Cli, small: Path, tmp_path: Path) -> None:
-    assert cli("multitoken", *pair(small), "--output", "map.pt").returncode == 0
+def test_sort_cut_takes_the_callers_word_for_slots(cli: Cli, maps: Path, tmp_path: Path) -> None:
     for name, options in (
         ("as-told", []),
         ("kept", ["--preserve-last"]),
         ("cut", ["--no-preserve-last"]),
     ):
-        done = cli("sort-cut", "map.pt", "-k", "2", "-o", f"{name}.safetensors", *options)
+        done = cli("sort-cut", maps / "first.pt", "-k", "2", "-o", f"{name}.safetensors", *options)
         assert done.returncode == 0
     told, kept, cut = (
         ProjectionMap.load(tmp_path / f"{name}.safetensors") for name in ("as-told", "kept", "cut")
@@ -218,27 +231,21 @@ def test_sort_cut_takes_the_callers_word_for_slots(cli: Cli, small: Path, tmp_pa
 
 
 def test_errors_of_several_maps_name_the_one_at_fault(
-    cli: Cli, small: Path, tmp_path: Path
+    cli: Cli, small: Path, maps: Path, tmp_path: Path
 ) -> None:
-    assert cli("build", *pair(small), "--output", "a.safetensors").returncode == 0
-    assert cli("build", *two_files(small), "--output", "b.safetensors").returncode == 0
-    (tmp_path / "text.txt").write_text("the cat and the dog\n")
-    other = "the student of b.safetensors (small.model) has other tokens than small-digits"
+    text = tmp_path / "text.txt"
+    text.write_text("the cat and the dog\n")
+    other = "the student of other.safetensors (small.model) has other tokens than small-digits"
+    a, b = "map.safetensors", "other.safetensors"
+    initial = "--initial-projection-path", b, "--text", text, "-o", tmp_path / "c.safetensors"
     for args in (
-        ["inspect", "a.safetensors", "--against", "b.safetensors"],
-        ["evaluate", "a.safetensors", "b.safetensors", *pair(small), "--text", "text.txt"],
+        ["inspect", a, "--against", b],
+        ["evaluate", a, b, *pair(small), "--text", text],
     ):
-        fails(cli(*args), other, "xtok inspect shows the pair of a map")
-
-
-def test_a_base_of_another_pair_is_told_at_once(cli: Cli, small: Path, tmp_path: Path) -> None:
-    assert cli("build", *two_files(small), "--output", "b.safetensors").returncode == 0
-    (tmp_path / "text.txt").write_text("the cat and the dog\n")
-    args = ["build", *pair(small), "--text", "text.txt"]
-    done = cli(*args, "--initial-projection-path", "b.safetensors")
-    fails(done, "the student of b.safetensors (small.model) has other tokens than small-digits")
-    wide = cli(*args, "--initial-projection-path", "b.safetensors", "--student-vocab-size", "9000")
-    fails(wide, "b.safetensors is ", "is it the map of this pair? It is of small.model and small")
+        fails(cli(*args, cwd=maps), other, "xtok inspect shows the pair of a map")
+    fails(cli("build", *pair(small), *initial, cwd=maps), other)
+    wide = cli("build", *pair(small), *initial, "--student-vocab-size", "9000", cwd=maps)
+    fails(wide, f"{b} is ", "is it the map of this pair? It is of small.model and small")
 
 
 # inspect
@@ -440,7 +447,8 @@ def test_help_names_every_option_in_full_at_80_columns() -> None:
         done = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"})
         shown = done.stdout.replace(",", " ").split()
         [command] = typer.main.get_group(app).commands.values()
-        options = [o for p in command.params for o in (*p.opts, *p.secondary_opts)]
+        params = [p for p in command.params if not getattr(p, "hidden", False)]  # NeMo-RL's
+        options = [o for p in params for o in (*p.opts, *p.secondary_opts)]
         assert [o for o in options if o.startswith("--") and o not in shown] == []
         assert [line for line in done.stdout.splitlines() if line.endswith("… │")] == []
 
@@ -488,35 +496,36 @@ def test_every_public_name_is_there() -> None:
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("output", "path"),
-    [
+def test_where_an_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for folder in ("there.pt", "a"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "a" / "input.pt").touch()
+    for output, path in (
         ("new/f.pt", "new/f.pt"),
-        ("folder", "folder/small_to_bytes_top4.safetensors"),
-        ("Llama-3.2-1B/", "Llama-3.2-1B/small_to_bytes_top4.safetensors"),
-        ("there.pt", "there.pt/small_to_bytes_top4.safetensors"),
-        (".", "small_to_bytes_top4.safetensors"),
-        ("~/f.pt", "HOME/f.pt"),
-    ],
-)
-def test_where_an_output_goes(
-    cli: Cli, small: Path, tmp_path: Path, output: str, path: str
-) -> None:
-    (tmp_path / "there.pt").mkdir()
-    models = ["--student-model", str(small / "small.model"), "--teacher-model", "bytes"]
-    done = cli("build", *models, f"--output={output}", env={"HOME": str(tmp_path)})
-    expected = path.replace("HOME", str(tmp_path))
-    assert done.stdout == f"{expected}\n", done.stderr
-    assert (tmp_path / expected).is_file()
+        ("folder", "folder/m.pt"),
+        ("Llama-3.2-1B/", "Llama-3.2-1B/m.pt"),
+        ("there.pt", "there.pt/m.pt"),
+        (".", "m.pt"),
+        ("~/f.pt", "/home/me/f.pt"),
+    ):
+        assert output_path(expanded(output), "m.pt", Path("a/input.pt")) == Path(path)
+    assert output_path(None, "m.pt", Path("a/input.pt")) == Path("a/m.pt")
+    assert output_path(None, "m.pt", Path("a")) == output_path(None, "m.pt") == Path("m.pt")
 
 
 def test_models_that_are_missing(cli: Cli) -> None:
     for args, message in (
         (["build", "bytes"], "give two models, STUDENT TEACHER"),
         (["evaluate", "m.pt", "--text", "no", "-s", "bytes"], "give the teacher: --teacher-model"),
+        (
+            ["evaluate", "m.pt", "--text", "no"],
+            "give the student and the teacher: --student-model and --teacher-model",
+        ),
     ):
         done = cli(*args)
-        assert (done.returncode, message in done.stderr) == (2, True)
+        assert (done.returncode, message in re.sub(r"\s*│\n│", "", done.stderr)) == (2, True)
 
 
 def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Path) -> None:
@@ -547,30 +556,25 @@ def test_an_empty_path_is_a_usage_error(cli: Cli, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_sort_cut_tells_how_the_weights_are_distributed(cli: Cli, small: Path) -> None:
-    models = ["--student-model", str(small / "small-digits"), "--teacher-model", "bytes"]
-    assert cli("multitoken", *models, "--output", "m.pt", "--top-k", "8").returncode == 0
-    done = cli("sort-cut", "m.pt", "--top-k", "2")
-    assert done.stderr.splitlines()[-2:] == [
-        "note: 1,321 weights: mean 0.6018, median 0.9091, 90th percentile 1.0000, 95th 1.0000, "
-        "99th 1.0000, least 0.0090, largest 1.0000",
-        "note: heaviest entry: the first in 795 rows, a scale slot in 0",
-    ]
-
-
 def test_a_refined_map_lies_beside_its_input(cli: Cli, small: Path, tmp_path: Path) -> None:
-    models = ["--student-model", str(small / "small.model"), "--teacher-model", "bytes"]
-    for name in ("a/x_top_32.pt", "a/x.safetensors"):
-        assert cli("multitoken", *models, "--output", name).returncode == 0
+    done = cli("multitoken", small / "small-digits", "bytes", "-o", "a/x_top_32.pt", "-k", "8")
+    assert done.returncode == 0, done.stderr
+    assert cli("convert", "a/x_top_32.pt", "a/x.safetensors").returncode == 0
     for args, path in (
         (["reapply-exact", "a/x_top_32.pt"], "a/x_top_32_exact_map_remapped.pt"),
         (["sort-cut", "a/x_top_32.pt"], "a/x_top_4_sorted_preservelast.pt"),
         (["sort-cut", "a/x_top_32.pt", "-o", "b"], "b/x_top_4_sorted_preservelast.pt"),
         (["sort-cut", "a/x.safetensors"],
-         "a/small_to_bytes_sort-cut_top4_no-exact-match.safetensors"),
+         "a/small-digits_to_bytes_sort-cut_top4_no-exact-match.safetensors"),
         (["reapply-exact", "a/x.safetensors", "-o", "b/y.pt"], "b/y.pt"),
     ):  # fmt: skip
         assert cli(*args).stdout == f"{path}\n"
+    done = cli("sort-cut", "a/x_top_32.pt", "--top-k", "2")  # and how the weights are distributed
+    assert done.stderr.splitlines()[-2:] == [
+        "note: 1,321 weights: mean 0.6018, median 0.9091, 90th percentile 1.0000, 95th 1.0000, "
+        "99th 1.0000, least 0.0090, largest 1.0000",
+        "note: heaviest entry: the first in 795 rows, a scale slot in 0",
+    ]
 
 
 def test_models_that_are_not_there(cli: Cli, small: Path, tmp_path: Path) -> None:

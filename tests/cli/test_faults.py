@@ -41,55 +41,81 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import stage_report
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
-TEMPORARY = re.compile(r"\.map\.safetensors\.[0-9a-f]{12}\.tmp")
+TEMPORARY = re.compile(r"\.[a-z-]+\.[a-z]+\.[0-9a-f]{12}\.tmp")
 
-# Forks children that build the same map over and over, and kills each after a random time. A fork
-# has imported everything already, so that it is the build and the write that are hit.
+# Forks children that run a command over and over, and kills each after a random time. A fork has
+# imported everything already, so that it is the work and the write that are hit.
 KILLER = """
-import os, random, signal, sys, time
-import xtok
-from xtok.tokenizers import load_tokenizer
-import sentencepiece, sentencepiece.sentencepiece_model_pb2
-model, target, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
-good = open(sys.argv[4], "rb").read()
-random.seed(0)
-absent = 0
-for number in range(kills):
-    if number % 2:
-        os.path.exists(target) and os.unlink(target)
+import importlib, json, os, pkgutil, random, signal, sys, time
+import sentencepiece, sentencepiece.sentencepiece_model_pb2, torch, xtok
+from pathlib import Path
+from xtok.__main__ import program
+for module in pkgutil.walk_packages(xtok.__path__, "xtok."):
+    if not module.name.endswith("trl"):
+        importlib.import_module(module.name)
+def start(args, forever=False):
     child = os.fork()
     if not child:
+        sys.argv = ["xtok", *args, "-q"]
         while True:
-            xtok.build(model, model).save(target)
-    time.sleep(random.uniform(0, 0.12))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    if os.path.exists(target):
-        assert open(target, "rb").read() == good
-    else:
-        absent += 1
-print(absent)
+            try:
+                program()
+            except SystemExit as end:
+                if end.code or not forever:
+                    os._exit(end.code or 0)
+    return child
+def run(args):
+    assert os.waitpid(start(args), 0)[1] == 0, args
+random.seed(0)
+for args in json.loads(sys.argv[1]):
+    target = Path(args[-1])
+    begun = time.monotonic()
+    run(args)
+    took, good = time.monotonic() - begun, target.read_bytes()
+    for number in range(4):
+        if number % 2:
+            target.unlink(missing_ok=True)
+        child = start(args, forever=True)
+        time.sleep(random.uniform(0, 1.5 * took))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL, args
+        assert not target.exists() or target.read_bytes() == good, args
+    run(args)  # beside what is left, whatever it is
+    assert target.read_bytes() == good, args
 """
 
+WRITING = {
+    "build": ["M", "M"],
+    "multitoken": ["M", "bytes"],
+    "convert": ["map.safetensors"],
+    "reapply-exact": ["map.safetensors"],
+    "sort-cut": ["map.safetensors", "-k", "2"],
+    "generate": ["M", "M", "--embedding-model", "spelling"],
+    "events": ["M", "bytes"],
+    "report": ["map.safetensors"],
+    "render": ["chat.json", "-m", "M", "--chat-template", "plain"],
+}
 
-def test_a_build_killed_at_any_moment_leaves_a_whole_file_or_none(
-    cli: Cli, small: Path, tmp_path: Path
+
+def test_a_command_killed_at_any_moment_leaves_a_whole_file_or_none(
+    small: Path, tmp_path: Path
 ) -> None:
-    model, target = small / "small.model", tmp_path / "map.safetensors"
-    assert cli("build", *two_files(small), "--output", "good.safetensors").returncode == 0
+    model = str(small / "small.model")
+    xtok.build(model, "bytes").save(tmp_path / "map.safetensors")
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "How many?"}]')
+    suffixes = {"report": "html", "render": "jsonl", "convert": "pt"}
+    outputs = {name: f"{name}.{suffixes.get(name, 'safetensors')}" for name in WRITING}
+    work = [
+        [name, *(model if word == "M" else word for word in args), "-o", outputs[name]]
+        for name, args in WRITING.items()
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", KILLER, model, target, "12", tmp_path / "good.safetensors"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+        [sys.executable, "-c", KILLER, json.dumps(work)],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    left = {path.name for path in tmp_path.iterdir()} - {"good.safetensors", "map.safetensors"}
-    assert all(TEMPORARY.fullmatch(name) for name in left)
-    # The next run works beside what is left, whatever it is.
-    assert cli("build", *two_files(small), "--output", target).returncode == 0
-    assert target.read_bytes() == (tmp_path / "good.safetensors").read_bytes()
+    left = set(os.listdir(tmp_path)) - {*outputs.values(), "map.safetensors", "chat.json"}
+    assert not [name for name in left if not TEMPORARY.fullmatch(name)]
 
 
 def test_stale_temporary_files_are_removed_by_the_next_write(tmp_path: Path) -> None:
@@ -258,6 +284,33 @@ def test_counting_that_is_killed_between_two_checkpoints_goes_on(
     assert len(os.listdir(tmp_path)) == 3
 
 
+AFTER_WRITING = """
+import os, signal
+from pathlib import Path
+from xtok.counting import counts
+count, replace = counts.count_text, Path.replace
+def saving(*given, **options):
+    return count(*given, **options, checkpoint_seconds=0)
+def replacing(self, target):
+    done = replace(self, target)
+    if target.name == "map.safetensors":
+        os.kill(os.getpid(), signal.SIGINT)
+    return done
+counts.count_text, Path.replace = saving, replacing
+from xtok.__main__ import program
+program()
+"""
+
+
+@pytest.mark.parametrize("command", ["build", "events"])
+def test_a_finished_output_has_no_checkpoint(small: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
+    args = [command, *two_files(small), "--text", "text.txt", "-o", "map.safetensors"]
+    done = subprocess.run([sys.executable, "-c", AFTER_WRITING, *args], cwd=tmp_path, check=False)
+    assert done.returncode == 130
+    assert set(os.listdir(tmp_path)) == {"text.txt", "map.safetensors"}
+
+
 WRITER = """
 import sys
 from xtok.maps.projection_map import ProjectionMap
@@ -268,11 +321,12 @@ for _ in range(150):
 """
 
 
-def test_two_processes_that_write_the_same_file(cli: Cli, small: Path, tmp_path: Path) -> None:
+def test_two_processes_that_write_the_same_file(small: Path, tmp_path: Path) -> None:
     contents = set()
-    for name, top_k in (("a.safetensors", "4"), ("b.safetensors", "8")):
-        done = cli("build", *two_files(small), "--output", name, "--top-k", top_k)
-        assert done.returncode == 0
+    for name, top_k in (("a.safetensors", 4), ("b.safetensors", 8)):
+        xtok.build(small / "small.model", "bytes", xtok.BuildConfig(top_k=top_k)).save(
+            tmp_path / name
+        )
         contents.add((tmp_path / name).read_bytes())
     target = tmp_path / "map.safetensors"
     writers = [
@@ -641,6 +695,17 @@ def test_reading_a_valid_pt_takes_the_file_and_the_map(tmp_path: Path) -> None:
 def test_a_header_that_could_not_be_read_is_not_written() -> None:
     with pytest.raises(ValueError, match="metadata take"):
         mapfile.to_safetensors(dataclasses_replace(TINY, method="x" * MAX_HEADER))
+
+
+def test_a_long_history_is_cut(cli: Cli, tmp_path: Path) -> None:
+    step = {"stage": "s" * 1000, "options": {"a" * 1000: "b" * 1_900_000}}
+    dataclasses_replace(TINY, history=(step,) * 3 + ({**step, "options": {}},) * 20).save(
+        tmp_path / "map.safetensors"
+    )
+    done = cli("inspect", "map.safetensors", "--num-examples", "0")
+    assert done.returncode == 0, done.stderr
+    assert "and 13 stages more" in done.stdout
+    assert len(done.stdout) < 10_000
 
 
 # Vocabularies that would write to the terminal

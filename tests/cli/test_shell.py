@@ -263,21 +263,36 @@ def test_a_signal_while_python_ends_shows_no_traceback(tmp_path: Path, stop: str
 # Progress bars
 
 
+SLOWLY = """
+from xtok import report
+report.EVERY = 0.01
+"""
+
+
+def on_a_terminal(args: list[str], folder: Path, columns: int, code: str = "") -> str:
+    """Return what `xtok` shows on stderr, a terminal of so many columns."""
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    with os.fdopen(terminal, "rb", buffering=0) as shown, os.fdopen(end, "wb") as stderr:
+        command = [sys.executable, "-c", KILLED.format(code=code), "SIGINT", *args]
+        done = subprocess.run(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, check=True
+        )
+        assert done.stdout == b"map.safetensors\n"
+        return shown.read(65536).decode()
+
+
+@pytest.fixture
+def counting(small: Path, tmp_path: Path) -> list[str]:
+    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
+    return ["build", *two_files(small), "--text", "text.txt", "--output", "map.safetensors"]
+
+
 @pytest.mark.parametrize("columns", [40, 200])
 def test_a_bar_fits_the_terminal_and_leaves_nothing(
-    small: Path, tmp_path: Path, columns: int
+    counting: list[str], tmp_path: Path, columns: int
 ) -> None:
-    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
-    args = ["build", *two_files(small), "--text", "text.txt", "--output", "map.safetensors"]
-    terminal, end = os.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with os.fdopen(terminal, "rb", buffering=0) as shown, os.fdopen(end, "wb") as stderr:
-        done = subprocess.run(
-            [sys.executable, "-m", "xtok", *args],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, check=True,
-        )  # fmt: skip
-        printed = shown.read(65536).decode()
-    assert done.stdout == b"map.safetensors\n"
+    printed = on_a_terminal(counting, tmp_path, columns)
     bars = [part for part in re.split(r"[\r\n]", printed) if "%|" in part]
     assert {bar.split(":")[0] for bar in bars} == {"counting", "counting synthetic texts"}
     assert max(map(len, bars)) == columns - 3  # behind them is room for the terminal's ^C
@@ -289,17 +304,33 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
     assert not [line for line in drawn.values() if "%|" in line]
 
 
-def test_a_long_step_is_told_where_there_is_no_bar(
+def test_a_terminal_without_a_size_has_lines(counting: list[str], tmp_path: Path) -> None:
+    printed = on_a_terminal(counting, tmp_path, 0, SLOWLY)
+    told = re.findall(r"^\d+ s: (.*?)(?:: \d+%, about \d+ s left)?\r$", printed, re.MULTILINE)
+    assert {"counting synthetic texts", "working"} <= {*told}
+    assert "%|" not in printed
+
+
+def test_every_ten_seconds_a_line_tells_what_a_command_is_at(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "SLOW", 1000)
-    with report.progress_bar("quick", 3) as advance:
-        advance(3)
-    monkeypatch.setattr(report, "SLOW", 0)
-    told, end = "", time.monotonic() + 60
-    with report.text_progress_bar("counting\x1b", 3):
-        while not told and time.monotonic() < end:
-            told += capsys.readouterr().err
-            time.sleep(0.01)
-    assert told == "counting\\x1b …\n"
+    monkeypatch.setattr(report, "EVERY", 0.001)
+
+    def told() -> str:
+        capsys.readouterr()
+        end = time.monotonic() + 60
+        while (lines := capsys.readouterr().err.splitlines())[1:2] == [] and time.monotonic() < end:
+            time.sleep(0.05)
+        return lines[1]
+
+    with report.telling():
+        assert told() == "0 s: working"
+        with report.progress_bar("a\x1b", 4) as advance:
+            assert told() == "0 s: a\\x1b"
+            advance(2)
+            assert told() == "0 s: a\\x1b: 50%, about 0 s left"
+            with report.announced("loading b"):
+                assert told() == "0 s: loading b"
+    capsys.readouterr()
+    time.sleep(0.05)
     assert capsys.readouterr().err == ""

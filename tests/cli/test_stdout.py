@@ -60,8 +60,7 @@ def test_no_library_writes_on_the_stdout_of_any_command(small: Path, tmp_path: P
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20)
     chat = [{"role": "user", "content": "How many?\x1b[31m\u202e"}]
     (tmp_path / "chat.json").write_text(json.dumps(chat))
-    with_json = ("doctor", "inspect", "verify", "evaluate", "align")
-    work = {name: [*args, *["--json"] * (name in with_json)] for name, args in WORK.items()}
+    work = {name: [*["--json"] * (name != "render"), *args] for name, args in WORK.items()}
     work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
     order = [*FIRST, *(work.keys() - set(FIRST))]
     done = subprocess.run(
@@ -76,10 +75,10 @@ def test_no_library_writes_on_the_stdout_of_any_command(small: Path, tmp_path: P
         assert "evil" not in printed[name], name
         assert is_safe(printed[name]), name
         assert is_safe(said[name]), name
-        if "--json" in work[name] or name == "render":
+        if name != "report":  # it writes the JSON beside the page
             json.loads(printed[name])
-        if "-o" in work[name]:
-            assert printed[name].splitlines()[-1] == work[name][-1]
+        if "-o" in work[name] and name != "report":
+            assert json.loads(printed[name])["paths"] == [work[name][-1]]
     assert "a library printed: Ignored unknown kwarg option evil\\x1b[31m" in said["build"]
     assert not [name for name in order if "model of type" in said[name]]
 

@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from test_stages import byte_ranks
 
 import xtok
-from xtok import report
 from xtok.config import GenerateConfig
 from xtok.embeddings import sources
 from xtok.embeddings.checkpoint import Model, input_layer
@@ -146,16 +145,6 @@ def test_a_threshold_on_shares_of_the_top_k(student: Tokenizer, teacher: Tokeniz
     expected = int((whole.weights >= np.float32(0.2)).sum())
     assert cut.nnz == expected < whole.nnz
     assert cut.reports[0].counts["entries below the threshold"] == whole.nnz - expected
-
-
-def test_progress_is_told_where_stderr_is_no_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "SECONDS_PER_LINE", 0)
-    with report.progress_bar("embedding", 8) as advance:
-        advance(2)
-        advance(6)
-    assert capsys.readouterr().err == "note: embedding: 25%, about 0 minutes left\n"
 
 
 # Weights of embeddings

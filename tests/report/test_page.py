@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from html.parser import HTMLParser
@@ -27,6 +28,8 @@ from xtok.inspection.report import Examined, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.report import to_json
+from xtok.report._tables import weight
+from xtok.report.alignment import chunks
 from xtok.report.page import pictures, render
 from xtok.report.page.search import SHOWN_BYTES, Columns, pack, packed, weight_codes
 from xtok.tokenizers import Tokenizer
@@ -222,11 +225,11 @@ def test_sentences_are_spelled_by_both_sides(plain: Examined) -> None:
     assert [s.label for s in sentences] == [s.label for s in BUILT_IN]
     assert [s.label for s in sentences if s.direction == "rtl"] == ["Arabic"]
     for sentence in sentences:
-        assert {chunk.kind for chunk in sentence.chunks} <= {"same", "split"}
-        assert sum(len(c.student) for c in sentence.chunks) == sentence.num_student
-        assert sum(len(c.teacher) for c in sentence.chunks) == sentence.num_teacher
-        assert all((c.kind == "same") == (len(c.student) == len(c.teacher) == 1)
-                   for c in sentence.chunks)  # fmt: skip
+        shown = list(chunks(sentence.alignment))
+        assert {chunk.kind for chunk in shown} <= {"same", "split"}
+        assert [i for c in shown for i, _ in c.student] == [*sentence.alignment.student_ids]
+        assert [i for c in shown for i, _ in c.teacher] == [*sentence.alignment.teacher_ids]
+        assert all((c.kind == "same") == (len(c.student) == len(c.teacher) == 1) for c in shown)
 
 
 def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
@@ -469,6 +472,21 @@ def test_a_map_without_tokens_needs_its_models(
     render(examine(bare, pair=xtok.pair(byte_level, digits)))
 
 
+def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
+    assert [weight(w) for w in (1.0, 0.00005, 0.00004, 1e-30, 0.0)] == [
+        "1.0000", "0.0001", "<0.0001", "<0.0001", "0"
+    ]  # fmt: skip
+    assert [weight(w, 3) for w in (0.0005, 0.0004)] == ["0.001", "<0.001"]
+
+
+def test_figures_of_few_places_are_grey(measured: Examined) -> None:
+    assert measured.report.evaluation is not None
+    rows = re.findall(r'class="n( strong| soft)" data-v="[^-]', render(measured).decode())
+    of_class = [one.starts >= 100 for one in measured.report.evaluation.classes]
+    assert Counter(rows) == {" strong": sum(of_class), " soft": 2 * of_class.count(False)}
+    assert 0 < sum(of_class) < len(of_class)
+
+
 # In a browser
 
 
@@ -600,6 +618,10 @@ def test_nothing_is_wider_than_the_window(
     browser.resize(width)
     browser.open(files[name], "#search=x")
     assert browser.run("document.documentElement.scrollWidth") == width
+    wide = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth)"
+    shades = browser.run(f"{wide}.map((e) => getComputedStyle(e).backgroundAttachment)")
+    assert set(shades) <= {"local, local, scroll, scroll"}  # at an edge that has more behind it
+    assert bool(shades) == (width == 400)
     browser.resize(1280)
 
 

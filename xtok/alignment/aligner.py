@@ -315,6 +315,8 @@ class TextAlignment:
 
     student: str  # the model id
     teacher: str
+    student_ids: tuple[int, ...]
+    teacher_ids: tuple[int, ...]
     student_tokens: tuple[str, ...]  # escaped
     teacher_tokens: tuple[str, ...]
     pairs: tuple[AlignedPair, ...]
@@ -362,6 +364,8 @@ def describe_alignment(
     return TextAlignment(
         student=student.vocabulary.model_id,
         teacher=teacher.vocabulary.model_id,
+        student_ids=tuple(student_ids),
+        teacher_ids=tuple(teacher_ids),
         student_tokens=tuple(map(aligner.student.table.name, student_ids)),
         teacher_tokens=tuple(map(aligner.teacher.table.name, teacher_ids)),
         pairs=pairs,

@@ -33,14 +33,14 @@ def align(
         None,
         "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
         metavar="FILE|NAME",
-        needs_one_of=("chat",),
+        needs={"chat": True},
         panel=MODELS,
     ),
     teacher_chat_template: str | None = option(
         None,
         "Chat template of the teacher.",
         metavar="FILE|NAME",
-        needs_one_of=("chat",),
+        needs={"chat": True},
         panel=MODELS,
     ),
     max_comb_len: int = option(

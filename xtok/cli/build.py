@@ -56,7 +56,7 @@ def build(
         "With --text: smooth towards this map of the pair; by default towards one counted on "
         "synthetic text.",
         metavar="MAP",
-        needs_one_of=("text",),
+        needs={"text": True},
         panel=TEXT,
         autocompletion=map_files,
     ),
@@ -72,19 +72,19 @@ def build(
         WAIT,
         "Seconds to wait for another process that makes the same file; then make it here, too.",
         min=0,
-        needs_one_of=("skip_existing",),
+        needs={"skip_existing": True},
         panel=OUTPUT,
     ),
     engine: Literal["local", "ray"] = option(
         "local",
         "Count on this machine, or on a Ray cluster, which survives lost nodes.",
-        needs_one_of=("text",),
+        needs={"text": True},
         panel=_CLUSTER,
     ),
     address: str = option(
         "auto",
         "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
-        needs_one_of=("engine ray",),
+        needs={"engine": "ray"},
         panel=_CLUSTER,
     ),
     map_options: MapOptions,
@@ -133,7 +133,7 @@ def build(
         projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)
     else:
         projection = make()
-    report_written(projection, path)
+    report_written(projection.reports, path, json=output.json)
     if path.suffix == ".pt":
         from xtok.maps.subtokens import nemo_overrides
 

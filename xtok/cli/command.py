@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ from typing import Annotated, Any, TextIO, get_args, get_origin, get_type_hints
 import typer
 
 from xtok import report
-from xtok.config import OUTPUT, check_value, option, without_none
+from xtok.cli.spellings import is_given, line_of, nemo_options
+from xtok.config import OUTPUT, About, check_value, option, without_none
 from xtok.errors import XtokError
 from xtok.report.stdout import print_result, reserved_stdout, result_stream
 from xtok.vocab.display import printable
@@ -35,8 +36,6 @@ INTERRUPTED = 130
 
 _QUIET = option(False, "Nothing on stderr but errors.", flag=True, short="-q", panel=OUTPUT)
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-_FOR_TYPER = "metavar", "parser", "autocompletion"
-_TYPED = "COMMANDLINE"  # Typer's name for where a value comes from
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,29 +56,44 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         elif isinstance(parameter.default, Field):
             options[name] = Option(name, types[name], parameter.default)
     options["quiet"] = Option("quiet", bool, _QUIET)
+    theirs = _of_nemo(function.__name__.replace("_", "-"), options)
 
     @functools.wraps(function)
     def run_command(context: typer.Context, **typed: Any) -> None:
-        sources = {name: context.get_parameter_source(name) for name in options}
-        given = {name for name, source in sources.items() if source and source.name == _TYPED}
+        given = {name for name in options if is_given(context, name)}
         try:
-            values = {name: options[name].value(text) for name, text in typed.items()}
+            values = {name: one.value(typed[name]) for name, one in options.items()}
             made = {name: _config(config, values, given) for name, config in configs.items()}
         except ValueError as error:
-            raise typer.BadParameter(_with_flags(str(error), options)) from error
+            message = line_of(context).as_typed(_with_flags(str(error), options))
+            raise typer.BadParameter(message) from error
         for config in made.values():
             values |= vars(config)
         notes = _remarks(options, given, values)
         with _silence(values["quiet"]) as stderr:
-            report.print_notes(notes)
+            report.print_notes([*line_of(context).notes, *notes])
             values |= {**made, "context": context, "stderr": stderr}
-            function(**{name: values[name] for name in own})
+            try:
+                function(**{name: values[name] for name in own})
+            except XtokError as error:
+                error.hint = _hint(error, context)
+                raise
 
     context = inspect.Parameter("context", _KEYWORD, annotation=typer.Context)
-    parameters = [context, *(declared.parameter for declared in options.values())]
+    parameters = [context, *(one.parameter for one in (*options.values(), *theirs))]
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__annotations__ = {p.name: p.annotation for p in parameters}
     return run_command
+
+
+def _of_nemo(command: str, own: Mapping[str, Option]) -> Iterator[Option]:
+    """Yield NeMo-RL's options that a command understands."""
+    for name, target in nemo_options(command, own):
+        kind, parser = bool if target is None else str, None
+        if target and target in own:
+            kind, parser = own[target].type, own[target].about.parser
+        default = False if target is None else None
+        yield Option(name, kind, option(default, "", flag=True, hidden=True, parser=parser))
 
 
 def expanded(text: str) -> str:
@@ -104,31 +118,36 @@ class Option:
     panel: str | None = None
 
     @property
+    def about(self) -> About:
+        """What is known of it besides."""
+        about: About = self.field.metadata["about"]
+        return about
+
+    @property
     def flag(self) -> str:
         """The option as it is typed; of an argument, its name in the help."""
-        name: str = self.field.metadata.get("name", self.name)
-        return self.field.metadata.get("argument") or f"--{name.replace('_', '-')}"
+        return self.about.argument or f"--{(self.about.name or self.name).replace('_', '-')}"
 
     @property
     def parameter(self) -> inspect.Parameter:
         """The parameter that Typer reads the option from."""
-        about, kind, default = self.field.metadata, self.type, self.field.default
+        about, kind, default = self.about, self.type, self.field.default
         plain, item = _plain(kind)
         if plain is tuple:  # written as 1,2,3
             kind, default = str | None, None
-        words = {key: about[key] for key in _FOR_TYPER if key in about}
-        if item is Path:
-            words = {"metavar": "FILE", "parser": read_path, **words}
-        elif plain is int:
-            words = {"metavar": "N", **words}
-        if "argument" in about:
-            words["metavar"] = about["argument"]
-            info: Any = typer.Argument(help=about["help"], show_default=False, **words)
+        metavar = "FILE" if item is Path else "N" if plain is int else None
+        words: dict[str, Any] = {
+            "metavar": about.argument or about.metavar or metavar,
+            "parser": about.parser or (read_path if item is Path else None),
+            "autocompletion": about.autocompletion,
+        }
+        if about.argument:
+            info: Any = typer.Argument(help=about.help, show_default=False, **words)
         else:
-            is_switch = plain is bool and not about.get("flag")
+            is_switch = plain is bool and not about.flag
             flag = f"{self.flag}/--no-{self.flag[2:]}" if is_switch else self.flag
-            flags = flag, *filter(None, [about.get("short")])
-            words["rich_help_panel"] = about.get("panel", self.panel)
+            flags = flag, *filter(None, [about.short])
+            words |= {"rich_help_panel": about.panel or self.panel, "hidden": about.hidden}
             info = typer.Option(*flags, help=_help(about), **words)
         default = inspect.Parameter.empty if default is ... else default
         return inspect.Parameter(
@@ -149,7 +168,7 @@ class Option:
             except ValueError:
                 message = f"{self.flag} {typed} is not a list such as 0,1,2"
                 raise typer.BadParameter(message) from None
-        check_value(self.name, value, self.type, self.field.metadata)
+        check_value(self.name, value, self.type, self.about)
         return value
 
     def as_typed(self, value: Any) -> str:
@@ -165,10 +184,10 @@ def _plain(kind: Any) -> tuple[Any, Any]:
     return (get_origin(kind), get_args(kind)[0]) if get_args(kind) else (kind, kind)
 
 
-def _help(about: Mapping[str, Any]) -> str:
+def _help(about: About) -> str:
     """Return the help of an option; a range with two ends stands in it."""
-    ends = f" From {about['min']} to {about['max']}." if {"min", "max"} <= about.keys() else ""
-    return f"{about['help']}{ends}"
+    has_ends = about.min is not None and about.max is not None
+    return about.help + (f" From {about.min} to {about.max}." if has_ends else "")
 
 
 def _config(config: Any, values: Mapping[str, Any], given: Collection[str]) -> Any:
@@ -201,30 +220,30 @@ def _remarks(
     ]
     notes = [f"--for {values['for_loss']} chose {' '.join(chosen)}"] if chosen else []
     for typed in (options[name] for name in options if name in given):
-        about = typed.field.metadata
-        needed = _conditions(about.get("needs_one_of", ()), options, values)
+        needed = _conditions(typed.about.needs, options, values)
         if needed and not any(needed.values()):
             raise typer.BadParameter(f"{typed.flag} goes with {' or '.join(needed)}")
-        useless = _conditions(about.get("no_effect_with", ()), options, values)
+        useless = _conditions(typed.about.no_effect_with, options, values)
         reasons = [words for words, holds in useless.items() if holds]
         notes += [f"{typed.flag} has no effect with {words}" for words in reasons[:1]]
     return notes
 
 
 def _conditions(
-    conditions: Sequence[str], options: Mapping[str, Option], values: Mapping[str, Any]
-) -> dict[str, bool]:
+    conditions: Mapping[str, Any], options: Mapping[str, Option], values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return conditions on the command's options, as one would type them, and whether they hold."""
-    holds = {}
-    for name, _, value in (condition.partition(" ") for condition in conditions):
-        if name in options:
-            words = f"{options[name].flag} {value}".strip()
-            holds[words] = values[name] == value if value else bool(values[name])
-    return holds
+    return {
+        options[name].as_typed(value): bool(values[name])
+        if value is True
+        else values[name] == value
+        for name, value in conditions.items()
+        if name in options
+    }
 
 
 def show(result: Any, table: Callable[[Any], None], *, json: bool) -> None:
-    """Print a result on stdout, as a table or as JSON; a reader that has seen enough may leave."""
+    """Print a result on stdout, as a table or as JSON; a closed pipe is not an error."""
     try:
         if json:
             print_result(report.to_json(result))
@@ -239,11 +258,13 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), result_stream().fileno())
 
 
-def hint(error: XtokError, context: Any) -> str:
+def _hint(error: XtokError, context: typer.Context) -> str:
     """Return an error's hint, with the running command's options for the parameter it names."""
     name = error.parameter.replace("_", "-")
-    flags = [flag for parameter in context.command.params for flag in parameter.opts]
+    shown = [one for one in context.command.params if not getattr(one, "hidden", False)]
+    flags = [flag for parameter in shown for flag in parameter.opts]
     setting = [flag for flag in flags if flag == f"--{name}" or flag.endswith(f"-{name}")]
+    setting = [line_of(context).as_typed(flag) for flag in setting]
     return error.hint_with(" or ".join(setting) or f"{error.parameter}= in Python")
 
 
@@ -316,6 +337,7 @@ def _silence(quiet: bool) -> Iterator[TextIO]:
             with (
                 _quiet_stderr() if quiet else nullcontext(sys.stderr) as stderr,
                 reserved_stdout(),
+                report.telling(),
             ):
                 yield stderr
         except KeyboardInterrupt as interrupt:

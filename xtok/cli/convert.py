@@ -7,9 +7,8 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, read_path
-from xtok.cli.options import MAP, MapOptions, Models
+from xtok.cli.options import JSON, MAP, MapOptions, Models, report_written
 from xtok.config import OUTPUT, MapFormat, option
-from xtok.report.stdout import print_path
 
 
 @command
@@ -31,6 +30,7 @@ def convert(
         panel=OUTPUT,
     ),
     normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),
+    json: bool = JSON,
     models: Models,
     map_options: MapOptions,
 ) -> None:
@@ -42,12 +42,11 @@ def convert(
         raise typer.BadParameter("give one output: OUTPUT, or --output")
     path = check_converted(target or output or "", to)
     projection = map_options.load(map_path, normalize=normalize)
-    report.print_reports(projection.reports)
+    reports = projection.reports
     projection, pair = models.with_map(projection)
     paths = xtok.convert(projection, path, to=to, note=report.print_note, student_model=pair)
     if to == "nemo-subtokens":
         report.print_note(nemo_table_overrides(*paths))
     elif path.suffix == ".pt":
         report.print_note(nemo_overrides(path))
-    for written in paths:
-        print_path(written)
+    report_written(reports, *paths, json=json)

@@ -7,18 +7,19 @@ from xtok import report
 from xtok.cli.command import command
 from xtok.cli.counting import checkpoint_of, counts_saved, read_here, save_counted
 from xtok.cli.options import (
+    JSON,
     TEXT_FIELD,
     ModelArguments,
     Widths,
     output_option,
     output_path,
+    report_written,
     text_option,
 )
 from xtok.config import EventsConfig
 from xtok.counting.texts import check_texts
 from xtok.maps import names
 from xtok.maps.file import check_output
-from xtok.report.stdout import print_path
 
 
 @command
@@ -31,6 +32,7 @@ def events(
     text: list[str] = text_option("Also merge events that leak on this text: "),
     field: str = TEXT_FIELD,
     config: EventsConfig,
+    json: bool = JSON,
     widths: Widths,
 ) -> None:
     """Cut both vocabularies into events, which the models' predictions can be compared on.
@@ -54,5 +56,4 @@ def events(
             texts = read_here(pair, text, Wanted(), field=field, checkpoint=checkpoint)
         result = xtok.events(pair, None, texts, config, progress=report.progress_bar)
         save_counted(result, path, checkpoint)
-    report.print_reports(result.reports)
-    print_path(path)
+    report_written(result.reports, path, json=json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
@@ -18,11 +19,11 @@ from xtok.cli.command import expanded
 from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
 from xtok.errors import XtokError
 from xtok.inspection import pair_of_map
-from xtok.report.stdout import print_path
+from xtok.report.stdout import print_path, print_result
 
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
-    from xtok.maps.projection_map import ProjectionMap
+    from xtok.maps.projection_map import ProjectionMap, StageReport
     from xtok.tokenizers import Tokenizer
     from xtok.vocab.pair import Pair
 
@@ -56,7 +57,7 @@ JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 TEXT_FIELD = option(
     "text",
     "Field of JSON lines, or column of Parquet, that holds the text.",
-    needs_one_of=("text",),
+    needs={"text": True},
     panel=TEXT,
 )
 CHAT_TEMPLATE: str | None = option(
@@ -164,8 +165,9 @@ class Models(Safety):
             return student, teacher
         if isinstance(self, ModelArguments):
             raise typer.BadParameter("give two models, STUDENT TEACHER")
-        side = "student" if student is None else "teacher"
-        raise typer.BadParameter(f"give the {side}: --{side}-model")
+        missing = [side for side in ("student", "teacher") if self.name(side) is None]
+        flags = " and ".join(f"--{side}-model" for side in missing)
+        raise typer.BadParameter(f"give the {' and the '.join(missing)}: {flags}")
 
     def sides(self) -> list[str]:
         """Return the sides whose models are given."""
@@ -277,6 +279,7 @@ class Output(Config):
     output: str | None = output_option(
         "the current folder, under a name that tells what the map is."
     )
+    json: bool = JSON
 
     def path(self, name: str, beside: Path | None = None) -> Path:
         """Return the output's path; see `output_path`."""
@@ -289,16 +292,27 @@ class Output(Config):
         file.check_output(self.path("map.safetensors", beside))
 
     def write(self, projection: ProjectionMap, path: Path) -> None:
-        """Write the map, report on stderr, and print its path on stdout."""
+        """Write the map, and report it."""
         projection.save(path)
-        report_written(projection, path)
+        report_written(projection.reports, path, json=self.json)
 
 
-def report_written(projection: ProjectionMap, path: Path) -> None:
-    """Report on stderr what stages did, and print the path of their map on stdout."""
+@dataclass(frozen=True)
+class Written:
+    """What a command that makes a map did."""
+
+    paths: tuple[str, ...]
+    reports: tuple[StageReport, ...]
+
+
+def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
+    """Report on stderr what stages did, and print the paths of their results on stdout."""
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
-        report.print_reports(projection.reports)
-    print_path(path)
+        report.print_reports(reports)
+    if json:
+        print_result(report.to_json(Written(tuple(map(str, paths)), tuple(reports))))
+    for path in () if json else paths:
+        print_path(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,64 +1,64 @@
 """The command lines of NeMo-RL's tools in xtok's words: its options, and its names of files.
 
 `tools/x_token` of NeMo-RL (commit 7ea279a) spells some options in snake case and others in kebab
-case, and has names of its own. Tables turn them into xtok's before the command parses them. Its
-scripts guess what the step before has called its file, so such a command line also gets NeMo-RL's
-names.
+case, and has names of its own: a table makes hidden options of them. Its scripts guess what the
+step before has called its file, so such a command line also gets NeMo-RL's names.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-from xtok import report
-from xtok.cli.command import hint
-from xtok.errors import XtokError
 from xtok.maps.names import map_name
 
 if TYPE_CHECKING:
     from xtok.cli.options import Models
     from xtok.maps.projection_map import ProjectionMap
 
-# NeMo-RL's option to xtok's words; `{}` is its value. No words: it is so anyway. It holds for the
-# commands that have xtok's option, or for the one before it. Besides, any option may be spelled in
-# snake case.
-SPELLINGS: Mapping[str, str] = {
-    "reapply-exact --top-k": "--top-k {}",
-    "--enable-scale-trick": "--scale-trick",
-    "--disable-scale-trick": "--no-scale-trick",
-    "--enable-reverse-pass": "--reverse-pass",
-    "--disable-reverse-pass": "--no-reverse-pass",
-    "--enable-exact-match": "--exact-match",
-    "--skip-exact-map": "--no-exact-match",
-    "--enable-special-token-mapping": "",
-    "--disable-special-token-mapping": "--special-tokens off",
-    "--no-special-token-mapping": "--special-tokens off",
-    "--special-token-similarity-threshold": "--special-tokens fuzzy --fuzzy-threshold {}",
-    "--special-token-top-k": "--special-tokens fuzzy --fuzzy-top-k {}",
-    "--use-canonicalization": "--canonicalization relaxed",
-    "--use-raw-tokens": "--token-form raw",
-    "--tokens-to-cut": "--max-pieces {}",
-    "--runtime-top-k": "--top-k {}",
-    "--output-path": "--output {}",
-    "--final-output": "--output {}",
+# NeMo-RL's option to the ones of xtok that it sets: to the value that is typed (`...`), or to
+# another; to None where it is so anyway. It holds for the commands that stand for NeMo-RL's tools
+# and have all of these.
+ALIASES: Mapping[str, Mapping[str, Any]] = {
+    "enable_scale_trick": {"scale_trick": True},
+    "disable_scale_trick": {"scale_trick": False},
+    "enable_reverse_pass": {"reverse_pass": True},
+    "disable_reverse_pass": {"reverse_pass": False},
+    "enable_exact_match": {"exact_match": True},
+    "skip_exact_map": {"exact_match": False},
+    "special_token_similarity_threshold": {"special_tokens": "fuzzy", "fuzzy_threshold": ...},
+    "special_token_top_k": {"special_tokens": "fuzzy", "fuzzy_top_k": ...},
+    "enable_special_token_mapping": {"special_tokens": None},
+    "disable_special_token_mapping": {"special_tokens": "off"},
+    "no_special_token_mapping": {"special_tokens": "off"},
+    "use_canonicalization": {"canonicalization": "relaxed"},
+    "use_raw_tokens": {"token_form": "raw"},
+    "tokens_to_cut": {"max_pieces": ...},
+    "top_k": {"top_k": ...},
+    "runtime_top_k": {"top_k": ...},
+    "output_path": {"output": ...},
+    "final_output": {"output": ...},
+    "output_dir": {"output": ...},
+    "data_dir": {"output": ...},
+    "output_filename": {"output": ...},
 }
 
-# What has one possible value, in a command, and what to do to get another result.
-FIXED: Mapping[str, tuple[str, str, str]] = {
-    "--prep-top-k": (
+# By command, those for which xtok has none: the one value, or None for any, and what to do.
+FIXED: Mapping[str, tuple[str, str | None, str]] = {
+    "prep_top_k": (
         "build",
         "32",
         "build always makes 32 entries first; run multitoken, reapply-exact and sort-cut to choose",
     ),
-    "--keep-top-tokens": ("generate", "-1", "generate always takes every token"),
+    "keep_top_tokens": ("generate", "-1", "generate always takes every token"),
+    "num_examples": ("multitoken", None, "xtok inspect shows rows of the map"),
 }
 
 # The tool that takes the options of the step before and ignores them, and writes beside its input.
@@ -71,147 +71,111 @@ _NAMES: Mapping[str, str] = {
     "build": "projection_matrix_{student}_{teacher}_top{top_k}",
 }
 _FOLDER = "cross_tokenizer_data"
-_OUTPUT = ("--output-dir", "--data-dir", "--output-filename")
+_PLACES = ("data_dir", "output_dir", "output_filename")
 
 
+def nemo_options(command: str, own: Collection[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield NeMo-RL's options that a command understands, with what the value is of, if any."""
+    is_tool = command in (*_NAMES, _IGNORING, "sort-cut")
+    for name, sets in ALIASES.items() if is_tool else ():
+        if name not in own and (command == _IGNORING or sets.keys() <= {*own}):
+            yield name, next((target for target, value in sets.items() if value is ...), None)
+    yield from ((name, "") for name, (of, _, _) in FIXED.items() if of == command)
+
+
+@dataclass
 class Line:
-    """A command line in xtok's words."""
+    """What a command line has of NeMo-RL's words."""
 
-    def __init__(self, typed: Sequence[str], own: Mapping[str, bool], command: str = "") -> None:
-        """Rewrite what follows the command's name; `own` tells whether each option has a value."""
-        self.own, self.command = own, command
-        self.args: list[str] = []  # in xtok's words
-        self.typed: dict[str, str] = {}  # xtok's options that were typed in other words
-        self.notes: list[str] = []  # on options that have no effect
-        self.is_nemo = False  # whether a word of NeMo-RL's own was among them
-        self.folder: str | None = None  # of outputs
-        self.stem: str | None = None  # of the output's name
-        rest = list(typed)
-        while rest and rest[0] != "--":
-            self._add(rest)
-        self._add_output()
-        self.args += rest
+    typed: dict[str, str] = field(default_factory=dict)  # xtok's options, to what was typed
+    notes: list[str] = field(default_factory=list)  # on options that have no effect
+    stem: str | None = None  # of the output's name
 
     def as_typed(self, text: str) -> str:
-        """Return a text with the options as they were typed."""
+        """Return a text with NeMo-RL's options in the place of xtok's."""
         return re.sub(r"--[a-z][a-z-]*[a-z]", lambda m: self.typed.get(m[0], m[0]), text)
 
-    def _add(self, rest: list[str]) -> None:
-        """Move the first of the words that are left, and its value, to the arguments."""
-        arg = rest.pop(0)
-        typed, equals, value = arg.partition("=")
-        name = typed.replace("_", "-") if typed.startswith("--") else typed
-        words = None if name in self.own else self._words(name)
-        if words is not None:
-            if "{}" in words and not equals:
-                if not rest:
-                    raise typer.BadParameter(f"{typed} needs a value")
-                value = rest.pop(0)
-            self._add_nemo(name, typed, value, words)
-        elif name in self.own:
-            self.args.append(name + equals + value)
-            if self.own[name] and not equals:
-                self.args += rest[:1]
-                del rest[:1]
-            if typed != name:
-                self.typed[name] = typed
-        else:
-            self.args.append(arg)  # whatever it is, the parser's error names it
 
-    def _words(self, name: str) -> list[str] | None:
-        """Return xtok's words for an option of NeMo-RL; None if the command knows no such one."""
-        if name in FIXED:
-            return ["{}"] if FIXED[name][0] == self.command else None
-        if name in _OUTPUT:
-            return ["{}"] if "--output" in self.own else None
-        spelling = SPELLINGS.get(f"{self.command} {name}", SPELLINGS.get(name))
-        if spelling is None:
-            return None
-        words = spelling.split()
-        return words if self._has(words) or self.command == _IGNORING else None
+def line_of(context: typer.Context) -> Line:
+    """Return what a command line has of NeMo-RL's words."""
+    line: Line = context.meta[__name__]
+    return line
 
-    def _has(self, words: Sequence[str]) -> bool:
-        return self.own.keys() >= {word for word in words if word.startswith("--")}
 
-    def _add_nemo(self, name: str, typed: str, value: str, words: Sequence[str]) -> None:
-        self.is_nemo = True
-        if self.command == _IGNORING and (name == "--output-dir" or not self._has(words)):
-            self.notes.append(f"{typed} has no effect in {self.command}")
-        elif name in FIXED:
-            _, only, what_to_do = FIXED[name]
-            if value != only:
-                raise typer.BadParameter(f"{typed}: {what_to_do}")
-        elif name == "--output-filename":
-            self.stem = value
-        elif name in _OUTPUT:
-            self.folder = value
-            self.typed.setdefault("--output", typed)
-        else:
-            self.args += [value if word == "{}" else word for word in words]
-            self.typed |= {word: typed for word in words if word.startswith("--")}
-
-    def _add_output(self) -> None:
-        """Add `--output` for what NeMo-RL says in two options, or leaves to its default."""
-        given = {arg.partition("=")[0] for arg in self.args}
-        if self.command == "generate" and self.folder and "--cache-dir" not in given:
-            self.args += ["--cache-dir", self.folder]
-        folder, name = self.folder, f"{self.stem}.pt" if self.stem else ""
-        if self.command in _NAMES and self.is_nemo:  # the name is chosen when options are known
-            folder, name = _FOLDER if folder is None else folder, ""
-        if (folder is not None or name) and not given & {"--output", "-o"}:
-            self.args += ["--output", os.path.join(folder, name) if folder else name]
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option stands in the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 class Command(TyperCommand):
-    """A command that understands NeMo-RL's spellings; its errors name what was typed."""
+    """A command that understands NeMo-RL's options, and any option in snake case."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        settings = {"token_normalize_func": lambda name: name.replace("_", "-")}
+        super().__init__(*given, **{**named, "context_settings": settings})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite the arguments, then parse them as usual."""
-        if ctx.resilient_parsing:  # a shell completes a line that is not finished
-            return super().parse_args(ctx, args)
-        own = {
-            name: not getattr(parameter, "is_flag", False)
-            for parameter in self.params
-            for name in (*parameter.opts, *parameter.secondary_opts)
-            if name.startswith("-")
-        }
-        line = ctx.meta[__name__] = Line(args, own, self.name or "")
-        with _errors_as_typed(ctx):
-            return super().parse_args(ctx, line.args)
+        """Parse as usual, then set xtok's options by NeMo-RL's."""
+        line = ctx.meta[__name__] = Line()
+        try:
+            rest = super().parse_args(ctx, args)
+        except typer.BadParameter as error:  # in our words, not in those of Typer's validator
+            message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
+            error.message = message.replace("Input should be", "must be", 1)
+            raise
+        hidden = [one.name for one in self.params if getattr(one, "hidden", False)]
+        values = {name: ctx.params.pop(name) for name in hidden}
+        theirs = {name: value for name, value in values.items() if is_given(ctx, name)}
+        for name, value in theirs.items():
+            sets, is_ignoring = ALIASES.get(name, {}), self.name == _IGNORING
+            if name in FIXED:
+                _, only, what_to_do = FIXED[name]
+                if only not in (None, value):
+                    raise typer.BadParameter(f"{_flag(name)}: {what_to_do}", ctx=ctx)
+                line.notes += [] if only else [f"{_flag(name)} has no effect: {what_to_do}"]
+            elif is_ignoring and (name in _PLACES or not sets.keys() <= ctx.params.keys()):
+                line.notes.append(f"{_flag(name)} has no effect in {self.name}")
+            elif name not in _PLACES:
+                for target, fixed in sets.items():
+                    if fixed is not None:
+                        _set(ctx, target, value if fixed is ... else fixed, name)
+        if theirs and self.name != _IGNORING:
+            self._set_output(ctx, theirs)
+        return rest
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
-        if not ctx.params.get("quiet"):
-            report.print_notes(ctx.meta[__name__].notes)
-        with _errors_as_typed(ctx):
-            return super().invoke(ctx)
+    def _set_output(self, ctx: Any, theirs: Mapping[str, Any]) -> None:
+        """Set `output` by what NeMo-RL says in two options, or leaves to its default."""
+        name = next((name for name in _PLACES if name in theirs), "")
+        stem = theirs.get("output_filename", "")
+        folder = theirs.get("data_dir", theirs.get("output_dir"))
+        if self.name == "generate" and folder and not is_given(ctx, "cache_dir"):
+            _set(ctx, "cache_dir", Path(folder), name)
+        file = f"{stem}.pt" if stem else ""
+        if self.name in _NAMES:  # the name is chosen when options are known
+            line_of(ctx).stem, folder, file = stem, folder or _FOLDER, ""
+        if (folder or file) and not is_given(ctx, "output"):
+            _set(ctx, "output", os.path.join(folder or "", file), name)
 
 
-@contextmanager
-def _errors_as_typed(context: Any) -> Iterator[None]:
-    """Word errors with the options as they were typed, in our words, not in Typer's validator's."""
-    as_typed = context.meta[__name__].as_typed
-    try:
-        yield
-    except typer.BadParameter as error:
-        if error.param is not None:
-            error.param_hint = as_typed(error.param.get_error_hint())
-        message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
-        error.message = as_typed(message.replace("Input should be", "must be", 1))
-        raise
-    except XtokError as error:
-        error.message, error.hint = as_typed(error.message), as_typed(hint(error, context))
-        raise
+def _set(ctx: Any, target: str, value: Any, name: str) -> None:
+    """Set an option of xtok, as if it was given in the place of one of NeMo-RL's."""
+    ctx.params[target] = value
+    if name:
+        ctx.set_parameter_source(target, ctx.get_parameter_source(name))
+        line_of(ctx).typed[_flag(target)] = _flag(name)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None:
     """Return the name that NeMo-RL gives to the output of a command line in its words, or None."""
-    line: Line = context.meta[__name__]
-    command = str(context.info_name)
-    if not line.is_nemo:
-        return None
-    name = line.stem
+    name, command = line_of(context).stem, str(context.info_name)
     if name is None:
+        return None
+    if not name:
         student, teacher = map(cleaned, models.both())
         name = _NAMES[command].format(student=student, teacher=teacher, top_k=config.top_k)
     if command == "multitoken" and config.special_tokens != "off":
@@ -224,10 +188,10 @@ def nemo_name(context: typer.Context, models: Models, config: Any) -> str | None
 def cleaned(model: str) -> str:
     """Return a model's name without its size and kind, as NeMo-RL's tools and script have it.
 
-    Of a file, which they do not take, it is the name without its suffix.
+    >>> cleaned("models/Qwen3-4B-Base"), cleaned("mistral-v3.model")
+    ('Qwen3', 'mistral-vodel')
     """
     name = model.rstrip("/").rsplit("/", 1)[-1]
-    name = re.sub(r"\.(model|tiktoken|json)$", "", name)
     cleaned = re.sub(r"-?[0-9.]+[bm]", "", name, flags=re.IGNORECASE)
     for ending in ("-Base", "-it", "-Instruct"):
         cleaned = cleaned.replace(ending, "")

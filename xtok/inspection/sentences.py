@@ -6,15 +6,13 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from xtok.alignment.aligner import TokenAligner
-from xtok.tokenizers import Tokenizer
+from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
 from xtok.vocab.pair import Pair
-from xtok.vocab.table import TokenTable
 
 _WIDTHS = range(32, 141)
 """Of a sentence; characters of East Asia count twice."""
@@ -41,20 +39,6 @@ BUILT_IN = (
 )
 """Shown where there is no text. Written for this purpose."""
 
-Tokens = tuple[tuple[int, str], ...]
-"""Ids, and the tokens escaped."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceChunk:
-    """Tokens of both sides that belong together."""
-
-    student: Tokens
-    teacher: Tokens
-    # `same` for one token on each side, `split` for other chunks of equal bytes, `different` for
-    # unequal bytes, `alone` for a token without a counterpart.
-    kind: str
-
 
 @dataclass(frozen=True, kw_only=True)
 class AlignedSentence:
@@ -63,9 +47,7 @@ class AlignedSentence:
     label: str  # its language, its script and file, or what it is
     language: str  # for fonts, as BCP 47 has it; empty if unknown
     direction: str  # `ltr` or `rtl`
-    num_student: int  # tokens
-    num_teacher: int
-    chunks: tuple[SentenceChunk, ...]
+    alignment: TextAlignment
 
 
 def aligned_sentences(
@@ -74,47 +56,20 @@ def aligned_sentences(
     """Return sentences of every script and file of a text, or built-in ones, aligned."""
     student, teacher = pair.tokenizers
     aligner = TokenAligner(student, teacher)
-    return tuple(_aligned(aligner, student, teacher, one) for one in pick_sentences(excerpts))
-
-
-def _aligned(
-    aligner: TokenAligner, student: Tokenizer, teacher: Tokenizer, sentence: Sentence
-) -> AlignedSentence:
-    [ours], [theirs] = student.library_ids([sentence.text]), teacher.library_ids([sentence.text])
-    rows, columns = student.table, teacher.table
-    chunks: list[SentenceChunk] = []
-    s_done = t_done = 0
-
-    def add(kind: str, s: Sequence[int], t: Sequence[int]) -> None:
-        tokens = _tokens(rows, s), _tokens(columns, t)
-        chunks.append(SentenceChunk(student=tokens[0], teacher=tokens[1], kind=kind))
-
-    def add_alone(s_end: int, t_end: int) -> None:
-        for i in ours[s_done:s_end]:
-            add("alone", [i], [])
-        for i in theirs[t_done:t_end]:
-            add("alone", [], [i])
-
-    for pair in aligner.pairs(ours, theirs):
-        add_alone(pair.student_tokens[0], pair.teacher_tokens[0])
-        one_to_one = len(pair.student_ids) == len(pair.teacher_ids) == 1
-        kind = "different" if not pair.is_correct else "same" if one_to_one else "split"
-        add(kind, pair.student_ids, pair.teacher_ids)
-        s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
-    add_alone(len(ours), len(theirs))
-    directions = Counter(map(unicodedata.bidirectional, sentence.text))
-    return AlignedSentence(
-        label=sentence.label,
-        language=sentence.language,
-        direction="rtl" if directions["R"] + directions["AL"] > directions["L"] else "ltr",
-        num_student=len(ours),
-        num_teacher=len(theirs),
-        chunks=tuple(chunks),
-    )
-
-
-def _tokens(table: TokenTable, ids: Sequence[int]) -> Tokens:
-    return tuple((i, table.shown(i)) for i in ids)
+    sentences = []
+    for label, language, text in pick_sentences(excerpts):
+        [ours], [theirs] = student.library_ids([text]), teacher.library_ids([text])
+        directions = Counter(map(unicodedata.bidirectional, text))
+        is_rtl = directions["R"] + directions["AL"] > directions["L"]
+        sentences.append(
+            AlignedSentence(
+                label=label,
+                language=language,
+                direction="rtl" if is_rtl else "ltr",
+                alignment=describe_alignment(aligner, student, teacher, ours, theirs),
+            )
+        )
+    return tuple(sentences)
 
 
 def pick_sentences(documents: Iterable[tuple[str, str]]) -> tuple[Sentence, ...]:

@@ -8,9 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
-from threading import Timer
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
 from xtok.report.stdout import safe_json
@@ -22,68 +22,103 @@ if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport
 
 
-SLOW = 5.0
-"""Seconds after which a step that has no bar says what it does."""
+EVERY = 10.0
+"""Seconds from line to line where there is no room for a bar."""
 
 
-SECONDS_PER_LINE = 60.0
-"""How often progress is told where stderr is no terminal."""
+@dataclass
+class _Step:
+    label: str
+    total: int
+    start: float = field(default_factory=time.monotonic)
+    done: int = 0
+
+    def advance(self, size: int) -> None:
+        self.done += size
+
+    def __str__(self) -> str:
+        if not (self.total and self.done):
+            return self.label
+        left = (time.monotonic() - self.start) * max(self.total - self.done, 0) / self.done
+        return f"{self.label}: {min(self.done / self.total, 1):.0%}, about {_duration(left)} left"
+
+
+_steps: list[_Step] = []  # what the command is at, and has no bar; the innermost is the last
 
 
 @contextmanager
-def announced(label: str) -> Iterator[None]:
-    """Say on stderr what is going on, once it takes long."""
+def telling() -> Iterator[None]:
+    """Print every ten seconds on stderr what a command is at, unless a bar shows it."""
+    start, ended = time.monotonic(), Event()
 
-    def announce() -> None:
-        with suppress(OSError, ValueError):  # nobody reads it
-            print(f"{printable(label)} …", file=sys.stderr, flush=True)  # noqa: T201
+    def tell() -> None:
+        while not ended.wait(EVERY):
+            if _steps or not _columns():
+                step = printable(str(_steps[-1] if _steps else "working"))
+                with suppress(OSError, ValueError):  # nobody reads it
+                    sys.stderr.write(f"{_duration(time.monotonic() - start)}: {step}\n")
+                    sys.stderr.flush()
 
-    timer = Timer(SLOW, announce)
-    timer.daemon = True
-    timer.start()
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def announced(label: str, total: int = 0) -> Iterator[Callable[[int], object]]:
+    """Have `telling` tell of a step that has no bar."""
+    step = _Step(label, total)
+    _steps.append(step)
+    try:
+        yield step.advance
+    finally:
+        _steps.remove(step)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on stderr; elsewhere than on a terminal a line per minute, if it takes long."""
-    with _new_bar(label, total, "") as bar, announced(label) if bar.disable else nullcontext():
-        yield _lines(label, total) if bar.disable else bar.update
-
-
-def _lines(label: str, total: int) -> Callable[[int], object]:
-    start = shown = time.monotonic()
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done, shown
-        done, now = done + size, time.monotonic()
-        if now - shown >= SECONDS_PER_LINE and done < total:
-            minutes = (now - start) * (total - done) / max(done, 1) / 60
-            print_note(f"{label}: {done / total:.0%}, about {minutes:.0f} minutes left")
-            shown = now
-
-    return advance
+    """Show a bar on stderr; where there is no room for one, a line every ten seconds."""
+    if _columns():
+        with _new_bar(label, total, "") as bar:
+            yield bar.update
+    else:
+        with announced(label, total) as advance:
+            yield advance
 
 
 @contextmanager
 def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """Show a bar of the bytes of text with tokens per second, as `progress_bar` does."""
-    with _new_bar(label, total, "B") as bar, announced(label) if bar.disable else nullcontext():
+    """Show a bar of the bytes of text with tokens per second, or lines, as `progress_bar` does."""
+    if not _columns():
+        with announced(label, total) as advance:
+            yield lambda size, tokens: advance(size)
+        return
+    with _new_bar(label, total, "B") as bar:
         done = 0
 
-        def advance(size: int, tokens: int) -> None:
+        def advance_bar(size: int, tokens: int) -> None:
             nonlocal done
             done += tokens
-            if not bar.disable and (elapsed := bar.format_dict["elapsed"]):
+            if elapsed := bar.format_dict["elapsed"]:
                 bar.set_postfix_str(f"{done / elapsed:,.0f} student tok/s", refresh=False)
             bar.update(size)
 
-        yield advance
+        yield advance_bar
+
+
+def _columns() -> int:
+    """Return the width of stderr's terminal: 0 for none, and in a pty whose size nobody set."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    return 0
 
 
 def _new_bar(label: str, total: int, unit: str) -> Any:
@@ -93,12 +128,9 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             """As wide as the terminal is now, less the ^C that it may show behind the bar."""
-            columns = 0
-            with suppress(OSError):
-                columns = os.get_terminal_size(self.fp.fileno()).columns
-            return {**super().format_dict, "ncols": max(columns - 3, 0) or self.ncols}
+            return {**super().format_dict, "ncols": max(_columns() - 3, 1)}
 
-    return Bar(total=total, desc=label, unit=unit, unit_scale=True, disable=None, leave=False)
+    return Bar(total=total, desc=label, unit=unit, unit_scale=True, leave=False)
 
 
 def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from xtok.report.stdout import print_result, printable_lines, result_stream
+
+if TYPE_CHECKING:
+    from xtok.inspection.bootstrap import Interval
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold red"}
 
@@ -45,6 +51,28 @@ def new_table(
     for row in rows:
         table.add_row(*map(cell, row))
     return table
+
+
+def weight(value: float, digits: int = 4) -> str:
+    """Return a weight; one that is not zero does not read so."""
+    least = 10.0**-digits
+    return f"{value:.{digits}f}" if value >= least / 2 else f"<{least:.{digits}f}" if value else "0"
+
+
+def spread(interval: Interval | None) -> str:
+    """Return a figure with half of its interval."""
+    if interval is None:
+        return "–"
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.3f}"
+    return f"{interval.value:.3f}±{(interval.high - interval.low) / 2:.3f}"
+
+
+def visible(token: str) -> str:
+    """Return an escaped token whose spaces show, and that joins nothing that stands before it."""
+    first = token[:1]
+    joins = first and (unicodedata.category(first)[0] == "M" or not cell_len(first))
+    return ("◌" if joins else "") + token.replace(" ", "␣")
 
 
 def cell(value: str) -> Text:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from xtok.report._tables import new_console
+from xtok.report._tables import new_console, visible
 from xtok.report.stdout import print_result
 
 if TYPE_CHECKING:
@@ -23,9 +23,19 @@ _LABELS = ("student", "teacher")
 _WIDTH = 1 + max(map(len, _LABELS))
 
 
-class _Block(NamedTuple):
-    """What stands over one another: the tokens of a chunk, or one that is in none."""
+_KINDS = {"different": ("≠", "bold red"), "alone": ("-", "dim")}
+"""The mark and style of what is not a correct chunk."""
 
+
+class Chunk(NamedTuple):
+    """What stands over one another: the ids and escaped tokens of a chunk, or one in none."""
+
+    kind: str  # `same`: one token each; `split`; `different`: unequal bytes; `alone`
+    student: Sequence[tuple[int, str]]
+    teacher: Sequence[tuple[int, str]]
+
+
+class _Block(NamedTuple):
     lines: tuple[str, str, str]  # the student's, the teacher's, and a mark
     style: str
 
@@ -78,27 +88,34 @@ def statistics(alignment: TextAlignment) -> list[str]:
     ]
 
 
+def chunks(alignment: TextAlignment) -> Iterator[Chunk]:
+    """Yield the chunks of an alignment, and the tokens that are in none, in their order."""
+    student = list(zip(alignment.student_ids, alignment.student_tokens, strict=True))
+    teacher = list(zip(alignment.teacher_ids, alignment.teacher_tokens, strict=True))
+    s_done = t_done = 0
+
+    def alone(s_end: int, t_end: int) -> Iterator[Chunk]:
+        yield from (Chunk("alone", [token], []) for token in student[s_done:s_end])
+        yield from (Chunk("alone", [], [token]) for token in teacher[t_done:t_end])
+
+    for pair in alignment.pairs:
+        yield from alone(pair.student_tokens[0], pair.teacher_tokens[0])
+        is_same = len(pair.student_ids) == len(pair.teacher_ids) == 1
+        kind = "different" if not pair.is_correct else "same" if is_same else "split"
+        yield Chunk(
+            kind, student[slice(*pair.student_tokens)], teacher[slice(*pair.teacher_tokens)]
+        )
+        s_done, t_done = pair.student_tokens[1], pair.teacher_tokens[1]
+    yield from alone(len(student), len(teacher))
+
+
 def _blocks(alignment: TextAlignment) -> Iterator[_Block]:
-    rows = alignment.student_tokens, alignment.teacher_tokens
-    done = 0, 0
-    for number, pair in enumerate(alignment.pairs):
-        (s_start, s_end), (t_start, t_end) = pair.student_tokens, pair.teacher_tokens
-        yield from _alone(rows[0][done[0] : s_start], rows[1][done[1] : t_start])
-        student = _BETWEEN.join(map(_shown, rows[0][s_start:s_end]))
-        teacher = _BETWEEN.join(map(_shown, rows[1][t_start:t_end]))
-        if pair.is_correct:
-            yield _Block((student, teacher, ""), _COLOURS[number % len(_COLOURS)])
-        else:
-            yield _Block((student, teacher, "≠"), "bold red")
-        done = s_end, t_end
-    yield from _alone(rows[0][done[0] :], rows[1][done[1] :])
-
-
-def _alone(student: Sequence[str], teacher: Sequence[str]) -> Iterator[_Block]:
-    for token in student:
-        yield _Block((_shown(token), "", "-"), "dim")
-    for token in teacher:
-        yield _Block(("", _shown(token), "-"), "dim")
+    number = 0
+    for kind, student, teacher in chunks(alignment):
+        mark, style = _KINDS.get(kind, ("", _COLOURS[number % len(_COLOURS)]))
+        number += kind != "alone"
+        upper, lower = (_BETWEEN.join(_shown(t) for _, t in side) for side in (student, teacher))
+        yield _Block((upper, lower, mark), style)
 
 
 def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
@@ -117,9 +134,7 @@ def _wrapped(blocks: list[_Block], width: int) -> Iterator[list[_Block]]:
 
 def _shown(token: str) -> str:
     """Return an escaped token so that it stays in its cell, whatever script it is of."""
-    token = token.replace(" ", "␣")
-    if not cell_len(token[:1]):  # a mark, which would join what stands before it
-        token = "◌" + token
+    token = visible(token)
     if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):
         return f"\u2068{token}\u2069"  # isolated, so that its neighbours keep their places
     return token

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xtok.report._tables import STYLES, cell, header, new_table, printing
+from xtok.report._tables import STYLES, cell, header, new_table, printing, weight
 from xtok.vocab.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def print_inspection(inspection: Inspection, *, overview: bool = True) -> None:
 
 def _overview(i: Inspection) -> Iterator[RenderableType]:
     yield _sides(i)
-    yield from (_measures(step["measures"]) for step in i.history if "measures" in step)
+    steps = i.history[:_MOST_STEPS]
+    yield from (_measures(step["measures"]) for step in steps if "measures" in step)
     yield _kinds(i)
     if i.largest_columns:
         yield _columns(i)
@@ -48,13 +49,18 @@ def _details(i: Inspection) -> Iterator[RenderableType]:
     yield _rows(i)
 
 
+_MOST_STEPS = 10
+
+
 def _sides(i: Inspection) -> Table:
     rows = [(label, show(i.student), show(i.teacher)) for label, show in _SIDE_ROWS.items()]
     table = new_table("map", "student (rows)", "teacher (columns)", rows=rows)
     table.add_section()
-    for step in i.history:
-        options = ", ".join(f"{k}={v}" for k, v in sorted(step["options"].items()))
-        table.add_row("made by", cell(str(step["stage"])), cell(options))
+    for step in i.history[:_MOST_STEPS]:
+        options = shortened(", ".join(f"{k}={v}" for k, v in sorted(step["options"].items())))
+        table.add_row("made by", cell(shortened(str(step["stage"]))), cell(options))
+    if len(i.history) > _MOST_STEPS:
+        table.add_row("", f"and {plural(len(i.history) - _MOST_STEPS, 'stage')} more")
     if i.top_k is None:
         events = sum(i.rows_by_kind.values())
         table.add_row("events", f"{events:,}", f"of {i.nnz:,} tokens")
@@ -160,7 +166,7 @@ def _rows(i: Inspection) -> Table:
 
 
 def _entry(e: InspectedEntry) -> str:
-    before = e.side if e.weight is None else f"{e.weight:.4f}"
+    before = e.side if e.weight is None else weight(e.weight)
     relation = f" ({e.relation})" if e.relation else ""
     return f"{before} {quoted(e.token, e.token_id)}{relation}"
 
@@ -187,7 +193,7 @@ def _about(row: InspectedRow) -> Table:
 
 
 def _pieces(pieces: Sequence[SpelledPiece]) -> str:
-    shown = [f"{quoted(p.token)} {f'{p.weight:.4f}' if p.weight else '-'}" for p in pieces[:10]]
+    shown = [f"{quoted(p.token)} {weight(p.weight) if p.weight else '-'}" for p in pieces[:10]]
     return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
 
 
@@ -219,7 +225,7 @@ def _comparison(c: Comparison) -> Iterator[Table]:
 
 
 def _weights(entries: Sequence[tuple[str, float]]) -> str:
-    return "\n".join(f"{w:.4f} {quoted(token)}" for token, w in entries[:4]) or "(nothing)"
+    return "\n".join(f"{weight(w)} {quoted(token)}" for token, w in entries[:4]) or "(nothing)"
 
 
 def print_verification(verification: Verification) -> None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from xtok.report._tables import cell, new_table, printing
+from xtok.report._tables import cell, new_table, printing, spread, weight
 from xtok.vocab.display import quoted
 
 if TYPE_CHECKING:
-    from xtok.inspection.bootstrap import Interval
     from xtok.inspection.evaluate import Evaluation, EventMapMeasures, MapMeasures
 
 
@@ -92,17 +91,11 @@ def _maps(
     for m in measures:
         cells = []
         for of in order:
-            cells.append(_with_spread(getattr(m, f"{of}cross_entropy")))
+            cells.append(spread(getattr(m, f"{of}cross_entropy")))
             closed = getattr(m, f"{of}closed")
             cells.append("–" if closed is None else f"{closed.value:.2f}")
         coverage = f"{m.coverage.value:.2%}", f"{m.top_1.value:.1%}"
         yield f"  map {numbers[m.name]}", *cells, *coverage
-
-
-def _with_spread(interval: Interval) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.3f}"
-    return f"{interval.value:.3f}±{(interval.high - interval.low) / 2:.3f}"
 
 
 def _events(
@@ -160,9 +153,9 @@ def _worst(evaluation: Evaluation, numbers: Mapping[str, str]) -> Table:
     rows = []
     for row in evaluation.worst_rows:
         lines = []
-        for token, share, weight in row.wanted:
-            apart = " leaks" if weight == 0 else ""
-            lines.append(f"{quoted(token)} {share:.1%}{apart if of_events else f', {weight:.4f}'}")
+        for token, share, own in row.wanted:
+            apart = " leaks" if own == 0 else ""
+            lines.append(f"{quoted(token)} {share:.1%}{apart if of_events else f', {weight(own)}'}")
         name, excess = f"{quoted(row.token)} #{row.student_id}", f"{row.excess:{digits}}"
         rows.append((name, numbers[row.name], excess, "\n".join(lines)))
     return new_table(*heads, rows=rows, right=(1, 2), caption=caption)

@@ -74,11 +74,11 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
 
 
 def _on_text(text: TextFacts, events: EventFacts, overlap: Overlap | None) -> Table:
-    """Show what either direction of a map leaves open on the text, and what the events do."""
+    """Show the uncertainty in either direction of a map on the text, and what the events do."""
     table = new_table("on the text", "", "")
     table.caption = (
-        "Left open: what a token of one side leaves open of the other's where both begin, in bits: "
-        "no map in that direction can tell. Leak: how often the two tokens are in different events."
+        "Uncertainty: the conditional entropy of the other side's token where both begin; no map "
+        "in that direction has less. Leak: how often the two tokens are in different events."
         + "".join(f" {note}." for note in little_text(text.num_bytes))
     )
     table.add_row("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes")
@@ -86,7 +86,7 @@ def _on_text(text: TextFacts, events: EventFacts, overlap: Overlap | None) -> Ta
         (_, there), (back, _) = overlap.text_shares
         table.add_row("tokens that both have", f"{there:.1%} of these", f"{back:.1%} of these")
     for way, bits in zip(("student → teacher", "teacher → student"), text.open_bits, strict=True):
-        table.add_row(way, f"{bits:.2f} bits left open", "")
+        table.add_row(way, f"{bits:.2f} bits of uncertainty", "")
     table.add_row("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits")
     table.add_row("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits")
     return table

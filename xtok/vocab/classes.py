@@ -73,7 +73,9 @@ _LABELS = {
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
-    """Return the class of a name in any case, or all of a group: `digits` are all with digits.
+    """Return the class of a name or label, or all of a group: `digits` are all with digits.
+
+    Case does not matter.
 
     Raises:
         XtokError: if there is no such class.
@@ -82,7 +84,7 @@ def classes_named(name: str) -> tuple[TokenClass, ...]:
     (['HAN'], 5)
     """
     wanted = name.upper().replace("-", "_")
-    members = tuple(m for m in TokenClass if m.name == wanted)
+    members = tuple(m for m in TokenClass if m.name == wanted or m.label.upper() == name.upper())
     members = members or tuple(m for m in TokenClass if m.name.startswith(f"{wanted}_"))
     if not members:
         known = ", ".join(["digits", *(m.name.lower() for m in TokenClass)])

@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import shlex
-import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -23,6 +22,8 @@ from markupsafe import Markup
 
 from xtok.inspection.bootstrap import Interval
 from xtok.maps.projection_map import RowKind
+from xtok.report._tables import spread, visible, weight
+from xtok.report.alignment import chunks
 from xtok.report.page import pictures
 from xtok.report.page.search import pack
 from xtok.vocab.display import plural, printable, shortened
@@ -35,7 +36,7 @@ _LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL", "event-kl": "event KL
 _MARKS = {
     "good": ("✓", "fits", "good"),
     "note": ("i", "note", "note"),
-    "care": ("!", "with care", "look"),
+    "care": ("!", "with care", "check"),
     "bad": ("✕", "does not fit", "bad"),
 }
 """By level: a sign, and the words for a loss and for a finding."""
@@ -83,16 +84,18 @@ def _template() -> Template:
         "groupby": groupby,
         "by_group": attrgetter("group"),
         "largest_of": _largest,
+        "chunks": chunks,
     }
     environment.filters |= {
         "count": lambda number: f"{number:,}",
         "percent": lambda share, digits=1: f"{round(share, digits + 2) + 0.0:.{digits}%}",
         "magnitude": log1p,
         "safe_text": printable,
-        "token": _token,
+        "token": lambda token: visible(shortened(token)),
         "name": _name,
         "plural": plural,
-        "spread": _spread,
+        "spread": spread,
+        "weight": weight,
         "shell": lambda words: shlex.join([printable(word) for word in words]),
     }
     return environment.get_template("page.html.jinja")
@@ -100,21 +103,6 @@ def _template() -> Template:
 
 def _name(text: str) -> str:
     return shortened(printable(text))
-
-
-def _token(token: str) -> str:
-    """Return an escaped token as it is shown: cut, its spaces visible."""
-    text = shortened(token).replace(" ", "␣")
-    is_mark = unicodedata.category(text[:1] or " ")[0] == "M"
-    return f"◌{text}" if is_mark else text
-
-
-def _spread(interval: Interval | None) -> str:
-    if interval is None:
-        return "–"
-    if interval.low is None or interval.high is None:
-        return f"{interval.value:.3f}"
-    return f"{interval.value:.3f} ± {(interval.high - interval.low) / 2:.3f}"
 
 
 def _largest(measures: Sequence[MapMeasures], of: str) -> float:
