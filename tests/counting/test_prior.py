@@ -79,7 +79,7 @@ vocabularies = st.lists(st.text("ab", min_size=1, max_size=9), unique=True, min_
 def test_tokens_that_begin_others_are_those_of_plain_loops(
     student: dict[bytes, int], teacher: dict[bytes, int], most: int
 ) -> None:
-    expected = {}
+    expected: dict[tuple[int, int], float] = {}
     for token, s in student.items():
         shorter = [(len(t), i) for t, i in teacher.items() if token.startswith(t)]
         longer = [i for t, i in teacher.items() if t.startswith(token) and t != token]

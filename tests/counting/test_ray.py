@@ -110,7 +110,7 @@ def test_a_users_mistake_comes_back_as_one(
         read_on_ray(pair, path, sources=[student, student])
     assert error.value.message.startswith(f"{student.model} is another tokenizer on the node ")
     path.write_text("the text\n")
-    monkeypatch.setattr(texts.Path, "absolute", lambda path: path.with_name("elsewhere.txt"))
+    monkeypatch.setattr(Path, "absolute", lambda path: path.with_name("elsewhere.txt"))
     with pytest.raises(XtokError) as error:
         read_on_ray(pair, path, sources=[student, teacher])
     assert error.value.message.endswith(f" has no file {path.with_name('elsewhere.txt')}")
