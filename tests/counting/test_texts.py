@@ -314,6 +314,21 @@ def test_utf16_is_named(tmp_path: Path, encoding: str, byte: str, name: str) -> 
     assert f"-f {encoding.upper().replace('UTF-16-', 'UTF-16')}" in error.hint
 
 
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+def test_zeros_are_no_text(tmp_path: Path, suffix: str, encoding: str) -> None:
+    """Whether of another encoding, without a mark, or megabytes of nothing else."""
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix]("the text".encode(encoding)))
+    error = refused(path)
+    assert error.message == f"the text {path} is not UTF-8: 8 of 16 bytes at offset 0 are zero"
+    assert error.hint.endswith(f"iconv -f {encoding} -t UTF-8")
+    path.write_bytes(COMPRESSIONS[suffix](b"\0" * 1_000_000))
+    assert "65,536 of 65,536 bytes" in refused(path).message
+    path.write_bytes(COMPRESSIONS[suffix](b"one\0"))
+    assert read(path) == ["one\0"]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
@@ -328,8 +343,8 @@ def test_damaged_compression_is_refused(tmp_path: Path, suffix: str) -> None:
     [
         (b'{"body": "x", "n": 1}', "no field 'text'; fields with text: body"),
         (b'{"n": 1}', "no field 'text'; fields with text: none"),
-        (b'{"text": 3}', "the field 'text' is no string but a number"),
-        (b'{"text": null, "body": "x"}', "the field 'text' is no string but null"),
+        (b'{"text": 3}', "the field 'text' is a number, not a string"),
+        (b'{"text": null, "body": "x"}', "the field 'text' is null, not a string"),
         (b'["x"]', "no JSON object"),
         (b'{"text": "x"', "no JSON: Expecting ',' delimiter at column 13"),
     ],

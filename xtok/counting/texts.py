@@ -41,6 +41,8 @@ _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
 }
 _BLOCK = 1 << 17
+_ZEROS = 4  # text has no zero byte in every so many; ASCII in UTF-16 has one in two
+_ROWS_AT_ONCE = 16  # of Parquet, which may hold one long text a million times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ def little_text(num_bytes: int) -> list[str]:
     """Return a note if a text is too short to count on, or to measure with."""
     if num_bytes >= LITTLE_TEXT:
         return []
-    return [f"{num_bytes:,} bytes is little text: take a megabyte or more"]
+    return [f"only {num_bytes:,} bytes of text; use at least 1 MB"]
 
 
 class FileDigest:
@@ -378,7 +380,7 @@ def _decode(shard: TextShard, offset: int, data: bytes) -> str:
         data = data.removeprefix(b"\xef\xbb\xbf")
         encoding = {b"\xff\xfe": "UTF-16LE", b"\xfe\xff": "UTF-16BE"}.get(data[:2], encoding)
     try:
-        return data.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         start = error.start
         line = _line_number(shard, offset + start)
@@ -387,6 +389,14 @@ def _decode(shard: TextShard, offset: int, data: bytes) -> str:
             f"{offset + start}, in line {line}",
             hint=f"convert the text, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
         ) from error
+    if (zeros := data.count(0)) > max(1, len(data) // _ZEROS):
+        encoding = "UTF-16BE" if data.startswith(b"\0") else "UTF-16LE"
+        raise XtokError(
+            f"the text {shard.path} is not UTF-8: {zeros:,} of {len(data):,} bytes at offset "
+            f"{offset} are zero",
+            hint=f"convert the text, if it is {encoding}, with: iconv -f {encoding} -t UTF-8",
+        )
+    return text
 
 
 def _line_number(shard: TextShard, offset: int) -> int:
@@ -434,7 +444,7 @@ def _problem_of(value: Any, shard: TextShard) -> str:
     text = value[shard.field]
     if not isinstance(text, str):
         kind = _JSON_TYPES.get(type(text), "a number")
-        return f"the field {shard.field!r} is no string but {kind}"
+        return f"the field {shard.field!r} is {kind}, not a string"
     if shard.group_by and shard.group_by not in value:
         return f"no field {shard.group_by!r} to group by"
     return ""
@@ -448,7 +458,7 @@ def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:
     for column, parameter in parameters.items():
         if column not in names:
             raise XtokError(
-                f"{shard.path} has no column {column!r}, but: {', '.join(names[:8])}",
+                f"{shard.path} has no column {column!r}, but: {', '.join(names[:8]) or 'none'}",
                 hint="name one of its columns with {option}",
                 parameter=parameter,
             )
@@ -456,7 +466,7 @@ def _parquet_documents(shard: TextShard) -> Iterator[tuple[str, str]]:
     for batch in file.iter_batches(
         row_groups=list(range(shard.start, stop)),
         columns=list(parameters),
-        batch_size=256,
+        batch_size=_ROWS_AT_ONCE,
         use_threads=False,
     ):
         try:
