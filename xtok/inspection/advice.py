@@ -167,8 +167,8 @@ def _gold(pair: PairFacts, exact: int) -> Judgement:
         of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
         return "care", f"{of_all} have no exact counterpart: they are compared by rank."
     if pair.text is None:
-        why = f"It compares {plural(exact, 'row')} of equal bytes; text tells how often that goes wrong."
-        return "note", why
+        rows = plural(exact, "row")
+        return "note", f"It compares {rows} of equal bytes; text tells how often that goes wrong."
     leak = pair.text.leak
     why = f"It confuses shared tokens with others at {leak:.1%} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "care", why
