@@ -331,6 +331,10 @@ def test_padding_never_forms_a_chunk(
         assert not found.pair_is_correct[i][~found.pair_valid[i]].any()
     # Without a mask, the pad role tells.
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), found)
+    offsets = [torch.zeros(*ids.shape, 2) for ids in (s, t)]  # of characters, as NeMo-RL's drafts
+    masks = {"student_attention_mask": s_mask, "teacher_attention_mask": t_mask}
+    passed = aligner.align(s, t, student_offsets=offsets[0], teacher_offsets=offsets[1], **masks)
+    assert_same(passed, found)
 
 
 def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:

@@ -168,6 +168,8 @@ class TokenAligner:
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
+        student_offsets: Array | None = None,
+        teacher_offsets: Array | None = None,
     ) -> AlignmentBatch:
         """Align a batch of rows of token ids.
 
@@ -178,6 +180,9 @@ class TokenAligner:
                 the pad role are. If the end of text pads as well, so are all but the first of them
                 at a row's end, and all at its beginning.
             teacher_attention_mask: `[B, T_t]`.
+            student_offsets: not needed, and not read: the tokens' bytes tell where they end.
+                NeMo-RL's drafts (pull requests 3286 and 4177) pass those of the tokenizer.
+            teacher_offsets: the same.
 
         Raises:
             ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
