@@ -47,6 +47,7 @@ from xtok.counting import kernels as of_counting
 from xtok.embeddings import kernels as of_embeddings
 student, teacher = map(xtok.load_tokenizer, sys.argv[1:3])
 aligner = xtok.TokenAligner(student, teacher)
+aligner._few_tokens = 0
 aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
 found = xtok.build(student, teacher, texts=sys.argv[3])
 xtok.evaluate(found, sys.argv[3], student, teacher)
@@ -131,6 +132,7 @@ def test_kernels_that_there_is_no_room_to_keep(tmp_path: Path) -> None:
 def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     """Another type of number, or a literal, compiles a kernel and all that it calls again."""
     aligner = TokenAligner(byte_level, sentencepiece)
+    aligner._few_tokens = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
     aligner.align_document(ids, other)
     for dtype in (np.int32, np.int64, np.uint16):

@@ -9,8 +9,10 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 from numba import config, njit
 from numba.core import event
 from numba.core.caching import IndexDataCacheFile
@@ -45,6 +47,17 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
     A literal argument would compile it a second time: hence `np.int64(0)`.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+
+
+def in_python(kernel: Any) -> Any:
+    """Return a kernel, and all that it calls, as Python runs them: little work needs no compiler.
+
+    Integers wrap around as in the compiled ones.
+    """
+    code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
+    called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
+    names |= {name: in_python(other) for name, other in called.items()}
+    return np.errstate(over="ignore")(FunctionType(code, names))
 
 
 class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
@@ -93,7 +106,7 @@ def _private_folder() -> Path | None:
 
 
 class _Announcer(event.Listener):  # type: ignore[misc]
-    """Says on a terminal, once per process, that kernels are being compiled."""
+    """Prints on a terminal, once per process, that kernels are being compiled."""
 
     def __init__(self) -> None:
         self.is_silent = not sys.stderr.isatty()

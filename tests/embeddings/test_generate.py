@@ -840,7 +840,8 @@ def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
         }.get(damage, [])
         index = tmp_path / "model.safetensors.index.json"
         index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(EmbeddingError):
+    culprit = "lacks none.safetensors" if damage == "shard" else tmp_path.name
+    with pytest.raises(EmbeddingError, match=culprit):
         input_layer(Model(tmp_path))
 
 
