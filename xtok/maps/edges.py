@@ -45,7 +45,7 @@ def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """
     s, t, w = edges
     # One bool per pair of neighbours, so that a large map is checked in little memory.
-    in_order = (w[1:] < w[:-1]) | ((w[1:] == w[:-1]) & (t[1:] > t[:-1]))
+    in_order: NDArray[np.bool_] = (w[1:] < w[:-1]) | ((w[1:] == w[:-1]) & (t[1:] > t[:-1]))
     in_order &= last[1:] == last[:-1]
     in_order |= (last[1:] > last[:-1]) | (s[1:] != s[:-1])
     return ~in_order
