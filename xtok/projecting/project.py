@@ -220,17 +220,14 @@ class Projector:
                 array[: self._size] = before[: self._size]
             add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
         new = slice(self._size, size)
-        _, all_keys, first, row, grows = self._stems
+        _, all_keys, first, settled, grows = self._stems
         all_keys[new] = keys
         first[new] = [about[stem][0] for stem in stems]
         grows[new] = [about[stem][1] for stem in stems]
-        id_of = self._id_of.get
-        row[new] = [
-            (id_of(stem, -1) if x else t) if root else -1
-            for root, t, x, stem in zip(
-                is_root.tolist(), token.tolist(), other.tolist(), stems, strict=True
-            )
-        ]
+        whole = np.array([self._id_of.get(stem, -1) for stem in stems], np.int64)
+        whole = np.where(is_root & (other == 0), token, whole)
+        has_row = is_root & (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
+        settled[new] = np.where(has_row, -2 - whole, first[new])
         add_stems(self._stems.slots, all_keys[:size], self._size)
         self._size = size
 
@@ -248,8 +245,8 @@ class Projector:
 
 def _no_stems(room: int) -> Stems:
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
-    keys, row = np.empty(room, np.int64), np.empty(room, np.int32)
-    return Stems(slots, keys, np.empty(room, np.int32), row, np.empty(room, np.bool_))
+    first, settled = np.empty((2, room), np.int32)
+    return Stems(slots, np.empty(room, np.int64), first, settled, np.empty(room, np.bool_))
 
 
 def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:
