@@ -16,6 +16,8 @@ ROOT = 62  # the bit that marks what is left of a token, in a key of `Stems`
 ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
 NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
 
+BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
+
 
 class Teacher(NamedTuple):
     """A teacher's tokens, the map's rows of them, and what they say of the student's."""
@@ -26,8 +28,8 @@ class Teacher(NamedTuple):
     ends_text: NDArray[np.bool_]  # [V_teacher], a control token: a student's token ends before it
     is_open: NDArray[np.bool_]  # [V_teacher], what follows may change where it is split
     row_bounds: NDArray[np.int64]  # [V_teacher + 1], the map's rows, in its order
-    columns: NDArray[np.int32]  # student ids
-    weights: NDArray[np.float64]
+    columns: NDArray[np.int32]  # [2 * nnz], the student id of entry k at 2 * k
+    weights: NDArray[np.float32]  # [2 * nnz], the same memory, its weight at 2 * k + 1
     joined: NDArray[np.bool_]  # [256, 256], whether two bytes are neighbours in a student token
 
 
@@ -127,7 +129,8 @@ def project_rows(  # type: ignore[no-untyped-def]
     token_ids, starts, ids, logprobs, rest_logprob, realized_logprob = given
     slots, keys, stem_first, settled, grows = stems
     misses = np.int64(0)
-    heap = np.empty(top_k, np.float64)
+    order = np.empty_like(touched)
+    places = np.zeros(BUCKETS, np.int64)
     goes_to = np.empty(1024, np.int32)  # parts: a student's token, or a row, as `settled` has it
     part = np.empty(1024, np.float64)
     for x in todo:
@@ -253,11 +256,11 @@ def project_rows(  # type: ignore[no-untyped-def]
                 rest += p
             else:
                 for k in range(row_bounds[-2 - s], row_bounds[-1 - s]):
-                    q = part[n] * scale * weights[k]
+                    q = part[n] * scale * np.float64(weights[2 * k + 1])
                     if q < NEGLIGIBLE:
                         break
                     p -= q
-                    s = columns[k]
+                    s = columns[2 * k]
                     if mass[s] == 0.0:
                         touched[count] = s
                         count += 1
@@ -265,10 +268,11 @@ def project_rows(  # type: ignore[no-untyped-def]
                 rest += p
         own = mass[rows.realized[x]]
         rows.own[x] = np.log(own) if own > 0.0 else np.nan
-        size = _keep_best(mass, touched, count, heap, rows.ids[x])
+        size = _keep_best(mass, touched, count, top_k, places, order)
         for n in range(size):
-            rows.logprobs[x, n] = min(0.0, np.log(heap[n]))
-            mass[rows.ids[x, n]] = 0.0
+            rows.ids[x, n] = order[n]
+            rows.logprobs[x, n] = min(0.0, np.log(mass[order[n]]))
+            mass[order[n]] = 0.0
         for n in range(count):
             rest += mass[touched[n]]
             mass[touched[n]] = 0.0
@@ -305,46 +309,41 @@ def _copy(given, j, rows, x, top_k):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _is_worse(p, s, q, r):  # type: ignore[no-untyped-def]
-    return p < q or (p == q and s > r)
+def _keep_best(mass, touched, count, top_k, places, order):  # type: ignore[no-untyped-def]
+    """Put the heaviest tokens first, ties by the lower id; return how many.
+
+    By buckets of 16 to an octave, so that few are left to be compared. Takes `places`, zeros.
+    """
+    bits = mass.view(np.int64)
+    for n in range(count):
+        places[_bucket(bits[touched[n]])] += 1
+    size = np.int64(0)
+    lowest = BUCKETS
+    while lowest > 0 and size < top_k:
+        lowest -= 1
+        places[lowest], size = size, size + places[lowest]
+    for n in range(count):
+        bucket = _bucket(bits[touched[n]])
+        if bucket >= lowest:
+            order[places[bucket]] = touched[n]
+            places[bucket] += 1
+    places[:] = 0
+    for n in range(1, size):
+        s = order[n]
+        m = n
+        while m > 0 and (
+            mass[order[m - 1]] < mass[s] or (mass[order[m - 1]] == mass[s] and order[m - 1] > s)
+        ):
+            order[m] = order[m - 1]
+            m -= 1
+        order[m] = s
+    return min(size, top_k)
 
 
 @inner_kernel
-def _sift(heap, ids, place, size):  # type: ignore[no-untyped-def]
-    """Let an entry sink in a heap whose root is the worst."""
-    p, s = heap[place], ids[place]
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            break
-        other = child + 1
-        if other < size and _is_worse(heap[other], ids[other], heap[child], ids[child]):
-            child = other
-        if not _is_worse(heap[child], ids[child], p, s):
-            break
-        heap[place], ids[place] = heap[child], ids[child]
-        place = child
-    heap[place], ids[place] = p, s
-
-
-@inner_kernel
-def _keep_best(mass, touched, count, heap, ids):  # type: ignore[no-untyped-def]
-    """Write the heaviest tokens, ties by the lower id, best first; return how many."""
-    size = min(count, len(heap))
-    for n in range(size):
-        heap[n], ids[n] = mass[touched[n]], touched[n]
-    for n in range(size // 2 - 1, -1, -1):
-        _sift(heap, ids, n, size)
-    for n in range(size, count):
-        p, s = mass[touched[n]], touched[n]
-        if _is_worse(heap[0], ids[0], p, s):
-            heap[0], ids[0] = p, s
-            _sift(heap, ids, np.int64(0), size)
-    for n in range(size - 1, 0, -1):
-        heap[0], heap[n] = heap[n], heap[0]
-        ids[0], ids[n] = ids[n], ids[0]
-        _sift(heap, ids, np.int64(0), n)
-    return size
+def _bucket(bits):  # type: ignore[no-untyped-def]
+    """Return the bucket of a probability, of its exponent and first four bits; 1 has the last."""
+    return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
 
 
 @inner_kernel

@@ -252,6 +252,7 @@ def _no_stems(room: int) -> Stems:
 def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:
     bounds = np.zeros(len(teacher) + 1, np.int64)
     np.cumsum(back_map.entries_per_row, out=bounds[1:])
+    entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
     joined = np.zeros((256, 256), np.bool_)
     within = np.ones(len(student.data), np.bool_)
     within[student.offsets[1:-1] % max(1, len(student.data))] = False
@@ -267,7 +268,7 @@ def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -
         ends_text=teacher.types == TokenType.CONTROL,
         is_open=np.array([text != text.rstrip() for text in texts], np.bool_),
         row_bounds=bounds,
-        columns=back_map.teacher_ids.astype(np.int32),
-        weights=back_map.weights.astype(np.float64),
+        columns=entries.ravel(),
+        weights=entries.ravel().view(np.float32),
         joined=joined,
     )
