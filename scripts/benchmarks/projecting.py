@@ -56,6 +56,11 @@ class NGrams:
             context: (np.array(list(c)), np.array(list(c.values()), np.float64))
             for context, c in counts.items()
         }
+        ids, count = self._followers[()]
+        order = np.argsort(-count, kind="stable")
+        self._followers[()] = ids[order], count[order]
+        self._singles = np.zeros(ids.max() + 1)
+        self._singles[ids] = count / count.sum()
         self.random = np.random.default_rng(seed)
 
     def levels(self, context: Sequence[int]) -> Iterator[tuple[float, Sparse]]:
@@ -70,15 +75,19 @@ class NGrams:
                 yield weight * (1 - taken), (ids, shares / shares.sum())
                 weight *= taken
 
-    def prediction(self, context: Sequence[int]) -> Sparse:
-        """Return all candidates, the best first, and their probabilities."""
+    def prediction(self, context: Sequence[int], top_k: int | None = None) -> Sparse:
+        """Return the best candidates, the best first, and their probabilities."""
         parts = list(self.levels(context))
-        ids = np.concatenate([part[0] for _, part in parts])
-        p = np.concatenate([weight * part[1] for weight, part in parts])
-        ids, where = np.unique(ids, return_inverse=True)
-        p = np.bincount(where, p)
-        order = np.lexsort((ids, -p))
-        return ids[order], p[order]
+        weight, (singles, shares) = parts.pop()
+        p = np.zeros_like(self._singles)
+        ids = [singles if top_k is None else singles[:top_k]]  # they are sorted
+        for of_level, (followers, part) in parts:
+            p[followers] += of_level * part
+            ids.append(followers)
+        found = np.unique(np.concatenate(ids))
+        p = p[found] + weight * self._singles[found]
+        order = np.lexsort((found, -p))[:top_k]
+        return found[order], p[order]
 
     def draw(self, context: Sequence[int]) -> int:
         """Return a token as the model would write it."""
@@ -246,7 +255,8 @@ def predictions(
     for place in places:
         for j in range(place.at, min(place.at + 1 + ahead, len(sides.t_ids))):
             begin = sides.t_bounds[np.searchsorted(sides.t_bounds, j, side="right") - 1]
-            rows[j] = model.prediction(sides.t_ids[max(begin, j - ORDER + 1) : j].tolist())
+            context = sides.t_ids[max(begin, j - ORDER + 1) : j].tolist()
+            rows[j] = model.prediction(context, top_k)
     counts = np.zeros(len(sides.t_ids), np.int64)
     rest, realized = np.full((2, len(sides.t_ids)), np.nan, np.float32)
     ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]

@@ -252,7 +252,27 @@ def _no_stems(room: int) -> Stems:
 def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:
     bounds = np.zeros(len(teacher) + 1, np.int64)
     np.cumsum(back_map.entries_per_row, out=bounds[1:])
+    is_open, joined = seams(teacher, student)
     entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
+    return Teacher(
+        data=np.ascontiguousarray(teacher.data),
+        offsets=np.ascontiguousarray(teacher.offsets),
+        is_text=teacher.lengths > 0,
+        ends_text=teacher.types == TokenType.CONTROL,
+        is_open=is_open,
+        row_bounds=bounds,
+        columns=entries.ravel(),
+        weights=entries.ravel().view(np.float32),
+        joined=joined,
+    )
+
+
+def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return where what follows a teacher token may change the student's tokens of it.
+
+    That is after some tokens, bool `[V_teacher]`, and between some bytes, bool `[256, 256]`. Else a
+    token of the student's ends there whatever follows, and it is not worked out pair by pair.
+    """
     joined = np.zeros((256, 256), np.bool_)
     within = np.ones(len(student.data), np.bool_)
     within[student.offsets[1:-1] % max(1, len(student.data))] = False
@@ -261,14 +281,5 @@ def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -
     letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
     joined[:, letters] = True
     texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]
-    return Teacher(
-        data=np.ascontiguousarray(teacher.data),
-        offsets=np.ascontiguousarray(teacher.offsets),
-        is_text=teacher.lengths > 0,
-        ends_text=teacher.types == TokenType.CONTROL,
-        is_open=np.array([text != text.rstrip() for text in texts], np.bool_),
-        row_bounds=bounds,
-        columns=entries.ravel(),
-        weights=entries.ravel().view(np.float32),
-        joined=joined,
-    )
+    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)  # a look ahead
+    return is_open, joined
