@@ -66,7 +66,7 @@ class Rows(NamedTuple):
     inside: NDArray[np.int64]  # [rows], how many bytes of it are before that
     last: NDArray[np.int64]  # [rows], the end of the teacher's document
     realized: NDArray[np.int32]  # [rows], the student's token itself
-    count: NDArray[np.int64]  # [rows], the candidates found; −1 where the row is not done
+    size: NDArray[np.int64]  # [rows], the candidates found; −1 where the row is not done
     ids: NDArray[np.int32]  # [rows, top_k]
     logprobs: NDArray[np.float32]  # [rows, top_k]
     rest: NDArray[np.float32]  # [rows], a log-probability
@@ -278,7 +278,7 @@ def project_rows(  # type: ignore[no-untyped-def]
             mass[touched[n]] = 0.0
         _settle_ties(rows.ids[x], rows.logprobs[x], size)
         rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if known and size else np.nan
-        rows.count[x] = size
+        rows.size[x] = size
     return misses
 
 
@@ -305,7 +305,7 @@ def _copy(given, j, rows, x, top_k):  # type: ignore[no-untyped-def]
         cut = np.exp(given.logprobs[start + size : end].astype(np.float64)).sum()
         rows.rest[x] = np.log(np.exp(np.float64(given.rest_logprob[j])) + cut)
     rows.own[x] = given.realized_logprob[j]
-    rows.count[x] = size
+    rows.size[x] = size
 
 
 @inner_kernel
