@@ -63,12 +63,19 @@ def counting_on_ray(
     models: Models, student: Tokenizer, teacher: Tokenizer, address: str
 ) -> Iterator[Callable[[CountingPlan], CountedText]]:
     """Yield what counts a plan on a Ray cluster, whose nodes load the tokenizers themselves."""
-    from xtok.counting import ray
+    from xtok.counting.ray import count_on_ray
 
-    sources: dict[str, Any] = {
-        side: ray.TokenizerSource(
+    sources = on_ray(models, student, teacher)
+    yield partial(count_on_ray, address=address, progress=report.text_progress_bar, **sources)
+
+
+def on_ray(models: Models, student: Tokenizer, teacher: Tokenizer) -> dict[str, Any]:
+    """Return what the nodes of a Ray cluster load the tokenizers from, by parameter."""
+    from xtok.counting.ray import TokenizerSource
+
+    return {
+        side: TokenizerSource(
             **{**models.loading(side), "vocab_size": tokenizer.vocabulary.vocab_size}
         )
         for side, tokenizer in (("student", student), ("teacher", teacher))
     }
-    yield partial(ray.count_on_ray, address=address, progress=report.text_progress_bar, **sources)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from xtok.counting.counts import (
     CountedText,
@@ -21,6 +23,8 @@ from xtok.counting.texts import TextShard
 from xtok.errors import XtokError, install_hint
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
+
+T = TypeVar("T")
 
 FAN_IN = 8
 """Counts that one task adds up."""
@@ -82,18 +86,29 @@ def count_on_ray(
         XtokError: if Ray is not installed, there is no cluster, a node lacks the text or the
             tokenizers, or a text cannot be read.
     """
+    with connected(address) as ray:
+        return _count(ray, plan, (student.absolute(), teacher.absolute()), progress)
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Connect to a Ray cluster, unless this process is connected already, and yield `ray`.
+
+    Raises:
+        XtokError: if Ray is not installed, or there is no cluster.
+    """
     try:
         import ray
     except ImportError as error:
         raise XtokError(
-            "counting on a cluster needs the package ray, which is not installed",
+            "work on a cluster needs the package ray, which is not installed",
             hint=install_hint("ray"),
         ) from error
     started = not ray.is_initialized()
     if started:
         _connect(ray, address)
     try:
-        return _count(ray, plan, (student.absolute(), teacher.absolute()), progress)
+        yield ray
     finally:
         if started:
             ray.shutdown()
@@ -106,32 +121,63 @@ def _connect(ray: Any, address: str | None) -> None:
         raise XtokError(
             f"there is no Ray cluster at {address}: {_first_line(error)}",
             hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
-            "or count on this machine",
+            "or work on this machine",
         ) from error
 
 
-def _count(ray: Any, plan: CountingPlan, sources: Sources, progress: TextProgress) -> CountedText:
+def done_on(
+    ray: Any, task: Callable[..., Any], job: Any, items: Iterable[T], *, num_returns: int = 1
+) -> Iterator[tuple[T, Any, list[Any]]]:
+    """Run `task(job, item)` on the cluster for each item, some at a time, as they are done.
+
+    Yields:
+        an item, the last value that its task returned, and references to those before it.
+
+    Raises:
+        XtokError: made of the last value, if that is the arguments of one; also if work is lost.
+    """
     # Ray runs a task again only if its node or process is lost: our own errors are values.
-    remote = functools.partial(ray.remote, num_cpus=1, max_retries=MAX_RETRIES)
-    count, merge = remote(num_returns=2)(_count_task), remote()(_merge_task)
-    job = ray.put((sources, replace(plan, shards=())))
+    remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, num_returns=num_returns)(task)
+    job = ray.put(job)
     most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
-    rest = iter(plan.shards)
-    waiting: dict[Any, tuple[TextShard, Any]] = {}
+    rest = iter(items)
+    waiting: dict[Any, tuple[T, list[Any]]] = {}
+    while True:
+        for item in islice(rest, most - len(waiting)):
+            returned = remote.remote(job, item)
+            *others, last = returned if num_returns > 1 else [returned]
+            waiting[last] = (item, others)
+        if not waiting:
+            return
+        [done], _ = ray.wait(list(waiting), num_returns=1)
+        value = _result(ray, done)
+        if isinstance(value, ErrorArguments):
+            raise XtokError(value.message, hint=value.hint, parameter=value.parameter)
+        item, others = waiting.pop(done)
+        yield item, value, others
+
+
+class ErrorArguments(NamedTuple):
+    """What an `XtokError` is made of; the error itself would not survive the way back."""
+
+    message: str
+    hint: str
+    parameter: str
+
+    @staticmethod
+    def of(error: XtokError) -> ErrorArguments:
+        """Take an error apart."""
+        return ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
+
+
+def _count(ray: Any, plan: CountingPlan, sources: Sources, progress: TextProgress) -> CountedText:
+    merge = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_merge_task)
+    job = (sources, replace(plan, shards=()))
     levels: list[list[Any]] = [[]]
     with progress("counting", sum(shard.size for shard in plan.shards)) as advance:
-        while True:
-            for shard in islice(rest, most - len(waiting)):
-                counts, tokens = count.remote(job, replace(shard, path=shard.path.absolute()))
-                waiting[tokens] = (shard, counts)
-            if not waiting:
-                break
-            [done], _ = ray.wait(list(waiting), num_returns=1)
-            shard, counts = waiting.pop(done)
-            tokens_or_error = _result(ray, done)
-            if isinstance(tokens_or_error, dict):
-                raise XtokError(**tokens_or_error)
-            advance(shard.size, tokens_or_error)
+        shards = [replace(shard, path=shard.path.absolute()) for shard in plan.shards]
+        for shard, tokens, [counts] in done_on(ray, _count_task, job, shards, num_returns=2):
+            advance(shard.size, tokens)
             _add(levels, counts, merge)
         counted: CountedText = _result(ray, merge.remote(*chain(*levels)))
         return counted
@@ -166,20 +212,15 @@ def _first_line(error: Exception) -> str:
 
 def _count_task(
     job: tuple[Sources, CountingPlan], shard: TextShard
-) -> tuple[CountedText | None, int | dict[str, str]]:
+) -> tuple[CountedText | None, int | ErrorArguments]:
     """Return a shard's counts, and its student tokens or the arguments of an error."""
     sources, plan = job
     try:
         encoder = _encoder(sources, plan.digests)
-        if not shard.path.exists():
-            raise XtokError(
-                f"the node {socket.gethostname()} has no file {shard.path}",
-                hint="put the text on a file system that all nodes share",
-            )
+        require_here(shard)
         counts = count_shard(shard, encoder, plan)
     except XtokError as error:
-        hint = error.hint_with("{option}")
-        return None, {"message": error.message, "hint": hint, "parameter": error.parameter}
+        return None, ErrorArguments.of(error)
     return counts, counts.totals.student_tokens
 
 
@@ -187,6 +228,11 @@ def _count_task(
 def _encoder(sources: Sources, digests: tuple[str, str]) -> TextEncoder:
     """Load the tokenizers once per worker process."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
+    return TextEncoder(*load_same(sources, digests), num_threads=1)
+
+
+def load_same(sources: Sources, digests: tuple[str, str]) -> list[Tokenizer]:
+    """Load tokenizers on a node; others than those of these digests are an `XtokError`."""
     loaded = [source.load() for source in sources]
     for tokenizer, source, digest in zip(loaded, sources, digests, strict=True):
         if digest_of(tokenizer) != digest:
@@ -194,7 +240,16 @@ def _encoder(sources: Sources, digests: tuple[str, str]) -> TextEncoder:
                 f"{source.model} is another tokenizer on the node {socket.gethostname()}",
                 hint="give all nodes the same files, or pin a commit: REPO@REVISION",
             )
-    return TextEncoder(*loaded, num_threads=1)
+    return loaded
+
+
+def require_here(shard: TextShard) -> None:
+    """Raise an `XtokError` if a node lacks the file of a shard."""
+    if not shard.path.exists():
+        raise XtokError(
+            f"the node {socket.gethostname()} has no file {shard.path}",
+            hint="put the files on a file system that all nodes share",
+        )
 
 
 def _merge_task(*parts: CountedText) -> CountedText:
