@@ -8,8 +8,8 @@ import xtok
 from xtok import report
 from xtok.cli.command import command, expanded, show
 from xtok.cli.counting import on_ray
-from xtok.cli.options import CHAT_TEMPLATE, JSON, ModelArguments, Widths, map_files
-from xtok.config import MAIN, OUTPUT, ProjectConfig, option
+from xtok.cli.options import JSON, ModelArguments, Widths, map_files
+from xtok.config import MAIN, MODELS, ProjectConfig, option
 from xtok.report.stdout import print_path
 
 
@@ -45,7 +45,15 @@ def project(
         parser=expanded,
         panel=MAIN,
     ),
-    chat_template: str | None = CHAT_TEMPLATE,
+    student_chat_template: str | None = option(
+        None,
+        "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
+        metavar="FILE|NAME",
+        panel=MODELS,
+    ),
+    teacher_chat_template: str | None = option(
+        None, "Chat template of the teacher.", metavar="FILE|NAME", panel=MODELS
+    ),
     widths: Widths,
     engine: Literal["local", "ray"] = option(
         "local", "Work on this machine, or on a Ray cluster, file by file.", panel="Cluster"
@@ -80,7 +88,8 @@ def project(
             output,
             config,
             back_map=back_map,
-            template=chat_template,
+            student_template=student_chat_template,
+            teacher_template=teacher_chat_template,
             student_topk=student_topk or (),
             work=projected_on,
             progress=report.progress_bar,

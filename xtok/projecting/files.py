@@ -141,7 +141,7 @@ class Job:
     shards: tuple[tuple[int, TextShard], ...]  # each with the number of its cache
     back_map: ProjectionMap
     config: ProjectConfig
-    template: str | Path | None
+    templates: Mapping[str, str | Path | None]  # by parameter of `RowProjector`
     folder: Path  # of the parts
     digests: tuple[str, str]  # of student and teacher, from `digest_of`
 
@@ -167,8 +167,8 @@ class Job:
             teacher,
             self.back_map,
             top_k=self.config.top_k,
-            template=self.template,
             num_threads=num_threads,
+            **self.templates,
         )
 
 
@@ -184,7 +184,8 @@ def project(
     config: ProjectConfig | None = None,
     *,
     back_map: mapfile.MapLike | None = None,
-    template: str | Path | None = None,
+    student_template: str | Path | None = None,
+    teacher_template: str | Path | None = None,
     student_topk: str | Path | Sequence[str | Path] = (),
     work: Work | None = None,
     progress: Progress = silent,
@@ -204,7 +205,8 @@ def project(
         config: the options; the defaults if None.
         back_map: a map from the teacher (rows) to the student (columns), or its path; by default
             one is built.
-        template: of the student's conversations, as `conversation.render` takes it.
+        student_template: of conversations, as `conversation.render` takes it.
+        teacher_template: the same for the teacher's side.
         student_topk: the student's own predictions on the text, to compare with the teacher's.
         work: makes the parts in another way, such as on a cluster.
         progress: called for each pass over a vocabulary.
@@ -239,7 +241,7 @@ def project(
         shards=tuple((n, s) for n, path in enumerate(paths) for s in _shards(path)),
         back_map=back_map,
         config=config,
-        template=template,
+        templates={"student_template": student_template, "teacher_template": teacher_template},
         folder=target.with_name(f"{target.name}.checkpoint"),
         digests=(digest_of(student), digest_of(teacher)),
     )
@@ -343,7 +345,7 @@ def _begin(job: Job, paths: Sequence[Path], note: Note) -> None:
         "renormalized": job.caches[0].renormalized,
         "map": mapfile.sha256(job.back_map),
         "config": asdict(replace(job.config, to="neutral")),
-        "template": str(job.template),
+        "templates": {name: str(template) for name, template in job.templates.items()},
     }
     plan, text = job.folder / "job.json", json.dumps(identity, indent=1, sort_keys=True)
     if plan.exists():
@@ -385,11 +387,11 @@ def project_on_ray(
 
     made: dict[int, list[Totals]] = {}
     whole = (job.absolute(), (student.absolute(), teacher.absolute()))
-    with connected(address) as ray:
-        with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
-            for number, totals, _ in done_on(ray, _shard_task, whole, range(len(job.shards))):
-                made[number] = totals
-                advance(job.shards[number][1].size, sum(part.positions for part in totals))
+    size = sum(shard.size for _, shard in job.shards)
+    with connected(address) as ray, progress("projecting", size) as advance:
+        for number, totals, _ in done_on(ray, _shard_task, whole, range(len(job.shards))):
+            made[number] = totals
+            advance(job.shards[number][1].size, sum(part.positions for part in totals))
     return [made[number] for number in range(len(job.shards))]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,8 @@ class RowProjector:
         teacher: its tokenizer.
         back_map: from the teacher (rows) to the student (columns).
         top_k: the most candidates of a row.
-        template: of the student's conversations, as `conversation.render` takes it.
+        student_template: of conversations, as `conversation.render` takes it.
+        teacher_template: the same for the teacher's side.
         num_threads: one per available core if None.
     """
 
@@ -55,10 +56,12 @@ class RowProjector:
         back_map: ProjectionMap,
         *,
         top_k: int,
-        template: str | Path | None = None,
+        student_template: str | Path | None = None,
+        teacher_template: str | Path | None = None,
         num_threads: int | None = None,
     ) -> None:
-        self.student, self.teacher, self.top_k, self.template = student, teacher, top_k, template
+        self.student, self.teacher, self.top_k = student, teacher, top_k
+        self._templates = student_template, teacher_template
         self._projector = Projector(student, teacher.table, back_map, num_threads)
         self._retold = Retokenizer(teacher, student)
         self._roles = match_roles(teacher.table, student.table)
@@ -184,13 +187,20 @@ class RowProjector:
     def _of_chat(self, ids: NDArray[np.int32], chat: ChatRecord) -> _Told:
         """Render a conversation on both sides; the teacher's ids may be cut off."""
         asks = chat.messages[-1].get("role") != "assistant"
-        given: dict[str, Any] = {"tools": chat.tools, "variables": chat.variables}
         try:
-            theirs = render(self.teacher, chat.messages, add_generation_prompt=asks, **given)
-            ours = render(
-                self.student, chat.messages, add_generation_prompt=asks, template=self.template,
-                **given,
-            )  # fmt: skip
+            ours, theirs = (
+                render(
+                    tokenizer,
+                    chat.messages,
+                    tools=chat.tools,
+                    variables=chat.variables,
+                    add_generation_prompt=asks,
+                    template=template,
+                )
+                for tokenizer, template in zip(
+                    (self.student, self.teacher), self._templates, strict=True
+                )
+            )
         except XtokError as error:
             hint = error.hint_with("{option}")
             raise cache_error(chat.place, error.message, hint, error.parameter) from error

@@ -228,7 +228,7 @@ def _check_places(
     best = max(shares, key=lambda shift: shares[shift], default=0)
     needed = 0.0 if differs.any() else max(0.2, 5 / np.sqrt(max(1, num_rows)))
     if best and shares[best] - shares[0] > needed:
-        other = "next" if best > 0 else "last"
+        other = "next" if best > 0 else "previous"
         raise cache_error(
             rows.places[0],
             f"its rows are shifted by one: {shares[best]:.0%} hold the {other} token, and "
