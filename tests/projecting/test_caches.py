@@ -377,7 +377,11 @@ def test_a_servers_rows_are_its_own_tokens(
         ("a.jsonl", b"{\n", "no JSON: "),
         ("a.jsonl", b'{"prompt_logprobs": [null, {"x": 1}]}\n', "position 1: its prompt_logprobs"),
         ("a.jsonl", b'{"meta_info": {}}\n', "no answer of SGLang"),
-        ("a.jsonl.gz", gzip.compress(b'{"prompt_logprobs": []}\n', mtime=0)[:-9], "a.jsonl.gz cannot be read: "),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"prompt_logprobs": []}\n', mtime=0)[:-9],
+            "a.jsonl.gz cannot be read: ",
+        ),
         ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
         ("a.parquet", b"", "no JSON"),
     ],

@@ -31,8 +31,8 @@ from xtok.projecting.stored import (
     rows_of,
 )
 
-CANDIDATES = 1 << 22
-"""Candidates of the rows that are worked on at a time, about: 32 MB."""
+CANDIDATES = 1 << 20
+"""Candidates of the rows that are worked on at a time, about: 8 MB of them."""
 
 PAD = -1e4
 """What fills a row for readers that want rows of one width, and make NaN of −inf."""
