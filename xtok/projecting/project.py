@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -122,7 +123,7 @@ class Projector:
         place, inside, whole = self._places(student, texts, teacher.realized_logprob)
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
-        ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right").clip(max=1)]
+        ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
         given = Predictions(texts.ids, teacher.starts, *teacher[3:])
         count = np.zeros(len(place), np.int64)
         rest, realized = np.full((2, len(place)), np.nan, np.float32)
@@ -258,8 +259,9 @@ def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -
     within = np.ones(len(student.data), np.bool_)
     within[student.offsets[1:-1] % max(1, len(student.data))] = False
     joined[student.data[:-1][within[1:]], student.data[1:][within[1:]]] = True
-    # Within a character, and after white space, where a text is split may depend on what follows.
-    joined[0x80:, 0x80:0xC0] = True
+    # A letter, or a part of one, may change what is a word, and so where a tokenizer splits.
+    letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
+    joined[:, letters] = True
     texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]
     return Teacher(
         data=np.ascontiguousarray(teacher.data),
