@@ -324,6 +324,8 @@ def _of_pair(back_map: ProjectionMap, student: Tokenizer, teacher: Tokenizer) ->
             fits = side.vocab_size == tokenizer.vocabulary.vocab_size
             if not fits:
                 raise XtokError(f"{side.vocab_size} is not the width of {other}", hint="")
+        if back_map.enable_scale_trick:
+            raise XtokError("it has scale slots", hint="")
     except XtokError as error:
         names = [tokenizer.vocabulary.model_id for _, tokenizer in sides]
         raise XtokError(

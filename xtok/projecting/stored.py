@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from xtok.errors import XtokError
 from xtok.projecting.project import TopK
-from xtok.vocab.table import Vocabulary
+from xtok.vocab.table import TokenType, Vocabulary
 
 IMPOSSIBLE = -1e3
 """Log-probabilities below this are padding, or the floor of a server (−9999)."""
 
 _ROUNDING = 0.01
 """What half precision may add to a sum of probabilities, and to a log-probability."""
+
+_WHOSE = "give the model whose ids these are"
 
 _ENOUGH = 32
 """Rows from which on statistics decide."""
@@ -113,11 +115,22 @@ def checked(
     row_of = rows_of(topk.starts)
     _check_ids(rows, topk.token_ids, None, vocabulary)
     _check_ids(rows, topk.ids, row_of, vocabulary)
+    if vocabulary.table is not None:
+        unused = vocabulary.table.types[topk.token_ids] == TokenType.UNUSED
+        if unused.any():
+            index = int(np.argmax(unused))
+            raise cache_error(
+                rows.place(index),
+                f"the id {topk.token_ids[index]} stands for nothing in {vocabulary.model_id}",
+                _WHOSE,
+            )
     _check_values(rows, row_of)
     topk = _sorted(rows, row_of)
     own = _logprobs_of(topk, row_of, 0)
     known = ~np.isnan(topk.realized_logprob)
     differs = known & (np.abs(topk.realized_logprob - own) > _ROUNDING)
+    if 2 * differs.sum() < known.sum():  # a projection knows more of a text's own token
+        differs[:] = False
     if complete:
         differs |= topk.valid & np.isnan(own)
     _check_places(rows, topk, row_of, differs)
@@ -154,7 +167,7 @@ def _check_ids(
             rows.place(index if row_of is None else int(row_of[index])),
             f"the id {ids[index]} is outside the vocabulary of {vocabulary.model_id}, "
             f"0..{vocabulary.vocab_size - 1}",
-            "give the model whose ids these are",
+            _WHOSE,
         )
 
 
