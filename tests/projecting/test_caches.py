@@ -101,7 +101,7 @@ def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[St
         checked(
             rows, tokenizer.vocabulary, renormalized=False, complete=cache.kind == "vllm"
         )
-        for shard in files._shards(path)
+        for shard in files.shards_of(path)
         for rows, _ in read_cache(cache, shard, candidates)
     ]  # fmt: skip
 

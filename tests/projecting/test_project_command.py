@@ -11,16 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet
 import pytest
 import small_tokenizers
 import stored_teachers as teachers
-import teacher_server
-import torch
 from conftest import Cli
 from stored_teachers import Row
 
@@ -209,88 +205,20 @@ def test_two_files_on_a_cluster(
 # What reads the output
 
 
-def student_logits(width: int, num_tokens: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return 2 * torch.randn(num_tokens, width, generator=generator)
-
-
-def stored_logits(ids: list[int], logits: torch.Tensor, k: int) -> Row:
-    """Return the row of a teacher with these logits, `[T, V]`, the last of which predicts more."""
-    values, chosen = logits.log_softmax(-1).topk(k)
-    return {
-        "id": "a",
-        "input_ids": ids,
-        "topk_ids": [[], *chosen[:-1].tolist()],
-        "topk_logprobs": [[], *values[:-1].tolist()],
-    }
-
-
-def trl_loss(lines: list[Row], logits: torch.Tensor, k: int, shift: int = 0) -> float:
-    """Return the forward KL of TRL's server distillation, whose client asks a stub."""
-    from trl.experimental.server_distillation import server_distillation_trainer as trl
-    from trl.generation.vllm_client import VLLMClient
-
-    [choice] = lines[0]["choices"]
-    ids = choice["prompt_token_ids"]
-    with teacher_server.serving(lines) as url:
-        client = VLLMClient(base_url=url, connection_timeout=20)
-        found = client.get_sequence_logprobs([ids], [1], top_logprobs=k)
-    result = {
-        name: torch.tensor(found[key]).roll(shift, 1)
-        for name, key in (("topk_logprobs", "logprobs"), ("topk_token_ids", "logprob_token_ids"))
-    }
-    trainer = SimpleNamespace(
-        loss_add_tail=True,
-        _reduce_divergence_loss=trl.ServerDistillationTrainer._reduce_divergence_loss,
-    )
-    loss = trl.ServerDistillationTrainer._compute_server_forward_kl_loss(
-        trainer, result, logits[None, :-1].log_softmax(-1), torch.tensor([ids[1:]])
-    )
-    return float(loss)
-
-
-def tail_kl(row: Row, logits: torch.Tensor) -> float:
-    """Return Σ p (log p − log q) over candidates and the rest, the mean over rows, in NumPy."""
-    q = logits.double().log_softmax(-1).numpy()
-    losses = []
-    for i, (ids, logprobs) in enumerate(
-        zip(row["topk_ids"][1:], row["topk_logprobs"][1:], strict=True)
-    ):
-        p = np.exp(np.array(logprobs, np.float64))
-        rest, other = 1 - p.sum(), 1 - np.exp(q[i, ids]).sum()
-        losses.append(
-            (p * (np.log(p) - q[i, ids])).sum() + rest * (np.log(rest) - np.log(other))
-            if ids else 0.0
-        )  # fmt: skip
-    return float(np.mean(losses))
-
-
 @pytest.mark.filterwarnings("ignore::Warning")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
-def test_trl_reads_the_lines(
-    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Of one tokenizer and equal logits nothing is left to learn; a row further there is."""
+def test_trl_reads_the_lines(byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path) -> None:
+    """Of one tokenizer and equal logits nothing is left to learn; a row further there is.
+
+    `VLLMClient` asks a server of this machine, and `ServerDistillationTrainer` computes its loss.
+    """
     pytest.importorskip("trl")
-    monkeypatch.setattr("trl.generation.vllm_client.is_vllm_available", lambda *_: True)
-    [ids] = byte_level.encode_batch(TEXTS[:1])
-    logits = student_logits(byte_level.vocabulary.vocab_size, len(ids))
-    path = teachers.write_neutral(tmp_path / "a.parquet", [stored_logits(ids, logits, 16)])
-    out = tmp_path / "out.jsonl"
-    config = ProjectConfig(top_k=16, to="vllm")
-    xtok.project(path, byte_level, byte_level, out, config)
-    lines = teacher_server.read(out)
-    assert trl_loss(lines, logits, 16) == pytest.approx(0, abs=1e-6)
-    assert trl_loss(lines, logits, 16, shift=1) > 1
-    xtok.project(path, digits, byte_level, out, config, back_map=back_map)
-    lines = teacher_server.read(out)
-    own = lines[0]["choices"][0]["prompt_token_ids"]
-    other = student_logits(digits.vocabulary.vocab_size, len(own), seed=1)
-    xtok.project(
-        path, digits, byte_level, tmp_path / "out.parquet", ProjectConfig(top_k=16),
-        back_map=back_map,
-    )  # fmt: skip
-    [row] = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    assert trl_loss(lines, other, 16) == pytest.approx(tail_kl(row, other), rel=1e-4)
-    assert trl_loss(lines, other, 16) > 1
+    from peer_checks import caches, trl
+
+    equal = caches.sample(byte_level, byte_level, TEXTS[0], "vllm", tmp_path)
+    assert trl.served_loss(equal, 0) == pytest.approx(0, abs=1e-6)
+    assert trl.served_loss(equal, 1) > 1
+    other = caches.sample(digits, byte_level, TEXTS[0], "vllm", tmp_path)
+    expected = caches.expected(other, caches.tail_kl)
+    assert expected > 1
+    assert trl.served_loss(other, 0) == pytest.approx(expected, rel=1e-5)

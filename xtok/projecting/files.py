@@ -238,7 +238,7 @@ def project(
     back_map = _of_pair(mapfile.as_map(back_map), student, teacher)
     job = Job(
         caches=inputs,
-        shards=tuple((n, s) for n, path in enumerate(paths) for s in _shards(path)),
+        shards=tuple((n, s) for n, path in enumerate(paths) for s in shards_of(path)),
         back_map=back_map,
         config=config,
         templates={"student_template": student_template, "teacher_template": teacher_template},
@@ -261,7 +261,7 @@ def project(
         totals.add(part)
     students = Totals()
     for cache in own:
-        for rows in _checked_rows(cache, _shards(cache.path), student):
+        for rows in _checked_rows(cache, shards_of(cache.path), student):
             students.add(text_totals(rows.topk, student.table))
     return _projected(target, student, teacher, totals, students)
 
@@ -277,7 +277,7 @@ def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note)
             f"not those of {model}",
             "give the model whose predictions these are",
         )
-    first = next(_checked_rows(cache, _shards(path)[:1], tokenizer, _FIRST_LOOK), None)
+    first = next(_checked_rows(cache, shards_of(path)[:1], tokenizer, _FIRST_LOOK), None)
     if first is not None and not cache.renormalized and is_renormalized(first.topk):
         note(
             f"{path}: its probabilities sum to 1 in each row, so they are renormalized over the "
@@ -287,7 +287,7 @@ def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note)
     return cache
 
 
-def _shards(path: Path) -> list[TextShard]:
+def shards_of(path: Path) -> list[TextShard]:
     """Cut a cache into shards: row groups, or ranges of lines, whatever its name ends in."""
     with path.open("rb") as raw:
         kind = "parquet" if raw.read(4) == b"PAR1" else "jsonl"
