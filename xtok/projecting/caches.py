@@ -160,9 +160,8 @@ def _parquet_rows(
     cache: Cache, shard: TextShard, candidates: int
 ) -> Iterator[tuple[StoredRows, int]]:
     file = parquet_file(shard.path, buffer_size=1 << 20)
-    about, read = file.metadata, partial(_distillkit, cache)
-    if cache.kind == "neutral":
-        read = rows_of_neutral
+    about = file.metadata
+    read = rows_of_neutral if cache.kind == "neutral" else partial(_distillkit, cache)
     stop = about.num_row_groups if shard.stop is None else shard.stop
     for group in range(shard.start, stop):
         first = sum(about.row_group(before).num_rows for before in range(group))
@@ -255,7 +254,9 @@ def _distillkit(cache: Cache, batch: Any, names: list[str]) -> StoredRows:
     else:
         rows, *packed = _rows_of_lists(batch, "bytepacked_indices", np.uint8)
         _, *values = _rows_of_lists(batch, "compressed_logprobs", np.uint8)
-        ids, logprobs = decompressed_rows(packed, values, cache.about["compression"], names[0])
+        ids, logprobs = decompressed_rows(
+            (packed[0], packed[1]), (values[0], values[1]), cache.about["compression"], names[0]
+        )
         starts = np.arange(len(ids) + 1) * ids.shape[1]
         ids, logprobs = ids.ravel(), logprobs.ravel()
     # Token i takes row i − 1 of its document, the first none.
@@ -337,7 +338,7 @@ def _vllm(value: Any, place: str) -> Iterator[_Answer]:
         rows = answer.get("prompt_logprobs")
         if not isinstance(rows, list):
             raise cache_error(place, "an answer without prompt_logprobs", _ASK)
-        counts, ids, logprobs = [], [], list[float]()
+        counts, ids, logprobs = list[int](), list[int](), list[float]()
         try:
             for row in rows:
                 counts.append(len(row or ()))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 
 from xtok.config import BuildConfig, CacheFormat, ProjectConfig
 from xtok.counting.counts import digest_of
-from xtok.counting.texts import TextShard, describe_text, find_texts, shards
+from xtok.counting.texts import Format, TextShard, describe_text, find_texts, shards
 from xtok.errors import OutputError, XtokError
 from xtok.input_files import need
 from xtok.io import check_output, write, writing
@@ -290,7 +291,7 @@ def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note)
 def shards_of(path: Path) -> list[TextShard]:
     """Cut a cache into shards: row groups, or ranges of lines, whatever its name ends in."""
     with path.open("rb") as raw:
-        kind = "parquet" if raw.read(4) == b"PAR1" else "jsonl"
+        kind: Format = "parquet" if raw.read(4) == b"PAR1" else "jsonl"
     return shards(path, "", kind=kind)
 
 
@@ -423,7 +424,8 @@ def _worker(
     if folder not in _workers:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
         _workers.clear()
-        _workers[folder] = job.worker(*load_same(sources, job.digests), num_threads=1)
+        student, teacher = load_same(sources, job.digests)
+        _workers[folder] = job.worker(student, teacher, num_threads=1)
     return _workers[folder]
 
 
@@ -485,6 +487,8 @@ def _write(
     """Join all parts to the output."""
     arrow, parquet = need("pyarrow", target), need("pyarrow.parquet", target)
     paths = [job.part(s, n) for s, of_shard in enumerate(parts) for n in range(len(of_shard))]
+    if not paths:
+        raise XtokError("the files hold no rows", hint="give a cache that has some")
     schemas = [_part(path).schema.remove_metadata() for path in paths]
     try:
         schema = arrow.unify_schemas(schemas)
@@ -517,13 +521,14 @@ def _write(
             for rows in tables():
                 file.writelines(rows)
         return
-    with writing(target) as temporary:
-        writer = None
+    with writing(target) as temporary, ExitStack() as stack:
+        writer: Any = None
         for table in tables():
             table = table.replace_schema_metadata(about)
-            writer = writer or parquet.ParquetWriter(temporary, table.schema, **_PARQUET)
+            if writer is None:
+                made = parquet.ParquetWriter(temporary, table.schema, **_PARQUET)
+                writer = stack.enter_context(made)
             writer.write_table(table, row_group_size=len(table) or None)
-        writer.close()
     if job.config.to == "distillkit":
         config = distillkit.config_for(student.vocabulary.vocab_size, job.config.top_k)
         write(target.with_name(distillkit.CONFIG), [config.encode()])
