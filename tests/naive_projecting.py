@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Small(Backend):
     def spell(self, data: bytes) -> list[int]:
         parts = [data[i : i + 1] for i in range(len(data))] if self.merges else []
         while self.merges:
-            pairs = [(a + b, i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))]
+            pairs = [(a + b, i) for i, (a, b) in enumerate(pairwise(parts))]
             known = [(self.tokens.index(x), i) for x, i in pairs if x in self.tokens]
             if not known:
                 break
@@ -93,7 +94,7 @@ def top_k(documents: Sequence[Sequence[int]], rows: Sequence[Row], k: int | None
 def rows_of(predictions: TopK) -> list[dict[int, float]]:
     """Each row's candidates and their probabilities."""
     found = []
-    for a, b in zip(predictions.starts, predictions.starts[1:], strict=False):
+    for a, b in pairwise(predictions.starts):
         p = np.exp(predictions.logprobs[a:b].astype(np.float64))
         found.append(dict(zip(predictions.ids[a:b].tolist(), p.tolist(), strict=True)))
     return found

@@ -8,15 +8,20 @@ bound of it from above. A token that is no candidate has its part of the rest: `
 
 from __future__ import annotations
 
+import tempfile
+import time
 from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import parquet
 from scipy.sparse import csr_array
 
 import xtok
@@ -56,6 +61,11 @@ class NGrams:
             context: (np.array(list(c)), np.array(list(c.values()), np.float64))
             for context, c in counts.items()
         }
+        ids, count = self._followers[()]
+        order = np.argsort(-count, kind="stable")
+        self._followers[()] = ids[order], count[order]
+        self._singles = np.zeros(ids.max() + 1)
+        self._singles[ids] = count / count.sum()
         self.random = np.random.default_rng(seed)
 
     def levels(self, context: Sequence[int]) -> Iterator[tuple[float, Sparse]]:
@@ -70,15 +80,19 @@ class NGrams:
                 yield weight * (1 - taken), (ids, shares / shares.sum())
                 weight *= taken
 
-    def prediction(self, context: Sequence[int]) -> Sparse:
-        """Return all candidates, the best first, and their probabilities."""
+    def prediction(self, context: Sequence[int], top_k: int | None = None) -> Sparse:
+        """Return the best candidates, the best first, and their probabilities."""
         parts = list(self.levels(context))
-        ids = np.concatenate([part[0] for _, part in parts])
-        p = np.concatenate([weight * part[1] for weight, part in parts])
-        ids, where = np.unique(ids, return_inverse=True)
-        p = np.bincount(where, p)
-        order = np.lexsort((ids, -p))
-        return ids[order], p[order]
+        weight, (singles, _) = parts.pop()
+        p = np.zeros_like(self._singles)
+        ids = [singles if top_k is None else singles[:top_k]]  # they are sorted
+        for of_level, (followers, part) in parts:
+            p[followers] += of_level * part
+            ids.append(followers)
+        found = np.unique(np.concatenate(ids))
+        p = p[found] + weight * self._singles[found]
+        order = np.lexsort((found, -p))[:top_k]
+        return found[order], p[order]
 
     def draw(self, context: Sequence[int]) -> int:
         """Return a token as the model would write it."""
@@ -173,14 +187,19 @@ def measure(
     at, inside = beginnings(sides, student, teacher)
     for where, rows in (("common", inside == 0), ("inside", inside > 0)):
         places: list[Place] = []
-        for row in np.random.default_rng(1).permutation(np.flatnonzero(rows)).tolist():
-            place = write_on(row, int(at[row]), int(inside[row]), sides, model, student, teacher)
+        for i in np.random.default_rng(1).permutation(np.flatnonzero(rows)).tolist():
+            place = write_on(i, int(at[i]), int(inside[i]), sides, model, student, teacher)
             if place is not None:
                 places.append(place)
             if len(places) >= PLACES * options.size:
                 break
-        for k in (16, 64, 256, None) if len(places) > 1 else ():
-            row = scores(places, sides, model, maps, k, common=where == "common")
+        if len(places) < FEWEST:
+            continue
+        ahead = {j for place in places for j in range(place.at, place.at + 1 + AHEAD)}
+        known = predictions(sides, model, (j for j in ahead if j < len(sides.t_ids)), None)
+        for k in (16, 64, 256, None):
+            given = stored(sides, known, k)
+            row = scores(places, sides, given, maps, k, common=where == "common")
             yield {"where": where, "places": len(places), "K": k or "all", **row}
 
 
@@ -239,40 +258,42 @@ def write_on(
 
 
 def predictions(
-    places: list[Place], sides: Sides, model: NGrams, top_k: int | None, ahead: int
-) -> TopK:
-    """Return the teacher's predictions at these places, and some after each."""
-    rows: dict[int, Sparse] = {}
-    for place in places:
-        for j in range(place.at, min(place.at + 1 + ahead, len(sides.t_ids))):
-            begin = sides.t_bounds[np.searchsorted(sides.t_bounds, j, side="right") - 1]
-            rows[j] = model.prediction(sides.t_ids[max(begin, j - ORDER + 1) : j].tolist())
+    sides: Sides, model: NGrams, rows: Iterable[int], top_k: int | None
+) -> dict[int, Sparse]:
+    """Return what the teacher predicts for some of its tokens."""
+    found = {}
+    for j in rows:
+        begin = sides.t_bounds[np.searchsorted(sides.t_bounds, j, side="right") - 1]
+        context = sides.t_ids[max(begin, j - ORDER + 1) : j].tolist()
+        found[j] = model.prediction(context, top_k)
+    return found
+
+
+def stored(sides: Sides, rows: dict[int, Sparse], top_k: int | None) -> TopK:
+    """Return predictions as a cache has them; nothing for the other tokens."""
     counts = np.zeros(len(sides.t_ids), np.int64)
     rest, realized = np.full((2, len(sides.t_ids)), np.nan, np.float32)
     ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
     for j, (candidates, p) in sorted(rows.items()):
         own = p[candidates == sides.t_ids[j]]
-        kept = slice(top_k)
-        ids.append(candidates[kept].astype(np.int32))
-        logprobs.append(np.log(p[kept]).astype(np.float32))
+        ids.append(candidates[:top_k].astype(np.int32))
+        logprobs.append(np.log(p[:top_k]).astype(np.float32))
         counts[j] = len(ids[-1])
         with np.errstate(divide="ignore"):
-            rest[j] = np.log(max(0.0, 1 - p[kept].sum())) if top_k else -np.inf
-            realized[j] = np.log(own[0]) if len(own) else -np.inf
-    starts = np.cumsum([0, *counts])
+            rest[j] = np.log(max(0.0, 1 - p[:top_k].sum())) if top_k else -np.inf
+        realized[j] = np.log(own[0]) if len(own) else np.nan
     return TopK(
-        sides.t_ids, sides.t_bounds, starts, np.concatenate(ids), np.concatenate(logprobs), rest,
-        realized,
+        sides.t_ids, sides.t_bounds, np.cumsum([0, *counts]), np.concatenate(ids),
+        np.concatenate(logprobs), rest, realized,
     )  # fmt: skip
 
 
 def scores(
-    places: list[Place], sides: Sides, model: NGrams, maps: Maps, top_k: int | None, *, common: bool
+    places: list[Place], sides: Sides, given: TopK, maps: Maps, top_k: int | None, *, common: bool
 ) -> Row:
     """Return the mean bits of each prediction."""
     projector = maps.projector
     width = len(projector.student.table)
-    given = predictions(places, sides, model, top_k, AHEAD)
     row: Row = {"own next token": fmean(place.bits for place in places)}
     row["sampled"] = fmean(sampled(place.drawn, width) for place in places)
     for name, most in (("along the path", UNCUT), ("cut to K", top_k)):
@@ -318,3 +339,64 @@ def sampled(drawn: NDArray[np.int64], width: int) -> float:
         new = max(1, once - (counts[s] == 1)) / (others + 1)
         found.append(-np.log2((1 - new) * (counts[s] - 1) / others + new / width))
     return fmean(found)
+
+
+def speed(options: Namespace) -> Iterator[Row]:
+    """Measure positions per second of one core, beside reading and writing the same Parquet.
+
+    `again` has seen all byte strings before; `at last` is the last tenth of the first time.
+    """
+    texts = [text[i : i + 3000] for c in documents(options).values() for text in c
+             for i in range(0, len(text), 3000)]  # fmt: skip
+    texts = np.random.default_rng(0).permutation(np.array(texts, object)).tolist()
+    for label, pair in chosen(PAIRS, options):
+        student, teacher = (tokenizer(name) for name in pair)
+        model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
+        some = texts[: max(10, int(40 * options.size))]
+        sides = Sides(*flat(student.library_arrays(some)), *flat(teacher.library_arrays(some)))
+        given = stored(sides, predictions(sides, model, range(len(sides.t_ids)), 64), 64)
+        projector = Maps(student, teacher).projector
+        cut = len(some) * 9 // 10
+
+        def project(first: int, last: int) -> float:
+            part = documents_of(given, first, last)  # noqa: B023
+            a, b = sides.s_bounds[[first, last]]  # noqa: B023
+            bounds = sides.s_bounds[first : last + 1] - a  # noqa: B023
+            start = time.process_time()
+            projector.project(part, sides.s_ids[a:b], bounds, 64)  # noqa: B023
+            return (b - a) / (time.process_time() - start)
+
+        project(0, 1)  # compiles
+        row: Row = {"student ← teacher": label, "positions": len(sides.s_ids)}
+        row |= {"first time /s": project(0, cut), "at last": project(cut, len(some))}
+        row["again"] = project(0, len(some))
+        projector._stems.grows[:] = False
+        row["through the map"] = project(0, len(some))
+        row["Parquet"] = len(sides.t_ids) / parquet_seconds(given)
+        yield row
+
+
+def documents_of(given: TopK, first: int, last: int) -> TopK:
+    """Return some documents of predictions."""
+    a, b = given.bounds[[first, last]]
+    start, end = given.starts[[a, b]]
+    return TopK(
+        given.token_ids[a:b], given.bounds[first : last + 1] - a, given.starts[a : b + 1] - start,
+        given.ids[start:end], given.logprobs[start:end], given.rest_logprob[a:b],
+        given.realized_logprob[a:b],
+    )  # fmt: skip
+
+
+def parquet_seconds(given: TopK) -> float:
+    """Return the seconds that pyarrow takes to read predictions and to write them again."""
+    rows = [
+        pa.ListArray.from_arrays(given.bounds.astype(np.int32), pa.ListArray.from_arrays(
+            given.starts.astype(np.int32), pa.array(values)))
+        for values in (given.ids, given.logprobs)
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Path(folder) / "in.parquet", Path(folder) / "out.parquet"
+        parquet.write_table(pa.table(rows, ["topk_ids", "topk_logprobs"]), paths[0])
+        start = time.process_time()
+        parquet.write_table(parquet.read_table(paths[0]), paths[1])
+        return time.process_time() - start

@@ -14,6 +14,9 @@ from xtok.kernels import inner_kernel, kernel
 
 ROOT = 62  # the bit that marks what is left of a token, in a key of `Stems`
 ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
+NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
+
+BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
 
 
 class Teacher(NamedTuple):
@@ -25,8 +28,8 @@ class Teacher(NamedTuple):
     ends_text: NDArray[np.bool_]  # [V_teacher], a control token: a student's token ends before it
     is_open: NDArray[np.bool_]  # [V_teacher], what follows may change where it is split
     row_bounds: NDArray[np.int64]  # [V_teacher + 1], the map's rows, in its order
-    columns: NDArray[np.int32]  # student ids
-    weights: NDArray[np.float64]
+    columns: NDArray[np.int32]  # [2 * nnz], the student id of entry k at 2 * k
+    weights: NDArray[np.float32]  # [2 * nnz], the same memory, its weight at 2 * k + 1
     joined: NDArray[np.bool_]  # [256, 256], whether two bytes are neighbours in a student token
 
 
@@ -51,7 +54,8 @@ class Stems(NamedTuple):
     slots: NDArray[np.int32]  # [2**n], an open-addressed table of stems by key, −1 where free
     keys: NDArray[np.int64]  # [stems]
     first: NDArray[np.int32]  # [stems], the student's first token, or −1 if it cannot spell it
-    row: NDArray[np.int32]  # [stems], the teacher token of the same bytes, if it is a root; else −1
+    # [stems], if nothing is known but its bytes: that token, or `-2 - t` for the map's row of t
+    settled: NDArray[np.int32]
     grows: NDArray[np.bool_]  # [stems], whether a student token begins with it and is longer
 
 
@@ -62,7 +66,7 @@ class Rows(NamedTuple):
     inside: NDArray[np.int64]  # [rows], how many bytes of it are before that
     last: NDArray[np.int64]  # [rows], the end of the teacher's document
     realized: NDArray[np.int32]  # [rows], the student's token itself
-    count: NDArray[np.int64]  # [rows], the candidates found; −1 where the row is not done
+    size: NDArray[np.int64]  # [rows], the candidates found; −1 where the row is not done
     ids: NDArray[np.int32]  # [rows, top_k]
     logprobs: NDArray[np.float32]  # [rows, top_k]
     rest: NDArray[np.float32]  # [rows], a log-probability
@@ -88,48 +92,15 @@ def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _begins(teacher, t, prefix, length):  # type: ignore[no-untyped-def]
+def _begins(data, offsets, t, prefix, length):  # type: ignore[no-untyped-def]
     """Tell whether token t begins with the first bytes of another."""
-    a, b = teacher.offsets[t], teacher.offsets[prefix]
-    if teacher.offsets[t + 1] - a < length:
+    a, b = offsets[t], offsets[prefix]
+    if offsets[t + 1] - a < length:
         return False
     same = 0
-    while same < length and teacher.data[a + same] == teacher.data[b + same]:
+    while same < length and data[a + same] == data[b + same]:
         same += 1
     return same == length
-
-
-@inner_kernel
-def _add(mass, touched, count, s, p):  # type: ignore[no-untyped-def]
-    """Add a probability to a student's token; return how many tokens have one."""
-    if mass[s] == 0.0 and p > 0.0:
-        touched[count] = s
-        count += 1
-    mass[s] += p
-    return count
-
-
-@inner_kernel
-def _spread(teacher, t, p, mass, touched, count):  # type: ignore[no-untyped-def]
-    """Add a token's probability to those of its row of the map."""
-    for k in range(teacher.row_bounds[t], teacher.row_bounds[t + 1]):
-        count = _add(mass, touched, count, teacher.columns[k], p * teacher.weights[k])
-    return count
-
-
-@inner_kernel
-def _settle(teacher, stems, e, p, mass, touched, count):  # type: ignore[no-untyped-def]
-    """Add the probability of a stem of which nothing is known but its bytes.
-
-    Returns:
-        How many tokens have a probability, and how much of it none has.
-    """
-    t = stems.row[e]
-    if t >= 0 and teacher.row_bounds[t] < teacher.row_bounds[t + 1]:
-        return _spread(teacher, t, p, mass, touched, count), 0.0
-    if stems.first[e] >= 0:
-        return _add(mass, touched, count, stems.first[e], p), 0.0
-    return count, p
 
 
 @kernel
@@ -153,147 +124,173 @@ def project_rows(  # type: ignore[no-untyped-def]
     Returns:
         How many keys are missing.
     """
+    # Arrays of their own: those of a tuple are counted references, in loops and calls as well.
+    data, offsets, is_text, ends_text, is_open, row_bounds, columns, weights, joined = teacher
+    token_ids, starts, ids, logprobs, rest_logprob, realized_logprob = given
+    slots, keys, stem_first, settled, grows = stems
     misses = np.int64(0)
-    heap = np.empty(top_k, np.float64)
+    order = np.empty_like(touched)
+    places = np.zeros(BUCKETS, np.int64)
+    goes_to = np.empty(1024, np.int32)  # parts: a student's token, or a row, as `settled` has it
+    part = np.empty(1024, np.float64)
     for x in todo:
         j, u = rows.place[x], rows.inside[x]
-        t = given.token_ids[j]
-        start, end = given.starts[j], given.starts[j + 1]
+        t = token_ids[j]
+        start, end = starts[j], starts[j + 1]
         if misses + end - start + 2 > len(missing):
             break
         if is_same and u == 0:
             _copy(given, j, rows, x, top_k)
             continue
         misses_before = misses
-        count = np.int64(0)
-        rest = np.exp(np.float64(given.rest_logprob[j]))
+        num_parts = np.int64(0)
+        goes_to, part = _room(goes_to, part, num_parts + end - start + 2)
+        rest = np.exp(np.float64(rest_logprob[j]))
         known = not np.isnan(rest)
         if not known:
             rest = 0.0
-        lost = 0.0  # of what is known: the student's tokens for it are not
         total = on_path = 0.0
-        follows = u > 0 or teacher.is_text[t]
+        follows = u > 0 or is_text[t]
         is_listed = is_full = False
-        for k in range(start, end):
-            c = given.ids[k]
-            p = np.exp(np.float64(given.logprobs[k]))
-            is_listed |= c == t
-            if u > 0 and not _begins(teacher, c, t, u):
+        for k in range(start, end + 1):
+            if k < end:
+                c, logprob = ids[k], logprobs[k]
+                is_listed |= c == t
+            elif not is_listed and start < end and not np.isnan(realized_logprob[j]):
+                c, logprob = t, realized_logprob[j]
+                rest = max(0.0, rest - np.exp(np.float64(logprob)))
+            else:
+                break
+            if u > 0 and not _begins(data, offsets, c, t, u):
                 continue
+            p = np.exp(np.float64(logprob))
             total += p
             if c == t and follows:
                 on_path = p
-            elif u == 0:
-                if teacher.row_bounds[c] == teacher.row_bounds[c + 1]:
-                    lost += p
-                count = _spread(teacher, c, p, mass, touched, count)
-            elif teacher.offsets[c + 1] - teacher.offsets[c] == u:
-                lost += p  # what follows it is not known
-            else:
-                key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
-                e = stems.slots[_slot(stems.slots, stems.keys, key)]
-                if e < 0:
-                    missing[misses] = key
-                    misses += 1
-                else:
-                    count, left = _settle(teacher, stems, e, p, mass, touched, count)
-                    lost += left
-        if not is_listed and start < end and not np.isnan(given.realized_logprob[j]):
-            p = np.exp(np.float64(given.realized_logprob[j]))
-            rest = max(0.0, rest - p)
-            total += p
-            if follows:
-                on_path = p
-            else:
-                count = _spread(teacher, t, p, mass, touched, count)
+                continue
+            goes_to[num_parts] = -2 - c
+            if u > 0:
+                goes_to[num_parts] = -1  # a token that ends here: what follows is not known
+                if offsets[c + 1] - offsets[c] > u:
+                    key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
+                    e = slots[_slot(slots, keys, key)]
+                    if e < 0:
+                        missing[misses] = key
+                        misses += 1
+                    else:
+                        goes_to[num_parts] = settled[e]
+            part[num_parts] = p
+            num_parts += 1
         # Along the path: what the text really has, with the prediction at each next place.
         key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
         while on_path > 0.0:
-            e = stems.slots[_slot(stems.slots, stems.keys, key)]
+            e = slots[_slot(slots, keys, key)]
             if e < 0:
                 missing[misses] = key
                 misses += 1
                 break
             j += 1
             start = end = np.int64(0)
-            if stems.grows[e] and j < rows.last[x]:
-                start, end = given.starts[j], given.starts[j + 1]
-            if start == end:
-                count, left = _settle(teacher, stems, e, on_path, mass, touched, count)
-                lost += left
-                break
+            if grows[e] and j < rows.last[x]:
+                start, end = starts[j], starts[j + 1]
             is_full = misses + end - start + 2 > len(missing)
             if is_full:
                 break
-            before = given.token_ids[j - 1]
-            last_byte = teacher.data[teacher.offsets[before + 1] - 1]
-            t = given.token_ids[j]
-            p_rest = np.exp(np.float64(given.rest_logprob[j]))
-            if np.isnan(p_rest):
-                known, p_rest = False, 0.0
-            p_next = 0.0
+            goes_to, part = _room(goes_to, part, num_parts + end - start + 2)
+            first = stem_first[e]
+            is_any = is_open[t]
+            last_byte = data[offsets[t + 1] - 1]
+            t = token_ids[j] if start < end else t
+            left, p_next = 1.0, 0.0
+            if start < end:
+                left = np.exp(np.float64(rest_logprob[j]))
+                if np.isnan(left):
+                    known, left = False, 0.0
             is_listed = False
             for k in range(start, end):
-                c = given.ids[k]
-                p = np.exp(np.float64(given.logprobs[k]))
+                c = ids[k]
+                p = np.exp(np.float64(logprobs[k]))
                 if c == t:
                     is_listed = True
                     p_next = p
                     continue
-                first = np.int32(-1)
-                if teacher.is_text[c]:
-                    next_byte = teacher.data[teacher.offsets[c]]
-                    if teacher.is_open[before] or teacher.joined[last_byte, next_byte]:
-                        child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
-                        found = stems.slots[_slot(stems.slots, stems.keys, child)]
-                        if found < 0:
-                            missing[misses] = child
-                            misses += 1
-                            continue
-                        first = stems.first[found]
+                goes_to[num_parts] = first if is_text[c] or ends_text[c] else -1
+                if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
+                    child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
+                    found = slots[_slot(slots, keys, child)]
+                    if found < 0:
+                        missing[misses] = child
+                        misses += 1
                     else:
-                        first = stems.first[e]
-                elif teacher.ends_text[c]:
-                    first = stems.first[e]
-                if first >= 0:
-                    count = _add(mass, touched, count, first, on_path * p)
-                else:
-                    lost += on_path * p
-            if not is_listed and not np.isnan(given.realized_logprob[j]):
-                p_next = np.exp(np.float64(given.realized_logprob[j]))
-                p_rest = max(0.0, p_rest - p_next)
-            count, left = _settle(teacher, stems, e, on_path * p_rest, mass, touched, count)
-            lost += left
+                        goes_to[num_parts] = stem_first[found]
+                part[num_parts] = on_path * p
+                num_parts += 1
+            if start < end and not is_listed and not np.isnan(realized_logprob[j]):
+                p_next = np.exp(np.float64(realized_logprob[j]))
+                left = max(0.0, left - p_next)
+            goes_to[num_parts], part[num_parts] = settled[e], on_path * left
+            num_parts += 1
             on_path *= p_next
-            if not teacher.is_text[t]:
-                if stems.first[e] >= 0 and teacher.ends_text[t]:
-                    count = _add(mass, touched, count, stems.first[e], on_path)
-                else:
-                    lost += on_path
+            if on_path > 0.0 and not is_text[t]:
+                goes_to[num_parts] = first if ends_text[t] else -1
+                part[num_parts] = on_path
+                num_parts += 1
                 break
             key = (np.int64(e) + 1) << ID_BITS | np.int64(t)
         if is_full or misses > misses_before:
-            for n in range(count):
-                mass[touched[n]] = 0.0
             continue
-        # What does not go on as the text did is not possible: the rest keeps its share.
+        # Inside a token, what does not go on as the text did is not possible: what is not known
+        # keeps its share.
         scale = 1.0
         if u > 0:
             scale = (1.0 - rest) / total if total > 0.0 else 0.0
-        own = mass[rows.realized[x]] * scale
+        count = np.int64(0)
+        for n in range(num_parts):
+            s, p = goes_to[n], part[n] * scale
+            if s >= 0:
+                if mass[s] == 0.0 and p > 0.0:
+                    touched[count] = s
+                    count += 1
+                mass[s] += p
+            elif s == -1:
+                rest += p
+            else:
+                for k in range(row_bounds[-2 - s], row_bounds[-1 - s]):
+                    q = part[n] * scale * np.float64(weights[2 * k + 1])
+                    if q < NEGLIGIBLE:
+                        break
+                    p -= q
+                    s = columns[2 * k]
+                    if mass[s] == 0.0:
+                        touched[count] = s
+                        count += 1
+                    mass[s] += q
+                rest += p
+        own = mass[rows.realized[x]]
         rows.own[x] = np.log(own) if own > 0.0 else np.nan
-        rest += scale * lost
-        size = _keep_best(mass, touched, count, heap, rows.ids[x])
+        size = _keep_best(mass, touched, count, top_k, places, order)
         for n in range(size):
-            rows.logprobs[x, n] = min(0.0, np.log(scale * heap[n]))
-            mass[rows.ids[x, n]] = 0.0
+            rows.ids[x, n] = order[n]
+            rows.logprobs[x, n] = min(0.0, np.log(mass[order[n]]))
+            mass[order[n]] = 0.0
         for n in range(count):
-            rest += scale * mass[touched[n]]
+            rest += mass[touched[n]]
             mass[touched[n]] = 0.0
         _settle_ties(rows.ids[x], rows.logprobs[x], size)
-        rows.rest[x] = np.log(min(1.0, rest)) if known else np.nan
-        rows.count[x] = size if scale > 0.0 else 0
+        rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if known and size else np.nan
+        rows.size[x] = size
     return misses
+
+
+@inner_kernel
+def _room(goes_to, part, size):  # type: ignore[no-untyped-def]
+    """Return the parts with room for so many."""
+    if size <= len(part):
+        return goes_to, part
+    more = np.empty(2 * size, np.int32), np.empty(2 * size, np.float64)
+    more[0][: len(part)] = goes_to
+    more[1][: len(part)] = part
+    return more
 
 
 @inner_kernel
@@ -308,50 +305,45 @@ def _copy(given, j, rows, x, top_k):  # type: ignore[no-untyped-def]
         cut = np.exp(given.logprobs[start + size : end].astype(np.float64)).sum()
         rows.rest[x] = np.log(np.exp(np.float64(given.rest_logprob[j])) + cut)
     rows.own[x] = given.realized_logprob[j]
-    rows.count[x] = size
+    rows.size[x] = size
 
 
 @inner_kernel
-def _is_worse(p, s, q, r):  # type: ignore[no-untyped-def]
-    return p < q or (p == q and s > r)
+def _keep_best(mass, touched, count, top_k, places, order):  # type: ignore[no-untyped-def]
+    """Put the heaviest tokens first, ties by the lower id; return how many.
+
+    By buckets of 16 to an octave, so that few are left to be compared. Takes `places`, zeros.
+    """
+    bits = mass.view(np.int64)
+    for n in range(count):
+        places[_bucket(bits[touched[n]])] += 1
+    size = np.int64(0)
+    lowest = BUCKETS
+    while lowest > 0 and size < top_k:
+        lowest -= 1
+        places[lowest], size = size, size + places[lowest]
+    for n in range(count):
+        bucket = _bucket(bits[touched[n]])
+        if bucket >= lowest:
+            order[places[bucket]] = touched[n]
+            places[bucket] += 1
+    places[:] = 0
+    for n in range(1, size):
+        s = order[n]
+        m = n
+        while m > 0 and (
+            mass[order[m - 1]] < mass[s] or (mass[order[m - 1]] == mass[s] and order[m - 1] > s)
+        ):
+            order[m] = order[m - 1]
+            m -= 1
+        order[m] = s
+    return min(size, top_k)
 
 
 @inner_kernel
-def _sift(heap, ids, place, size):  # type: ignore[no-untyped-def]
-    """Let an entry sink in a heap whose root is the worst."""
-    p, s = heap[place], ids[place]
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            break
-        other = child + 1
-        if other < size and _is_worse(heap[other], ids[other], heap[child], ids[child]):
-            child = other
-        if not _is_worse(heap[child], ids[child], p, s):
-            break
-        heap[place], ids[place] = heap[child], ids[child]
-        place = child
-    heap[place], ids[place] = p, s
-
-
-@inner_kernel
-def _keep_best(mass, touched, count, heap, ids):  # type: ignore[no-untyped-def]
-    """Write the heaviest tokens, ties by the lower id, best first; return how many."""
-    size = min(count, len(heap))
-    for n in range(size):
-        heap[n], ids[n] = mass[touched[n]], touched[n]
-    for n in range(size // 2 - 1, -1, -1):
-        _sift(heap, ids, n, size)
-    for n in range(size, count):
-        p, s = mass[touched[n]], touched[n]
-        if _is_worse(heap[0], ids[0], p, s):
-            heap[0], ids[0] = p, s
-            _sift(heap, ids, np.int64(0), size)
-    for n in range(size - 1, 0, -1):
-        heap[0], heap[n] = heap[n], heap[0]
-        ids[0], ids[n] = ids[n], ids[0]
-        _sift(heap, ids, np.int64(0), n)
-    return size
+def _bucket(bits):  # type: ignore[no-untyped-def]
+    """Return the bucket of a probability, of its exponent and first four bits; 1 has the last."""
+    return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
 
 
 @inner_kernel

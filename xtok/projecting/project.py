@@ -59,14 +59,24 @@ class TopK(NamedTuple):
 class Projector:
     """Turns predictions of a teacher into predictions of a student, for a pair and a map.
 
+    Where both sides begin a token at one byte, the teacher's candidates go through the map. The one
+    that the text really has goes along the path: its bytes and each candidate at the next place are
+    spelled by the student, and so on while a token of the student's may still grow over them. Where
+    the student's token begins inside the teacher's, the candidates that go on as the text did count
+    by what is left of them; the share of what is not known stays what it was.
+
+    What is cut away, cannot be spelled, or follows a candidate that ends inside a token of the text
+    is not known: it is rest. Of two equal tokenizers, predictions stay what they are.
+
     What the student makes of the bytes that teacher tokens spell is kept: a projector gets faster
     with what it has seen. One call at a time; it uses several threads itself.
 
     Args:
         student: its tokenizer, which spells what teacher tokens begin with.
         teacher: its tokens.
-        back_map: from the teacher (rows) to the student (columns), such as
-            `xtok.build(teacher, student, loss="p-kl", target="start")` makes; without scale slots.
+        back_map: from the teacher (rows) to the student (columns), without scale slots; `build`
+            makes it of the teacher and the student, in this order, with
+            `BuildConfig.for_loss("p-kl", target="start", top_k=32)`.
         num_threads: one per available core if None. The result does not depend on it.
 
     Raises:
@@ -137,10 +147,10 @@ class Projector:
                 *np.full((2, len(some)), np.nan, np.float32),
             )  # fmt: skip
             self._fill(rows, given, top_k)
-            kept = np.arange(top_k) < rows.count[:, None]
+            kept = np.arange(top_k) < rows.size[:, None]
             ids.append(rows.ids[kept])
             logprobs.append(rows.logprobs[kept])
-            count[some], rest[some] = rows.count, rows.rest
+            count[some], rest[some] = rows.size, rows.rest
             realized[some] = np.where(np.isnan(whole[some]), rows.own, whole[some])
         return TopK(
             student.ids, student.bounds, np.concatenate([[0], np.cumsum(count)]),
@@ -185,12 +195,12 @@ class Projector:
 
         if self._size > _MOST_STEMS:
             self._forget()
-        todo = np.arange(len(rows.count))
+        todo = np.arange(len(rows.size))
         with ThreadPoolExecutor(self.num_threads) as pool:
             while len(todo):
                 parts = pool.map(run, np.array_split(todo, self.num_threads))
                 self._learn(np.unique(np.concatenate(list(parts))))
-                todo = todo[rows.count[todo] < 0]
+                todo = todo[rows.size[todo] < 0]
 
     def _forget(self) -> None:
         self._size = 0
@@ -220,17 +230,14 @@ class Projector:
                 array[: self._size] = before[: self._size]
             add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
         new = slice(self._size, size)
-        _, all_keys, first, row, grows = self._stems
+        _, all_keys, first, settled, grows = self._stems
         all_keys[new] = keys
         first[new] = [about[stem][0] for stem in stems]
         grows[new] = [about[stem][1] for stem in stems]
-        id_of = self._id_of.get
-        row[new] = [
-            (id_of(stem, -1) if x else t) if root else -1
-            for root, t, x, stem in zip(
-                is_root.tolist(), token.tolist(), other.tolist(), stems, strict=True
-            )
-        ]
+        whole = np.array([self._id_of.get(stem, -1) for stem in stems], np.int64)
+        whole = np.where(is_root & (other == 0), token, whole)
+        has_row = is_root & (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
+        settled[new] = np.where(has_row, -2 - whole, first[new])
         add_stems(self._stems.slots, all_keys[:size], self._size)
         self._size = size
 
@@ -247,30 +254,44 @@ class Projector:
 
 
 def _no_stems(room: int) -> Stems:
+    """Return an empty table, with room for so many."""
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
-    keys, row = np.empty(room, np.int64), np.empty(room, np.int32)
-    return Stems(slots, keys, np.empty(room, np.int32), row, np.empty(room, np.bool_))
+    first, settled = np.empty((2, room), np.int32)
+    return Stems(slots, np.empty(room, np.int64), first, settled, np.empty(room, np.bool_))
 
 
 def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:
     bounds = np.zeros(len(teacher) + 1, np.int64)
     np.cumsum(back_map.entries_per_row, out=bounds[1:])
+    is_open, joined = seams(teacher, student)
+    entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
+    return Teacher(
+        data=np.ascontiguousarray(teacher.data),
+        offsets=np.ascontiguousarray(teacher.offsets),
+        is_text=teacher.lengths > 0,
+        ends_text=teacher.types == TokenType.CONTROL,
+        is_open=is_open,
+        row_bounds=bounds,
+        columns=entries.ravel(),
+        weights=entries.ravel().view(np.float32),
+        joined=joined,
+    )
+
+
+def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return where what follows a teacher token may change the student's tokens of it.
+
+    That is after some tokens, bool `[V_teacher]`, and between some bytes, bool `[256, 256]`. Else a
+    token of the student's ends there whatever follows, and it is not worked out pair by pair.
+    """
     joined = np.zeros((256, 256), np.bool_)
     within = np.ones(len(student.data), np.bool_)
+    # A token's first byte, which has no neighbour before it; those behind the end are the first's.
     within[student.offsets[1:-1] % max(1, len(student.data))] = False
     joined[student.data[:-1][within[1:]], student.data[1:][within[1:]]] = True
     # A letter, or a part of one, may change what is a word, and so where a tokenizer splits.
     letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
     joined[:, letters] = True
     texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]
-    return Teacher(
-        data=np.ascontiguousarray(teacher.data),
-        offsets=np.ascontiguousarray(teacher.offsets),
-        is_text=teacher.lengths > 0,
-        ends_text=teacher.types == TokenType.CONTROL,
-        is_open=np.array([text != text.rstrip() for text in texts], np.bool_),
-        row_bounds=bounds,
-        columns=back_map.teacher_ids.astype(np.int32),
-        weights=back_map.weights.astype(np.float64),
-        joined=joined,
-    )
+    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)  # a look ahead
+    return is_open, joined
