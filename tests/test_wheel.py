@@ -174,10 +174,8 @@ WORK: dict[str, Sequence[str]] = {
 }
 """The arguments of one use of each command."""
 
-TEACHER = (
-    '{"prompt_token_ids": [97, 98], '
-    '"prompt_logprobs": [null, {"98": {"logprob": -0.5, "rank": 1}}]}'
-)
+ENTRY = '{"98": {"logprob": -0.5, "rank": 1}}'
+TEACHER = f'{{"prompt_token_ids": [97, 98], "prompt_logprobs": [null, {ENTRY}]}}'
 """What `project` reads: an answer of a teacher of bytes."""
 
 FIRST = ["build", "multitoken", "reapply-exact", "sort-cut"]

@@ -91,6 +91,11 @@ def test_mistakes(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "is outside the vocabulary of small-digits" in done.stderr
     assert done.stderr.count("\n") == 2
+    nothing = pyarrow.parquet.read_table(tmp_path / "a.parquet").slice(0, 0)
+    pyarrow.parquet.write_table(nothing, tmp_path / "empty.parquet")
+    done = cli("project", "empty.parquet", *models, "-o", "out.parquet")
+    assert done.stderr.splitlines()[-2] == "error: the files hold no rows"
+    (tmp_path / "empty.parquet").unlink()
     assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation, render
@@ -110,23 +111,37 @@ def align_rendered(
 def written_alike(student: Conversation, teacher: Conversation) -> list[tuple[slice, slice]]:
     """Return the tokens of both sides that come from the same string of a message, in order.
 
-    They begin and end at bytes where tokens of both sides do. A control token behind them, such as
-    the end of a turn, is one more.
+    They begin and end at bytes where tokens of both sides do.
     """
     found = []
     for ours, theirs in _in_common(_written(student), _written(teacher)):
-        places, other = (
-            side.bounds[stretch.start : stretch.end + 1] - stretch.origin
-            for side, stretch in ((student, ours), (teacher, theirs))
-        )
-        _, first, second = np.intersect1d(places, other, return_indices=True)
-        if len(first) > 1:
-            span, other_span = (
-                slice(stretch.start + int(at[0]), stretch.start + int(at[-1]))
-                for stretch, at in ((ours, first), (theirs, second))
+        spans = shared_span(
+            *(
+                side.bounds[stretch.start : stretch.end + 1] - stretch.origin
+                for side, stretch in ((student, ours), (teacher, theirs))
             )
-            found.append((span, other_span))
+        )
+        if spans:
+            found.append(
+                (
+                    slice(ours.start + spans[0].start, ours.start + spans[0].stop),
+                    slice(theirs.start + spans[1].start, theirs.start + spans[1].stop),
+                )
+            )
     return found
+
+
+def shared_span(
+    student: NDArray[np.int64], teacher: NDArray[np.int64]
+) -> tuple[slice, slice] | None:
+    """Return the tokens from the first to the last byte at which tokens of both sides begin.
+
+    The arguments are the bytes at which tokens begin, and the last one ends.
+    """
+    _, ours, theirs = np.intersect1d(student, teacher, return_indices=True)
+    if len(ours) < 2:
+        return None
+    return slice(int(ours[0]), int(ours[-1])), slice(int(theirs[0]), int(theirs[-1]))
 
 
 def describe_chat(

@@ -160,9 +160,8 @@ def _parquet_rows(
     cache: Cache, shard: TextShard, candidates: int
 ) -> Iterator[tuple[StoredRows, int]]:
     file = parquet_file(shard.path, buffer_size=1 << 20)
-    about, read = file.metadata, rows_of_neutral
-    if cache.kind == "distillkit":
-        read = partial(_distillkit, cache)
+    about = file.metadata
+    read = rows_of_neutral if cache.kind == "neutral" else partial(_distillkit, cache)
     stop = about.num_row_groups if shard.stop is None else shard.stop
     for group in range(shard.start, stop):
         first = sum(about.row_group(before).num_rows for before in range(group))
@@ -255,9 +254,8 @@ def _distillkit(cache: Cache, batch: Any, names: list[str]) -> StoredRows:
     else:
         rows, *packed = _rows_of_lists(batch, "bytepacked_indices", np.uint8)
         _, *values = _rows_of_lists(batch, "compressed_logprobs", np.uint8)
-        compression = cache.about["compression"]
         ids, logprobs = decompressed_rows(
-            (packed[0], packed[1]), (values[0], values[1]), compression, names[0]
+            (packed[0], packed[1]), (values[0], values[1]), cache.about["compression"], names[0]
         )
         starts = np.arange(len(ids) + 1) * ids.shape[1]
         ids, logprobs = ids.ravel(), logprobs.ravel()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -480,6 +481,8 @@ def _write(
     """Join all parts to the output."""
     arrow, parquet = need("pyarrow", target), need("pyarrow.parquet", target)
     paths = [job.part(s, n) for s, of_shard in enumerate(parts) for n in range(len(of_shard))]
+    if not paths:
+        raise XtokError("the files hold no rows", hint="give a cache that has some")
     schemas = [_part(path).schema.remove_metadata() for path in paths]
     try:
         schema = arrow.unify_schemas(schemas)
@@ -512,13 +515,14 @@ def _write(
             for rows in tables():
                 file.writelines(rows)
         return
-    with writing(target) as temporary:
+    with writing(target) as temporary, ExitStack() as stack:
         writer: Any = None
         for table in tables():
             table = table.replace_schema_metadata(about)
-            writer = writer or parquet.ParquetWriter(temporary, table.schema, **_PARQUET)
+            if writer is None:
+                made = parquet.ParquetWriter(temporary, table.schema, **_PARQUET)
+                writer = stack.enter_context(made)
             writer.write_table(table, row_group_size=len(table) or None)
-        writer.close()
     if job.config.to == "distillkit":
         config = distillkit.config_for(student.vocabulary.vocab_size, job.config.top_k)
         write(target.with_name(distillkit.CONFIG), [config.encode()])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.chats import written_alike
+from xtok.alignment.chats import shared_span, written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.files import ChatRecord, chat_record, without_none
@@ -171,18 +171,11 @@ class RowProjector:
         whole = slice(0, len(ours)), slice(0, len(ids))
         if not start:
             return _Told(ours, [whole], None)
-        places = [
-            np.concatenate([[0], np.cumsum(table.lengths[of])]) - skipped
-            for table, of, skipped in (
-                (self.student.table, ours, 0),
-                (self.teacher.table, ids, start),
-            )
-        ]
-        _, first, second = np.intersect1d(places[0], places[1], return_indices=True)
-        spans = [
-            (slice(int(at[0]), size.stop)) for at, size in zip((first, second), whole, strict=True)
-        ] if len(first) else []  # fmt: skip
-        return _Told(ours, [(spans[0], spans[1])] if spans else [], None)
+        spans = shared_span(
+            bounds_of(self.student.table.lengths[ours]),
+            bounds_of(self.teacher.table.lengths[ids]) - start,
+        )
+        return _Told(ours, [spans] if spans else [], None)
 
     def _of_chat(self, ids: NDArray[np.int32], chat: ChatRecord) -> _Told:
         """Render a conversation on both sides; the teacher's ids may be cut off."""

@@ -88,7 +88,7 @@ def masses(topk: TopK) -> NDArray[np.float64]:
     """Return the probability of each row's candidates together."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
     sums = np.bincount(rows_of(topk.starts), probabilities, len(topk.token_ids))
-    return sums.astype(np.float64)
+    return sums.astype(np.float64)  # of no rows they are integers
 
 
 def is_renormalized(topk: TopK) -> bool:
