@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -479,7 +479,7 @@ def _write(
     job: Job, parts: list[list[Totals]], target: Path, student: Tokenizer, teacher: Tokenizer
 ) -> None:
     """Join all parts to the output."""
-    arrow, parquet = need("pyarrow", target), need("pyarrow.parquet", target)
+    arrow = need("pyarrow", target)
     paths = [job.part(s, n) for s, of_shard in enumerate(parts) for n in range(len(of_shard))]
     if not paths:
         raise XtokError("the files hold no rows", hint="give a cache that has some")
@@ -515,17 +515,22 @@ def _write(
             for rows in tables():
                 file.writelines(rows)
         return
+    _write_tables(target, tables(), about)
+    if job.config.to == "distillkit":
+        config = distillkit.config_for(student.vocabulary.vocab_size, job.config.top_k)
+        write(target.with_name(distillkit.CONFIG), [config.encode()])
+
+
+def _write_tables(target: Path, tables: Iterable[Any], about: Mapping[str, str]) -> None:
+    parquet = need("pyarrow.parquet", target)
     with writing(target) as temporary, ExitStack() as stack:
         writer: Any = None
-        for table in tables():
-            table = table.replace_schema_metadata(about)
+        for one in tables:
+            table = one.replace_schema_metadata(about)
             if writer is None:
                 made = parquet.ParquetWriter(temporary, table.schema, **_PARQUET)
                 writer = stack.enter_context(made)
             writer.write_table(table, row_group_size=len(table) or None)
-    if job.config.to == "distillkit":
-        config = distillkit.config_for(student.vocabulary.vocab_size, job.config.top_k)
-        write(target.with_name(distillkit.CONFIG), [config.encode()])
 
 
 def _about(job: Job, student: Tokenizer, teacher: Tokenizer) -> dict[str, str]:
