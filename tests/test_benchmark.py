@@ -74,7 +74,7 @@ def test_p_kl(capsys: pytest.CaptureFixture[str]) -> None:
     ("case", "only", "expected"),
     [
         ("align", "claude-2", {"pair": "claude-2 → mistral-v3", "text": "own text"}),
-        ("project", "mistral", {"valid": "100.0000%", "wrong sums": 0}),
+        ("project", "mistral", {"pair": "mistral-v3 → qwen", "text": "own text"}),
         ("estimate", "deepseek", {"pair": "deepseek-v3 → qwen", "tokens": 8508}),
         ("options", "claude-2", {"option": "(none)", "exact": 25368, "of other bytes": 0}),
     ],

@@ -72,12 +72,7 @@ def project(options: Namespace) -> Iterator[Row]:
                 ]
 
             times = race(partial(on_cpu, ours), partial(on_cpu, shared), options.repeat)
-            found, kept = ours(), masks[0] > 0
-            yield {
-                "pair": label, "text": language, **rates(s, times),
-                "valid": f"{found.valid[kept].mean():.4%}",
-                "wrong sums": wrong_sums(aligner, s, t, logprobs, found.logprobs[kept]),
-            }  # fmt: skip
+            yield {"pair": label, "text": language, **rates(s, times)}
 
 
 def rates(s: Flat, times: Race) -> Row:
@@ -146,19 +141,3 @@ def walk(s_ends: list[int], t_ends: list[int]) -> Chunks:
         else:
             j += 1
     return chunks
-
-
-def wrong_sums(
-    aligner: TokenAligner, s: Flat, t: Flat, logprobs: NDArray[np.float32], shares: NDArray[Any]
-) -> int:
-    """Count the chunks whose shares do not sum to the teacher's sum, rounded to float32."""
-    aligned = aligner.align_ids(*s, *t)
-    first = np.cumsum(aligned.num_chunks) - aligned.num_chunks
-    sums = []
-    for (_, offsets), chunk, values in (
-        (s, aligned.student_chunk_id, shares), (t, aligned.teacher_chunk_id, logprobs)
-    ):  # fmt: skip
-        number = np.repeat(first, np.diff(offsets)) + chunk
-        inside = chunk >= 0
-        sums.append(np.bincount(number[inside], values[inside], len(aligned.is_correct)))
-    return int(np.count_nonzero(sums[0] != sums[1].astype(np.float32)))

@@ -94,9 +94,7 @@ def event_kl_cost(options: Namespace) -> Iterator[Row]:
             kl = torch.nn.functional.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
             kl.backward()
 
-        held = peak_above(partial(anew, plain, wide, device), device) / 2**20
-        measured = cost((ours, student), (plain, wide), options)
-        yield {"pair": label, "positions": positions, **measured, "plain MiB": held}
+        yield {"pair": label, **cost((ours, student), (plain, wide), options)}
 
 
 Pass = tuple[Callable[[], None], torch.Tensor]  # a loss with its backward, and the student's logits
