@@ -2,8 +2,8 @@
 """Benchmarks: each case measures xtok beside a peer, or the smallest program that does the same.
 
     python scripts/benchmark.py --list
-    python scripts/benchmark.py build maps help
-    python scripts/benchmark.py align --corpus FOLDER --only 'llama3 → qwen'
+    python scripts/benchmark.py commands --only 'xtok build'
+    python scripts/benchmark.py align project --corpus FOLDER
 
 Prints Markdown tables, or with --json JSON lines. `ratio` is xtok's median over the peer's, `turns`
 the smallest and the largest ratio of a single turn. Several cases run one after the other, each in
@@ -23,25 +23,15 @@ from pathlib import Path
 from typing import Any
 
 CASES = {  # name: the module in benchmarks/ and its function, what is measured
-    "build": ("processes:build", "`build` beside the libraries encoding both vocabularies"),
-    "maps": ("processes:maps", "commands on a map file beside reading and writing the file"),
-    "help": ("processes:show_help", "`xtok --help` beside a Typer program of two commands"),
-    "spelling": ("processes:spelling", "`generate` by spelling beside plain `build`"),
-    "folders": ("processes:folders", "`build` on model folders beside AutoTokenizer and encoding"),
-    "waits": ("waits:waits", "what people wait for, beside a command that does less"),
-    "tests": ("waits:tests", "the tests, beside those without real tokenizers (half an hour)"),
-    "align": ("alignment:align", "the alignment beside a plain Python walk; long and odd texts"),
+    "commands": ("commands:commands", "commands as processes, beside one that does less"),
+    "align": ("alignment:align", "the alignment beside a plain Python walk"),
     "project": ("alignment:project", "`project_logprobs` beside a plain Python walk; its sums"),
-    "doctor": ("counting:doctoring", "`doctor` beside loading, and encoding the vocabulary"),
-    "look": ("processes:looking", "`doctor` of two folders and `report` beside plain `build`"),
-    "estimate": ("counting:counting", "counting on text beside the libraries' batch encoding"),
+    "estimate": ("counting:estimate", "counting on text: tokens a second"),
     "estimate-memory": ("counting:memory", "peak memory over 100 million tokens"),
-    "generate": ("training:similarity", "the search of `generate` beside the bare matrix product"),
     "p-kl": ("training:p_kl_cost", "P-KL's memory and time beside a bare log-softmax"),
-    "event-kl": ("events:event_kl_cost", "event KL beside the plain KL of one vocabulary"),
-    "events": ("events:events", "event maps' leak and bits on held-out text (minutes)"),
+    "event-kl": ("training:event_kl_cost", "event KL beside the plain KL of one vocabulary"),
+    "events": ("quality:events", "event maps' leak and bits on held-out text (minutes)"),
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
-    "quality": ("quality:quality", "maps on held-out text, with and without a corpus (hours)"),
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
     "projecting": ("projecting:quality", "projected predictions beside what the teacher writes"),
     "projecting-speed": ("projecting:speed", "projected positions per second and core"),
@@ -78,10 +68,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--size", type=float, default=1.0, help="scale of synthetic inputs and texts")
     add("--only", default="", help="only pairs or commands with this in their label")
     add("--corpus", type=Path, help="folder of LANGUAGE.train.jsonl.gz and LANGUAGE.valid.jsonl.gz")
-    add("--reference", type=Path, help="quality: NeMo-RL's .pt of Claude 2 → Mistral v3")
-    add("--embedding-model", help="quality: a model as `generate` takes it")
-    add("--device", default="cpu", help="generate, p-kl: cpu or cuda")
-    add("--dtype", default="float32", help="generate: the vectors' type on the device")
+    add("--embedding-model", help="chunks: a model as `generate` takes it")
+    add("--device", default="cpu", help="p-kl, event-kl: cpu or cuda")
     options = parser.parse_args(argv)
     if unknown := [case for case in options.cases if case not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)} (choose from {', '.join(CASES)})")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
 
 import benchmark
 import pytest
+from benchmarks import commands
 from conftest import REAL, ROOT
 
 
@@ -30,51 +32,51 @@ def test_the_list_names_every_case() -> None:
 def test_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         benchmark.main(["bild"])
-    assert "error: unknown: bild (choose from build, maps, help," in capsys.readouterr().err
+    assert "error: unknown: bild (choose from commands, align, project," in capsys.readouterr().err
 
 
 def test_several_cases_are_processes_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = ["p-kl", "generate", "--size=0.002", "--repeat=1", "--json"]
+    arguments = ["p-kl", "commands", "--only=inspect", "--size=0.002", "--repeat=1", "--json"]
     assert benchmark.main(arguments) == 0
     found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert [row["case"] for row in found if "case" in row] == ["p-kl", "generate"]
-    assert benchmark.main(["quality", "quality"]) == 1  # needs a corpus
+    assert [row["case"] for row in found if "case" in row] == ["p-kl", "commands"]
+    assert benchmark.main(["chunks", "chunks"]) == 1  # needs a corpus
 
 
 def test_commands_on_a_map(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = rows(capsys, "maps", "--size=0.001", "--only=sort-cut")
+    (found,) = rows(capsys, "commands", "--size=0.001", "--only=sort-cut")
     assert list(found) == [
-        "command", "xtok s", "peer s", "ratio", "turns", "limit", "MiB", "above the peer's",
+        "command", "beside", "xtok s", "peer s", "ratio", "turns", "limit", "MiB",
+        "above the peer's",
     ]  # fmt: skip
-    assert found["command"] == "sort-cut"
+    assert found["command"] == "xtok sort-cut map:wide"
+    assert found["beside"] == "bare read map:wide copy.safetensors"
     assert found["ratio"] == found["xtok s"] / found["peer s"]
+
+
+def test_every_line_names_files_that_can_be_written() -> None:
+    lines = [line for ours, beside, _ in commands.COMMANDS for line in (ours, beside)]
+    kinds = set(re.findall(r"\b([a-z]+):", " ".join(lines)))
+    assert kinds == {"file", "pattern", *commands.MAKERS}
+    assert {line.split()[0] for line in lines} == commands.STARTS.keys()
 
 
 def test_p_kl(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = rows(capsys, "p-kl", "--size=0.002")
     assert found["map"].startswith("synthetic, ")
-    assert (found["positions"], found["k"]) == (16, 16)
+    assert found["k"] == 16
     assert found["× gradient and map"] > 0
     assert found["ratio"] > 0
-
-
-def test_the_search(capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = rows(capsys, "generate", "--size=0.002")
-    assert found["search"] == "256 × 303 × 384, cpu float32"
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("case", "only", "expected"),
     [
-        ("align", "claude-2", {"pair": "claude-2 → mistral-v3", "in correct chunks": "100.0000%"}),
-        (
-            "project",
-            "mistral",
-            {"pair": "mistral-v3 ← qwen", "valid": "100.0000%", "wrong sums": 0},
-        ),
+        ("align", "claude-2", {"pair": "claude-2 → mistral-v3", "text": "own text"}),
+        ("project", "mistral", {"pair": "mistral-v3 → qwen", "text": "own text"}),
         ("estimate", "deepseek", {"pair": "deepseek-v3 → qwen", "tokens": 8508}),
-        ("options", "claude-2", {"option": "(none)", "exact": 25368, "rows differ": 0}),
+        ("options", "claude-2", {"option": "(none)", "exact": 25368, "of other bytes": 0}),
     ],
 )
 def test_cases_on_real_tokenizers(

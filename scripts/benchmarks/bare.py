@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def load(path: str, pattern: str) -> tuple[list[str], Callable[[list[str]], Any]]:
+def library(path: str, pattern: str) -> tuple[list[str], Callable[[list[str]], Any]]:
     """Return a file's tokens as text, and the library's fastest call to encode many texts."""
     if path.endswith(".model"):
         from sentencepiece import SentencePieceProcessor
@@ -38,19 +38,20 @@ def load(path: str, pattern: str) -> tuple[list[str], Callable[[list[str]], Any]
 
 def build(student: str, teacher: str, *patterns: str) -> None:
     """Encode each vocabulary once in the other's."""
-    (ours, by_student), (theirs, by_teacher) = map(load, (student, teacher), patterns)
+    sides = zip((student, teacher), patterns or ("", ""), strict=True)
+    (ours, by_student), (theirs, by_teacher) = (library(*side) for side in sides)
     by_teacher(ours)
     by_student(theirs)
 
 
-def encode(student: str, teacher: str, texts: str, *patterns: str) -> None:
+def encode(texts: str, student: str, teacher: str, *patterns: str) -> None:
     """Encode the texts of a file of JSON lines with both libraries."""
     import json
 
     with open(texts, encoding="utf-8") as lines:
         documents = [json.loads(line)["text"] for line in lines]
     for path, pattern in zip((student, teacher), patterns, strict=True):
-        load(path, pattern)[1](documents)
+        library(path, pattern)[1](documents)
 
 
 def kernel() -> None:
@@ -77,22 +78,22 @@ def read(path: str, copy: str = "") -> None:
         save_file(arrays, copy)
 
 
-def show_help() -> None:
-    """Show the help of a Typer program with two commands."""
-    import typer
+def imports(*names: str) -> None:
+    """Import modules."""
+    from importlib import import_module
 
-    app = typer.Typer()
+    for name in names:
+        import_module(name)
 
-    @app.command()
-    def one(name: str = "x") -> None:
-        """Do one thing."""
 
-    @app.command()
-    def two(name: str = "x") -> None:
-        """Do another."""
+def load(*models: str) -> None:
+    """Load tokenizers as every command of xtok does."""
+    from xtok import load_tokenizer
 
-    app(["--help"])
+    for model in models:
+        load_tokenizer(model)
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (build, encode, kernel, read, show_help)}[sys.argv[1]](*sys.argv[2:])
+    programs = (build, encode, imports, kernel, load, read)
+    {f.__name__: f for f in programs}[sys.argv[1]](*sys.argv[2:])

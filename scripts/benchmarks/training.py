@@ -1,83 +1,33 @@
-"""What runs in PyTorch: the similarity search of `generate`, and P-KL."""
+"""What P-KL and event KL cost in PyTorch, beside the least that such a loss does."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+import xtok
 from benchmarks import harness
-from benchmarks.harness import Row, Run, memory_status, race, seconds
-from xtok import ProjectionMap, build
+from benchmarks.harness import Row, chosen, memory_status, race, tokenizer
+from xtok import ProjectionMap
 from xtok.alignment.aligner import AlignmentBatch
-from xtok.embeddings.similarity import Cosine
-from xtok.threads import one_thread_each
-from xtok.training.losses import PKLConfig, p_kl
+from xtok.training.losses import PKLConfig, event_index, event_kl, p_kl
 from xtok.training.module import ProjectionModule
 
-DIMENSION, POSITIONS, TOP_K = 384, 512, 8192
-_BLOCK = 1024  # rows of the bare product at once: 0.6 GB with all of the teacher's columns
-
-
-def finish(device: str) -> None:
-    """Wait for the GPU if there is one."""
-    if device != "cpu":
-        torch.cuda.synchronize()
-
-
-def similarity(options: Namespace) -> Iterator[Row]:
-    """Search the ten most similar of random vectors; each turn takes a part of the students."""
-    device, widths = options.device, harness.scaled_widths(options)
-    random = np.random.default_rng(0)
-    students, teachers = (random.standard_normal((n, DIMENSION), np.float32) for n in widths)
-    parts = np.array_split(students, options.repeat)
-    ours, peer = (iter([students[:4096], *parts]) for _ in range(2))  # the first warms up
-    dtype = torch.float32 if device == "cpu" else getattr(torch, options.dtype)
-    num_threads = torch.get_num_threads()
-    with one_thread_each() as pool:
-        cosine = Cosine(teachers, device=device, dtype=options.dtype, chunk_size=8192, pool=pool)
-
-        def search() -> Run:
-            part = next(ours)
-            call = partial(cosine.top_k, part, 10, absolute=True, advance=lambda _: None)
-            return Run(seconds(call))
-
-        def bare() -> Run:
-            torch.set_num_threads(num_threads)
-            vectors = [torch.from_numpy(v).to(device, dtype) for v in (next(peer), teachers)]
-            taken = seconds(lambda: bare_product(*vectors))
-            torch.set_num_threads(1)
-            return Run(taken)
-
-        times = race(search, bare, options.repeat)
-    work = 2 * widths[0] * widths[1] * DIMENSION / 1e9
-    yield {
-        "search": f"{widths[0]:,} × {widths[1]:,} × {DIMENSION}, {device} {options.dtype}",
-        **times.row(),
-        "GFLOP/s": work / sum(times.ours),
-        "of the bare product's rate": sum(times.peer) / sum(times.ours),
-        "MiB on the GPU": 0 if device == "cpu" else torch.cuda.max_memory_allocated() / 2**20,
-    }
-
-
-def bare_product(students: torch.Tensor, teachers: torch.Tensor) -> None:
-    """Multiply in blocks of rows, and discard the result."""
-    product = torch.empty(_BLOCK, len(teachers), dtype=students.dtype, device=students.device)
-    for rows in students.split(_BLOCK):
-        torch.mm(rows, teachers.T, out=product[: len(rows)])
-    finish(students.device.type)
+POSITIONS, TOP_K = 512, 8192
+PAIRS = (("llama3", "qwen"), ("mistral-v3", "qwen"))
 
 
 def p_kl_cost(options: Namespace) -> Iterator[Row]:
     """P-KL with a synthetic map, a real one, and the real one learnable."""
-    widths = harness.scaled_widths(options)
-    yield p_kl_row("synthetic", frequent_map(*widths), options)
+    yield p_kl_row("synthetic", frequent_map(*harness.scaled_widths(options)), options)
     if options.size == 1:
-        real = build(harness.path_of("llama3"), harness.path_of("qwen"))
+        real = xtok.build(tokenizer("llama3"), tokenizer("qwen"))
         yield p_kl_row("llama3 → qwen", real, options)
         yield p_kl_row("llama3 → qwen, learnable", real, options, learnable=True)
 
@@ -100,39 +50,76 @@ def p_kl_row(
     """Measure forward and backward beside the minimum for a loss over all logits.
 
     The minimum: a log-softmax forward and backward over the student's logits, the maximum of each
-    teacher column, and the gather of k columns. Memory is the peak above that before the call.
+    teacher column, and the gather of k columns.
     """
     device = options.device
     positions, top_k = max(16, int(POSITIONS * options.size)), max(1, int(TOP_K * options.size))
-    torch.manual_seed(0)
-    student, teacher = (torch.randn(1, positions, n, device=device) for n in weights.shape)
-    student.requires_grad_()
+    student, teacher = logits(positions, *weights.shape, device=device)
     teacher -= 2 * torch.arange(weights.shape[1], device=device).log1p() / np.log(weights.shape[1])
     module = ProjectionModule(weights, learnable=learnable).to(device)
     alignment, upstream = make_alignment(positions, device), torch.randn_like(student)
 
     def ours() -> None:
-        student.grad = None
         p_kl(student, teacher, module, alignment, PKLConfig(top_k=top_k)).backward()
-        finish(device)
 
     def bare() -> None:
-        student.grad = None
         torch.log_softmax(student, -1).backward(upstream)
         teacher.index_select(2, teacher.amax((0, 1)).topk(top_k).indices)
-        finish(device)
 
     small = ProjectionModule(frequent_map(16, 16)).to(device)
     part = student[..., :16].detach().requires_grad_()
     p_kl(part, teacher[..., :16], small, alignment).backward()  # loads the libraries
-    peak = peak_above(ours, device)
+    measured = cost((ours, student), (bare, student), options)
     arrays = sum(a.numel() * a.element_size() for a in module.state_dict().values())
-    times = race(ours, bare, options.repeat)
-    return {
-        "map": f"{name}, {weights.nnz:,} entries", "positions": positions, "k": top_k,
-        "held MiB": peak / 2**20, "× gradient and map": peak / (student.numel() * 4 + arrays),
-        **times.row(), "best": min(times.ours) / min(times.peer),
-    }  # fmt: skip
+    held = measured["held MiB"] * 2**20 / (student.numel() * 4 + arrays)
+    entries = f"{name}, {weights.nnz:,} entries"
+    return {"map": entries, "k": top_k, **measured, "× gradient and map": held}
+
+
+def event_kl_cost(options: Namespace) -> Iterator[Row]:
+    """Event KL beside the plain KL of two models of the wider vocabulary."""
+    device, positions = options.device, max(16, int(POSITIONS / 2 * options.size))
+    for label, pair in chosen(PAIRS, options):
+        made = xtok.events(*map(tokenizer, pair))
+        index, alignment = event_index(made).to(device), make_alignment(positions, device)
+        widest = max(made.shape)
+        student, teacher = logits(positions, *made.shape, device=device)
+        wide, wide_teacher = logits(positions, widest, widest, device=device)
+
+        def ours(args: tuple[Any, ...] = (student, teacher, index, alignment)) -> None:
+            event_kl(*args).backward()
+
+        def plain(sides: Sequence[torch.Tensor] = (wide, wide_teacher)) -> None:
+            log_p, log_q = (torch.log_softmax(side[0], -1) for side in sides)
+            kl = torch.nn.functional.kl_div(log_p, log_q, reduction="batchmean", log_target=True)
+            kl.backward()
+
+        yield {"pair": label, **cost((ours, student), (plain, wide), options)}
+
+
+Pass = tuple[Callable[[], None], torch.Tensor]  # a loss with its backward, and the student's logits
+
+
+def cost(ours: Pass, peer: Pass, options: Namespace) -> Row:
+    """Race two passes; return also the peak memory of the first above what was held before."""
+    calls = [partial(anew, *one, options.device) for one in (ours, peer)]
+    held = peak_above(calls[0], options.device) / 2**20
+    return {"held MiB": held, **race(*calls, options.repeat).row()}
+
+
+def anew(call: Callable[[], None], student: torch.Tensor, device: str) -> None:
+    """Run a pass without a gradient from before, to its end on the device."""
+    student.grad = None
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def logits(positions: int, *widths: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random logits of a student, with a gradient, and of a teacher."""
+    torch.manual_seed(0)
+    student, teacher = (torch.randn(1, positions, n, device=device) for n in widths)
+    return student.requires_grad_(), teacher
 
 
 def make_alignment(positions: int, device: str) -> AlignmentBatch:

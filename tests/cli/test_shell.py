@@ -176,7 +176,7 @@ def test_the_version_is_what_a_bug_report_needs(cli: Cli) -> None:
     done = cli("--version", env={"HF_TOKEN": "hf_secret"})
     assert (done.returncode, done.stderr) == (0, "")
     first, python, *rest = done.stdout.splitlines()
-    assert first == f"xtok {__version__} ({ROOT / 'xtok'})"
+    assert first == f"xtok {__version__} ({Path(report.__file__).parents[1]})"
     assert python.startswith(f"Python {sys.version.split()[0]} ")
     assert {line.split()[0] for line in rest} >= {"numpy", "tokenizers", "torch", "transformers"}
     assert "hf_secret" not in done.stdout

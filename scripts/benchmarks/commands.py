@@ -1,0 +1,171 @@
+"""Commands as processes: time and peak memory, each beside a program or command that does less.
+
+In a line of the table, `file:NAME` is a fetched tokenizer and `folder:NAME` a model folder of it;
+`pattern:NAME` splits text for it; `text:N` is N megabytes of JSON lines; `map:` is a map from
+Llama 3 to Qwen, with options of `build` behind it; `map:wide` one of 32 entries per row;
+`ranks:N` a made-up vocabulary of N tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from argparse import Namespace
+from base64 import b64encode
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain, count, cycle
+from pathlib import Path
+
+import hub_folders
+import numpy as np
+
+from benchmarks.harness import (
+    Row,
+    documents,
+    path_of,
+    race,
+    run_python,
+    scaled_widths,
+    synthetic_map,
+    tokenizer,
+)  # fmt: skip
+from xtok.tokenizers import _tiktoken
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+
+BARE = str(Path(__file__).with_name("bare.py"))
+PATTERNS = {
+    "llama3": _tiktoken.LLAMA_3_PATTERN,
+    "qwen": _tiktoken.QWEN_PATTERN,
+    "o200k": _tiktoken.O200K_PATTERN,
+}
+COLD = (
+    "import os, tempfile; os.environ['NUMBA_CACHE_DIR'] = tempfile.mkdtemp()\n"
+    "from xtok.__main__ import program; program()"
+)
+STARTS = {  # the first word of a line, and what Python is called with
+    "xtok": ["-m", "xtok"],
+    "without-kernels": ["-c", COLD],
+    "bare": [BARE],
+}
+PAIR, FOLDERS = "file:llama3 file:qwen", "folder:llama3 folder:qwen"
+ENCODE = f"{PAIR} pattern:llama3 pattern:qwen"
+COMMANDS = (  # the command, what runs beside it, how many times of that it may take
+    (f"xtok build {PAIR}", f"bare build {ENCODE}", 1.5),
+    ("xtok build file:o200k file:qwen",
+     "bare build file:o200k file:qwen pattern:o200k pattern:qwen", 1.5),
+    ("xtok build file:claude-2 file:mistral-v3", "bare build file:claude-2 file:mistral-v3", 1.5),
+    ("xtok build file:deepseek-v3 file:qwen",
+     "bare build file:deepseek-v3 file:qwen '' pattern:qwen", 1.5),
+    (f"xtok build {FOLDERS}", f"bare build {FOLDERS}", 0.8),
+    ("xtok build folder:qwen folder:deepseek-v3", "bare build folder:qwen folder:deepseek-v3", 0.8),
+    ("xtok build folder:mistral-v3 folder:llama3",
+     "bare build folder:mistral-v3 folder:llama3", 0.8),
+    (f"xtok build {PAIR} --for p-kl", f"xtok build {PAIR}", 3),
+    (f"xtok build {FOLDERS} --for p-kl", f"bare build {FOLDERS}", 1.5),
+    *((f"xtok build {PAIR} --for p-kl --text text:{size}", beside, 1.5) for size in (2, 12)
+      for beside in (f"xtok build {PAIR} --for p-kl", f"bare encode text:{size} {ENCODE}")),
+    (f"xtok doctor {FOLDERS}", f"xtok build {FOLDERS}", 1),
+    (f"xtok verify map: {PAIR}", f"bare load {PAIR}", 1.5),
+    (f"xtok align {PAIR} 'Hello there'", f"bare load {PAIR}", 1.5),
+    (f"xtok align {PAIR} 'Hello there'", "bare kernel", 1),
+    ("without-kernels align file:claude-2 file:qwen 'ﬁne'", "bare kernel", 6),
+    ("xtok convert map: -o new.pt", "bare imports torch", 1.5),
+    ("xtok report 'map:--for p-kl' -o a.html", "xtok report map: -o b.html", 1.1),
+    (f"xtok generate {PAIR} --embedding-model spelling", f"xtok build {PAIR}", 4),
+    ("xtok generate ranks:512000 file:qwen --embedding-model spelling",
+     "xtok build ranks:512000 file:qwen", 4),
+    ("xtok sort-cut map:wide", "bare read map:wide copy.safetensors", 2),
+    ("xtok reapply-exact map:wide", "bare read map:wide copy.safetensors", 2),
+    ("xtok convert map:wide -o new.safetensors", "bare read map:wide copy.safetensors", 2),
+    ("xtok inspect map:wide", "bare read map:wide", 2),
+    ("xtok --help", "bare imports typer rich numpy", 1.75),
+)  # fmt: skip
+WRITES = {"build", "generate", "sort-cut", "reapply-exact"}
+
+
+def commands(options: Namespace) -> Iterator[Row]:
+    """Race every line that `--only` is in; a run before the first turn makes what it needs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for ours, beside, limit in COMMANDS:
+            if options.only in f"{ours}, beside {beside}":
+                sides = [
+                    partial(run_python, scratch, *arguments(line, folder, options))
+                    for line in (ours, beside)
+                ]
+                times = race(*sides, options.repeat).row(limit)
+                yield {"command": ours, "beside": beside, **times}
+
+
+def arguments(line: str, folder: Path, options: Namespace) -> list[str]:
+    """Return what Python is called with; files that a line names are written first."""
+    start, *words = shlex.split(line)
+    if start != "bare" and words[0] in WRITES:
+        words += ["--quiet", "-o", "new.safetensors"]
+    return [*STARTS[start], *(given(word, folder, options) for word in words)]
+
+
+def given(word: str, folder: Path, options: Namespace) -> str:
+    """Return what a word of a line stands for."""
+    kind, _, name = word.partition(":")
+    if kind == "file":
+        return str(path_of(name))
+    if kind == "pattern":
+        return PATTERNS[name]
+    if kind not in MAKERS:
+        return word
+    path = (folder / word.replace(" ", "")).with_suffix(SUFFIXES.get(kind, ""))
+    if not path.exists():
+        MAKERS[kind](path, name, options)
+    return f"{path}@{PATTERNS['o200k']}" if kind == "ranks" else str(path)
+
+
+def write_folder(path: Path, name: str, options: Namespace) -> None:
+    """Write a tokenizer as a model folder."""
+    hub_folders.write(name, path)
+
+
+def write_text(path: Path, megabytes: str, options: Namespace) -> None:
+    """Write JSON lines: a corpus, over and over."""
+    left = 1e6 * float(megabytes) * options.size
+    with path.open("w", encoding="utf-8") as file:
+        for text in cycle(chain.from_iterable(documents(options).values())):
+            left -= file.write(json.dumps({"text": text}) + "\n")
+            if left <= 0:
+                break
+
+
+def write_ranks(path: Path, number: str, options: Namespace) -> None:
+    """Write the tokens of o200k, then joined ones until there are enough."""
+    tokens = [token for token in tokenizer("o200k").table.tokens() if token]
+    joined = (tokens[i % len(tokens)] + tokens[i * 7 % len(tokens)] for i in count())
+    ranks: dict[bytes, int] = {}
+    for token in chain(tokens, joined):
+        ranks.setdefault(token, len(ranks))
+        if len(ranks) >= int(number) * options.size:
+            break
+    lines = (f"{b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
+    path.write_text("".join(lines), encoding="ascii")
+
+
+def write_map(path: Path, name: str, options: Namespace) -> None:
+    """Build a map; or write one of random ids whose two sides share every other token."""
+    if name != "wide":
+        sides = path_of("llama3"), path_of("qwen")
+        run_python(str(path.parent), "-m", "xtok", "build", *sides, *name.split(), "-q", "-o", path)
+        return
+    rng, widths = np.random.default_rng(0), scaled_widths(options)
+    tables = []
+    for width, odd in zip(widths, (b"s%06x", b"t%06x"), strict=True):
+        form = (b"%06x", odd)
+        entries = [Entry(i, TokenType.NORMAL, form[i % 2] % i) for i in range(width)]
+        tables.append(decode_vocabulary(entries, width=width)[0])
+    steps = rng.integers(1, max(2, widths[1] // 32), (widths[0], 32))
+    ids = (np.cumsum(steps, axis=1) % widths[1]).ravel()
+    synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)
+
+
+MAKERS = {"folder": write_folder, "text": write_text, "ranks": write_ranks, "map": write_map}
+SUFFIXES = {"text": ".jsonl", "ranks": ".tiktoken", "map": ".safetensors"}
