@@ -35,8 +35,7 @@ from xtok.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
-from xtok.inspection.advice import Ranking, rank
-from xtok.inspection.bootstrap import Interval, interval, resample
+from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.maps.edges import Edges, heaviest, ranks
 from xtok.maps.events import EventMap
 from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps

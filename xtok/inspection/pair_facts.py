@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.measures import entropy_of, kept_of, share_of
-from xtok.counting.pair_text import PairText
 from xtok.vocab.classes import num_digits
 from xtok.vocab.display import quoted
 from xtok.vocab.pair import Pair
@@ -18,6 +17,7 @@ from xtok.vocab.table import TokenTable, TokenType
 _EXAMPLES = 3
 
 if TYPE_CHECKING:
+    from xtok.counting.pair_text import PairText
     from xtok.maps.events import EventMap
 
 
