@@ -14,7 +14,6 @@ from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, token_name
 from xtok.vocab.classes import TokenClass, text_class
-from xtok.vocab.display import quoted
 from xtok.vocab.pair import Pair, require_table
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
@@ -170,7 +169,7 @@ def _link(events: EventMap, side: str, token_id: int) -> str:
     link = int(getattr(events, f"{side}_link")[token_id])
     if link < 0:
         return "unlinked"
-    name = quoted(theirs.name(link))
+    name = theirs.quoted(link)
     if not ours[token_id]:
         return f"same role as the {other}'s {name}"
     if ours[token_id] == theirs[link]:
