@@ -54,11 +54,10 @@ def aligned_sentences(
     pair: Pair, excerpts: Iterable[tuple[str, str]]
 ) -> tuple[AlignedSentence, ...]:
     """Return sentences of every script and file of a text, or built-in ones, aligned."""
-    student, teacher = pair.tokenizers
-    aligner = TokenAligner(student, teacher)
+    aligner = TokenAligner(pair)
     sentences = []
     for label, language, text in pick_sentences(excerpts):
-        [ours], [theirs] = student.library_ids([text]), teacher.library_ids([text])
+        ids = (side.library_ids([text])[0] for side in pair.tokenizers)
         directions = Counter(map(unicodedata.bidirectional, text))
         is_rtl = directions["R"] + directions["AL"] > directions["L"]
         sentences.append(
@@ -66,7 +65,7 @@ def aligned_sentences(
                 label=label,
                 language=language,
                 direction="rtl" if is_rtl else "ltr",
-                alignment=describe_alignment(aligner, student, teacher, ours, theirs),
+                alignment=describe_alignment(aligner, pair, *ids),
             )
         )
     return tuple(sentences)
