@@ -148,6 +148,17 @@ def token_classes(table: TokenTable) -> NDArray[np.uint8]:
     return classes
 
 
+def token_class(table: TokenTable, token_id: int) -> TokenClass:
+    """Return the class of one id, as `token_classes` does."""
+    token = table[token_id]
+    if not token:
+        return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
+    try:
+        return text_class(token.decode())
+    except UnicodeDecodeError:
+        return TokenClass.PARTIAL_UTF8
+
+
 def text_class(text: str) -> TokenClass:
     """Return the class of one text that is not empty.
 
