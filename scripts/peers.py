@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,8 +28,8 @@ from peer_checks.report import Check, commit_of, guarded
 SCRIPTS = Path(__file__).resolve().parent
 PAGE = SCRIPTS.parent / "docs" / "guides" / "compatibility.md"
 BEGIN, END = "<!-- printed by scripts/peers.py -->\n", "<!-- end -->\n"
-CHECKOUTS = ("nemo_rl", "trl")
-INSTALLED = ("transformers", "trl")
+CHECKOUTS = ("nemo_rl", "trl", "distillkit")
+INSTALLED = ("transformers", "trl", "axolotl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     jobs = [(name, given) for name in CHECKOUTS for given in getattr(options, name) or ()]
     if not options.only_checkouts:
-        jobs += [(name, "") for name in INSTALLED]
+        jobs += [(name, "") for name in INSTALLED if importlib.util.find_spec(name)]
     tables, failed = [], 0
     with tempfile.TemporaryDirectory() as work:
         for name, given in jobs:

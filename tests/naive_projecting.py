@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from xtok.maps.results import map_of_edges
 from xtok.projecting.project import TopK
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend
-from xtok.vocab.table import Entry, TokenType, Vocabulary
+from xtok.vocab.table import Entry, TokenType
 
 Row = Mapping[int, float]
 Rows = Mapping[int, Row]
@@ -62,7 +63,7 @@ def map_of(rows: Rows, teacher: Tokenizer, student: Tokenizer) -> ProjectionMap:
     """A map from the teacher to the student, with the rows as they are."""
     pairs = [(t, s, w) for t, row in rows.items() for s, w in row.items()]
     t, s, w = np.array(pairs, np.float64).reshape(-1, 3).T
-    sides: dict[str, Vocabulary] = {"student": teacher.vocabulary, "teacher": student.vocabulary}
+    sides: dict[str, Any] = {"student": teacher.vocabulary, "teacher": student.vocabulary}
     kind = np.zeros(len(teacher.table), np.uint8)
     kind[t.astype(np.int64)] = RowKind.MIXED
     edges = Edges(t.astype(np.int32), s.astype(np.int32), w)

@@ -170,8 +170,15 @@ WORK: dict[str, Sequence[str]] = {
     "generate": ["model", "model", "--embedding-model", "own", "-o", "near.safetensors"],
     "events": [*PAIR, "-o", "events.safetensors"],
     "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
+    "project": ["teacher.jsonl", *PAIR, "--to", "vllm", "-o", "student.jsonl"],
 }
 """The arguments of one use of each command."""
+
+TEACHER = (
+    '{"prompt_token_ids": [97, 98], '
+    '"prompt_logprobs": [null, {"98": {"logprob": -0.5, "rank": 1}}]}'
+)
+"""What `project` reads: an answer of a teacher of bytes."""
 
 FIRST = ["build", "multitoken", "reapply-exact", "sort-cut"]
 """These write what the others read."""
@@ -186,6 +193,7 @@ def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20, encoding="utf-8")
     chat = '[{"role": "user", "content": "How many?"}]'
     (tmp_path / "chat.json").write_text(chat, encoding="utf-8")
+    (tmp_path / "teacher.jsonl").write_text(TEACHER, encoding="utf-8")
     failed = []
     for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
         done = run("xtok", name, *WORK[name], check=False)

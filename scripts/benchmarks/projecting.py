@@ -99,7 +99,7 @@ class NGrams:
         u = self.random.random()
         found = 0
         for weight, (ids, shares) in self.levels(context):
-            place = np.searchsorted(np.cumsum(shares), u / weight)
+            place = int(np.searchsorted(np.cumsum(shares), u / weight))
             found = int(ids[min(len(ids) - 1, place)])
             if u < weight:
                 break
@@ -116,7 +116,7 @@ def quality(options: Namespace) -> Iterator[Row]:
         for kind, languages in KINDS.items():
             texts = [[x for name in languages for x in c.get(name, ())] for c in (train, valid)]
             if all(texts):
-                for row in measure(*sides, maps, *texts, options):
+                for row in measure(*sides, maps, texts[0], texts[1], options):
                     yield {"student ← teacher": label, "text": kind, **row}
 
 
@@ -364,7 +364,7 @@ def speed(options: Namespace) -> Iterator[Row]:
             bounds = sides.s_bounds[first : last + 1] - a  # noqa: B023
             start = time.process_time()
             projector.project(part, sides.s_ids[a:b], bounds, 64)  # noqa: B023
-            return (b - a) / (time.process_time() - start)
+            return float(b - a) / (time.process_time() - start)
 
         project(0, 1)  # compiles
         row: Row = {"student ← teacher": label, "positions": len(sides.s_ids)}

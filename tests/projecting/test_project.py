@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,8 @@ def spelled(student: Tokenizer, ids: Sequence[int], tokens: Sequence[bytes]) -> 
 
 def same(one: TopK, other: TopK) -> None:
     """All arrays are equal, bit for bit."""
-    for a, b in zip(one, other, strict=True):
+    arrays: Any = zip(one, other, strict=True)
+    for a, b in arrays:
         assert a.dtype == b.dtype
         assert a.tobytes() == b.tobytes()
 

@@ -122,6 +122,11 @@ class ProjectionMap:
         return self.scale_slot is not None
 
     @property
+    def stages(self) -> list[str]:
+        """The stages of the history; what is `count` now was `estimate` in older files."""
+        return ["count" if s["stage"] == "estimate" else str(s["stage"]) for s in self.history]
+
+    @property
     def edges(self) -> Edges:
         """The three arrays of the COO matrix."""
         return Edges(self.student_ids, self.teacher_ids, self.weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,7 +226,8 @@ class Projector:
         old = self._stems
         if size > len(old.keys):
             self._stems = _no_stems(max(size, 2 * len(old.keys)))
-            for array, before in zip(self._stems[1:], old[1:], strict=True):
+            arrays: Any = zip(self._stems[1:], old[1:], strict=True)
+            for array, before in arrays:
                 array[: self._size] = before[: self._size]
             add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
         new = slice(self._size, size)
