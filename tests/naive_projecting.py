@@ -12,7 +12,7 @@ import numpy as np
 from xtok.maps.edges import Edges
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges
-from xtok.projecting.project import TopK
+from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers._backend import Backend
 from xtok.vocab.table import Entry, TokenType

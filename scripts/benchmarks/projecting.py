@@ -26,7 +26,8 @@ from scipy.sparse import csr_array
 
 import xtok
 from benchmarks.harness import Pair, Row, chosen, documents, tokenizer
-from xtok.projecting.project import Projector, TopK
+from xtok.projecting.project import Projector
+from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer
 
 PAIRS: tuple[Pair, ...] = (

@@ -10,6 +10,7 @@ from conftest import Cli
 from rich.cells import cell_len
 from rich.console import Console
 
+import xtok
 from xtok.alignment.aligner import TextAlignment, TokenAligner, align, describe_alignment
 from xtok.report.alignment import draw
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -43,7 +44,7 @@ def test_what_is_not_correct_is_marked(byte_level: Tokenizer, digits: Tokenizer)
     s = [*byte_level.segment(b" x"), *byte_level.segment(b" the")]
     bos = aligner.teacher.table.roles["bos"][0]
     t = [bos, *digits.segment(b" y"), *digits.segment(b" the")]
-    found = describe_alignment(aligner, byte_level, digits, s, t)
+    found = describe_alignment(aligner, xtok.pair(byte_level, digits), s, t)
     _, teacher, marks, *_ = lines_of(found)
     assert "≠" in marks
     assert marks.index("-") == teacher.index("<")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import xtok
 from xtok.config import MultitokenConfig, Target
 from xtok.counting import prior
 from xtok.counting.prior import Kind, kind_of, prior_edges
@@ -54,14 +55,15 @@ def test_kinds(token: bytes, kind: Kind | None) -> None:
 
 def test_the_same_seed_gives_the_same_edges(byte_level: Tokenizer, digits: Tokenizer) -> None:
     first, again, other = (
-        prior_edges(byte_level, digits, num_texts=300, seed=seed)[0] for seed in (0, 0, 1)
+        prior_edges(xtok.pair(byte_level, digits), num_texts=300, seed=seed)[0]
+        for seed in (0, 0, 1)
     )
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert rows(first) != rows(other)
 
 
 def test_a_map_of_one_tokenizer_is_mostly_the_identity(byte_level: Tokenizer) -> None:
-    found = rows(prior_edges(byte_level, byte_level, num_texts=2000)[0].normalized())
+    found = rows(prior_edges(xtok.pair(byte_level, byte_level), num_texts=2000)[0].normalized())
     text_ids = byte_level.table.text_ids.tolist()
     assert sorted(found) == text_ids
     assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
@@ -104,7 +106,7 @@ def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:
         sides.append(load_tokenizer(f"{tmp_path}/{name}.tiktoken@ ?\\w+|\\s+|[^\\s\\w]+"))
     tracemalloc.start()
     try:
-        edges, unspelled = prior_edges(sides[0], sides[1], "both", num_texts=300)
+        edges, unspelled = prior_edges(xtok.pair(sides[0], sides[1]), "both", num_texts=300)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -135,7 +137,11 @@ def test_chunks_keep_all_the_pieces_of_a_token(
 ) -> None:
     """At starts, only what a token begins with counts; P-KL averages over all of a chunk."""
     starts, chunks, both = (
-        rows(prior_edges(byte_level, sentencepiece, target, num_texts=2000)[0].normalized())
+        rows(
+            prior_edges(xtok.pair(byte_level, sentencepiece), target, num_texts=2000)[
+                0
+            ].normalized()
+        )
         for target in get_args(Target)
     )
     pieces = sentencepiece.segment_batch(byte_level.table.tokens())
@@ -153,7 +159,7 @@ def test_chunks_keep_all_the_pieces_of_a_token(
 @pytest.mark.real
 def test_real_vocabularies_know_how_words_go_on(load_real: Callable[[str], Tokenizer]) -> None:
     llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    found = rows(prior_edges(llama, qwen, num_texts=20_000)[0].normalized())
+    found = rows(prior_edges(xtok.pair(llama, qwen), num_texts=20_000)[0].normalized())
     assert max(abs(sum(row.values()) - 1) for row in found.values()) < 1e-9
     for word in (b" the", b" and", " größ".encode(), "です".encode()):
         [s], [t] = llama.segment(word)[:1], qwen.segment(word)[:1]

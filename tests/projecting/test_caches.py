@@ -23,8 +23,7 @@ from xtok.errors import XtokError
 from xtok.projecting import caches, files
 from xtok.projecting.caches import Target, open_cache, read_cache
 from xtok.projecting.distillkit import config_for, decompressed_rows
-from xtok.projecting.project import TopK
-from xtok.projecting.stored import StoredRows, checked
+from xtok.projecting.stored import StoredRows, TopK, checked
 from xtok.tokenizers import Tokenizer
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]

@@ -21,7 +21,8 @@ from naive_projecting import (
 )
 
 import xtok
-from xtok.projecting.project import Projector, TopK, seams
+from xtok.projecting.project import Projector, seams
+from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer
 
 QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink takes minutes, and helps little

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.classes import TokenClass, num_digits, text_class, token_classes
+from xtok.vocab.classes import TokenClass, num_digits, text_class, token_class, token_classes
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
 C = TokenClass
@@ -63,6 +63,7 @@ def test_classes_of_a_table() -> None:
     assert classes.dtype == np.uint8
     expected = [C.CONTROL] * 2 + [C.DIGITS_1] + [C.PARTIAL_UTF8] * 3 + [C.LATIN] + [C.UNUSED] * 2
     assert classes.tolist() == expected
+    assert [token_class(table, i) for i in range(9)] == expected
 
 
 def test_an_empty_table() -> None:

@@ -15,6 +15,8 @@ from xtok.alignment.rows import FlatIds, Rows, SymbolTable, filled, like
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable, match_bytes, same_tokens
 
@@ -124,7 +126,7 @@ class TokenAligner:
 
     Args:
         student_tokenizer: an xtok `Tokenizer`, a fast Hugging Face tokenizer, or a `TokenTable`;
-            None takes the table of the map.
+            None takes the table of the map; or a pair of both.
         teacher_tokenizer: the same for the teacher.
         projection_matrix_path: a map of this pair, whose tables are used and checked against the
             given tokenizers.
@@ -148,12 +150,19 @@ class TokenAligner:
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
         projection = projection_matrix_path and ProjectionMap.load(projection_matrix_path)
-        rows, columns = (
-            _table(side, tokenizer, getattr(projection, side).table if projection else None)
-            for side, tokenizer in (("student", student_tokenizer), ("teacher", teacher_tokenizer))
-        )
-        names = columns.control_names
-        roles = {s: t for s, t in match_roles(rows, columns).items() if t in names}
+        if isinstance(student_tokenizer, Pair):
+            pair = student_tokenizer
+            if projection:
+                pair.admit(projection)
+            (rows, columns), equal, roles = pair.tables, pair.equal_bytes, pair.equal_roles
+        else:
+            tokenizers = student_tokenizer, teacher_tokenizer
+            rows, columns = (
+                _table(side, tokenizer, getattr(projection, side).table if projection else None)
+                for side, tokenizer in zip(SIDES, tokenizers, strict=True)
+            )
+            equal, roles = match_bytes(rows, columns), match_roles(rows, columns)
+        roles = {s: t for s, t in roles.items() if t in columns.control_names}
         symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
         if len(symbols) > 2**16 - CONTROL:
             raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
@@ -162,7 +171,7 @@ class TokenAligner:
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
         self._exact = np.full(len(rows), -1, np.int32)
-        for s, t in (match_bytes(rows, columns) | roles).items():
+        for s, t in (equal | roles).items():
             self._exact[s] = t
 
     def align(
@@ -349,8 +358,9 @@ def align(
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
     """
-    aligner = TokenAligner(student, teacher, max_comb_len=max_comb_len)
-    return describe_alignment(aligner, student, teacher, _ids(student, text), _ids(teacher, text))
+    pair = pair_of(student, teacher)
+    aligner = TokenAligner(pair, max_comb_len=max_comb_len)
+    return describe_alignment(aligner, pair, *(_ids(side, text) for side in pair.tokenizers))
 
 
 def _ids(tokenizer: Tokenizer, text: str | bytes) -> list[int]:
@@ -364,8 +374,7 @@ def _ids(tokenizer: Tokenizer, text: str | bytes) -> list[int]:
 
 def describe_alignment(
     aligner: TokenAligner,
-    student: Tokenizer,
-    teacher: Tokenizer,
+    pair: Pair,
     student_ids: Sequence[int],
     teacher_ids: Sequence[int],
     *,
@@ -373,10 +382,10 @@ def describe_alignment(
 ) -> TextAlignment:
     """Describe the alignment of two rows of ids; None aligns them."""
     pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
-    correct = [pair for pair in pairs if pair.is_correct]
+    correct = [p for p in pairs if p.is_correct]
     return TextAlignment(
-        student=student.vocabulary.model_id,
-        teacher=teacher.vocabulary.model_id,
+        student=pair.student.model_id,
+        teacher=pair.teacher.model_id,
         student_ids=tuple(student_ids),
         teacher_ids=tuple(teacher_ids),
         student_tokens=tuple(map(aligner.student.table.name, student_ids)),

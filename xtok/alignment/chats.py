@@ -14,6 +14,7 @@ from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, d
 from xtok.conversation import Conversation, render
 from xtok.conversation.templates import Message
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import byte_offsets
 
 
@@ -144,12 +145,10 @@ def shared_span(
     return slice(int(ours[0]), int(ours[-1])), slice(int(theirs[0]), int(theirs[-1]))
 
 
-def describe_chat(
-    aligner: TokenAligner, student: Tokenizer, teacher: Tokenizer, chat: ChatAlignment
-) -> TextAlignment:
+def describe_chat(aligner: TokenAligner, pair: Pair, chat: ChatAlignment) -> TextAlignment:
     """Describe an aligned conversation as `align` describes a text."""
     ids = (chat.student.ids.tolist(), chat.teacher.ids.tolist())
-    return describe_alignment(aligner, student, teacher, *ids, alignment=chat.alignment)
+    return describe_alignment(aligner, pair, *ids, alignment=chat.alignment)
 
 
 def _written(conversation: Conversation) -> list[_Stretch]:

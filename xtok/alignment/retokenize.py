@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import pair as pair_of
-
-_PARTIAL = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, by `surrogateescape`
+from xtok.vocab.table import utf8_runs
 
 
 class Retokenizer:
@@ -63,9 +61,9 @@ class Retokenizer:
         pending: list[bytes] = []
 
         def end_stretch() -> None:
-            text = b"".join(pending).decode("utf-8", "surrogateescape")
+            runs = utf8_runs(b"".join(pending))
             pending.clear()
-            for place, part in enumerate(_PARTIAL.split(text)):
+            for place, part in enumerate(runs):
                 if part:
                     parts.append(part.encode("utf-8", "surrogateescape") if place % 2 else part)
 

@@ -56,27 +56,25 @@ def align(
         raise typer.BadParameter("give a text (or - for stdin), or --file, or --chat: one of them")
     if chat is None:
         data = _text(text, file)
-        student, teacher = models.pair().tokenizers
-        alignment = xtok.align(student, teacher, data, max_comb_len=max_comb_len)
+        alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
     else:
         record, *others = read_conversations(chat)
         if others:
             raise XtokError(
                 f"{chat} has {1 + len(others)} conversations", hint="give a file of one"
             )
-        student, teacher = models.pair().tokenizers
-        aligner = xtok.TokenAligner(student, teacher, max_comb_len=max_comb_len)
+        pair = models.pair()
+        aligner = xtok.TokenAligner(pair, max_comb_len=max_comb_len)
         aligned = xtok.chats.align_chat(
             aligner,
-            student,
-            teacher,
+            *pair.tokenizers,
             record.messages,
             tools=record.tools,
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
         )
         report.print_notes(dict.fromkeys((*aligned.student.notes, *aligned.teacher.notes)))
-        alignment = xtok.chats.describe_chat(aligner, student, teacher, aligned)
+        alignment = xtok.chats.describe_chat(aligner, pair, aligned)
     show(alignment, print_alignment, json=json)
 
 

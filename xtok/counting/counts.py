@@ -5,14 +5,16 @@ A pair is an int64, `student_id << 32 | teacher_id`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
-from xtok.counting.encode import AlignedTexts
 from xtok.maps.edges import Edges, pair_order
+
+if TYPE_CHECKING:
+    from xtok.counting.encode import AlignedTexts
 
 UNIT = 720_720
 """What a chunk counts for, split among its pairs: divisible by every number up to 16."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.counting.texts import Batch, Place
 from xtok.threads import available_cores
 
 if TYPE_CHECKING:
+    from xtok.counting.texts import Batch, Place
     from xtok.tokenizers import Tokenizer
 
 _WAITING = 3

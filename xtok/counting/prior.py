@@ -30,6 +30,7 @@ from xtok.vocab.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
+    from xtok.vocab.pair import Pair
 
 
 class Kind(IntEnum):
@@ -101,8 +102,7 @@ Pool = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def prior_edges(
-    student: Tokenizer,
-    teacher: Tokenizer,
+    pair: Pair,
     target: Target = "start",
     *,
     num_texts: int | None = None,
@@ -116,8 +116,7 @@ def prior_edges(
     Where chunks are counted, of all its pieces, and of the teacher tokens that it helps to spell.
 
     Args:
-        student: the tokenizer of the rows.
-        teacher: the tokenizer of the columns.
+        pair: the two tokenizers, whose own tokens are counted, whatever form the pair is in.
         target: what is counted, as in `MultitokenConfig`.
         num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000,
             or 150,000 where less than half of all tokens are both sides'.
@@ -128,7 +127,8 @@ def prior_edges(
         Edges with float64 weights, in which a pair may occur twice; and the student ids whose bytes
         the teacher cannot spell.
     """
-    counts = _count(student, teacher, target, num_texts, seed, progress)
+    student, teacher = pair.tokenizers
+    counts = _count(pair, target, num_texts, seed, progress)
 
     def counted(given: Rows | None = None) -> Edges:
         keys, amounts = counts.pairs(given)
@@ -152,23 +152,19 @@ def prior_edges(
 
 
 def _count(
-    student: Tokenizer,
-    teacher: Tokenizer,
-    target: Target,
-    num_texts: int | None,
-    seed: int,
-    progress: Progress,
+    pair: Pair, target: Target, num_texts: int | None, seed: int, progress: Progress
 ) -> Counts:
     """Draw texts, and count them; texts are drawn while those before are encoded."""
+    tables = [side.table for side in pair.tokenizers]
     if num_texts is None:
-        ours, theirs = (side.table.canonical_ids().keys() for side in (student, teacher))
+        ours, theirs = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
-        num_texts = min(most, 2 * (len(student.table) + len(teacher.table)))
-    per_document = _TEXTS_PER_DOCUMENT if _keeps_text(student) and _keeps_text(teacher) else 1
-    source = _Source([student.table, teacher.table], seed)
+        num_texts = min(most, 2 * sum(map(len, tables)))
+    per_document = _TEXTS_PER_DOCUMENT if all(map(_keeps_text, pair.tokenizers)) else 1
+    source = _Source(tables, seed)
     tally = Tally(target)
     with (
-        TextEncoder(student, teacher) as encoder,
+        TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
         sizes = [min(_TEXTS_AT_ONCE, num_texts - n) for n in range(0, num_texts, _TEXTS_AT_ONCE)]
@@ -312,7 +308,7 @@ class _Source:
         self.starts = np.append(np.int32(0), self.ends[:-1])
         self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in Kind}
         unspaced = np.flatnonzero(kinds == Kind.UNSPACED)
-        scripts = np.array([_script(tokens[i]) for i in unspaced], np.int64)
+        scripts = np.array([_block(tokens[i]) for i in unspaced], np.int64)
         self.scripts = {s: self._pool(unspaced[scripts == s]) for s in np.unique(scripts).tolist()}
         self._index(kinds)
 
@@ -446,6 +442,8 @@ class _Source:
             rows = rows[~serves]
 
 
+# What follows chooses what is drawn together, by code points that never change; it is no class of
+# `vocab.classes`, which follows Unicode's names, and a map must not.
 _HAN, _KANA, _JAPANESE = -1, -2, -3  # any other script is its code point >> 8
 _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U00020000-\U00031fff]+")
 
@@ -470,7 +468,7 @@ def kind_of(token: bytes) -> Kind | None:
     return Kind.SYMBOL
 
 
-def _script(token: bytes) -> int:
+def _block(token: bytes) -> int:
     for char in token.decode():
         code = ord(char)
         if 0x3040 <= code < 0x3100:

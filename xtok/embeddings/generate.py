@@ -21,8 +21,9 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import examples_of, map_of_edges, reported, undecodable_tokens
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
-from xtok.tokenizers import ModelLike, PairLike, Tokenizer
+from xtok.tokenizers import ModelLike, PairLike
 from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 
@@ -82,15 +83,14 @@ def generate(
             embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
         )
     pair = pair_of(student_model, teacher_model, offline=offline)
-    student, teacher = pair.tokenizers
-    if config.top_k > len(teacher.table):
+    if config.top_k > pair.shape[1]:
         raise XtokError(
-            f"top_k {config.top_k} is more than the {len(teacher.table)} tokens of the teacher",
+            f"top_k {config.top_k} is more than the {pair.shape[1]} tokens of the teacher",
             hint="give a smaller {option}",
             parameter="top_k",
         )
     if embedding_model is None:
-        cause = lacking_weights(student, teacher, offline=offline)
+        cause = lacking_weights(pair, offline=offline)
         embedding_model = SPELLING if cause else OWN
         notes = [f"compared by spelling: {cause}" if cause else "compared by own embeddings"]
     else:
@@ -98,15 +98,15 @@ def generate(
     options = asdict(config)
     del options["chunk_size"]  # the map does not depend on it
     if embedding_model == SPELLING:
-        edges, counts, more = _edges_by_spelling(student.table, teacher.table, config, progress)
+        edges, counts, more = _edges_by_spelling(pair, config, progress)
         for name in ("anchor_fit", "device", "dtype"):
             del options[name]
     else:
         edges, counts, more = _edges_by_embedding(
-            student, teacher, source, config, offline=offline, progress=progress
+            pair, source, config, offline=offline, progress=progress
         )
         options["device"] = config.device.partition(":")[0]
-    kind = np.zeros(len(student.table), np.uint8)
+    kind = np.zeros(pair.shape[0], np.uint8)
     kind[edges.student_ids] = RowKind.SIMILAR
     options["embedding_model"] = source.key if source else {"kind": embedding_model}
     projection = map_of_edges(
@@ -140,9 +140,10 @@ def _check_device(device: str) -> None:
 
 
 def _edges_by_spelling(
-    student: TokenTable, teacher: TokenTable, config: GenerateConfig, progress: Progress
+    pair: Pair, config: GenerateConfig, progress: Progress
 ) -> tuple[Edges, dict[str, float], list[str]]:
     """Return the edges, counts and notes."""
+    student, teacher = pair.tables
     row_ids, column_ids = student.text_ids, np.sort(list(teacher.canonical_ids().values()))
     rows, columns = (
         [tokens[i] for i in ids.tolist()]
@@ -201,8 +202,7 @@ def _kept(
 
 
 def _edges_by_embedding(
-    student: Tokenizer,
-    teacher: Tokenizer,
+    pair: Pair,
     source: SentenceModel | InputLayer | None,
     config: GenerateConfig,
     *,
@@ -210,14 +210,12 @@ def _edges_by_embedding(
     progress: Progress,
 ) -> tuple[Edges, dict[str, float], list[str]]:
     """Return the edges, counts and notes; without a source by the models' own embeddings."""
-    tables, relaxed = (student.table, teacher.table), config.canonicalization == "relaxed"
+    tables, relaxed = pair.tables, config.canonicalization == "relaxed"
     counts: dict[str, float] = {}
     (row_ids, row_texts), (column_ids, column_texts) = (_texts(table, relaxed) for table in tables)
     notes = [
         note
-        for side, table, ids in zip(
-            ("student", "teacher"), tables, (row_ids, column_ids), strict=True
-        )
+        for side, table, ids in zip(SIDES, tables, (row_ids, column_ids), strict=True)
         for note in _notes_of_textless(table, side, len(ids))
     ]
     if source is not None:
@@ -229,10 +227,10 @@ def _edges_by_embedding(
         if relaxed:
             notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
         x, y, counts = fitted_embeddings(
-            student, row_ids, teacher, column_ids, config, offline=offline, progress=progress
+            pair, row_ids, column_ids, config, offline=offline, progress=progress
         )
     # Of teacher ids with equal bytes, one stands for all. Zero vectors are similar to nothing.
-    single = np.isin(column_ids, list(teacher.table.canonical_ids().values()))
+    single = np.isin(column_ids, list(tables[1].canonical_ids().values()))
     rows, columns = x.any(axis=1), single & y.any(axis=1)
     for side, zeros in (("student", ~rows), ("teacher", single & ~columns)):
         if zeros.any():

@@ -17,7 +17,7 @@ from xtok.errors import EmbeddingError
 from xtok.progress import Progress
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import match_bytes
+from xtok.vocab.pair import SIDES, Pair
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,9 @@ _FEWEST_ANCHORS = 20
 _RIDGE = 0.01  # penalty, as a share of the mean variance
 
 
-def lacking_weights(student: Tokenizer, teacher: Tokenizer, *, offline: bool) -> str:
+def lacking_weights(pair: Pair, *, offline: bool) -> str:
     """Return which model has no safetensors weights here; "" if both have them."""
-    for side, tokenizer in (("student", student), ("teacher", teacher)):
+    for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
         model = _own_model(tokenizer, offline)
         try:
@@ -52,9 +52,8 @@ def _own_model(tokenizer: Tokenizer, offline: bool) -> Model | None:
 
 
 def fitted_embeddings(
-    student: Tokenizer,
+    pair: Pair,
     row_ids: NDArray[np.int64],
-    teacher: Tokenizer,
     column_ids: NDArray[np.int64],
     config: GenerateConfig,
     *,
@@ -74,9 +73,9 @@ def fitted_embeddings(
 
     x, y = (
         _own_embeddings(tokenizer, ids, offline)
-        for tokenizer, ids in ((student, row_ids), (teacher, column_ids))
+        for tokenizer, ids in zip(pair.tokenizers, (row_ids, column_ids), strict=True)
     )
-    anchors = _anchors(student, row_ids, teacher, column_ids)
+    anchors = _anchors(pair, row_ids, column_ids)
     if config.anchor_fit == "orthogonal" and x.shape[1] != y.shape[1]:
         raise EmbeddingError(
             f"the student's embeddings have {x.shape[1]} dimensions, the teacher's {y.shape[1]}: "
@@ -132,13 +131,10 @@ def _own_embeddings(tokenizer: Tokenizer, ids: NDArray[np.int64], offline: bool)
 
 
 def _anchors(
-    student: Tokenizer,
-    row_ids: NDArray[np.int64],
-    teacher: Tokenizer,
-    column_ids: NDArray[np.int64],
+    pair: Pair, row_ids: NDArray[np.int64], column_ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the places of exactly equal tokens among the embedded ids, in order of student id."""
-    equal = match_bytes(student.table, teacher.table)
+    equal = pair.equal_bytes
     pairs = {s: equal[s] for s in row_ids.tolist() if s in equal}
     if len(pairs) < _FEWEST_ANCHORS:
         raise EmbeddingError(

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xtok.config import Loss, check_loss
-from xtok.inspection.bootstrap import Interval, interval, resample
+from xtok.config import Loss
 from xtok.inspection.pair_facts import EventFacts, PairFacts
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.suits import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
@@ -31,8 +29,6 @@ Judgement: TypeAlias = tuple[Grade, str]
 
 MOST_LEAK = 0.05
 """Above this share of shared token boundaries, a comparison that leaks is not recommended."""
-
-_LABELS = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,58 +191,3 @@ def _event_kl(events: EventFacts | None) -> Judgement:
     if events.leak <= MOST_LEAK:
         return "good", f"{why}."
     return "care", f"{why}; give it text, to merge what leaks."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """Which map is best for a loss, over all text."""
-
-    loss: Loss
-    measure: str  # the field of `MapMeasures` that decides for it
-    names: tuple[str, ...]  # of the maps, best first
-    lead: Interval | None  # of the best map over the next one, in nats; None for one map alone
-    verdict: str
-
-
-def rank(
-    loss: Loss,
-    names: Sequence[str],
-    sums: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    seed: int,
-) -> Ranking:
-    """Rank maps for a loss by their mean cross-entropy.
-
-    Args:
-        loss: the loss.
-        names: of the maps.
-        sums: each map's losses, added up by document, float64 `[maps, documents]`.
-        counts: how many losses each document has, int64 `[documents]`.
-        seed: of the bootstrap.
-    """
-    check_loss(loss)
-    measure, where = "cross_entropy", "at the first tokens it compares"
-    if loss == "p-kl":
-        measure, where = "chunk_cross_entropy", "over chunks, as P-KL averages"
-    values = [float(one.sum() / max(1, counts.sum())) for one in sums]
-    best, *others = order = np.argsort(values, kind="stable").tolist()
-    lead = None
-    verdict = f"For {_LABELS[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
-    if others:
-        other = others[0]
-        difference = sums[other] - sums[best]
-        drawn = resample(np.stack([difference, counts], axis=1), seed)
-        value = difference.sum() / max(1, counts.sum())
-        lead = interval(value, drawn[:, 0] / np.maximum(drawn[:, 1], 1), len(counts))
-        which = f"{names[best]} is {'best' if others[1:] else 'better'}"
-        spread = "one document, so no interval"
-        if lead.low is not None:
-            spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
-            if lead.low <= 0:
-                which = f"this text does not tell {names[best]} from {names[other]}"
-        verdict = (
-            f"For {_LABELS[loss]}, {which}: {values[best]:.3f} nats {where}, against "
-            f"{values[other]:.3f} of {names[other]} ({spread})."
-        )
-    names = tuple(names[n] for n in order)
-    return Ranking(loss=loss, measure=measure, names=names, lead=lead, verdict=verdict)

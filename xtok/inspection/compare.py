@@ -69,6 +69,17 @@ def compare(
     maps, names = as_maps([first, second], names)
     pair = Pair.of(*maps)
     a, b = (pair.admit(one, name=name) for one, name in zip(maps, names, strict=True))
+    return comparison_of(a, b, token_counts=token_counts, num_examples=num_examples)
+
+
+def comparison_of(
+    a: ProjectionMap,
+    b: ProjectionMap,
+    *,
+    token_counts: NDArray[np.int64] | None = None,
+    num_examples: int = 10,
+) -> Comparison:
+    """Return what `compare` says of two maps that are known to be of one pair."""
     distance = _distances(a, b)
     filled = (a.row_kind != RowKind.EMPTY) | (b.row_kind != RowKind.EMPTY)
     share = filled / max(1, int(filled.sum()))

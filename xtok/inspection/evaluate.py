@@ -35,14 +35,14 @@ from xtok.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
-from xtok.inspection.advice import Ranking, rank
-from xtok.inspection.bootstrap import Interval, interval, resample
+from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.maps.edges import Edges, heaviest, ranks
 from xtok.maps.events import EventMap
 from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
-from xtok.stages.exact import reapply_exact
+from xtok.stages.exact import with_exact
+from xtok.stages.matches import exact_matches
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, PairLike
@@ -300,7 +300,9 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     if not cuts:
         return {}
     config = MultitokenConfig(scale_trick=False)
-    exact = reapply_exact(multitoken(pair, config=config, progress=progress))
+    matches = exact_matches(pair, config)
+    spelled = multitoken(pair, config=config, only=~matches.is_exact, progress=progress)
+    exact = with_exact(spelled, matches, config)
     return {k: sort_cut(exact, SortCutConfig(top_k=k)).edges for k in cuts}
 
 

@@ -129,7 +129,8 @@ def inspect(
     [name, *_] = names or ["the map"]
     projection = as_any_map(projection)
     pair = pair_of_map(projection, student_model, teacher_model)
-    projection = pair.admit(projection, name=name)
+    if student_model is not None or teacher_model is not None:
+        projection = pair.admit(projection, name=name)
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     is_listing = bool(worst or token_class or kind)

@@ -9,15 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.measures import entropy_of, kept_of, share_of
-from xtok.counting.pair_text import PairText
 from xtok.vocab.classes import num_digits
-from xtok.vocab.display import quoted
 from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType
 
 _EXAMPLES = 3
 
 if TYPE_CHECKING:
+    from xtok.counting.pair_text import PairText
     from xtok.maps.events import EventMap
 
 
@@ -97,7 +96,7 @@ def pair_facts(
         num_ids=max(int(np.flatnonzero(t.types != TokenType.UNUSED)[-1]) + 1 for t in pair.tables),
         differing=len(pair.differing_ids),
         differing_examples=tuple(
-            f"{i} {_shown(rows, i)} / {_shown(columns, i)}" for i in pair.differing_ids[:_EXAMPLES]
+            f"{i} {rows.quoted(i)} / {columns.quoted(i)}" for i in pair.differing_ids[:_EXAMPLES]
         ),
         vocabulary=Shared(len(strings[0]), len(strings[1]), len(strings[0] & strings[1])),
         shared=len(same_bytes),
@@ -149,10 +148,6 @@ def _event_facts(events: EventMap, text: PairText | None) -> EventFacts:
         leak=share_of(amounts, a != b),
         kept=kept_of((a, b), (s, t), amounts),
     )
-
-
-def _shown(table: TokenTable, token_id: int) -> str:
-    return quoted(table.shown(token_id)) if token_id < len(table) else "(none)"
 
 
 def _most_digits(digits: NDArray[np.int64]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from xtok import __version__
 from xtok.counting.pair_text import PairText, Wanted
 from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
-from xtok.inspection.compare import Comparison, compare
+from xtok.inspection.compare import Comparison, comparison_of
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
 from xtok.inspection.inspect import Inspection, inspect
 from xtok.inspection.pair_facts import PairFacts, pair_facts
@@ -146,7 +146,7 @@ def examine(
     comparison = None
     if len(loaded) == 2:
         student_counts = None if text is None else text.tokens[0]
-        comparison = compare(*loaded, names=names, token_counts=student_counts)
+        comparison = comparison_of(*loaded, token_counts=student_counts)
     report = Report(
         pair=facts,
         advice=advise(facts, models),

@@ -13,8 +13,7 @@ from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, Multitoken
 from xtok.errors import XtokError
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, token_name
-from xtok.vocab.classes import TokenClass, text_class
-from xtok.vocab.display import quoted
+from xtok.vocab.classes import token_class
 from xtok.vocab.pair import Pair, require_table
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
@@ -170,7 +169,7 @@ def _link(events: EventMap, side: str, token_id: int) -> str:
     link = int(getattr(events, f"{side}_link")[token_id])
     if link < 0:
         return "unlinked"
-    name = quoted(theirs.name(link))
+    name = theirs.quoted(link)
     if not ours[token_id]:
         return f"same role as the {other}'s {name}"
     if ours[token_id] == theirs[link]:
@@ -198,19 +197,9 @@ def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
         "token": table.name(token_id),
         "bytes": table[token_id].hex(" "),
         "type": TokenType(int(table.types[token_id])).name.lower(),
-        "token_class": _class_of(table, token_id).label,
+        "token_class": token_class(table, token_id).label,
         "roles": _roles(table, token_id),
     }
-
-
-def _class_of(table: TokenTable, token_id: int) -> TokenClass:
-    token = table[token_id]
-    if not token:
-        return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
-    try:
-        return text_class(token.decode())
-    except UnicodeDecodeError:
-        return TokenClass.PARTIAL_UTF8
 
 
 def _roles(table: TokenTable, token_id: int) -> tuple[str, ...]:

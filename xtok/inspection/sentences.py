@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import unicodedata
 from collections import Counter
@@ -12,6 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from xtok.alignment.aligner import TextAlignment, TokenAligner, describe_alignment
+from xtok.vocab.classes import script_of
 from xtok.vocab.pair import Pair
 
 _WIDTHS = range(32, 141)
@@ -54,11 +54,10 @@ def aligned_sentences(
     pair: Pair, excerpts: Iterable[tuple[str, str]]
 ) -> tuple[AlignedSentence, ...]:
     """Return sentences of every script and file of a text, or built-in ones, aligned."""
-    student, teacher = pair.tokenizers
-    aligner = TokenAligner(student, teacher)
+    aligner = TokenAligner(pair)
     sentences = []
     for label, language, text in pick_sentences(excerpts):
-        [ours], [theirs] = student.library_ids([text]), teacher.library_ids([text])
+        ids = (side.library_ids([text])[0] for side in pair.tokenizers)
         directions = Counter(map(unicodedata.bidirectional, text))
         is_rtl = directions["R"] + directions["AL"] > directions["L"]
         sentences.append(
@@ -66,7 +65,7 @@ def aligned_sentences(
                 label=label,
                 language=language,
                 direction="rtl" if is_rtl else "ltr",
-                alignment=describe_alignment(aligner, student, teacher, ours, theirs),
+                alignment=describe_alignment(aligner, pair, *ids),
             )
         )
     return tuple(sentences)
@@ -106,22 +105,12 @@ def _sentences(text: str) -> Iterator[str]:
             yield sentence
 
 
-# A letter's script is the first word of its name in Unicode; Han with kana is Japanese.
-_NAMES = {"CJK": "Han", "HIRAGANA": "Japanese", "KATAKANA": "Japanese"}
 _LANGUAGES = {"Han": "zh", "Japanese": "ja", "Hangul": "ko", "Arabic": "ar", "Hebrew": "he"}
 
 
 def _script(text: str) -> str:
     """Return the script of most letters; that of kana wherever there is enough of it."""
-    scripts = Counter(filter(None, map(_script_of, text)))
-    if 10 * scripts["Japanese"] >= scripts.total() > 0:
+    scripts = Counter(filter(None, map(script_of, filter(str.isalpha, text))))
+    if 10 * scripts["KANA"] >= scripts.total() > 0:
         return "Japanese"
-    return scripts.most_common(1)[0][0] if scripts else ""
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _script_of(char: str) -> str:
-    if not char.isalpha():
-        return ""
-    word = unicodedata.name(char, "").split("-")[0].split(" ")[0]
-    return _NAMES.get(word, word.title())
+    return scripts.most_common(1)[0][0].title() if scripts else ""

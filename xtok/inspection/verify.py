@@ -15,7 +15,6 @@ from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
 from xtok.maps.file import AnyMap, AnyMapLike
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
-from xtok.vocab.display import quoted
 from xtok.vocab.pair import Pair, can_grow
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary, differing_ids
@@ -209,7 +208,7 @@ def _tokens(ours: TokenTable | None, tokenizer: Tokenizer) -> Found:
     differ = differing_ids(ours, theirs)
     if not differ:
         return "failed", f"the types of some tokens are not those of {model_id}"
-    shown = [f"{i} {_name(ours, i)} and {_name(theirs, i)}" for i in differ[:_EXAMPLES]]
+    shown = [f"{i} {ours.quoted(i)} and {theirs.quoted(i)}" for i in differ[:_EXAMPLES]]
     return "failed", f"{len(differ):,} ids differ from {model_id}: {', '.join(shown)}"
 
 
@@ -226,10 +225,6 @@ def _width(ours: Vocabulary, theirs: Vocabulary) -> Found:
     return "failed", f"{width}, and {theirs.vocab_size:,} by the {source}"
 
 
-def _name(table: TokenTable, token_id: int) -> str:
-    return quoted(table.name(token_id) if token_id < len(table) else "(none)")
-
-
 def _some(ids: list[int], table: TokenTable) -> str:
-    examples = ", ".join(f"{i} {_name(table, i)}" for i in ids[:_EXAMPLES])
+    examples = ", ".join(f"{i} {table.quoted(i)}" for i in ids[:_EXAMPLES])
     return f"{len(ids):,} ids: {examples}{', …' if len(ids) > _EXAMPLES else ''}"

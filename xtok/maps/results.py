@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.edges import Edges, in_map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
-from xtok.vocab.display import plural, quoted
+from xtok.vocab.display import plural
 from xtok.vocab.pair import SIDES, Pair, require_table
 from xtok.vocab.table import TokenTable
 
@@ -151,8 +151,6 @@ def _slot_notes(projection: ProjectionMap) -> list[str]:
 
 def examples_of(ids: list[int], table: TokenTable | None, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
-    examples = ", ".join(
-        str(i) + ("" if table is None else f" {quoted(table.name(i))}") for i in ids[:3]
-    )
+    examples = ", ".join(str(i) + ("" if table is None else f" {table.quoted(i)}") for i in ids[:3])
     more = ", …" if len(ids) > 3 else ""
     return f"{plural(len(ids), what)}: {examples}{more}"

@@ -20,10 +20,10 @@ from xtok.config import CacheFormat, CacheKind
 from xtok.counting.texts import TextShard, lines
 from xtok.input_files import decompressed, need, parquet_file, reading
 from xtok.projecting.distillkit import compression_of, decompressed_rows
-from xtok.projecting.project import TopK
 from xtok.projecting.stored import (
     IMPOSSIBLE,
     StoredRows,
+    TopK,
     bounds_of,
     cache_error,
     candidates_of,

@@ -25,9 +25,8 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.projecting import caches, distillkit
 from xtok.projecting.caches import Cache, open_cache, read_cache
-from xtok.projecting.project import TopK
 from xtok.projecting.rows import RowProjector
-from xtok.projecting.stored import StoredRows, cache_error, checked, is_renormalized
+from xtok.projecting.stored import StoredRows, TopK, cache_error, checked, is_renormalized
 from xtok.stages.build import build
 from xtok.tokenizers import ModelLike, PairLike, Tokenizer
 from xtok.tokenizers import pair as pair_of

@@ -34,7 +34,7 @@ class Teacher(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """A teacher's predictions, as `project.TopK` has them."""
+    """A teacher's predictions, as `stored.TopK` has them."""
 
     token_ids: NDArray[np.int32]
     starts: NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from xtok.projecting.kernels import (
     add_stems,
     project_rows,
 )
+from xtok.projecting.stored import TopK
 from xtok.threads import available_cores
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable, TokenType
@@ -31,29 +32,6 @@ _ROWS_AT_ONCE = 1 << 16
 _LEAST_ROOM = 1 << 18
 _MOST_STEMS = 1 << 23
 """Beyond this many byte strings, 250 MB, they are forgotten and worked out anew."""
-
-
-class TopK(NamedTuple):
-    """Predictions for documents that are laid one after another; row i is of token i.
-
-    Row i is what is predicted for token i from the tokens before it. Log-probabilities are natural,
-    and true ones: not normalized over the candidates.
-    """
-
-    token_ids: NDArray[np.int32]  # [N], the documents' tokens
-    bounds: NDArray[np.int64]  # [documents + 1]; document d is token_ids[bounds[d]:bounds[d + 1]]
-    # [N + 1]; candidates of row i are ids[starts[i]:starts[i + 1]], none where nothing is predicted
-    starts: NDArray[np.int64]
-    ids: NDArray[np.int32]  # [nnz], the best first in a row, ties by the lower id; none twice
-    logprobs: NDArray[np.float32]  # [nnz]
-    rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf for none; NaN
-    # where it is not known: the source renormalized the candidates, or there is no prediction
-    realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN where not known
-
-    @property
-    def valid(self) -> NDArray[np.bool_]:
-        """Which rows have a prediction, bool `[N]`."""
-        return np.diff(self.starts) > 0
 
 
 class Projector:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.errors import XtokError
-from xtok.projecting.project import TopK
 from xtok.vocab.table import TokenType, Vocabulary
 
 IMPOSSIBLE = -1e3
@@ -21,6 +20,29 @@ _WHOSE = "give the model whose ids these are"
 
 _ENOUGH = 32
 """Rows from which on statistics decide."""
+
+
+class TopK(NamedTuple):
+    """Predictions for documents that are laid one after another; row i is of token i.
+
+    Row i is what is predicted for token i from the tokens before it. Log-probabilities are natural,
+    and true ones: not normalized over the candidates.
+    """
+
+    token_ids: NDArray[np.int32]  # [N], the documents' tokens
+    bounds: NDArray[np.int64]  # [documents + 1]; document d is token_ids[bounds[d]:bounds[d + 1]]
+    # [N + 1]; candidates of row i are ids[starts[i]:starts[i + 1]], none where nothing is predicted
+    starts: NDArray[np.int64]
+    ids: NDArray[np.int32]  # [nnz], the best first in a row, ties by the lower id; none twice
+    logprobs: NDArray[np.float32]  # [nnz]
+    rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf for none; NaN
+    # where it is not known: the source renormalized the candidates, or there is no prediction
+    realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN where not known
+
+    @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Which rows have a prediction, bool `[N]`."""
+        return np.diff(self.starts) > 0
 
 
 class StoredRows(NamedTuple):

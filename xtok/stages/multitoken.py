@@ -128,7 +128,7 @@ def _spelled_edges(
     if config.weights == "prior":
         from xtok.counting.prior import prior_edges
 
-        edges, unspelled = prior_edges(student, teacher, config.target, progress=progress)
+        edges, unspelled = prior_edges(pair, config.target, progress=progress)
         wanted = set(unspelled) - set(config.ignore_student_ids)
         parts, failures = [edges], _unspelled(teacher, wanted, rows)
     else:

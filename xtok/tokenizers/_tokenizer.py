@@ -27,7 +27,14 @@ from xtok.tokenizers._backend import (
 )
 from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.roles import find_roles
-from xtok.vocab.table import MAX_WIDTH, TokenTable, TokenType, Vocabulary, decode_vocabulary
+from xtok.vocab.table import (
+    MAX_WIDTH,
+    TokenTable,
+    TokenType,
+    Vocabulary,
+    decode_vocabulary,
+    utf8_runs,
+)
 
 
 class Encoding(NamedTuple):
@@ -273,24 +280,27 @@ class Tokenizer:
 
     def _by_library(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode what is valid UTF-8 in the library's own way."""
-        texts = [piece.decode("utf-8", "surrogateescape") for piece in pieces]
-        rows = [row for row, text in enumerate(texts) if not _INVALID.search(text)]
+        texts = {row: runs[0] for row, runs in enumerate(map(utf8_runs, pieces)) if not runs[1:]}
         result: list[list[int] | None] = [None] * len(pieces)
-        for row, ids in zip(rows, self.library_ids([texts[row] for row in rows]), strict=True):
+        for row, ids in zip(texts, self.library_ids(list(texts.values())), strict=True):
             result[row] = ids
         return result
 
     def _by_byte_tokens(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode the runs of valid UTF-8 as text, and spell each byte between as a BYTE token."""
-        runs_of = [_INVALID.split(piece.decode("utf-8", "surrogateescape")) for piece in pieces]
+        runs_of = list(map(utf8_runs, pieces))
         texts = sorted({text for runs in runs_of for text in runs[::2]})
         ids_of = dict(zip(texts, self.library_ids(texts), strict=True))
         for i in self.table.ids_of_type(TokenType.BYTE).tolist():
             if self.table[i] >= b"\x80":
                 ids_of[self.table[i].decode("ascii", "surrogateescape")] = [i]
-        return [
-            [i for run in runs for i in ids_of[run]] if ids_of.keys() >= set(runs) else None
+        parts_of = [
+            [part for place, run in enumerate(runs) for part in (run if place % 2 else [run])]
             for runs in runs_of
+        ]
+        return [
+            [i for part in parts for i in ids_of[part]] if ids_of.keys() >= {*parts} else None
+            for parts in parts_of
         ]
 
     def _longest_match(self, data: bytes) -> list[int] | None:
@@ -325,9 +335,6 @@ class Tokenizer:
         return tuple(sorted(
             ids[0] for token, ids in emitted if ids and len(ids) == 1 and ids[0] != known[token]
         ))  # fmt: skip
-
-
-_INVALID = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, by `surrogateescape`
 
 
 def _bounds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from enum import IntEnum
 
@@ -105,13 +106,27 @@ _BY_CHARACTER = (
     *(TokenClass.LINE_BREAKS, TokenClass.SPACES),
 )
 
-# The first word of a letter's name in Unicode is its script.
-_SCRIPT_OF_NAME = {
-    **{TokenClass(i).name: TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT)},
-    **dict.fromkeys(("FEMININE", "MASCULINE"), TokenClass.LATIN),  # ordinal indicators
-    **dict.fromkeys(("CJK", "IDEOGRAPHIC"), TokenClass.HAN),
-    **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), TokenClass.KANA),
+_OF_NAMED_SCRIPT = {
+    TokenClass(i).name: TokenClass(i) for i in range(TokenClass.LATIN, TokenClass.OTHER_SCRIPT)
 }
+_SCRIPT_OF_WORD = {
+    **dict.fromkeys(("FEMININE", "MASCULINE"), "LATIN"),  # ordinal indicators
+    **dict.fromkeys(("CJK", "IDEOGRAPHIC"), "HAN"),
+    **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "KANA"),
+}
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def script_of(letter: str) -> str:
+    """Return the script of a letter or mark, the first word of its name in Unicode.
+
+    >>> script_of("e"), script_of("食"), script_of("べ"), script_of("ქ")
+    ('LATIN', 'HAN', 'KANA', 'GEORGIAN')
+    """
+    words = unicodedata.name(letter, "").split()
+    if words and words[0] in ("FULLWIDTH", "HALFWIDTH"):
+        del words[0]
+    return _SCRIPT_OF_WORD.get(words[0], words[0]) if words else ""
 
 
 def token_classes(table: TokenTable) -> NDArray[np.uint8]:
@@ -131,6 +146,17 @@ def token_classes(table: TokenTable) -> NDArray[np.uint8]:
     if ids:
         classes[ids] = _classes_of_texts(texts)
     return classes
+
+
+def token_class(table: TokenTable, token_id: int) -> TokenClass:
+    """Return the class of one id, as `token_classes` does."""
+    token = table[token_id]
+    if not token:
+        return TokenClass.CONTROL if token_id in table.control_names else TokenClass.UNUSED
+    try:
+        return text_class(token.decode())
+    except UnicodeDecodeError:
+        return TokenClass.PARTIAL_UTF8
 
 
 def text_class(text: str) -> TokenClass:
@@ -181,22 +207,15 @@ def _bit(char: str) -> int:
     if char.isspace():
         return _BIT[TokenClass.SPACES]
     if category[0] in "LM":
-        return _letter(char, is_mark=category[0] == "M")
+        script = script_of(char)
+        if category[0] == "M" and script in ("COMBINING", "VARIATION"):
+            return _JOINER
+        return _BIT[_OF_NAMED_SCRIPT.get(script, TokenClass.OTHER_SCRIPT)]
     if char in "\u200c\u200d" or "\U000e0020" <= char <= "\U000e007f":  # joiners, tags of flags
         return _JOINER
     if category in ("So", "Sk") and ("\u2600" <= char <= "\u27bf" or char >= "\U0001f000"):
         return _BIT[TokenClass.EMOJI]
     return _BIT[TokenClass.PUNCTUATION if category[0] in "PSN" else TokenClass.OTHER]
-
-
-def _letter(char: str, *, is_mark: bool) -> int:
-    words = unicodedata.name(char, "").split()
-    if words and words[0] in ("FULLWIDTH", "HALFWIDTH"):
-        del words[0]
-    script = _SCRIPT_OF_NAME.get(words[0]) if words else None
-    if script is None and is_mark and words[:1] in (["COMBINING"], ["VARIATION"]):
-        return _JOINER
-    return _BIT[TokenClass.OTHER_SCRIPT if script is None else script]
 
 
 def num_digits(table: TokenTable) -> NDArray[np.int64]:

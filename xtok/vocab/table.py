@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -158,6 +159,10 @@ class TokenTable:
     def shown(self, token_id: int) -> str:
         """Return an id's name, shortened for reports and messages."""
         return shortened(self.name(token_id))
+
+    def quoted(self, token_id: int) -> str:
+        """Return an id's name as `display.quoted` shows it; `(none)` beyond the table."""
+        return quoted(self.name(token_id)) if token_id < len(self) else "(none)"
 
     def at_width(self, width: int) -> TokenTable:
         """Return the table with another number of UNUSED ids behind its largest token's."""
@@ -312,3 +317,11 @@ def byte_offsets(text: str) -> NDArray[np.int64]:
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+_INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, by `surrogateescape`
+
+
+def utf8_runs(data: bytes) -> list[str]:
+    """Return text, and bytes that are not UTF-8, in turn; text, if empty, is first and last."""
+    return _INVALID.split(data.decode("utf-8", "surrogateescape"))

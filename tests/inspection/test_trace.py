@@ -1,0 +1,63 @@
+"""A report of two maps asks the pair, its text and each map once; nothing is computed twice."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import small_tokenizers
+
+import xtok
+from xtok.counting.pair_text import PairText
+from xtok.counting.texts import find_texts
+from xtok.inspection.advice import advise
+from xtok.inspection.pair_facts import pair_facts
+from xtok.inspection.report import examine
+from xtok.stages.multitoken import multitoken
+from xtok.vocab.pair import Pair
+from xtok.vocab.roles import match_roles
+from xtok.vocab.table import TokenTable, common_ids, differing_ids, match_bytes
+
+COUNTED = {
+    function.__code__: function.__name__
+    for function in (
+        *(match_bytes, match_roles, common_ids, differing_ids),
+        *(find_texts, PairText.read, pair_facts, advise, multitoken, Pair.admit),
+        vars(TokenTable)["_sha256"].func,
+    )
+}
+
+
+def test_each_fact_of_a_report_is_computed_once(small: Path, tmp_path: Path) -> None:
+    models = str(small / "small-byte-level"), str(small / "small.model")
+    xtok.build(*models).save(tmp_path / "a.safetensors")
+    xtok.build(*models, for_loss="gold").save(tmp_path / "b.safetensors")
+    (tmp_path / "a.txt").write_text(small_tokenizers.ENGLISH)
+    calls: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in COUNTED:
+            calls[COUNTED[frame.f_code]] += 1
+
+    pair = xtok.pair(*models)
+    sys.setprofile(count)
+    try:
+        maps = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+        examine(maps, texts=[tmp_path / "a.txt"], pair=pair)
+    finally:
+        sys.setprofile(None)
+    assert calls == {
+        "match_bytes": 2,  # each way, for events
+        "match_roles": 2,
+        "common_ids": 1,
+        "differing_ids": 1,
+        "find_texts": 1,
+        "read": 1,
+        "pair_facts": 1,
+        "advise": 1,
+        "multitoken": 1,  # the recipe that maps are measured against
+        "admit": 2,  # once for each map
+        "_sha256": 4,  # both tables of each file
+    }
