@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import REAL, Cli
+from make import GOOD, byte_ranks
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
-from test_projection_map import GOOD
-from test_stages import byte_ranks
 
 import xtok
 from xtok import ProjectionMap, XtokError
