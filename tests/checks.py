@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from xtok.cli import make_app
-from xtok.tokenizers import TokenizerError, load_tokenizer
+from xtok.errors import TokenizerError
+from xtok.tokenizers import load_tokenizer
 
 
 def error_of(model: str | Path, **options: Any) -> str:
