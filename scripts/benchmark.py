@@ -43,6 +43,8 @@ CASES = {  # name: the module in benchmarks/ and its function, what is measured
     "options": ("quality:options_of_build", "what the options of `build` change, and cost on text"),
     "quality": ("quality:quality", "maps on held-out text, with and without a corpus (hours)"),
     "chunks": ("quality:chunks", "maps for P-KL over chunks (ten minutes)"),
+    "projecting": ("projecting:quality", "projected predictions beside what the teacher writes"),
+    "projecting-speed": ("projecting:speed", "projected positions per second and core"),
     "prior": ("prior:constants", "the constants of xtok/counting/prior.py, measured on text"),
 }  # fmt: skip
 

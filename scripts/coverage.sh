@@ -12,7 +12,7 @@ export COVERAGE_FILE="$data/coverage" COVERAGE_RCFILE="$PWD/pyproject.toml"
 # vocabularies they would take hours. A hash that overflows warns only in plain Python.
 NUMBA_DISABLE_JIT=1 python -m coverage run -m pytest -q -m 'not real' \
   -W 'ignore:overflow encountered in scalar:RuntimeWarning' \
-  tests/alignment/test_aligner.py tests/counting/test_estimate.py tests/inspection/test_evaluate.py tests/embeddings/test_generate.py ||
+  tests/alignment/test_aligner.py tests/counting/test_counts.py tests/counting/test_pair_text.py tests/inspection/test_evaluate.py tests/embeddings/test_generate.py ||
   echo "some tests failed; the lines that they ran count" >&2
 # Then everything else, compiled.
 python -m coverage run -m pytest -q "$@" ||

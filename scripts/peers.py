@@ -2,7 +2,7 @@
 """Run xtok's files and losses in the code of others, and say what agrees, with their commits.
 
     python scripts/peers.py                      # Transformers and TRL as installed
-    python scripts/peers.py --nemo-rl ~/RL --trl ~/trl --vllm ~/vllm
+    python scripts/peers.py --nemo-rl ~/RL --nemo-rl ~/RL-draft --trl ~/trl
     python scripts/peers.py ... --write          # into docs/guides/compatibility.md
 
 Checkouts are read and run where they are; nothing of them is copied. DIR@COMMIT states the commit
@@ -15,32 +15,35 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from peer_checks.report import Check, commit_of
+from peer_checks.report import Check, commit_of, guarded
 
 SCRIPTS = Path(__file__).resolve().parent
 PAGE = SCRIPTS.parent / "docs" / "guides" / "compatibility.md"
 BEGIN, END = "<!-- printed by scripts/peers.py -->\n", "<!-- end -->\n"
-CHECKOUTS = ("nemo_rl", "trl", "vllm")
-INSTALLED = ("transformers", "trl")
+CHECKOUTS = ("nemo_rl", "trl", "distillkit")
+INSTALLED = ("transformers", "trl", "axolotl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the checks, print the tables; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in CHECKOUTS:
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="DIR[@COMMIT]", help="checkout")
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, metavar="DIR[@COMMIT]", action="append", help="a checkout")
     parser.add_argument("--only-checkouts", action="store_true", help="not what is installed")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     options = parser.parse_args(argv)
-    jobs = [(name, given) for name in CHECKOUTS if (given := getattr(options, name))]
+    jobs = [(name, given) for name in CHECKOUTS for given in getattr(options, name) or ()]
     if not options.only_checkouts:
-        jobs += [(name, "") for name in INSTALLED]
+        jobs += [(name, "") for name in INSTALLED if importlib.util.find_spec(name)]
     tables, failed = [], 0
     with tempfile.TemporaryDirectory() as work:
         for name, given in jobs:
@@ -68,7 +71,8 @@ def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
         folder, _, stated = given.rpartition("@")
     checkout = Path(folder or given).expanduser().resolve(strict=True)
     title = f"{module.PEER}, commit {commit_of(checkout, stated)}"
-    return title, getattr(module, "LEFT_OUT", ""), list(module.checks(checkout, work))
+    checks = list(guarded("checks", partial(module.checks, checkout, work)))
+    return title, getattr(module, "LEFT_OUT", ""), checks
 
 
 def table(title: str, note: str, checks: list[Check]) -> str:

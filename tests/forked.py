@@ -50,7 +50,10 @@ class Forks:
 
 def _serve() -> None:
     """Answer requests."""
+    from xtok import report
     from xtok.cli import make_app
+
+    report.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
 
     make_app()
     for name in IMPORTED:

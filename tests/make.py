@@ -327,5 +327,13 @@ WORK: dict[str, Sequence[str]] = {
     "generate": ["model", "model", "--embedding-model", "own", "-o", "near.safetensors"],
     "events": [*PAIR, "-o", "events.safetensors"],
     "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
+    "project": ["teacher.jsonl", *PAIR, "--to", "vllm", "-o", "student.jsonl"],
 }
+"""The arguments of one use of each command."""
+TEACHER = (
+    '{"prompt_token_ids": [97, 98], '
+    '"prompt_logprobs": [null, {"98": {"logprob": -0.5, "rank": 1}}]}'
+)
+"""What `project` reads: an answer of a teacher of bytes."""
 FIRST = ["build", "multitoken", "reapply-exact", "sort-cut"]
+"""These write what the others read."""

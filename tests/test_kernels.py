@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from make import byte_ranks
 
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
@@ -17,8 +18,14 @@ from xtok.counting.encode import TextEncoder
 from xtok.tokenizers import Tokenizer
 
 PROGRAM = """
+import resource
 import sys
+import numba
 from numba.core import caching
+if "other version" in sys.argv:
+    numba.__version__ = "0.0"
+if "no room" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 if "read-only" in sys.argv:
     cache = getattr(caching, "CacheImpl", None) or caching._CacheImpl
     cache._locator_classes = cache._locator_classes[:1]  # the folder that $NUMBA_CACHE_DIR names
@@ -31,11 +38,35 @@ print(len(kernels.keep_largest.signatures), sum(kernels.keep_largest.stats.cache
 """
 
 
-def run(*args: str, **env: str) -> str:
+EVERY_KERNEL = """
+import sys
+import numpy as np
+import xtok
+from xtok.alignment import kernels as of_alignment
+from xtok.counting import kernels as of_counting
+from xtok.embeddings import kernels as of_embeddings
+student, teacher = map(xtok.load_tokenizer, sys.argv[1:3])
+aligner = xtok.TokenAligner(student, teacher)
+aligner._few_tokens = 0
+aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
+found = xtok.build(student, teacher, texts=sys.argv[3])
+xtok.evaluate(found, sys.argv[3], student, teacher)
+xtok.generate(student, teacher, "spelling")
+values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
+of_embeddings.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)
+for module in (of_alignment, of_counting, of_embeddings):
+    for name, function in vars(module).items():
+        if hasattr(getattr(function, "_cache", None), "_cache_file"):
+            print(name, sum(function.stats.cache_hits.values()))
+"""
+
+
+def run(*args: str | Path, program: str = PROGRAM, **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *args],
-        env={**os.environ, **env}, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", program, *args],
+        env={**os.environ, **env}, capture_output=True, text=True, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
@@ -50,12 +81,58 @@ def test_kernels_are_kept_where_nothing_else_is_writable(tmp_path: Path, mode: i
     assert run("read-only", TMPDIR=str(tmp_path)) == "1 0"
     hits = int(mode != 0o777)
     assert run("read-only", TMPDIR=str(tmp_path)) == f"1 {hits}"
-    assert any(folder.rglob("*.nbi")) == bool(hits)
+    assert any(folder.rglob("*.nbc")) == bool(hits)
+
+
+def test_damaged_kernels_are_compiled_anew(tmp_path: Path) -> None:
+    """The files of every kernel, each damaged in another way; then all of them are whole again."""
+    text, cache = tmp_path / "text.txt", tmp_path / "kernels"
+    text.write_text("abc " * 9)
+    models = [tmp_path / "student.tiktoken", tmp_path / "teacher.tiktoken"]
+    byte_ranks(models[0], "ab", "c ")
+    byte_ranks(models[1], "bc", " a")
+
+    def hits() -> dict[str, int]:
+        given = [f"{model}@.+" for model in models]
+        words = run(*given, text, program=EVERY_KERNEL, NUMBA_CACHE_DIR=str(cache)).split()
+        return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+
+    first = hits()
+    assert set(first.values()) == {0}
+    files = sorted(cache.rglob("*.nb?"))
+    assert len(files) == len(first) == 10
+    whole = [file.read_bytes() for file in files]
+    for number, (file, content) in enumerate(zip(files, whole, strict=True)):
+        half = len(content) // 2
+        damages = [
+            b"",
+            content[:half],
+            content[:half] + bytes(len(content) - half),
+            content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :],
+            whole[number - 1],
+        ]
+        file.write_bytes(damages[number % 5])
+    assert hits() == first
+    assert [len(file.read_bytes()) for file in files] == [len(content) for content in whole]
+    assert set(hits().values()) == {1}
+
+
+def test_versions_of_numba_do_not_replace_each_others_kernels(tmp_path: Path) -> None:
+    for expected in ("1 0", "1 1"):
+        for version in ("this version", "other version"):
+            assert run(version, NUMBA_CACHE_DIR=str(tmp_path)) == expected
+
+
+def test_kernels_that_there_is_no_room_to_keep(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("no room", NUMBA_CACHE_DIR=str(tmp_path)) == "1 0"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     """Another type of number, or a literal, compiles a kernel and all that it calls again."""
     aligner = TokenAligner(byte_level, sentencepiece)
+    aligner._few_tokens = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
     aligner.align_document(ids, other)
     for dtype in (np.int32, np.int64, np.uint16):

@@ -28,11 +28,15 @@ def test_installed_peers_agree() -> None:
 
 
 def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
-    """One line of the table names what its code raised, and the exit code is 3."""
-    module = tmp_path / "vllm" / "v1" / "spec_decode" / "vocab_mapping.py"
-    module.parent.mkdir(parents=True)
-    module.write_text("raise RuntimeError('has moved on')\n", encoding="utf-8")
-    done = run("--vllm", f"{tmp_path}@0f17ee0", "--only-checkouts")
+    """One line of its table names what its code raised, and the exit code is 3."""
+    words = ["--only-checkouts"]
+    for commit in ("0f17ee0", "a84de17"):
+        module = tmp_path / commit / "trl" / "__init__.py"
+        module.parent.mkdir(parents=True)
+        module.write_text(f"raise RuntimeError('{commit} has moved on')\n", encoding="utf-8")
+        words += ["--trl", f"{tmp_path / commit}@{commit}"]
+    done = run(*words)
     assert done.returncode == 3
-    assert "RuntimeError: has moved on" in done.stdout
-    assert "commit 0f17ee0 (as stated; no git checkout)" in done.stdout
+    for commit in ("0f17ee0", "a84de17"):
+        assert f"commit {commit} (as stated; no git checkout)" in done.stdout
+        assert f"RuntimeError: {commit} has moved on" in done.stdout

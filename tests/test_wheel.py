@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
-from make import FIRST, WORK
+from make import FIRST, TEACHER, WORK
 from safetensors.numpy import save_file
 
 import xtok
@@ -155,11 +155,6 @@ def test_the_tree_is_not_imported(run: Run, installed: Path) -> None:
     assert run("xtok", "--version").stdout.startswith(f"xtok {xtok.__version__}")
 
 
-"""The arguments of one use of each command."""
-
-"""These write what the others read."""
-
-
 def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
     assert WORK.keys() == COMMANDS.keys(), "a line in WORK for each command"
     shutil.copy(small / "small.model", tmp_path)
@@ -169,6 +164,7 @@ def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20, encoding="utf-8")
     chat = '[{"role": "user", "content": "How many?"}]'
     (tmp_path / "chat.json").write_text(chat, encoding="utf-8")
+    (tmp_path / "teacher.jsonl").write_text(TEACHER, encoding="utf-8")
     failed = []
     for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
         done = run("xtok", name, *WORK[name], check=False)

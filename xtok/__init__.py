@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xtok.config import EventsConfig as EventsConfig
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
+    from xtok.config import ProjectConfig as ProjectConfig
     from xtok.config import SortCutConfig as SortCutConfig
     from xtok.conversation import render as render
     from xtok.embeddings.generate import generate as generate
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from xtok.maps.convert import convert as convert
     from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
+    from xtok.projecting.files import project as project
     from xtok.stages.build import build as build
     from xtok.stages.build import get_map as get_map
     from xtok.stages.events import events as events
@@ -57,6 +59,7 @@ _MODULES = {
         "EventsConfig",
         "GenerateConfig",
         "MultitokenConfig",
+        "ProjectConfig",
         "SortCutConfig",
     ],
     "conversation": ["render"],
@@ -69,6 +72,7 @@ _MODULES = {
     "maps.convert": ["convert"],
     "maps.events": ["EventMap"],
     "maps.projection_map": ["ProjectionMap"],
+    "projecting.files": ["project"],
     "stages.build": ["build", "get_map"],
     "stages.events": ["events"],
     "stages.exact": ["reapply_exact"],
@@ -90,7 +94,16 @@ _SUBMODULES = {
         room: room
         for room in (
             *("alignment", "config", "conversation", "counting", "embeddings", "errors"),
-            *("inspection", "integrations", "maps", "stages", "tokenizers", "training", "vocab"),
+            *(
+                "inspection",
+                "integrations",
+                "maps",
+                "projecting",
+                "stages",
+                "tokenizers",
+                "training",
+                "vocab",
+            ),
         )
     },
 }

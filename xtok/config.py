@@ -24,7 +24,9 @@ Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "prior"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
 Loss: TypeAlias = Literal["p-kl", "gold", "h-kl"]
-MapFormat: TypeAlias = Literal["safetensors", "pt", "nemo-subtokens", "vllm-tli"]
+MapFormat: TypeAlias = Literal["safetensors", "pt", "nemo-subtokens"]
+CacheKind: TypeAlias = Literal["neutral", "vllm", "sglang", "distillkit"]
+CacheFormat: TypeAlias = Literal["neutral", "axolotl", "distillkit", "vllm"]
 
 C = TypeVar("C", bound="Config")
 
@@ -387,4 +389,20 @@ class EventsConfig(Config):
         min=0,
         below=1,
         needs={"text": True},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectConfig(Config):
+    """How `project` turns a teacher's predictions into a student's."""
+
+    panel = MAIN
+    top_k: int = option(64, "Candidates per token.", short="-k", min=1, max=MAX_ENTRIES)
+    to: CacheFormat = option(
+        "neutral",
+        "What to write: the neutral Parquet, the columns that axolotl or DistillKit reads, or "
+        "lines of answers such as vLLM gives.",
+    )
+    source: CacheKind | None = option(
+        None, "What the files are, where their contents do not tell.", name="from"
     )

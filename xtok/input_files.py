@@ -17,7 +17,7 @@ _ZSTD_SKIPPED = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f; pzstd writes one b
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, what: str = "the text") -> Iterator[None]:
     """Turn what a damaged or missing file raises into an `XtokError` that names it."""
     try:
         yield
@@ -27,7 +27,7 @@ def reading(path: Path) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise XtokError(
-            f"the text {path} cannot be read: {reason}",
+            f"{what} {path} cannot be read: {reason}",
             hint="check the path and its permissions; fetch a damaged file again",
         ) from error
 
@@ -70,6 +70,6 @@ def decompressed(raw: BinaryIO, path: Path) -> Any:
     return raw
 
 
-def parquet_file(path: Path) -> Any:
-    """Return an opened Parquet file."""
-    return need("pyarrow.parquet", path).ParquetFile(path)
+def parquet_file(path: Path, buffer_size: int = 0) -> Any:
+    """Return an opened Parquet file; a buffer reads a column of a row group piece by piece."""
+    return need("pyarrow.parquet", path).ParquetFile(path, buffer_size=buffer_size)

@@ -78,9 +78,16 @@ def _with_suffix(path: Path, suffix: str) -> Path:
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file of these parts whole, or raise an `OutputError` and leave what was there."""
+    with writing(target) as temporary, temporary.open("wb") as file:
+        file.writelines(parts)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[Path]:
+    """Give a temporary name as `replacing` does; what fails is an `OutputError`."""
     try:
-        with replacing(target) as temporary, temporary.open("wb") as file:
-            file.writelines(parts)
+        with replacing(target) as temporary:
+            yield temporary
     except OSError as error:
         raise OutputError(
             f"{target} cannot be written: {error.strerror or error}",

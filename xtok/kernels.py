@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 from numba import config, njit
 from numba.core import event
+from numba.core.caching import IndexDataCacheFile
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
@@ -19,16 +24,21 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Compile a kernel when it is first called. It is serial, and releases the GIL.
 
     Numba keeps it beside the package, else in the user's cache folder; if it may write neither, in
-    a folder that only this user can read, below the one for temporary files.
+    a folder that only this user can read, below the one for temporary files. What is damaged there
+    is compiled anew, and replaced.
     """
     try:
-        return njit(cache=True, **OPTIONS)(function)
+        compiled = njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # there is no folder to keep it in
         folder = _private_folder()
         if folder is None:
             return njit(**OPTIONS)(function)
         config.CACHE_DIR = str(folder)
-        return njit(cache=True, **OPTIONS)(function)
+        compiled = njit(cache=True, **OPTIONS)(function)
+    cache = compiled._cache
+    source = cache._impl.locator.get_source_stamp()
+    cache._cache_file = _CheckedFile(cache.cache_path, cache._impl.filename_base, source)
+    return compiled
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
@@ -37,6 +47,49 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
     A literal argument would compile it a second time: hence `np.int64(0)`.
     """
     return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+
+
+def in_python(kernel: Any) -> Any:
+    """Return a kernel, and all that it calls, as Python runs them: little work needs no compiler.
+
+    Integers wrap around as in the compiled ones.
+    """
+    code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
+    called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
+    names |= {name: in_python(other) for name, other in called.items()}
+    return np.errstate(over="ignore")(FunctionType(code, names))
+
+
+class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
+    """The files that keep a kernel: one for each version of Numba and each signature.
+
+    Numba's own trust what they read: a file that a full disk or a killed copy cut short makes every
+    later run raise, or LLVM abort it. Here each ends with its sha256.
+    """
+
+    def load(self, key: object) -> Any:
+        """Return what is kept under a key, or None."""
+        name = self._name(key)
+        try:
+            content = Path(self._data_path(name)).read_bytes()
+        except OSError:
+            return None
+        return self._load_data(name) if content == self._signed(name, content[:-32]) else None
+
+    def save(self, key: object, data: object) -> None:
+        """Keep data under a key; without room for it, the next run compiles again."""
+        name = self._name(key)
+        with suppress(OSError), self._open_for_write(self._data_path(name)) as file:
+            file.write(self._signed(name, self._dump(data)))
+
+    def _name(self, key: object) -> str:
+        digest = hashlib.sha256(repr((self._version, key)).encode()).digest()
+        return str(self._data_name(int.from_bytes(digest[:6], "big")))
+
+    def _signed(self, name: str, data: bytes) -> bytes:
+        """Return data with the digest of them, their name and their source; unpickling skips it."""
+        about = repr((name, self._source_stamp)).encode()
+        return data + hashlib.sha256(about + data).digest()
 
 
 def _private_folder() -> Path | None:
@@ -53,7 +106,7 @@ def _private_folder() -> Path | None:
 
 
 class _Announcer(event.Listener):  # type: ignore[misc]
-    """Says on a terminal, once per process, that kernels are being compiled."""
+    """Prints on a terminal, once per process, that kernels are being compiled."""
 
     def __init__(self) -> None:
         self.is_silent = not sys.stderr.isatty()

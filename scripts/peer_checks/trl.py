@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import xtok
-from peer_checks import report
+from peer_checks import caches, report
 from peer_checks.report import Check, Checks
 from xtok.config import Loss
 from xtok.training.losses import PKLConfig, exact_pairs, gold, p_kl
@@ -111,6 +111,33 @@ def installed(work: Path) -> Checks:
     warnings.simplefilter("ignore")
     yield from report.guarded("`GOLDTrainer`", partial(_gold_trainer, work))
     yield from report.guarded("chat templates", partial(_templates, work))
+    what = "`VLLMClient`, `ServerDistillationTrainer`"
+    agree = partial(caches.agree, "vllm", what, served_loss, caches.tail_kl, work)
+    yield from report.guarded(what, agree)
+
+
+def served_loss(sample: caches.Sample, shift: int) -> float:
+    """The forward KL with a tail that its trainer computes of what its client is answered."""
+    import teacher_server
+    from trl.experimental.server_distillation import server_distillation_trainer as server
+    from trl.generation import vllm_client
+
+    vllm_client.is_vllm_available = lambda *_: True  # what needs vLLM is not asked for
+    lines = teacher_server.read(sample.path)
+    ids = lines[0]["choices"][0]["prompt_token_ids"]
+    with teacher_server.serving(lines) as url:
+        client = vllm_client.VLLMClient(base_url=url, connection_timeout=20)
+        found = client.get_sequence_logprobs([ids], [1], top_logprobs=caches.K)
+    names = {"topk_logprobs": "logprobs", "topk_token_ids": "logprob_token_ids"}
+    result = {name: torch.tensor(found[key]).roll(shift, 1) for name, key in names.items()}
+    own = server.ServerDistillationTrainer
+    trainer = SimpleNamespace(
+        loss_add_tail=True, _reduce_divergence_loss=own._reduce_divergence_loss
+    )
+    has_target = torch.isfinite(result["topk_logprobs"]).any(-1)
+    labels = torch.where(has_target, torch.tensor([ids[1:]]), -100)
+    log_probs = sample.logits[None, :-1].log_softmax(-1)
+    return float(own._compute_server_forward_kl_loss(trainer, result, log_probs, labels))
 
 
 def _gold_trainer(work: Path) -> Checks:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import xtok
+from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
@@ -121,7 +122,11 @@ def check_consistent(aligner: TokenAligner, s: list[int], t: list[int]) -> None:
     rows, columns = aligner.student.table, aligner.teacher.table
     arrays = [np.array([ids], np.int64).reshape(1, -1) for ids in (s, t)]
     masks = [np.ones_like(ids) for ids in arrays]  # a pad token counts like any other here
-    found = aligner.align(*arrays, student_attention_mask=masks[0], teacher_attention_mask=masks[1])
+    mask = {"student_attention_mask": masks[0], "teacher_attention_mask": masks[1]}
+    aligner._few_tokens = 10**9  # in Python
+    found = aligner.align(*arrays, **mask)
+    aligner._few_tokens = 0  # compiled
+    assert_same(aligner.align(*arrays, **mask), found)
     chunks = aligner.pairs(s, t)
     assert found.num_chunks.tolist() == [len(chunks)]
     for ids in (found.student_chunk_id, found.teacher_chunk_id):
@@ -267,6 +272,28 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
     assert ("2|0|1", "201", True) not in readable(made[2], s, t)
 
 
+def test_few_tokens_that_differ_are_not_worth_compiling_for(
+    tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aligner = TokenAligner(tokenizers["byte_level"], tokenizers["sentencepiece"])
+    runs: list[str] = []
+    kernel = kernels.align_rest
+
+    def align_rest(*args: Any) -> None:
+        runs.append("compiled")
+        kernel(*args)
+
+    align_rest.py_func = kernel.py_func  # type: ignore[attr-defined]
+    monkeypatch.setattr(kernels, "align_rest", align_rest)
+    s = spell(tokenizers, "byte_level", "cafe\u0301" + " of the end" * 20)
+    t = spell(tokenizers, "sentencepiece", "caf\u00e9" + " of the end" * 20)
+    for number in range(1, 6):  # 130 tokens each
+        runs.append(f"call {number}")
+        found = readable(aligner, s, t)
+        assert [correct for _, _, correct in found[-60:]] == [True] * 60
+    assert runs == ["call 1", "call 2", "call 3", "call 4", "compiled", "call 5", "compiled"]
+
+
 def test_groups_of_any_length(tokenizers: dict[str, Tokenizer]) -> None:
     s = spell(tokenizers, "byte_level", "x", "201 the text" * 3, "y")
     t = spell(tokenizers, "digits", "z", "201 the text" * 3, "w")
@@ -331,6 +358,10 @@ def test_padding_never_forms_a_chunk(
         assert not found.pair_is_correct[i][~found.pair_valid[i]].any()
     # Without a mask, the pad role tells.
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), found)
+    offsets = [torch.zeros(*ids.shape, 2) for ids in (s, t)]  # of characters, as NeMo-RL's drafts
+    masks = {"student_attention_mask": s_mask, "teacher_attention_mask": t_mask}
+    passed = aligner.align(s, t, student_offsets=offsets[0], teacher_offsets=offsets[1], **masks)
+    assert_same(passed, found)
 
 
 def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from conftest import Cli
-from make import FIRST, WORK
+from make import FIRST, TEACHER, WORK
 from safetensors.numpy import save_file
 
 # The commands run in forks of a process that has imported their libraries.
@@ -60,6 +60,7 @@ def test_no_library_writes_on_the_stdout_of_any_command(small: Path, tmp_path: P
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20)
     chat = [{"role": "user", "content": "How many?\x1b[31m\u202e"}]
     (tmp_path / "chat.json").write_text(json.dumps(chat))
+    (tmp_path / "teacher.jsonl").write_text(TEACHER)
     work = {name: [*["--json"] * (name != "render"), *args] for name, args in WORK.items()}
     work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
     order = [*FIRST, *(work.keys() - set(FIRST))]

@@ -187,7 +187,7 @@ def test_bytes_that_go_on_with_no_character_do_not_lengthen_a_part(tmp_path: Pat
     path.write_bytes(b"\x80" * 20)
     [shard] = shards(path)
     with path.open("rb") as raw:
-        assert [len(line) for _, line in texts._lines(shard, raw, 4)] == [7, 7, 6]
+        assert [len(line) for _, line in texts.lines(shard, raw, 4)] == [7, 7, 6]
 
 
 def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:

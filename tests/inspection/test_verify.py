@@ -146,10 +146,12 @@ def test_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:
     data["likelihoods"][256, 0] = 0.9
     torch.save(data, tmp_path / "edited.pt")
     assert verify(tmp_path / "edited.pt").failed == ("as written",)
-    foreign = {"indices": torch.tensor([[1, -1]]), "likelihoods": torch.tensor([[1.0, 0.0]])}
-    torch.save(foreign, tmp_path / "foreign.pt")
+    ids, weights = torch.tensor([[1, -1], [1, 2]]), torch.tensor([[1.0, 0.0], [0.99, 0.0]])
+    torch.save({"indices": ids, "likelihoods": weights.bfloat16()}, tmp_path / "foreign.pt")
     verification = verify(tmp_path / "foreign.pt", teacher_vocab_size=3)
     assert verification.failed == ()
+    [note] = [check for check in verification.checks if check.level == "note"]
+    assert (note.name, note.message) == ("as written", "1 zero weights dropped, 1 rows normalized")
     assert [check.name for check in verification.checks if check.level == "skipped"] == [
         "student tokens", "teacher tokens", "scale slot", "exact rows", "student roles",
         "teacher roles",

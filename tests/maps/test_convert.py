@@ -7,39 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from conftest import REAL, Cli
+from conftest import Cli
 from make import GOOD, byte_ranks
-from safetensors.torch import load_file
-from sentencepiece import SentencePieceProcessor
 
 import xtok
 from xtok import ProjectionMap, XtokError
-from xtok.maps.convert import convert, draft_mapping
+from xtok.maps.convert import convert
 from xtok.maps.subtokens import nemo_overrides, nemo_table_overrides, subtokens
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.table import TokenTable, TokenType
 
 
 @pytest.fixture(scope="module")
 def built(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
     return xtok.build(byte_level, digits)
-
-
-def words(*tokens: bytes, control: dict[int, str] | None = None) -> TokenTable:
-    types = [TokenType.NORMAL] * len(tokens)
-    for i in control or {}:
-        types[i] = TokenType.CONTROL
-    roles = {"eos": tuple(control or {})} if control else {}
-    return TokenTable(
-        np.frombuffer(b"".join(tokens), np.uint8),
-        np.cumsum([0, *map(len, tokens)]),
-        np.array(types, np.uint8),
-        control_names=control or {},
-        roles=roles,
-    )
 
 
 # nemo-subtokens: two tables
@@ -242,124 +224,16 @@ def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: 
     assert word == f"teachers.0.projection_matrix_path={value}"
 
 
-# vllm-tli: vLLM's arrays
-
-
-class VocabMapping:
-    """A stand-in for vLLM's class of this name, written after its source, not run.
-
-    After `vllm/v1/spec_decode/vocab_mapping.py` (0f17ee0): how its three arrays are used.
-    """
-
-    def __init__(self, path: Path, unknown: tuple[int, int]) -> None:
-        arrays = load_file(path)
-        self.to_target = arrays["draft_to_target_ids"]
-        self.to_draft = arrays["target_to_draft_ids"]
-        self.mask = arrays["intersection_mask_draft"]
-        self.unknown = unknown
-
-    def draft_ids(self, target_ids: torch.Tensor) -> torch.Tensor:
-        ids = self.to_draft[target_ids]
-        return torch.where(ids == -1, self.unknown[0], ids)
-
-    def target_ids(self, draft_ids: torch.Tensor) -> torch.Tensor:
-        ids = self.to_target[draft_ids]
-        return torch.where(ids == -1, self.unknown[1], ids)
-
-    def constrained(self, draft_logits: torch.Tensor) -> torch.Tensor:
-        return draft_logits.masked_fill(~self.mask, float("-inf"))
-
-
-def test_draft_mapping() -> None:
-    draft = words(b"a", b"b", b"a", b"c", b"", control={4: "<eos>"})
-    target = words(b"c", b"a", b"a", b"", b"d", b"e", control={3: "</s>"})
-    mapping = draft_mapping(draft, target)
-    assert mapping.draft_to_target_ids.tolist() == [1, -1, -1, 0, 3]
-    assert mapping.target_to_draft_ids.tolist() == [3, 0, -1, 4, -1, -1]
-    assert mapping.intersection_mask_draft.tolist() == [True, False, False, True, True]
-    nothing = draft_mapping(words(b"x"), words(b"y"))
-    assert [array.tolist() for array in nothing] == [[-1], [-1], [False]]
-
-
-def test_the_arrays_as_vllm_uses_them(
-    sentencepiece: Tokenizer, byte_level: Tokenizer, tmp_path: Path
-) -> None:
-    notes: list[str] = []
-    projection = xtok.build(sentencepiece, byte_level)
-    path = tmp_path / "shared.safetensors"
-    assert convert(projection, path, to="vllm-tli", note=notes.append) == [path]
-    draft, target = sentencepiece.table, byte_level.table
-    arrays = load_file(path)
-    assert {name: (array.dtype, len(array)) for name, array in arrays.items()} == {
-        "draft_to_target_ids": (torch.int64, len(draft)),
-        "target_to_draft_ids": (torch.int64, len(target)),
-        "intersection_mask_draft": (torch.bool, len(draft)),
-    }
-    mapping = VocabMapping(path, (0, 5))
-    shared = mapping.mask.nonzero().flatten()
-    assert torch.equal(mapping.draft_ids(mapping.target_ids(shared)), shared)
-    assert set(mapping.target_ids((~mapping.mask).nonzero().flatten()).tolist()) == {5}
-    best = int(mapping.constrained(torch.arange(len(draft), dtype=torch.float32)).argmax())
-    assert best == int(shared.max())
-    for s, t in zip(shared.tolist(), mapping.target_ids(shared).tolist(), strict=True):
-        assert draft[s] == target[t]
-    text = "The tea is in the teapot, 201 times."
-    ids = torch.from_numpy(byte_level.encode(text).ids)
-    spelled = b"".join(draft[i] for i in mapping.draft_ids(ids).tolist() if i)
-    assert len(spelled) > len(text) // 2  # what the target wrote, as far as the draft has it
-    [note] = notes
-    num_text = sum(1 for s in shared.tolist() if draft[s])
-    assert note.startswith(f"small-byte-level has the bytes of {num_text:,} of ")
-    before = path.read_bytes()
-    convert(projection, path, to="vllm-tli")
-    assert path.read_bytes() == before
-
-
-@pytest.mark.real
-def test_real_drafts_share_more_by_bytes_than_by_vllms_rule(
-    load_real: Callable[[str], Tokenizer],
-) -> None:
-    """Its rule: equal display strings, a leading space marker being a space (as above, 0f17ee0)."""
-    draft, target = load_real("mistral-v3.model"), load_real("qwen.tiktoken")
-    mapping = draft_mapping(draft.table, target.table)
-    with_bytes = draft.table.lengths > 0
-    assert int(mapping.intersection_mask_draft[with_bytes].sum()) == 29_234
-    characters = bytes_to_unicode()
-    names: dict[str, int] = {}
-    for t, token in enumerate(target.table.tokens()):
-        if token:
-            name = "".join(characters[b] for b in token)
-            names[f" {name[1:]}" if name[0] == "Ġ" else name] = t
-    pieces = SentencePieceProcessor(model_file=str(REAL / "mistral-v3.model"))
-    by_rule = {}
-    for s in np.flatnonzero(with_bytes).tolist():
-        piece = pieces.id_to_piece(s)
-        piece = f" {piece[1:]}" if piece[0] == "▁" else piece
-        if piece in names:
-            by_rule[s] = names[piece]
-    assert len(by_rule) == 24_747
-    assert sum(draft.table[s] != target.table[t] for s, t in by_rule.items()) == 145
-
-
-def bytes_to_unicode() -> dict[int, str]:
-    """Return the characters that stand for bytes in vocabularies of GPT-2's kind."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in shown]
-    return {**{b: chr(b) for b in shown}, **{b: chr(256 + n) for n, b in enumerate(hidden)}}
-
-
 # What is wrong, and the command
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(XtokError) as caught:
-        convert(GOOD, tmp_path / "map.pt", to="vllm-tli")
-    assert caught.value.hint == f"name it {tmp_path / 'map.safetensors'}"
+        convert(GOOD, tmp_path / "map.safetensors", to="nemo-subtokens")
+    assert caught.value.hint == f"name it {tmp_path / 'map.pt'}"
     (tmp_path / "file").touch()
     with pytest.raises(XtokError, match="is a file"):
         convert(GOOD, tmp_path / "file" / "map.pt", to="pt")
-    with pytest.raises(XtokError, match="the map carries no tokens"):
-        convert(GOOD, tmp_path / "map.safetensors", to="vllm-tli")
     with pytest.raises(ValueError, match="to is 'csv'"):
         convert(GOOD, tmp_path / "map.csv", to="csv")  # type: ignore[arg-type]
     with pytest.raises(XtokError):
@@ -373,9 +247,6 @@ def test_the_command(cli: Cli, small: Path, built: ProjectionMap, tmp_path: Path
     assert (pt.stdout, again.stdout) == ("map.pt\n", "m.pt\n")
     assert f" teachers.0.projection_matrix_path={tmp_path}/map.pt\n" in pt.stderr
     assert (tmp_path / "map.pt").read_bytes() == (tmp_path / "m.pt").read_bytes()
-    shared = cli("convert", "map.safetensors", "--to", "vllm-tli", "--output", "vllm.safetensors")
-    assert (shared.returncode, shared.stdout) == (0, "vllm.safetensors\n")
-    assert shared.stderr.startswith("note: small-digits has the bytes of ")
     tables = ["convert", "map.safetensors", "pair.pt", "--to", "nemo-subtokens"]
     models = ["-s", small / "small-byte-level", "-t", small / "small-digits"]
     done = cli(*tables, *models)

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from xtok.counting.smoothing import ALPHAS
 from xtok.counting.texts import FileDigest
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
+from xtok.maps.names import map_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.stages.build import build
+from xtok.stages.build import build, difference
 from xtok.stages.counted import wanted_by
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
@@ -55,7 +57,7 @@ def counting(**options: Any) -> BuildConfig:
     return BuildConfig(**{"top_k": 8, "exact_match": False, **options})
 
 
-def estimate(
+def made(
     pair: Pair,
     texts: Sequence[Path] | PairText,
     config: BuildConfig | None = None,
@@ -78,7 +80,7 @@ def test_an_occurrence_weighs_the_same_whatever_is_counted(
     path = write_documents(tmp_path / "a.jsonl", ["e"] * 3)
     s, t = ids(pair, b"e", b"e")
     before = dict(naive.rows_of(base)[s]).get(t, 0.0)
-    found = estimate(pair, [path], counting(alpha=2, target=target), base)
+    found = made(pair, [path], counting(alpha=2, target=target), base)
     seen = 6 if target == "both" else 3
     kept = dict(naive.rows_of(found)[s])[t]
     assert kept == pytest.approx(
@@ -92,7 +94,7 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
 ) -> None:
     """Of the chunk 20, `2` and `0` first have a half each; 0 alone is 0, which leaves it less."""
     path = write_documents(tmp_path / "a.jsonl", ["20", "0", "0", "0"])
-    m = estimate(pair, [path], counting(target="chunk", alpha=1e-6), base)
+    m = made(pair, [path], counting(target="chunk", alpha=1e-6), base)
     of_twenty = [
         dict(naive.rows_of(m)[s])[t] for s, t in (ids(pair, b"2", b"20"), ids(pair, b"0", b"20"))
     ]
@@ -103,7 +105,7 @@ def test_an_em_step_shares_a_chunk_as_the_map_predicts(
 def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: Path) -> None:
     path = write_documents(tmp_path / "a.jsonl", ["201", "20", "20"])
     config = counting(alpha=2, top_k=3)
-    found = estimate(pair, [path], config, base)
+    found = made(pair, [path], config, base)
     two, e = token(pair.tokenizers[0], b"2"), token(pair.tokenizers[0], b"e")
     weights = {t: 2 * w for t, w in naive.rows_of(base)[two]}
     for name, count in ((b"201", 1), (b"20", 2)):
@@ -116,25 +118,38 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
     assert (found.row_kind[two], found.row_kind[e]) == (RowKind.COUNTED, base.row_kind[e])
     assert found.top_k == 3
     last = found.history[-1]
-    assert last["stage"] == "estimate"
+    assert (found.method, last["stage"]) == ("count", "count")
     assert last["options"] == {"top_k": 3, "target": "start", "alpha": 2}
     assert last["initial_sha256"] == mapfile.sha256(base)
-    counted = estimate(pair, PairText.read(pair, path, wanted_by(config)), config, base)
+    counted = made(pair, PairText.read(pair, path, wanted_by(config)), config, base)
     assert mapfile.sha256(counted) == mapfile.sha256(found)
     with pytest.raises(ValueError, match="counted as"):
-        estimate(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
+        made(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
+
+
+def test_a_map_of_the_stage_by_its_old_name_is_kept(pair: Pair, corpus: Path) -> None:
+    found = made(pair, [corpus])
+    history = [
+        {**step, "stage": step["stage"].replace("count", "estimate")} for step in found.history
+    ]
+    older = replace(found, method="estimate", history=tuple(history))
+    assert older.history[-1]["stage"] == "estimate"
+    for one in (found, older):
+        assert difference(one, pair, counting(), [corpus]) is None
+        assert difference(one, pair, counting(top_k=3), [corpus]) is not None
+        assert map_name(one, "sort-cut") == map_name(found, "sort-cut")
 
 
 def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
-    loose = estimate(pair, [corpus], counting(alpha=1), base)
-    exact = estimate(pair, [corpus], counting(exact_match=True), base)
+    loose = made(pair, [corpus], counting(alpha=1), base)
+    exact = made(pair, [corpus], counting(exact_match=True), base)
     s, t = ids(pair, b"2", b"2")
     assert len(naive.rows_of(loose)[s]) > 1
     assert naive.rows_of(exact)[s] == [(t, 1.0)]
-    assert [step["stage"] for step in exact.history] == ["multitoken", "estimate", "reapply-exact"]
+    assert [step["stage"] for step in exact.history] == ["multitoken", "count", "reapply-exact"]
     with_slot = multitoken(pair, config=MultitokenConfig(scale_trick=True))
     assert with_slot.enable_scale_trick
-    found = estimate(pair, [corpus], counting(alpha=1), with_slot)
+    found = made(pair, [corpus], counting(alpha=1), with_slot)
     assert not found.enable_scale_trick
     assert found.edges.student_ids.tolist() == loose.edges.student_ids.tolist()
 
@@ -144,7 +159,7 @@ def test_a_base_of_another_pair_is_refused_before_the_text_is_read(
 ) -> None:
     other = xtok.pair(byte_level, sentencepiece)
     with pytest.raises(XtokError, match="teacher"):
-        estimate(other, [tmp_path / "missing.txt"], base=base)
+        made(other, [tmp_path / "missing.txt"], base=base)
 
 
 @pytest.mark.parametrize(("loss", "is_exact"), [("p-kl", False), ("gold", True), ("h-kl", True)])
@@ -161,8 +176,8 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
 
 def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
     found = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
-    assert [step["stage"] for step in found.history] == ["multitoken", "estimate"]
-    alone = estimate(pair, [corpus], counting(target="both"))
+    assert [step["stage"] for step in found.history] == ["multitoken", "count"]
+    alone = made(pair, [corpus], counting(target="both"))
     assert mapfile.sha256(found) == mapfile.sha256(alone)
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
     assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"

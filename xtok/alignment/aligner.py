@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
+FEW_TOKENS = 500
+"""Tokens behind a difference that an aligner walks in Python, before it compiles for seconds."""
+
 
 @dataclass
 class AlignmentBatch:
@@ -157,6 +160,7 @@ class TokenAligner:
         self.student = SymbolTable("student", rows, {s: symbols[t] for s, t in roles.items()})
         self.teacher = SymbolTable("teacher", columns, symbols)
         self.max_comb_len = max_comb_len
+        self._few_tokens = FEW_TOKENS
         self._exact = np.full(len(rows), -1, np.int32)
         for s, t in (match_bytes(rows, columns) | roles).items():
             self._exact[s] = t
@@ -168,6 +172,8 @@ class TokenAligner:
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
+        student_offsets: Array | None = None,
+        teacher_offsets: Array | None = None,
     ) -> AlignmentBatch:
         """Align a batch of rows of token ids.
 
@@ -178,6 +184,9 @@ class TokenAligner:
                 the pad role are. If the end of text pads as well, so are all but the first of them
                 at a row's end, and all at its beginning.
             teacher_attention_mask: `[B, T_t]`.
+            student_offsets: not needed, and not read: the tokens' bytes tell where they end.
+                NeMo-RL's drafts (pull requests 3286 and 4177) pass those of the tokenizer.
+            teacher_offsets: the same.
 
         Raises:
             ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
@@ -195,6 +204,7 @@ class TokenAligner:
     def align_rows(self, student: Rows | FlatIds, teacher: Rows | FlatIds) -> FlatAlignment:
         """Align sequences whose ids are checked; `ValueError` for other numbers of them."""
         from xtok.alignment.kernels import Chunks, Side, align_documents, align_rest
+        from xtok.kernels import in_python
 
         num_rows = len(student.bounds) - 1
         if num_rows != len(teacher.bounds) - 1:
@@ -213,9 +223,12 @@ class TokenAligner:
             differs=np.empty((num_rows, 2), np.int64),
         )
         align_documents(s, t, self._exact, chunks)
-        if (chunks.differs >= 0).any():  # seldom, so that these kernels are seldom compiled
+        if (differ := chunks.differs[:, 0] >= 0).any():
             max_comb_len = min(self.max_comb_len, len(s.ids) + len(t.ids))  # fits into an int64
-            align_rest(s, t, max_comb_len, chunks)
+            ends = np.stack([s.bounds[1:], t.bounds[1:]], axis=1)
+            self._few_tokens -= int((ends - chunks.differs)[differ].sum())
+            rest = align_rest if self._few_tokens < 0 else in_python(align_rest)
+            rest(s, t, max_comb_len, chunks)
         lengths = np.diff(s.bounds)
         place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
         has_chunk = place < np.repeat(chunks.total, lengths)

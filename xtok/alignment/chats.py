@@ -31,6 +31,7 @@ class _Stretch(NamedTuple):
     key: tuple[Any, ...]
     start: int
     end: int
+    origin: int  # the byte of the text where that string begins, had nothing of it been cut away
 
 
 def align_chat(
@@ -106,6 +107,28 @@ def align_rendered(
     )
 
 
+def written_alike(student: Conversation, teacher: Conversation) -> list[tuple[slice, slice]]:
+    """Return the tokens of both sides that come from the same string of a message, in order.
+
+    They begin and end at bytes where tokens of both sides do. A control token behind them, such as
+    the end of a turn, is one more.
+    """
+    found = []
+    for ours, theirs in _in_common(_written(student), _written(teacher)):
+        places, other = (
+            side.bounds[stretch.start : stretch.end + 1] - stretch.origin
+            for side, stretch in ((student, ours), (teacher, theirs))
+        )
+        _, first, second = np.intersect1d(places, other, return_indices=True)
+        if len(first) > 1:
+            span, other_span = (
+                slice(stretch.start + int(at[0]), stretch.start + int(at[-1]))
+                for stretch, at in ((ours, first), (theirs, second))
+            )
+            found.append((span, other_span))
+    return found
+
+
 def describe_chat(
     aligner: TokenAligner, student: Tokenizer, teacher: Tokenizer, chat: ChatAlignment
 ) -> TextAlignment:
@@ -120,21 +143,21 @@ def _written(conversation: Conversation) -> list[_Stretch]:
     A string that is rendered twice counts where it stands first.
     """
     byte_of = byte_offsets(conversation.text)
-    spans: dict[tuple[Any, ...], list[int]] = {}  # start, end, offset of the last run
+    spans: dict[tuple[Any, ...], list[int]] = {}  # start, end, offset of the last run, of the first
     for run in conversation.runs:
         key = (run.message, *run.path)
         if run.path[:1] == ("role",):
             continue
         if key not in spans:
-            spans[key] = [run.start, run.end, run.offset]
+            spans[key] = [run.start, run.end, run.offset, run.offset]
         elif run.offset > spans[key][2]:  # further on in the same string: a part was cut out
-            spans[key][1:] = [run.end, run.offset]
+            spans[key][1:3] = [run.end, run.offset]
     stretches = []
-    for key, (start, end, _) in sorted(spans.items(), key=lambda item: item[1][0]):
+    for key, (start, end, _, offset) in sorted(spans.items(), key=lambda item: item[1][0]):
         first = int(np.searchsorted(conversation.bounds[1:], byte_of[start], side="right"))
         last = int(np.searchsorted(conversation.bounds[:-1], byte_of[end], side="left"))
         if first < last:
-            stretches.append(_Stretch(key, first, last))
+            stretches.append(_Stretch(key, first, last, int(byte_of[start]) - max(0, offset)))
     return stretches
 
 

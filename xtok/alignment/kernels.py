@@ -192,7 +192,7 @@ def _stream(side, start, stop):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _agree(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Tell whether RUN symbols agree from here on, or all that are left on both sides."""
+    """Whether RUN symbols agree from here on, or all that are left on both sides."""
     left = min(len(x) - p, len(y) - q)
     if left < RUN and len(x) - p != len(y) - q:
         return False

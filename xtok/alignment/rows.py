@@ -77,7 +77,7 @@ class SymbolTable:
         return FlatIds(self.check(ids, place), offsets.astype(np.int64))
 
     def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Tell which ids `[B, T]` are padding, as far as that can be told without a mask."""
+        """Return which ids `[B, T]` are padding, as far as that shows without a mask."""
         padding = np.isin(ids, self._pads)
         if self._ending_pads:
             ends = np.isin(ids, self._ending_pads)
@@ -194,7 +194,7 @@ def like(array: NDArray[Any], given: Any) -> Any:
 
 
 def _is_list(ids: Any) -> bool:
-    """Tell whether ids are a list of sequences."""
+    """Whether ids are a list of sequences."""
     if not isinstance(ids, list | tuple) or not ids:
         return False
     return isinstance(ids[0], list | tuple) or getattr(ids[0], "ndim", 0) > 0

@@ -25,8 +25,7 @@ def convert(
     to: MapFormat | None = option(
         None,
         "What to write, if not what the suffix tells. nemo-subtokens: the two tables (.pt) of "
-        "NeMo-RL's drafts, from both models; the teacher's is NAME.reverse.pt. vllm-tli: the "
-        "arrays (.safetensors) of vLLM's token-level intersection.",
+        "NeMo-RL's drafts, from both models; the teacher's is NAME.reverse.pt.",
         panel=OUTPUT,
     ),
     normalize: bool = option(False, "Divide the rows of learned weights by their sums.", flag=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from xtok import report
 from xtok.cli.command import deferred_interrupt
@@ -14,6 +14,7 @@ from xtok.vocab.pair import SIDES
 if TYPE_CHECKING:
     from xtok.cli.options import Models
     from xtok.counting.pair_text import PairText, Wanted
+    from xtok.counting.ray import TokenizerSource
     from xtok.maps.file import AnyMap
     from xtok.vocab.pair import Pair
 
@@ -54,17 +55,22 @@ def read_on_cluster(
     address: str,
 ) -> PairText:
     """Read text on a Ray cluster, whose nodes load the tokenizers themselves."""
-    from xtok.counting import ray
+    from xtok.counting.ray import read_on_ray
 
-    sources = []
-    for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
-        loading: dict[str, Any] = {**models.loading(side)}
-        loading["vocab_size"] = tokenizer.vocabulary.vocab_size
-        sources.append(ray.TokenizerSource(**loading))
-    return ray.read_on_ray(
-        pair, texts, wanted, sources=sources, field=field, address=address,
+    return read_on_ray(
+        pair, texts, wanted, sources=sources_of(models, pair), field=field, address=address,
         progress=report.text_progress_bar,
     )  # fmt: skip
+
+
+def sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
+    """Return what the nodes of a cluster load the tokenizers of a pair from."""
+    from xtok.counting.ray import TokenizerSource
+
+    return [
+        TokenizerSource(**{**models.loading(side), "vocab_size": width})
+        for side, width in zip(SIDES, pair.shape, strict=True)
+    ]
 
 
 @contextmanager

@@ -22,8 +22,8 @@ def generate(
     embedding_model: str | None = option(
         None,
         "What tokens are compared by: own, the two models' own input embeddings; spelling, byte "
-        "n-grams, without a model; sentence:MODEL, a sentence-transformers model with mean "
-        "pooling; input:MODEL, the input-embedding layer of a language model. By default own if "
+        "n-grams, without a model; sentence:MODEL, a sentence-transformers model; "
+        "input:MODEL, the input-embedding layer of a language model. By default own if "
         "both models have safetensors weights, else spelling.",
         metavar="KIND:MODEL",
         panel=MODELS,

@@ -63,7 +63,7 @@ def _records(path: Path) -> Iterator[ChatRecord]:
                 value, is_all = _parsed(line.rstrip(), path, number)
                 if not is_all:
                     raise _error(f"{path}, line {number}", "more than one JSON value")
-                yield _record(value, f"{path}, line {number}")
+                yield chat_record(value, f"{path}, line {number}")
 
 
 def _parsed(data: bytes, path: Path, line: int = 1) -> tuple[Any, bool]:
@@ -89,9 +89,9 @@ def _of_document(value: Any, path: Path) -> Iterator[ChatRecord]:
         isinstance(one, list) or (isinstance(one, dict) and "messages" in one) for one in value
     ):
         for i, one in enumerate(value):
-            yield _record(one, f"{path}, conversation {i}")
+            yield chat_record(one, f"{path}, conversation {i}")
     else:
-        yield _record(value, str(path))
+        yield chat_record(value, str(path))
 
 
 def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
@@ -103,20 +103,25 @@ def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
     batches = file.iter_batches(columns=names, batch_size=256, use_threads=False)
     rows = (row for batch in batches for row in batch.to_pylist())
     for i, row in enumerate(rows):
-        yield _record(_without_none(row), f"{path}, row {i}")
+        yield chat_record(without_none(row), f"{path}, row {i}")
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """Drop the fields that Parquet gives a message only because others have them."""
     if isinstance(value, dict):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
+        return {name: without_none(item) for name, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
 
 
 _FIELDS = {"messages": list, "tools": list, "chat_template_kwargs": dict}
 
 
-def _record(value: Any, place: str) -> ChatRecord:
+def chat_record(value: Any, place: str) -> ChatRecord:
+    """Return what one conversation of a file is; see `read_conversations`.
+
+    Raises:
+        XtokError: if it is none, with its place.
+    """
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
         raise _error(place, f"no messages, but: {', '.join(list(fields)[:8]) or 'nothing'}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from xtok.counting.checkpoint import digest_of
 from xtok.counting.encode import TextEncoder
@@ -19,6 +20,8 @@ from xtok.errors import XtokError, install_hint
 from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
 from xtok.vocab.pair import Pair
+
+T = TypeVar("T")
 
 FAN_IN = 8
 """Counts that one task adds up."""
@@ -82,28 +85,39 @@ def read_on_ray(
             tokenizers, a text cannot be read, or there is nothing to count in it.
     """
     files = Texts(texts, field)
-    try:
-        import ray
-    except ImportError as error:
-        raise XtokError(
-            "counting on a cluster needs the package ray, which is not installed",
-            hint=install_hint("ray"),
-        ) from error
-    started = not ray.is_initialized()
-    if started:
-        _connect(ray, address)
-    try:
+    with connected(address) as ray:
         job = _Job(
             tuple(source.absolute() for source in sources),
             tuple(map(digest_of, pair.tokenizers)),
             wanted,
         )
         text = _count(ray, job, files, progress)
+    text.require_starts()
+    return text
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Connect to a Ray cluster, unless this process is connected already, and yield `ray`.
+
+    Raises:
+        XtokError: if Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise XtokError(
+            "work on a cluster needs the package ray, which is not installed",
+            hint=install_hint("ray"),
+        ) from error
+    started = not ray.is_initialized()
+    if started:
+        _connect(ray, address)
+    try:
+        yield ray
     finally:
         if started:
             ray.shutdown()
-    text.require_starts()
-    return text
 
 
 def _connect(ray: Any, address: str | None) -> None:
@@ -113,33 +127,67 @@ def _connect(ray: Any, address: str | None) -> None:
         raise XtokError(
             f"there is no Ray cluster at {address}: {_first_line(error)}",
             hint="start one (ray start --head; on other nodes ray start --address HOST:6379), "
-            "or count on this machine",
+            "or work on this machine",
         ) from error
 
 
-def _count(ray: Any, job: _Job, files: Texts, progress: TextProgress) -> PairText:
+def done_on(
+    ray: Any, task: Callable[..., Any], job: Any, items: Iterable[T], *, num_returns: int = 1
+) -> Iterator[tuple[T, Any, list[Any]]]:
+    """Run `task(job, item)` on the cluster for each item, some at a time, as they are done.
+
+    Yields:
+        an item, the last value that its task returned, and references to those before it.
+
+    Raises:
+        XtokError: made of the last value, if that is the arguments of one; also if work is lost.
+    """
     # Ray runs a task again only if its node or process is lost: our own errors are values.
-    remote = functools.partial(ray.remote, num_cpus=1, max_retries=MAX_RETRIES)
-    count, merge = remote(num_returns=2)(_count_task), remote()(_merge_task)
-    described = remote()(_describe_task)
+    remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, num_returns=num_returns)(task)
+    job = ray.put(job)
     most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
-    of_tasks, rest = ray.put(job), iter(files.shards)
-    waiting: dict[Any, tuple[TextShard, Any]] = {}
+    rest = iter(items)
+    waiting: dict[Any, tuple[T, list[Any]]] = {}
+    while True:
+        for item in islice(rest, most - len(waiting)):
+            returned = remote.remote(job, item)
+            *others, last = returned if num_returns > 1 else [returned]
+            waiting[last] = (item, others)
+        if not waiting:
+            return
+        [done], _ = ray.wait(list(waiting), num_returns=1)
+        value = _result(ray, done)
+        if isinstance(value, ErrorArguments):
+            raise XtokError(value.message, hint=value.hint, parameter=value.parameter)
+        item, others = waiting.pop(done)
+        yield item, value, others
+
+
+class ErrorArguments(NamedTuple):
+    """What an `XtokError` is made of; the error itself would not survive the way back."""
+
+    message: str
+    hint: str
+    parameter: str
+
+    @staticmethod
+    def of(error: XtokError) -> ErrorArguments:
+        """Take an error apart."""
+        return ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
+
+
+def _count(ray: Any, job: _Job, files: Texts, progress: TextProgress) -> PairText:
+    merge = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_merge_task)
     levels: list[list[Any]] = [[]]
     with progress("counting", files.size) as advance:
-        while True:
-            for shard in islice(rest, most - len(waiting)):
-                counts, tokens = count.remote(of_tasks, replace(shard, path=shard.path.absolute()))
-                waiting[tokens] = (shard, counts)
-            if not waiting:
-                break
-            [done], _ = ray.wait(list(waiting), num_returns=1)
-            shard, counts = waiting.pop(done)
-            advance(shard.size, _value(ray, done))
+        shards = [replace(shard, path=shard.path.absolute()) for shard in files.shards]
+        for shard, tokens, [counts] in done_on(ray, _count_task, job, shards, num_returns=2):
+            advance(shard.size, tokens)
             _add(levels, counts, merge)
         text: PairText = _result(ray, merge.remote(*chain(*levels)))
-        sources = [described.remote(path.absolute()) for path in files.digests]
-        return replace(text, sources=tuple(_value(ray, one) for one in sources))
+        paths = [path.absolute() for path in files.digests]
+        sources = {path: one for path, one, _ in done_on(ray, _describe_task, None, paths)}
+        return replace(text, sources=tuple(sources[path] for path in paths))
 
 
 def _add(levels: list[list[Any]], counts: Any, merge: Any) -> None:
@@ -165,14 +213,6 @@ def _result(ray: Any, reference: Any) -> Any:
         ) from error
 
 
-def _value(ray: Any, reference: Any) -> Any:
-    """Return what a task returned, unless it is the arguments of an error."""
-    value = _result(ray, reference)
-    if isinstance(value, dict):
-        raise XtokError(**value)
-    return value
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
@@ -183,40 +223,36 @@ class _Job(NamedTuple):
     wanted: Wanted
 
 
-def _count_task(job: _Job, shard: TextShard) -> tuple[PairText | None, int | dict[str, Any]]:
+def _count_task(job: _Job, shard: TextShard) -> tuple[PairText | None, int | ErrorArguments]:
     """Return a shard's counts, and its student tokens or the arguments of an error."""
     try:
         encoder = _encoder(job.sources, job.digests)
-        if not shard.path.exists():
-            raise XtokError(
-                f"the node {socket.gethostname()} has no file {shard.path}",
-                hint="put the text on a file system that all nodes share",
-            )
+        require_here(shard)
         counter = TextCounter(encoder.tokenizers, job.wanted)
         for batch in encoder.read(read_batches([shard]), shard.size):
             counter.add(encoder, batch)
     except XtokError as error:
-        return None, _arguments(error)
+        return None, ErrorArguments.of(error)
     return counter.result(), counter.totals.student_tokens
 
 
-def _describe_task(path: Path) -> TextSource | dict[str, Any]:
+def _describe_task(_: None, path: Path) -> TextSource | ErrorArguments:
     """Return a file's name, size and digest, or the arguments of an error."""
     try:
         return FileDigest(path).source()
     except XtokError as error:
-        return _arguments(error)
-
-
-def _arguments(error: XtokError) -> dict[str, Any]:
-    hint = error.hint_with("{option}")
-    return {"message": error.message, "hint": hint, "parameter": error.parameter}
+        return ErrorArguments.of(error)
 
 
 @functools.lru_cache(maxsize=1)
 def _encoder(sources: tuple[TokenizerSource, ...], digests: tuple[str, ...]) -> TextEncoder:
     """Load the tokenizers once per worker process."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
+    return TextEncoder(*load_same(sources, digests), num_threads=1)
+
+
+def load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:
+    """Load tokenizers on a node; others than those of these digests are an `XtokError`."""
     loaded = [source.load() for source in sources]
     for tokenizer, source, digest in zip(loaded, sources, digests, strict=True):
         if digest_of(tokenizer) != digest:
@@ -224,7 +260,16 @@ def _encoder(sources: tuple[TokenizerSource, ...], digests: tuple[str, ...]) -> 
                 f"{source.model} is another tokenizer on the node {socket.gethostname()}",
                 hint="give all nodes the same files, or pin a commit: REPO@REVISION",
             )
-    return TextEncoder(*loaded, num_threads=1)
+    return loaded
+
+
+def require_here(shard: TextShard) -> None:
+    """Raise an `XtokError` if a node lacks the file of a shard."""
+    if not shard.path.exists():
+        raise XtokError(
+            f"the node {socket.gethostname()} has no file {shard.path}",
+            hint="put the files on a file system that all nodes share",
+        )
 
 
 def _merge_task(*parts: PairText) -> PairText:

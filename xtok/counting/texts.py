@@ -224,15 +224,18 @@ def check_texts(
         next(_documents(shards(path, field, group_by)[0], FileDigest(path)), None)
 
 
-def shards(path: Path, field: str = "text", group_by: str | None = None) -> list[TextShard]:
+def shards(
+    path: Path, field: str = "text", group_by: str | None = None, kind: Format | None = None
+) -> list[TextShard]:
     """Cut a file into shards: byte ranges of text and JSON lines, row groups of Parquet.
 
-    A compressed file is one shard. The cut depends on the file alone.
+    A compressed file is one shard. The cut depends on the file alone, and on its format, which its
+    name tells if it is not given.
 
     Raises:
         XtokError: if the file cannot be read.
     """
-    kind = text_format(path)
+    kind = kind or text_format(path)
     with reading(path), path.open("rb") as raw:
         size = path.stat().st_size
         if kind == "parquet":
@@ -313,10 +316,10 @@ def _documents(shard: TextShard, digest: FileDigest) -> Iterator[tuple[str, str,
                 for text in _plain_documents(shard, file):
                     yield text, "", raw.tell() - shard.start
                 return
-            for offset, line in _lines(shard, file, MAX_LINE_BYTES + 1):
+            for offset, line in lines(shard, file, MAX_LINE_BYTES + 1):
                 if len(line) > MAX_LINE_BYTES:
                     raise XtokError(
-                        f"{shard.path}, line {_line_number(shard, offset)}: more than "
+                        f"{shard.path}, line {line_number(shard, offset)}: more than "
                         f"{MAX_LINE_BYTES >> 20} MiB",
                         hint="give one JSON object per line, and split this document into several",
                     )
@@ -334,7 +337,7 @@ def _parts(text: str) -> list[str]:
     return [text[start : start + MAX_CHARACTERS] for start in starts]
 
 
-def _lines(shard: TextShard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
+def lines(shard: TextShard, file: Any, limit: int) -> Iterator[tuple[int, bytes]]:
     """Return the lines of a (decompressed) file that begin in a shard, each with its byte offset.
 
     A line of more bytes than the limit comes in parts, none of which ends within a character.
@@ -362,7 +365,7 @@ def _lines(shard: TextShard, file: Any, limit: int) -> Iterator[tuple[int, bytes
 
 def _plain_documents(shard: TextShard, file: Any) -> Iterator[str]:
     start, document = 0, bytearray()
-    for offset, line in _lines(shard, file, DOCUMENT_BYTES):
+    for offset, line in lines(shard, file, DOCUMENT_BYTES):
         if not document:
             start = offset
         document += line
@@ -383,7 +386,7 @@ def _decode(shard: TextShard, offset: int, data: bytes) -> str:
         text = data.decode()
     except UnicodeDecodeError as error:
         start = error.start
-        line = _line_number(shard, offset + start)
+        line = line_number(shard, offset + start)
         raise XtokError(
             f"the text {shard.path} is not UTF-8: byte {data[start]:#04x} at offset "
             f"{offset + start}, in line {line}",
@@ -399,7 +402,7 @@ def _decode(shard: TextShard, offset: int, data: bytes) -> str:
     return text
 
 
-def _line_number(shard: TextShard, offset: int) -> int:
+def line_number(shard: TextShard, offset: int) -> int:
     """Return the line, from 1, that holds a byte of the (decompressed) file."""
     with shard.path.open("rb") as raw:
         file, number = decompressed(raw, shard.path), 1
@@ -421,7 +424,7 @@ def _json_document(shard: TextShard, offset: int, line: bytes) -> tuple[str, str
         problem = f"no JSON: {error}"
     if problem:
         raise XtokError(
-            f"{shard.path}, line {_line_number(shard, offset)}: {problem}",
+            f"{shard.path}, line {line_number(shard, offset)}: {problem}",
             hint="give one JSON object per line, and the name of its text field with {option}; "
             "plain text needs a name that ends in .txt",
             parameter="field",

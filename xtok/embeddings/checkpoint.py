@@ -41,7 +41,7 @@ class Model(ModelFiles):
         return self.model.name if isinstance(self.model, Path) else self.model
 
     def has_checkpoint(self) -> bool | None:
-        """Tell whether there is a safetensors checkpoint, without fetching it.
+        """Whether there is a safetensors checkpoint, without fetching it.
 
         None if that is unknown, because the repo is not in the local cache.
         """
@@ -65,9 +65,13 @@ def input_layer(model: Model) -> tuple[str, NDArray[np.float32]]:
             raise EmbeddingError(f"the {_INDEX} of {model} is damaged", hint=_FETCH)
         name = _choose(shards, model)
         path = model.find(str(shards[name]), required=True)
+        if path is None:
+            raise EmbeddingError(
+                f"{model} lacks {shards[name]}, which its {_INDEX} names", hint=_FETCH
+            )
     if path is None:
         raise EmbeddingError(
-            f"{model} has no {_FILE}, or lacks a file of its {_INDEX}",
+            f"{model} has no {_FILE}",
             hint="give a model with a safetensors checkpoint; save_pretrained writes one",
         )
     try:

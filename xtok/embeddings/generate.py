@@ -60,8 +60,8 @@ def generate(
         teacher_model: the model of the columns.
         embedding_model: `own`, the two models' own input embeddings, fitted to each other on the
             tokens that both have; `spelling`, byte n-grams, without a model; `sentence:MODEL`, a
-            sentence-transformers model with mean pooling; `input:MODEL`, the mean of a language
-            model's input embeddings over the token's pieces. None is `own` if both models have
+            model that sentence-transformers runs; `input:MODEL`, the mean of a language model's
+            input embeddings over the token's pieces. None is `own` if both models have
             safetensors weights, else `spelling`; a note says which.
         config: the options; the defaults if None.
         offline: take models from the local cache only, as with `HF_HUB_OFFLINE=1`.

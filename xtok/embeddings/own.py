@@ -28,7 +28,7 @@ _RIDGE = 0.01  # penalty, as a share of the mean variance
 
 
 def lacking_weights(student: Tokenizer, teacher: Tokenizer, *, offline: bool) -> str:
-    """Say which model has no safetensors weights here; "" if both have them."""
+    """Return which model has no safetensors weights here; "" if both have them."""
     for side, tokenizer in (("student", student), ("teacher", teacher)):
         name = f"the {side} {tokenizer.vocabulary.model_id}"
         model = _own_model(tokenizer, offline)

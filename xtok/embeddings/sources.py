@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xtok.config import GenerateConfig
 from xtok.embeddings.checkpoint import Model, input_layer
 from xtok.embeddings.similarity import Vectors
-from xtok.errors import EmbeddingError
+from xtok.errors import EmbeddingError, install_hint
 from xtok.io import cache_folder, replacing
 from xtok.progress import Progress
 from xtok.threads import one_thread_each
@@ -63,23 +63,36 @@ def open_source(
 
 
 class SentenceModel:
-    """A sentence-transformers model: the mean of the last layer over a text's tokens.
+    """A sentence-transformers model, which that library runs.
 
     It takes minutes, so vectors are kept in a folder, by what they depend on; several processes may
     share it.
+
+    Raises:
+        EmbeddingError: without the library, or for a model that is none of its own.
     """
 
     def __init__(
         self, model: Model, config: GenerateConfig, cache: Path, *, force_recompute: bool = False
     ) -> None:
-        self._max_length, self._normalize = _mean_pooling(model)
-        self._folder, self.model_id = model.folder(), model.model_id
+        try:
+            import sentence_transformers as library
+        except ImportError as error:
+            raise EmbeddingError(
+                "sentence embeddings need sentence-transformers",
+                hint=install_hint("sentence-transformers"),
+            ) from error
+        if model.find("modules.json", required=True) is None:
+            raise EmbeddingError(
+                f"{model} has no modules.json, so it is no sentence-transformers model",
+                hint=f"give input:{model} for its input-embedding layer, or another model",
+            )
+        self._library, self._folder, self.model_id = library, model.folder(), model.model_id
         self._config, self._cache, self._recompute = config, cache, force_recompute
         self.notes: list[str] = []
-        self._loaded: tuple[Any, Any] | None = None
         self.key = {
             "kind": "sentence", "model": self.model_id, "revision": model.revision,
-            "sha256": _folder_sha256(self._folder), "pooling": "mean",
+            "sha256": _folder_sha256(self._folder),
             "device": config.device.partition(":")[0], "dtype": config.dtype,
         }  # fmt: skip
 
@@ -104,79 +117,35 @@ class SentenceModel:
         return vectors
 
     def _computed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Embed batches of texts of like length, each on one thread."""
-        import torch
-
-        self._loaded = self._loaded or self._load()
-        (tokenizer, model), lock, device = self._loaded, Lock(), self._config.device
+        """Embed batches of texts of like length, on one thread: others may round otherwise."""
         order = sorted(range(len(texts)), key=lambda i: (len(texts[i].encode()), i))
-        batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
-        cut: dict[str, Any] = {"truncation": True, "max_length": self._max_length}
-
-        def work(batch: list[int]) -> Vectors:
-            with lock:  # a fast tokenizer is not to be shared
-                part = [texts[i] for i in batch]
-                features = tokenizer(part, padding=True, return_tensors="pt", **cut).to(device)
-            with torch.inference_mode():
-                hidden = model(**features).last_hidden_state
-                mask = features["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-                sums = (hidden * mask).sum(dim=1, dtype=torch.float32)
-                counts = mask.sum(dim=1, dtype=torch.float32).clamp(min=1e-9)
-                mean = (sums / counts).to(hidden.dtype)
-                if self._normalize:
-                    mean = torch.nn.functional.normalize(mean, dim=1)
-            advance(len(batch))
-            return np.asarray(mean.float().cpu().numpy())
-
-        label = f"embedding with {self.model_id}"
-        with one_thread_each() as pool, progress(label, len(texts)) as advance:
-            run = pool.map if device == "cpu" else map
-            parts = list(run(work, batches))
-        result = np.empty((len(texts), parts[0].shape[1] if parts else 0), np.float32)
-        for batch, vectors in zip(batches, parts, strict=True):
-            result[batch] = vectors
+        result: Vectors = np.zeros((len(texts), 0), np.float32)
+        with one_thread_each(), progress(f"embedding with {self.model_id}", len(texts)) as advance:
+            for start in range(0, len(texts), _BATCH):
+                batch = order[start : start + _BATCH]
+                vectors = self._model.encode(
+                    [texts[i] for i in batch], batch_size=_BATCH, show_progress_bar=False
+                )
+                if not start:
+                    result = np.empty((len(texts), vectors.shape[1]), np.float32)
+                result[batch] = vectors
+                advance(len(batch))
         return result
 
-    def _load(self) -> tuple[Any, Any]:
+    @cached_property
+    def _model(self) -> Any:
         import torch
-        from transformers import AutoModel, AutoTokenizer
 
-        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        dtype = getattr(torch, self._config.dtype)
         try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(str(self._folder), **local)
-            model: Any = AutoModel.from_pretrained(str(self._folder), dtype=dtype, **local)
-            return tokenizer, model.to(self._config.device).eval()
+            return self._library.SentenceTransformer(
+                str(self._folder), device=self._config.device, local_files_only=True,
+                model_kwargs={"dtype": getattr(torch, self._config.dtype)},
+            )  # fmt: skip
         except Exception as error:
             raise EmbeddingError(
                 f"the sentence model {self.model_id} cannot be loaded: {error}",
                 hint="check its modules.json and config.json, or fetch it again",
             ) from error
-
-
-def _mean_pooling(model: Model) -> tuple[int, bool]:
-    """Return a sentence model's longest text, in tokens, and whether its vectors are normalized."""
-    path = model.find("modules.json", required=True)
-    if path is None:
-        raise EmbeddingError(
-            f"{model} has no modules.json, so it is no sentence-transformers model",
-            hint=f"give input:{model} for its input-embedding layer, or another model",
-        )
-    with suppress(ValueError, LookupError, TypeError, AttributeError):
-        modules = json.loads(path.read_bytes())
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-        text = model.json("sentence_bert_config.json")
-        pooling = model.json(f"{modules[1]['path']}/config.json")
-        modes = {k for k, on in pooling.items() if k.startswith("pooling_mode_") and on}
-        is_mean = modes == {"pooling_mode_mean_tokens"} or pooling.get("pooling_mode") == "mean"
-        is_plain = kinds[:2] == ["Transformer", "Pooling"] and modules[0]["path"] == ""
-        if is_plain and is_mean and kinds[2:] in ([], ["Normalize"]) and not text["do_lower_case"]:
-            return int(text["max_seq_length"]), "Normalize" in kinds
-    raise EmbeddingError(
-        f"{model} is no plain Transformer with mean pooling, or its modules.json is damaged",
-        hint="fetch it again, or give another sentence model, such as all-MiniLM-L6-v2, or "
-        "input:MODEL",
-    )
 
 
 class InputLayer:

@@ -9,8 +9,9 @@ exact, and the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,49 +51,71 @@ def most_similar(
         np.array(sorted(range(len(side)), key=side.__getitem__)) for side in (rows, columns)
     )
     tokens = [rows[i] for i in row_order.tolist()] + [columns[i] for i in column_order.tolist()]
-    grams, owners = _ngrams(tokens)
-    counts = np.bincount(grams)
-    in_columns = np.bincount(grams[owners >= len(rows)], minlength=len(counts))
-    squares = np.square(np.rint(16 * np.log2((len(tokens) + 1) / counts) + 1).astype(np.int32))
     for limit in (most_columns, len(columns)):
-        kept = np.where(in_columns <= limit, squares, np.int32(0))
-        _fill(values, places, grams, owners, kept, column_order, progress)
+        shared = _shared_ngrams(tokens, len(rows), limit)
+        _fill(values, places, shared, column_order, progress)
         if (places[:, 0] >= 0).all():
             break
     in_order = np.argsort(row_order)
     return values[in_order], places[in_order]
 
 
+class _Shared(NamedTuple):
+    """The n-grams that a row and a column have, and the length of every token's vector."""
+
+    grams: Ints
+    owners: Ints  # beside each n-gram, the place of its token; the rows come before the columns
+    squares: Ints  # [n-grams], the squared weight of each
+    lengths: NDArray[np.float64]  # [tokens]
+
+
+def _shared_ngrams(tokens: list[bytes], num_rows: int, most_columns: int) -> _Shared:
+    """Return the n-grams that up to so many columns have, of one number of bytes after another."""
+    sums = np.zeros(len(tokens))
+    parts: list[tuple[Ints, Ints]] = []
+    weights = [np.zeros(0, np.int32)]
+    size = 0
+    for grams, owners in _ngrams(tokens):
+        of_row = owners < num_rows
+        counts = np.bincount(grams)
+        in_rows = np.bincount(grams[of_row], minlength=len(counts))
+        squares = np.square(np.rint(16 * np.log2((len(tokens) + 1) / counts) + 1).astype(np.int32))
+        squares[counts - in_rows > most_columns] = 0
+        sums += np.bincount(owners, squares[grams], minlength=len(tokens))
+        is_shared = (squares > 0) & (in_rows > 0) & (counts > in_rows)
+        number = np.cumsum(is_shared, dtype=np.int32) - 1 + np.int32(size)
+        kept = is_shared[grams]
+        parts.append((number[grams[kept]], owners[kept]))
+        weights.append(squares[is_shared])
+        size += len(weights[-1])
+    grams, owners = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return _Shared(grams, owners, np.concatenate(weights), np.sqrt(sums))
+
+
 def _fill(
     values: NDArray[np.float64],
     places: NDArray[np.int32],
-    grams: Ints,
-    owners: Ints,
-    squares: Ints,
+    shared: _Shared,
     column_places: NDArray[np.int64],
     progress: Progress,
 ) -> None:
-    """Fill the rows that are empty, by n-grams of these squared weights; those of 0 are left out.
-
-    Rows' tokens come before the columns', in the order of `values` and `column_places`.
-    """
+    """Fill the rows that are empty, in the order of `values` and `column_places`."""
     from xtok.embeddings.kernels import add_up_and_keep_largest
 
     num_rows = len(values)
-    lengths = np.sqrt(np.bincount(owners, squares[grams]))
-    is_kept, of_column = squares[grams] > 0, owners >= num_rows
-    columns = owners[is_kept & of_column] - num_rows
-    starts = _starts(grams[is_kept & of_column], len(squares))
-    of_row = is_kept & ~of_column
-    order = np.argsort(owners[of_row], kind="stable")
-    row_grams, row_starts = grams[of_row][order], _starts(owners[of_row], num_rows)
+    of_row = shared.owners < num_rows
+    columns = shared.owners[~of_row] - np.int32(num_rows)
+    starts = _starts(shared.grams[~of_row], len(shared.squares))
+    owners = shared.owners[of_row]
+    row_grams = shared.grams[of_row][np.argsort(owners, kind="stable")]
+    row_starts, lengths = _starts(owners, num_rows), shared.lengths
     with progress("comparing spellings", num_rows) as advance:
 
         def work(first: int) -> None:
             part = slice(first, min(first + _BLOCK, num_rows))
             add_up_and_keep_largest(
-                row_starts[part.start : part.stop + 1], row_grams, lengths[part], squares, starts,
-                columns, 1 / lengths[num_rows:], column_places, values[part], places[part],
+                row_starts[part.start : part.stop + 1], row_grams, lengths[part], shared.squares,
+                starts, columns, 1 / lengths[num_rows:], column_places, values[part], places[part],
             )  # fmt: skip
             advance(part.stop - part.start)
 
@@ -107,39 +130,56 @@ def _starts(numbers: Ints, size: int) -> NDArray[np.int64]:
     return starts
 
 
-def _ngrams(tokens: list[bytes]) -> tuple[Ints, Ints]:
-    """Return the n-grams of all tokens, numbered from 0, and beside each its token's place.
+def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
+    """Give the n-grams of all tokens, numbered from 0, and beside each its token's place.
 
-    They are sorted by n-gram, then token.
+    First those of one symbol, then of two, three and four, then whole tokens: one kind at a time
+    takes a part of the memory. They are sorted by n-gram, then token.
     """
     cut = [token[:_LONGEST] for token in tokens]
     sizes = np.fromiter(map(len, cut), np.int64, len(cut)) + 2
-    owners = np.repeat(np.arange(len(cut)), sizes)
+    owners = np.repeat(np.arange(len(cut), dtype=np.int32), sizes)
     ends = np.cumsum(sizes)
     # Symbols of 9 bits: 1 and 2 are the marks, 3 to 258 the bytes.
-    symbols = np.zeros(len(owners), np.int64)
+    symbols = np.zeros(len(owners), np.int16)
     symbols[ends - sizes], symbols[ends - 1] = 1, 2
     inner = symbols == 0
-    symbols[inner] = np.frombuffer(b"".join(cut), np.uint8).astype(np.int64) + 3
-    # One integer for an n-gram (up to four symbols) and its token, so that one sort groups them.
-    codes, parts = symbols, [(symbols << _TOKEN_BITS | owners)[inner]]
-    for n in range(1, 4):
-        codes = codes[:-1] << 9 | symbols[n:]
-        parts.append((codes << _TOKEN_BITS | owners[n:])[owners[n:] == owners[:-n]])
+    symbols[inner] = np.frombuffer(b"".join(cut), np.uint8).astype(np.int16) + 3
+    yield _numbered(symbols[inner].astype(np.int64), owners[inner])
+    for n in range(2, 5):
+        is_within = owners[n - 1 :] == owners[: len(owners) - n + 1]
+        codes = np.zeros(int(is_within.sum()), np.int64)
+        for place in range(n):
+            codes <<= 9
+            codes |= symbols[place : len(owners) - n + 1 + place][is_within]
+        yield _numbered(codes, owners[n - 1 :][is_within])
     number: dict[bytes, int] = {}
-    whole = [number.setdefault(token, len(number)) for token in tokens]
-    codes = np.array(whole, np.int64) | 1 << 36  # behind those of four symbols
-    keys = np.concatenate([*parts, codes << _TOKEN_BITS | np.arange(len(tokens))])
-    del codes, parts, symbols, owners, inner
-    keys.sort()
-    places = np.flatnonzero(_is_first(keys))
-    times = np.arange(len(keys)) - np.repeat(places, np.diff(places, append=len(keys)))
-    grams = np.cumsum(_is_first(keys >> _TOKEN_BITS)) - 1
-    keys &= (1 << _TOKEN_BITS) - 1
-    keys |= (grams << _TIMES_BITS | times) << _TOKEN_BITS
-    keys.sort()
-    grams = np.cumsum(_is_first(keys >> _TOKEN_BITS)) - 1
-    return grams.astype(np.int32), (keys & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
+    whole = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
+    yield _numbered(whole, np.arange(len(tokens), dtype=np.int32))
+
+
+def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:
+    """Return n-grams, given as numbers below 2**38, as numbers from 0; sorted with their tokens.
+
+    Of equal ones in a token, each is an n-gram of its own.
+    """
+    codes <<= _TOKEN_BITS  # one integer for an n-gram and its token, so that one sort groups them
+    codes |= owners
+    codes.sort()
+    repeated = np.flatnonzero(~_is_first(codes))
+    begins = np.flatnonzero(np.diff(repeated, prepend=-2) != 1)
+    times = 1 + np.arange(len(repeated)) - np.repeat(begins, np.diff(begins, append=len(repeated)))
+    owners = (codes & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
+    codes >>= _TOKEN_BITS
+    codes = np.cumsum(_is_first(codes), out=codes)
+    codes <<= _TIMES_BITS
+    codes[repeated] |= times
+    codes <<= _TOKEN_BITS
+    codes |= owners
+    codes.sort()
+    owners = (codes & ((1 << _TOKEN_BITS) - 1)).astype(np.int32)
+    codes >>= _TOKEN_BITS
+    return np.cumsum(_is_first(codes), dtype=np.int32) - np.int32(1), owners
 
 
 def _is_first(values: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -161,14 +161,14 @@ def p_kl_fit(
 
 def _gold(pair: PairFacts, exact: int) -> Judgement:
     if not exact:
-        return "bad", "It compares exact rows, and the map has none."
+        return "bad", "It compares rows of equal bytes, and the map has none."
     missing = pair.numbers.student - pair.numbers.both
     if missing > pair.numbers.student / 2:
-        of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit number')}"
+        of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
         return "care", f"{of_all} have no exact counterpart: they are compared by rank."
     if pair.text is None:
-        why = f"It compares {plural(exact, 'exact row')}; text tells how often that goes wrong."
-        return "note", why
+        rows = plural(exact, "row")
+        return "note", f"It compares {rows} of equal bytes; text tells how often that goes wrong."
     leak = pair.text.leak
     why = f"It confuses shared tokens with others at {leak:.1%} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "care", why
@@ -180,7 +180,7 @@ def _h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
         return "bad", why
     if not exact:
         pairs = f"{heavy:.0%} of the rows have an entry of {H_KL_THRESHOLD} for a pair"
-        return "care", f"No exact rows; {pairs}."
+        return "care", f"No rows of equal bytes; {pairs}."
     return gold
 
 

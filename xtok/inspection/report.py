@@ -175,7 +175,9 @@ def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding
     missing = pair.numbers.student - pair.numbers.both
     if missing:
         in_text, often = pair.missing_numbers_text, missing > pair.numbers.student / 2
-        words = f"of {plural(pair.numbers.student, 'multi-digit number')} of the student have no "
+        words = (
+            f"of {plural(pair.numbers.student, 'multi-digit ASCII number')} of the student have no "
+        )
         words += "exact counterpart"
         if in_text is not None:
             words += f"; they are {in_text:.2%} of the text"

@@ -38,17 +38,17 @@ class Edges(NamedTuple):
         return Edges(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def first_out_of_order(edges: Edges, last: NDArray[np.bool_]) -> int | None:
-    """Return the first edge that stands before one that should come before it, or None.
+def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where an edge stands before one that should come before it, bool `[nnz - 1]`.
 
     The order is that of `map_order`; student ids are sorted.
     """
     s, t, w = edges
     # One bool per pair of neighbours, so that a large map is checked in little memory.
-    in_order = (w[1:] < w[:-1]) | ((w[1:] == w[:-1]) & (t[1:] > t[:-1]))
+    in_order: NDArray[np.bool_] = (w[1:] < w[:-1]) | ((w[1:] == w[:-1]) & (t[1:] > t[:-1]))
     in_order &= last[1:] == last[:-1]
     in_order |= (last[1:] > last[:-1]) | (s[1:] != s[:-1])
-    return None if in_order.all() else int(np.argmin(in_order))
+    return ~in_order
 
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -58,6 +58,15 @@ def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     pairs |= edges.teacher_ids
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
+
+
+def num_duplicates(edges: Edges) -> int:
+    """Return how many edges have the student and the teacher id of another one before them."""
+    pairs = edges.student_ids.astype(np.int64)
+    pairs <<= 32  # in place: a map may be large
+    pairs |= edges.teacher_ids
+    pairs.sort()
+    return int(np.count_nonzero(pairs[1:] == pairs[:-1]))
 
 
 def sum_duplicates(edges: Edges) -> Edges:
@@ -111,9 +120,7 @@ def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
     if (edges.student_ids[1:] < edges.student_ids[:-1]).any():
         order = np.argsort(edges.student_ids, kind="stable")
         edges, last = edges.take(order), last[order]
-    if first_out_of_order(edges, last) is None:
-        return edges
-    return edges.take(map_order(edges, last))
+    return edges.take(map_order(edges, last)) if out_of_order(edges, last).any() else edges
 
 
 def heaviest(edges: Edges, top_k: int) -> Edges:

@@ -288,7 +288,7 @@ def read_parts(path: str | PathLike[str]) -> tuple[dict[str, NDArray[Any]], str]
 
 
 def holds_events(path: str | PathLike[str]) -> bool:
-    """Tell by its header whether a file is an event map; False for one that cannot be read."""
+    """Whether a file is an event map, by its header; False for one that cannot be read."""
     if not Path(path).is_file():
         return False
     try:

@@ -47,20 +47,20 @@ def name_of_map(
 
 def map_name(projection: ProjectionMap, stage: str) -> str:
     """Return a file name that tells the pair, the stage, and what differs from the defaults."""
-    stages = [step["stage"] for step in projection.history]
+    stages = projection.stages
     has_exact = "reapply-exact" in stages
     exact = ""
     if stage == "multitoken" and has_exact:
         exact = "exact-match"
     elif stage == "sort-cut" and "multitoken" in stages and not has_exact:
         exact = "no-exact-match"
-    may_have_slots = not {"generate", "estimate"} & set(stages)
+    may_have_slots = not {"generate", "count"} & set(stages)
     slot = "no-scale-trick" if may_have_slots and not projection.enable_scale_trick else ""
     ids = projection.student.model_id, projection.teacher.model_id
     words = [
         word
-        for step in projection.history
-        for word in option_words(step["options"], _DEFAULTS.get(step["stage"], {}))
+        for done, step in zip(stages, projection.history, strict=True)
+        for word in option_words(step["options"], _DEFAULTS.get(done, {}))
     ]
     return default_name(*ids, stage, f"top{projection.top_k}", slot, exact, *dict.fromkeys(words))
 
@@ -69,7 +69,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "multitoken": MultitokenConfig().options,
     "reapply-exact": {"special_tokens": MultitokenConfig.special_tokens},
     "generate": asdict(GenerateConfig()),
-    "estimate": {"target": MultitokenConfig.target},
+    "count": {"target": MultitokenConfig.target},
 }
 
 

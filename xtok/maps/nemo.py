@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +16,11 @@ from numpy.typing import NDArray
 
 from xtok.errors import MAP_HINT, MapFileError, OutputError
 from xtok.maps.edges import (
+    SUM_TOLERANCE,
     Edges,
-    map_order,
+    in_map_order,
+    num_duplicates,
+    out_of_order,
     pair_order,
     ranks,
     row_starts,
@@ -37,9 +39,6 @@ _MAX_CELLS = 2**30
 
 _ROUNDING = 1e-6
 """How far the sum of a row of float32 weights may be off by rounding alone (2^-24 per weight)."""
-
-_BLOCK = 1 << 16
-"""Entries of a file that are put in order at once, so that memory holds little beside the map."""
 
 
 def require(holds: object, what: str) -> None:
@@ -120,8 +119,6 @@ class _Entries:
 
 def read_pt(path: Path, source: Path, preserve_last: bool | None, unpack: Unpack) -> ProjectionMap:
     """Read a `.pt` map: one that xtok wrote, without loss, or any that NeMo-RL's tools write.
-
-    It takes the memory of the file, and of the map.
 
     Args:
         path: where its bytes are.
@@ -299,7 +296,7 @@ def _own(
     kind = tensors["row_kind"].copy()
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
-    edges, slotted, counts = _in_order(entries.edges, is_last, entries.has_order)
+    edges, slotted, counts = _in_order(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
     counts.pop("zero weights dropped", None)  # those of fillers are not worth a count
     has_entries = np.zeros(len(kind), np.bool_)
     has_entries[edges.student_ids] = True
@@ -374,73 +371,48 @@ def _vocabulary(place: int, entries: _Entries) -> Vocabulary:
 
 
 def _in_order(
-    edges: Edges, is_last: NDArray[np.bool_], has_order: bool
+    edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROUNDING
 ) -> tuple[Edges, NDArray[np.int32], dict[str, int]]:
-    """Put the entries of a file in a map's order, block by block, in the same arrays.
-
-    Returns:
-        the edges with a map's dtypes and order, the rows whose last entry is a slot, and how many
-        of what had to be changed.
-    """
-    s, t, w = edges
-    starts = row_starts(s)
-    counts: Counter[str] = Counter()
-    bounds = np.append(starts, len(s))
-    slotted = [np.zeros(0, np.int32)]
-    n = start = 0
-    while start < len(s):
-        after, past = np.searchsorted(bounds, [start, start + _BLOCK], "right")
-        end = bounds[max(after, past - 1)]  # whole rows, one at least
-        here = slice(start, end)
-        rows, place = np.unique(s[here], return_inverse=True)
-        block = Edges(place, t[here].astype(np.int64), w[here].astype(np.float64))
-        if not has_order:
-            block = block.take(map_order(block))
-        block, last, more = _rows_in_order(block, is_last[here])
-        # There are at most as many edges as before, so this overwrites nothing that is to come.
-        out = slice(n, n := n + len(block.weights))
-        s[out], t[out], w[out] = rows[block.student_ids], block.teacher_ids, block.weights
-        slotted.append(rows[block.student_ids[last]])
-        counts.update(more)
-        start = end
-    weights = w[:n].astype(np.float32, copy=False)
-    return Edges(s[:n], t[:n], weights), np.concatenate(slotted), dict(+counts)
-
-
-def _rows_in_order(
-    edges: Edges, last: NDArray[np.bool_]
-) -> tuple[Edges, NDArray[np.bool_], dict[str, int]]:
     """Add up duplicates, drop zero weights, normalize and sort; count what had to be done.
 
     Rows that are in order keep their bits.
 
     Args:
-        edges: whole rows; student ids int64 from 0, weights float64.
+        edges: sorted by student id.
         last: which of them are slots.
+        has_order: whether an order of a row's entries is worth a count.
+        tolerance: how far the sum of a row that is not to be normalized may be from 1.
 
     Returns:
-        the edges, with float32 weights, which of them are slots, and the counts.
+        the edges with a map's dtypes and order, the rows whose last entry is a slot, and the
+        counts.
     """
     if not (np.isfinite(edges.weights) & (edges.weights >= 0)).all():
         raise InvariantError("weights", "a weight is negative or not finite")
     keep = edges.weights > 0
     edges, last = edges.take(keep), last[keep]
-    moved = map_order(edges, last) != np.arange(len(last))
-    order, starts = pair_order(edges)
-    summed = sum_duplicates(edges)
-    per_pair = np.diff(starts, append=len(order))
-    is_last = np.logical_or.reduceat(last[order], starts) if len(starts) else last
-    off = np.abs(row_sums(summed) - 1) > _ROUNDING
-    weights = np.where(off, summed.normalized().weights, summed.weights).astype(np.float32)
+    moved = edges.student_ids[1:][out_of_order(edges, last)] if has_order else ()
+    duplicates, num_slots = num_duplicates(edges), 0
+    if duplicates:
+        order, starts = pair_order(edges)
+        last = np.logical_or.reduceat(last[order], starts)
+        num_slots = int((last & (np.diff(starts, append=len(order)) > 1)).sum())
+        edges = sum_duplicates(edges)
+    off = np.abs(row_sums(edges) - 1) > tolerance
+    weights = (
+        np.where(off, edges.normalized().weights, edges.weights) if off.any() else edges.weights
+    )
+    weights = weights.astype(np.float32, copy=False)
     seen = weights > 0  # in float32
     counts = {
         "zero weights dropped": int((~keep).sum()) + int((~seen).sum()),
-        "rows reordered": len(np.unique(edges.student_ids[moved])),
-        "slots added to an entry of the same id": int((is_last & (per_pair > 1)).sum()),
-        "duplicate entries added up": len(order) - len(starts),
-        "rows normalized": len(np.unique(summed.student_ids[off])),
+        "rows reordered": len(np.unique(moved)),
+        "slots added to an entry of the same id": num_slots,
+        "duplicate entries added up": duplicates,
+        "rows normalized": len(np.unique(edges.student_ids[off])),
     }
-    result, is_last = summed._replace(weights=weights).take(seen), is_last[seen]
-    is_last &= np.bincount(result.student_ids, minlength=1)[result.student_ids] > 1
-    order = map_order(result, is_last)
-    return result.take(order), is_last[order], counts
+    s, t = (ids.astype(np.int32, copy=False) for ids in edges[:2])
+    edges, last = Edges(s, t, weights).take(seen), last[seen]
+    last &= np.bincount(edges.student_ids, minlength=1)[edges.student_ids] > 1
+    slotted = edges.student_ids[last]
+    return in_map_order(edges, last), slotted, {what: n for what, n in counts.items() if n}

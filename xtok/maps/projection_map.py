@@ -18,7 +18,8 @@ from xtok.maps.edges import (
     Edges,
     Ids,
     Weights,
-    first_out_of_order,
+    num_duplicates,
+    out_of_order,
     row_starts,
 )
 from xtok.vocab.pair import SIDES, is_lower_bound
@@ -119,6 +120,11 @@ class ProjectionMap:
     def enable_scale_trick(self) -> bool:
         """Whether rows may have a scale slot."""
         return self.scale_slot is not None
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages of the history; what is `count` now was `estimate` in older files."""
+        return ["count" if s["stage"] == "estimate" else str(s["stage"]) for s in self.history]
 
     @property
     def edges(self) -> Edges:
@@ -408,25 +414,24 @@ def _check_kinds(m: ProjectionMap) -> None:
         bool((filled == (m.row_kind != RowKind.EMPTY)).all()),
         "row_kind is not empty exactly where a row is",
     )
+    sizes = np.diff(starts, append=m.nnz)
     if m.scale_slot is not None:
         _require_in(m.scale_slot, 2, "scale_slot")
         _require(bool(filled[m.scale_slot == 1].all()), "an empty row has a scale slot")
-    longest = int(np.diff(starts, append=m.nnz).max(initial=0))
+        is_alone = m.scale_slot[m.student_ids[starts[sizes == 1]]] == 1
+        _require(not is_alone.any(), "a row has nothing but its scale slot")
+    longest = int(sizes.max(initial=0))
     _require(m.top_k >= longest, f"a row has more than top_k={m.top_k} entries")
 
 
 def _check_order(m: ProjectionMap) -> None:
     rising = m.student_ids[1:] >= m.student_ids[:-1]
     _require(bool(rising.all()), "student_ids are not sorted")
-    place = first_out_of_order(m.edges, m.is_slot)
-    if place is not None:
-        row = int(m.student_ids[place])
+    wrong = out_of_order(m.edges, m.is_slot)
+    if wrong.any():
+        row = int(m.student_ids[np.argmax(wrong)])
         raise ValueError(f"row {row} is not sorted by falling weight, then teacher id")
-    pairs = m.student_ids.astype(np.int64)
-    pairs <<= 32  # in place: a map may be large
-    pairs |= m.teacher_ids
-    pairs.sort()
-    _require(bool((pairs[1:] != pairs[:-1]).all()), "a row has the same teacher id twice")
+    _require(num_duplicates(m.edges) == 0, "a row has the same teacher id twice")
 
 
 def _check_sums(m: ProjectionMap) -> None:

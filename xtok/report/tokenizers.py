@@ -53,7 +53,8 @@ def _checks(one: TokenizerDiagnosis) -> Table:
 
 def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     table = new_table("a map between them", header(pair.student), header(pair.teacher))
-    share = f"{pair.shared:,} by bytes, {pair.student_share:.1%} of the student's"
+    share = f"{pair.shared:,} of the student's ids, {pair.student_share:.1%}; "
+    share += f"{pair.vocabulary.both:,} different byte strings"
     table.add_row("role in the map", "student (rows)", "teacher (columns)")
     table.add_row("shared tokens", share, "")
     ids = "every id is the same token"
@@ -64,7 +65,9 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     table.add_row("digits in a token", f"at most {pair.digits[0]}", f"at most {pair.digits[1]}")
     numbers = pair.numbers
     table.add_row(
-        "multi-digit numbers", f"{numbers.student:,}", f"{numbers.teacher:,}, {numbers.both:,} same"
+        "numbers, 2+ ASCII digits",
+        f"{numbers.student:,}",
+        f"{numbers.teacher:,}, {numbers.both:,} same",
     )
     table.add_row("spaces in a token", f"at most {pair.spaces[0]}", f"at most {pair.spaces[1]}")
     table.add_row("unmatched roles", ", ".join(pair.roles_alone) or "none", "")

@@ -101,7 +101,7 @@ def build(
     # One report of what the map is; those of single stages count what was replaced.
     of_stage = {report.stage: report for report in projection.reports}
     notes = tokenizer_notes(pair) + map_notes(projection, config.ignore_student_ids)
-    notes += of_stage["estimate"].notes if texts else ()
+    notes += of_stage["count"].notes if texts else ()
     counts = {} if texts else of_stage["sort-cut"].counts
     failures = [failure for report in projection.reports for failure in report.failures]
     report = stage_report("build", projection, notes, failures, counts)
@@ -243,7 +243,7 @@ def difference(
             return f"its {side} is {before.vocab_size} wide, not {now.vocab_size}"
         if before.table is None or before.table.sha256() != table.sha256():
             return f"its {side} {before.model_id} has other tokens than {now.model_id}"
-    stages, steps = [step["stage"] for step in existing.history], _steps(config, texts, initial)
+    stages, steps = existing.stages, _steps(config, texts, initial)
     if stages != [stage for stage, _ in steps]:
         return f"its stages are {', '.join(stages) or 'unknown'}"
     for step, (stage, options) in zip(existing.history, steps, strict=True):
@@ -255,7 +255,7 @@ def difference(
                 old, new = (by.get(name, "the default") for by in (there, options))
                 return f"its {stage} has {name} {old}, not {new}"
         of_initial = step.get("initial_sha256")
-        if initial is not None and stage == "estimate" and of_initial != mapfile.sha256(initial):
+        if initial is not None and stage == "count" and of_initial != mapfile.sha256(initial):
             return "it was counted with another initial map"
     return "it was counted on other text" if texts and _are_other(texts, existing.history) else None
 
@@ -285,5 +285,5 @@ def _steps(
         counting["alpha"] = config.alpha
     steps = [("multitoken", config.for_text().multitoken.options)]
     if initial is not None:
-        steps = [(step["stage"], step["options"]) for step in initial.history]
-    return [*steps, ("estimate", counting), *exact]
+        steps = [*zip(initial.stages, (step["options"] for step in initial.history), strict=True)]
+    return [*steps, ("count", counting), *exact]

@@ -74,10 +74,10 @@ def map_of_counts(text: PairText, base: ProjectionMap, config: BuildConfig) -> P
         before=base,
         row_kind=kind,
         scale_slot=None,
-        method="estimate",
+        method="count",
         top_k=config.top_k,
     ).after(
-        "estimate",
+        "count",
         {"top_k": config.top_k, "target": config.target, "alpha": alpha},
         initial_sha256=mapfile.sha256(base),
         texts=[asdict(source) for source in text.sources],

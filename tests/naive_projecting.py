@@ -1,0 +1,184 @@
+"""The plain twin of `xtok.projecting`, and teachers so small that all they may write is listed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from xtok.maps.edges import Edges
+from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.results import map_of_edges
+from xtok.projecting.project import TopK
+from xtok.tokenizers import Tokenizer
+from xtok.tokenizers._backend import Backend
+from xtok.vocab.table import Entry, TokenType
+
+Row = Mapping[int, float]
+Rows = Mapping[int, Row]
+END = 0  # the id of the end of text, in every small vocabulary
+
+
+class Small(Backend):
+    """Tokens of a few letters and an end of text; greedy, or merged in the order of the ids."""
+
+    name = "small"
+
+    def __init__(self, tokens: Sequence[bytes], merges: bool) -> None:
+        self.tokens, self.merges = tokens, merges
+
+    def entries(self) -> Iterable[Entry]:
+        texts = [Entry(n + 1, TokenType.NORMAL, token) for n, token in enumerate(self.tokens)]
+        return [Entry(END, TokenType.CONTROL, b"<eos>"), *texts]
+
+    def declared_roles(self) -> Mapping[str, Sequence[int]]:
+        return {"eos": [END]}
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.spell(text.encode()) for text in texts]
+
+    def spell(self, data: bytes) -> list[int]:
+        parts = [data[i : i + 1] for i in range(len(data))] if self.merges else []
+        while self.merges:
+            pairs = [(a + b, i) for i, (a, b) in enumerate(pairwise(parts))]
+            known = [(self.tokens.index(x), i) for x, i in pairs if x in self.tokens]
+            if not known:
+                break
+            _, i = min(known)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        while not self.merges and data:
+            parts.append(max((x for x in self.tokens if data.startswith(x)), key=len))
+            data = data[len(parts[-1]) :]
+        return [self.tokens.index(part) + 1 for part in parts]
+
+
+def small(tokens: Sequence[bytes], *, merges: bool = False) -> Tokenizer:
+    return Tokenizer(Small(tokens, merges), model_id="small")
+
+
+def map_of(rows: Rows, teacher: Tokenizer, student: Tokenizer) -> ProjectionMap:
+    """A map from the teacher to the student, with the rows as they are."""
+    pairs = [(t, s, w) for t, row in rows.items() for s, w in row.items()]
+    t, s, w = np.array(pairs, np.float64).reshape(-1, 3).T
+    sides: dict[str, Any] = {"student": teacher.vocabulary, "teacher": student.vocabulary}
+    kind = np.zeros(len(teacher.table), np.uint8)
+    kind[t.astype(np.int64)] = RowKind.MIXED
+    edges = Edges(t.astype(np.int32), s.astype(np.int32), w)
+    return map_of_edges(
+        edges, **sides, row_kind=kind, scale_slot=None, method="multitoken",
+        top_k=len(student.table), history=(),
+    )  # fmt: skip
+
+
+def best_first(row: Row) -> list[tuple[int, float]]:
+    return sorted(row.items(), key=lambda item: (-item[1], item[0]))
+
+
+def top_k(documents: Sequence[Sequence[int]], rows: Sequence[Row], k: int | None) -> TopK:
+    """Predictions as the package takes them: the first k candidates, and the true rest."""
+    ids = [x for document in documents for x in document]
+    kept = [best_first(row)[:k] for row in rows]
+    with np.errstate(divide="ignore"):
+        rest = np.log([max(0.0, 1 - sum(p for _, p in row)) if row else np.nan for row in kept])
+        own = np.log([row.get(i, 0.0) if row else np.nan for i, row in zip(ids, rows, strict=True)])
+        logprobs = np.log([p for row in kept for _, p in row])
+    return TopK(
+        np.array(ids, np.int32), np.cumsum([0, *map(len, documents)]),
+        np.cumsum([0, *map(len, kept)]), np.array([i for row in kept for i, _ in row], np.int32),
+        logprobs.astype(np.float32), rest.astype(np.float32), own.astype(np.float32),
+    )  # fmt: skip
+
+
+def rows_of(predictions: TopK) -> list[dict[int, float]]:
+    """Each row's candidates and their probabilities."""
+    found = []
+    for a, b in pairwise(predictions.starts):
+        p = np.exp(predictions.logprobs[a:b].astype(np.float64))
+        found.append(dict(zip(predictions.ids[a:b].tolist(), p.tolist(), strict=True)))
+    return found
+
+
+class Projection:
+    """The rule, for one document of a teacher; what is lost is the rest.
+
+    `rows` are its predictions as far as they are known: candidates, and the realized token.
+    """
+
+    def __init__(
+        self, ids: Sequence[int], rows: Sequence[Row], tokens: Sequence[bytes], back: Rows,
+        student: Tokenizer,
+    ) -> None:  # fmt: skip
+        self.ids, self.rows, self.tokens, self.back, self.student = ids, rows, tokens, back, student
+
+    def at(self, place: int, inside: int) -> dict[int, float] | None:
+        """What is predicted for the student's token `inside` bytes into the teacher's token."""
+        realized, row = self.ids[place], self.rows[place]
+        so_far = self.tokens[realized][:inside]
+        fits = {c: p for c, p in row.items() if self.tokens[c].startswith(so_far)}
+        if not sum(fits.values()):
+            return None
+        self.found: dict[int, float] = defaultdict(float)
+        for c, p in fits.items():
+            left = self.tokens[c][inside:]
+            if c == realized and self.tokens[c]:
+                self.along(left, place, p, c if left == self.tokens[c] else self.token_of(left))
+            elif not inside:
+                self.spread(c, p)
+            elif left:
+                self.settle(left, p, self.token_of(left))
+        # Of what is known, what fits is what is possible; the share that is not known stays.
+        scale = sum(row.values()) / sum(fits.values()) if inside else 1.0
+        return {s: p * scale for s, p in self.found.items() if p}
+
+    def along(self, text: bytes, place: int, p: float, token: int | None = None) -> None:
+        """The text goes on with the prediction at the next place, while a token may grow."""
+        may_grow = any(x.startswith(text) and x != text for x in self.student.table.tokens())
+        following = self.rows[place + 1] if place + 1 < len(self.rows) else {}
+        if not may_grow or not following:
+            self.settle(text, p, token)
+            return
+        for c, q in following.items():
+            if c == self.ids[place + 1] and self.tokens[c]:
+                self.along(text + self.tokens[c], place + 1, p * q)
+            else:  # the end of text ends a token
+                self.settle(text + self.tokens[c], p * q)
+        self.settle(text, p * (1 - sum(following.values())), token)
+
+    def settle(self, text: bytes, p: float, token: int | None = None) -> None:
+        """What begins with a text of which no more is known: the map's row, if a token is it."""
+        if token is not None and self.back.get(token):
+            self.spread(token, p)
+        else:
+            self.found[self.student.segment(text)[0]] += p
+
+    def token_of(self, text: bytes) -> int | None:
+        return self.tokens.index(text) if text in self.tokens else None
+
+    def spread(self, token: int, p: float) -> None:
+        for s, w in self.back.get(token, {}).items():
+            self.found[s] += p * w
+
+
+class Bigrams:
+    """A teacher whose next token depends on the last: `rows[last]`; all text ends some time."""
+
+    def __init__(self, rows: Rows, tokens: Sequence[bytes]) -> None:
+        self.rows, self.tokens = rows, tokens
+
+    def begins(
+        self, last: int, spell: Callable[[bytes], list[int]], longest: int, text: bytes = b""
+    ) -> dict[int, float]:
+        """The student's first token of a text and all that may follow `last`, and how likely."""
+        found: dict[int, float] = defaultdict(float)
+        if len(text) >= longest:
+            return {spell(text)[0]: 1.0}
+        for c, p in self.rows[last].items():
+            after = {spell(text)[0] if text else END: 1.0}
+            if c != END:
+                after = self.begins(c, spell, longest, text + self.tokens[c])
+            for s, q in after.items():
+                found[s] += p * q
+        return found

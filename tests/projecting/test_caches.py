@@ -1,0 +1,578 @@
+"""Caches of every format: what is read, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import small_tokenizers
+import stored_teachers as teachers
+from stored_teachers import Row
+
+import xtok
+from xtok.config import CacheFormat, ProjectConfig
+from xtok.errors import XtokError
+from xtok.projecting import caches, files
+from xtok.projecting.caches import Target, open_cache, read_cache
+from xtok.projecting.distillkit import config_for, decompressed_rows
+from xtok.projecting.project import TopK
+from xtok.projecting.stored import StoredRows, checked
+from xtok.tokenizers import Tokenizer
+
+TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
+K = 8
+
+
+@pytest.fixture(scope="module")
+def rows(byte_level: Tokenizer) -> list[Row]:
+    return teachers.rows_of(byte_level, TEXTS, K)
+
+
+@pytest.fixture(scope="module")
+def back_map(byte_level: Tokenizer, digits: Tokenizer) -> xtok.ProjectionMap:
+    return xtok.build(byte_level, digits, files.BACK_MAP)
+
+
+def write_distillkit(path: Path, rows: list[Row], *, compressed: bool, d: int) -> Path:
+    """Write rows as DistillKit does: a row less than tokens; packed, the highest bit first."""
+    table: dict[str, Any] = {"id": [row["id"] for row in rows]}
+    uint64 = pyarrow.list_(pyarrow.uint64())
+    table["input_ids"] = pyarrow.array([row["input_ids"] for row in rows], uint64)
+    ids, logprobs = ([row[name][1:] for row in rows] for name in ("topk_ids", "topk_logprobs"))
+    if compressed:
+        bits = math.ceil(math.log2(d))
+        table["bytepacked_indices"] = [
+            [packed([f"{i:0{bits}b}" for i in row]) for row in of_row] for of_row in ids
+        ]
+        table["compressed_logprobs"] = [
+            [list(np.array(row, "<f4").tobytes()) for row in of_row] for of_row in logprobs
+        ]
+        path.with_name("compression_config.yaml").write_text(config_for(d, K))
+    else:
+        table |= {"token_ids": ids, "top_values": logprobs}
+    pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=4)
+    return path
+
+
+def packed(digits: list[str]) -> list[int]:
+    """Pack binary numbers into bytes."""
+    text = "".join(digits)
+    text += "0" * (-len(text) % 8)
+    return [int(text[i : i + 8], 2) for i in range(0, len(text), 8)]
+
+
+def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
+    if kind == "neutral":
+        return teachers.write_neutral(path / "a.parquet", rows)
+    if kind == "sglang":
+        return teachers.write_lines(path / "a.jsonl", [teachers.sglang_answer(r) for r in rows])
+    if kind.startswith("distillkit"):
+        compressed = kind.endswith("compressed")
+        return write_distillkit(path / "a.parquet", rows, compressed=compressed, d=d)
+    answers = [teachers.vllm_answer(row) for row in rows]
+    if kind == "vllm, a batch":  # one request with several prompts
+        choices = [answer["choices"][0] for answer in answers]
+        answers = [{"id": "all", "choices": choices}]
+    if kind == "vllm, a batch file":  # of OpenAI's format
+        answers = [
+            {"id": "x", "custom_id": a.pop("id"), "response": {"status_code": 200, "body": a}}
+            for a in answers
+        ]
+    if kind == "vllm, chat":  # the answer has the prompt's fields, not its choices
+        answers = [{"id": a["id"], **a["choices"][0], "choices": [{"index": 0}]} for a in answers]
+    written = teachers.write_lines(path / "a.jsonl", answers)
+    if kind == "vllm, gz":
+        written = path / "a.jsonl.gz"
+        written.write_bytes(gzip.compress((path / "a.jsonl").read_bytes()))
+    return written
+
+
+def read(path: Path, tokenizer: Tokenizer, candidates: int = 1 << 22) -> list[StoredRows]:
+    cache = open_cache(path)
+    return [
+        checked(
+            rows, tokenizer.vocabulary, renormalized=False, complete=cache.kind == "vllm"
+        )
+        for shard in files.shards_of(path)
+        for rows, _ in read_cache(cache, shard, candidates)
+    ]  # fmt: skip
+
+
+def neutral(found: list[StoredRows]) -> list[Row]:
+    return [row for rows in found for row in caches.neutral_table(rows).to_pylist()]
+
+
+KINDS = (
+    *("neutral", "sglang", "distillkit", "distillkit, compressed", "vllm"),
+    *("vllm, gz", "vllm, chat", "vllm, batch file"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_formats_hold_the_same(
+    kind: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    path = write(tmp_path, kind, rows, byte_level.vocabulary.vocab_size)
+    assert open_cache(path).kind == kind.partition(",")[0]
+    found = neutral(read(path, byte_level))
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    for row in found:
+        assert row["rest_logprob"][0] is row["realized_logprob"][0] is None
+        own = [
+            dict(zip(ids, logprobs, strict=True))[token]
+            for token, ids, logprobs in list(zip(*map(row.get, teachers._NAMES), strict=True))[1:]
+        ]
+        assert row["realized_logprob"][1:] == own
+        rests = [1 - sum(map(math.exp, logprobs)) for logprobs in row["topk_logprobs"][1:]]
+        assert row["rest_logprob"][1:] == pytest.approx([math.log(r) for r in rests], rel=1e-4)
+
+
+def test_one_answer_to_several_prompts(
+    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    found = neutral(read(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
+    assert [row["id"] for row in found] == [f"all-{n}" for n in range(len(rows))]
+    assert [row["topk_ids"] for row in found] == [row["topk_ids"] for row in rows]
+
+
+def test_large_row_groups_come_in_pieces(
+    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    """So that memory depends neither on the size of a file nor on how it was written."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows * 50, row_group_size=300)
+    sizes = [len(part.topk.ids) for part in read(path, byte_level, candidates=4000)]
+    assert len(sizes) > 10
+    assert max(sizes) < 8000
+    lines = write(tmp_path, "vllm", rows * 50, 0)
+    found = read(lines, byte_level, candidates=4000)
+    assert len(found[0].topk.ids) < 8000
+    assert len(neutral(found)) == 300
+
+
+def test_distillkits_approximation() -> None:
+    """Two exact values, a line through the deltas of the others, and residuals of four bits."""
+    config = {
+        "d": 300, "k": 4, "exact_k": 2, "exact_dtype": "float16", "polynomial_terms": [0, 1],
+        "term_dtype": "float32", "delta_encoding": True,
+        "residual_bins": [{"scale_dtype": "float32", "element_bits": 4, "num_elements": 2}],
+    }  # fmt: skip
+    data = np.array([-1.5, -0.5], "<f2").tobytes() + np.array([-0.25, -0.5, 0.125], "<f4").tobytes()
+    data += bytes([0b1001_0110])  # 9 − 8 and 6 − 8
+    values = np.frombuffer(data, np.uint8)
+    ids = np.array(packed([f"{i:09b}" for i in (299, 0, 7, 256)]), np.uint8)
+    both = [(np.array([0, len(a)]), a) for a in (ids, values)]
+    found = decompressed_rows(both[0], both[1], config, "here")
+    assert found[0].tolist() == [[299, 0, 7, 256]]
+    # −1.5, then deltas −0.5, −0.25 + 0.125, −0.75 − 0.25
+    assert found[1].tolist() == [[-1.5, -2.0, -2.125, -3.125]]
+    with pytest.raises(XtokError, match="here: its rows are shorter than compression_config"):
+        decompressed_rows(both[0], both[1], {**config, "exact_k": 4}, "here")
+
+
+# What is written
+
+
+def topk_of(*rows: tuple[list[int], list[list[tuple[int, float]]]]) -> TopK:
+    """Return predictions from ids and each one's candidates with their probabilities."""
+    tokens = [i for ids, _ in rows for i in ids]
+    candidates = [row for _, of_row in rows for row in of_row]
+    sums = np.array([sum(p for _, p in row) for row in candidates])
+    own = [dict(row).get(token, math.nan) for token, row in zip(tokens, candidates, strict=True)]
+    return TopK(
+        np.array(tokens, np.int32),
+        np.cumsum([0, *(len(ids) for ids, _ in rows)]),
+        np.cumsum([0, *map(len, candidates)]),
+        np.array([i for row in candidates for i, _ in row], np.int32),
+        np.log([p for row in candidates for _, p in row]).astype(np.float32),
+        np.where(sums > 0, np.log1p(-sums), np.nan).astype(np.float32),
+        np.log(own).astype(np.float32),
+    )
+
+
+STORED = StoredRows(
+    topk_of(
+        ([5, 6, 7], [[], [(6, 0.5), (2, 0.25)], [(9, 0.5)]]),
+        ([4, 8], [[], []]),
+    ),
+    {"id": pyarrow.array(["a", None])},
+    ["row 0", "row 1"],
+    np.array([False, True, True, True, True]),
+)
+TO = Target(model="student", width=2, pad_id=99)
+
+
+def rounded(values: Any) -> Any:
+    if isinstance(values, list):
+        return [rounded(value) for value in values]
+    return round(values, 4) if isinstance(values, float) else values
+
+
+def test_axolotls_columns() -> None:
+    """Row i of token i + 1, renormalized, each entry with its mask; `DataCollatorForKD`, 0.19."""
+    found = caches.axolotl_table(STORED, TO).to_pydict()
+    assert rounded([found[name] for name in found]) == [
+        ["a", None],
+        [[5, 6, 7], [4, 8]],
+        [[1, 1, 1], [1, 1]],
+        [[-100, 6, 7], [4, 8]],
+        [[[6, 2], [9, 99], [99, 99]], [[99, 99], [99, 99]]],
+        [[[-0.4055, -1.0986], [0.0, -1e9], [-1e9, -1e9]], [[-1e9, -1e9], [-1e9, -1e9]]],
+        [[[1, 1], [1, 0], [0, 0]], [[0, 0], [0, 0]]],
+    ]
+    assert list(found)[1:] == [
+        *("input_ids", "attention_mask", "labels"),
+        *("target_token_ids", "target_logprobs", "target_mask"),
+    ]
+
+
+def test_distillkits_columns() -> None:
+    """Row i of token i + 1, as they are; what its trainer masks row i by is `labels[i]`."""
+    found = caches.distillkit_table(STORED, TO).to_pydict()
+    found = {name: rounded(values) for name, values in found.items()}
+    assert found == {
+        "id": ["a", None],
+        "input_ids": [[5, 6, 7], [4, 8]],
+        "labels": [[5, 6, -100], [-100, -100]],
+        "token_ids": [[[6, 2], [9, 99]], [[99, 99]]],
+        "top_values": [[[-0.6931, -1.3863], [-0.6931, -1e4]], [[-1e4, -1e4]]],
+    }
+
+
+def test_vllms_lines() -> None:
+    """Entries by rank; the text's own token behind, with the rank after the last."""
+    topk = STORED.topk
+    topk = topk._replace(realized_logprob=np.array([np.nan, -0.7, -4, np.nan, np.nan], np.float32))
+    first, second = map(json.loads, caches.vllm_lines(STORED._replace(topk=topk), TO))
+    [choice] = first["choices"]
+    assert (first["id"], first["model"], choice["prompt_token_ids"]) == ("a", "student", [5, 6, 7])
+    nothing, *entries = choice["prompt_logprobs"]
+    assert nothing is None
+    assert [
+        [(i, e["rank"], round(e["logprob"], 4)) for i, e in row.items()] for row in entries
+    ] == [
+        [("6", 1, -0.6931), ("2", 2, -1.3863)],
+        [("9", 1, -0.6931), ("7", 2, -4.0)],
+    ]
+    assert second["choices"][0]["prompt_logprobs"] == [None, None]
+
+
+@pytest.mark.parametrize("to", ["neutral", "vllm", "distillkit"])
+def test_of_one_tokenizer_what_comes_out_is_what_went_in(
+    to: CacheFormat, rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    out = tmp_path / ("out.jsonl" if to == "vllm" else "out.parquet")
+    projected = xtok.project(path, byte_level, byte_level, out, ProjectConfig(top_k=K, to=to))
+    tokens = sum(len(row["input_ids"]) for row in rows)
+    assert (projected.student_tokens, projected.targets) == (tokens, tokens - len(rows))
+    found = neutral(read(out, byte_level))
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+
+
+# What is refused
+
+
+def change(position: int, name: str, value: Any) -> Callable[[list[Row]], None]:
+    def apply(rows: list[Row]) -> None:
+        rows[1][name][position] = value
+
+    return apply
+
+
+def first_candidate(name: str, value: Any) -> Callable[[list[Row]], None]:
+    def apply(rows: list[Row]) -> None:
+        rows[1][name][3][0] = value
+
+    return apply
+
+
+def shift(by: int, *names: str) -> Callable[[list[Row]], None]:
+    def apply(rows: list[Row]) -> None:
+        for row in rows:
+            for name in names:
+                row[name] = row[name][by:] + row[name][:by]
+
+    return apply
+
+
+def realized(by: int) -> Callable[[list[Row]], None]:
+    """Add what servers say of the text's own tokens, then move all rows."""
+
+    def apply(rows: list[Row]) -> None:
+        for row in rows:
+            row["realized_logprob"] = [
+                dict(zip(ids, logprobs, strict=True)).get(token)
+                for token, ids, logprobs in zip(*map(row.get, teachers._NAMES), strict=True)
+            ]
+        shift(by, "topk_ids", "topk_logprobs", "realized_logprob")(rows)
+
+    return apply
+
+
+BAD: dict[str, tuple[Callable[[list[Row]], None], str]] = {
+    "id": (change(3, "input_ids", 5000), "row 1, position 3: the id 5000 is outside the vocab"),
+    "candidate": (first_candidate("topk_ids", -1), "row 1, position 3: the id -1 is outside"),
+    "−inf": (first_candidate("topk_logprobs", -math.inf), "row 1, position 3: −inf is no log"),
+    "NaN": (first_candidate("topk_logprobs", math.nan), "row 1, position 3: nan is no log-prob"),
+    "above 1": (
+        first_candidate("topk_logprobs", 1.5),
+        "row 1, position 3: the log-probability 1.5 is of a probability above 1",
+    ),
+    "sum": (
+        change(3, "topk_logprobs", [-0.1] * K),
+        "row 1, position 3: its probabilities sum to 7",
+    ),
+    "twice": (change(3, "topk_ids", [4] * K), "row 1, position 3: the candidate 4 stands twice"),
+    "ragged": (change(3, "topk_logprobs", [-1.0]), "topk_ids and topk_logprobs are of different"),
+    "lengths": (lambda rows: rows[1]["topk_ids"].pop(), "row 1: 33 tokens, and 32 topk_ids"),
+    "next": (shift(1, "topk_ids", "topk_logprobs"), "rows are shifted by one: 100% hold the next"),
+    "last": (shift(-1, "topk_ids", "topk_logprobs"), "rows are shifted by one: 97% hold the prev"),
+    "realized, too": (realized(1), "its rows are shifted by one: 100% hold the next token, and "),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_rows(name: str, rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
+    apply, problem = BAD[name]
+    bad = json.loads(json.dumps(rows))
+    apply(bad)
+    path = teachers.write_neutral(tmp_path / "a.parquet", bad)
+    out = tmp_path / "out.parquet"
+    with pytest.raises(XtokError) as error:
+        xtok.project(path, byte_level, byte_level, out)
+    assert problem in error.value.message
+    assert error.value.message.startswith(str(path))
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_servers_rows_are_its_own_tokens(
+    rows: list[Row], byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    """vLLM always has the text's own token, so that one row without it is enough."""
+    answers = [teachers.vllm_answer(row) for row in rows]
+    entries = answers[0]["choices"][0]["prompt_logprobs"]
+    del entries[5][str(rows[0]["input_ids"][5])]
+    path = teachers.write_lines(tmp_path / "a.jsonl", answers)
+    with pytest.raises(XtokError, match=r"line at byte 0, position 5: .*own token"):
+        read(path, byte_level)
+    for answer in answers:
+        del answer["choices"][0]["prompt_token_ids"]
+    with pytest.raises(XtokError, match="no prompt_token_ids") as error:
+        read(teachers.write_lines(path, answers), byte_level)
+    assert "return_token_ids" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl", b'{"a": 1}\n', "no answers with prompt_logprobs or meta_info"),
+        ("a.jsonl", b"{\n", "no JSON: "),
+        ("a.jsonl", b'{"prompt_logprobs": [null, {"x": 1}]}\n', "position 1: its prompt_logprobs"),
+        ("a.jsonl", b'{"meta_info": {}}\n', "no answer of SGLang"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"prompt_logprobs": []}\n', mtime=0)[:-9],
+            "a.jsonl.gz cannot be read: ",
+        ),
+        ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
+        ("a.parquet", b"", "no JSON"),
+    ],
+    ids=range(7),
+)
+def test_bad_files(
+    name: str, content: bytes, problem: str, byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(XtokError) as error:
+        xtok.project(path, byte_level, byte_level, tmp_path / "out.parquet")
+    assert problem in error.value.message
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_truncated_parquet(rows: list[Row], byte_level: Tokenizer, tmp_path: Path) -> None:
+    """Its end is whole, a row group in the middle is not."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    data = path.read_bytes()
+    path.write_bytes(data[:3000] + b"\xff" * 200 + data[3200:])
+    with pytest.raises(XtokError, match=r"the cache .* cannot be read: "):
+        xtok.project(path, byte_level, byte_level, tmp_path / "out.parquet")
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_other_parquet(tmp_path: Path, rows: list[Row], byte_level: Tokenizer) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "packed_indices": [1]}), path)
+    with pytest.raises(XtokError, match="its columns are: text, packed_indices"):
+        open_cache(path)
+    write_distillkit(path, rows, compressed=True, d=512)
+    (tmp_path / "compression_config.yaml").write_text("d: 512\n")
+    with pytest.raises(
+        XtokError, match=r"compression_config.yaml: it does not tell d, k and exact"
+    ):
+        open_cache(path)
+    (tmp_path / "compression_config.yaml").unlink()
+    with pytest.raises(XtokError, match=r"there is no .*compression_config.yaml"):
+        open_cache(path)
+
+
+def test_renormalized_values_have_no_rest(
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    scaled = json.loads(json.dumps(rows))
+    for row in scaled:
+        for logprobs in row["topk_logprobs"]:
+            total = sum(map(math.exp, logprobs))
+            logprobs[:] = [value - math.log(total) for value in logprobs]
+    path = teachers.write_neutral(tmp_path / "a.parquet", scaled)
+    notes: list[str] = []
+    out = tmp_path / "out.parquet"
+    projected = xtok.project(path, digits, byte_level, out, back_map=back_map, note=notes.append)
+    assert projected.mean_rest is None
+    assert "the rest is not known" in notes[0]
+    table = pyarrow.parquet.read_table(out)
+    assert table.schema.metadata[b"normalized"] == b"topk"
+    assert all(v is None for row in table["rest_logprob"].to_pylist() for v in row)
+
+
+def test_other_tokenizers_are_refused(
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    about: dict[str, Any] = {"tokenizer": "them", "tokenizer_sha256": digits.table.sha256()}
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
+    out = tmp_path / "out.parquet"
+    with pytest.raises(
+        XtokError, match=r"its ids are of them, whose tokens are not those of small"
+    ):
+        xtok.project(path, digits, byte_level, out)
+    teachers.write_neutral(path, rows)
+    with pytest.raises(XtokError, match="must lead from the teacher to the student") as error:
+        xtok.project(path, byte_level, byte_level, out, back_map=back_map)
+    assert error.value.parameter == "back_map"
+    other = [{**row, "text": "some other text"} for row in rows]
+    teachers.write_neutral(path, other)
+    with pytest.raises(XtokError, match="row 0: its ids do not spell its text: they differ from"):
+        xtok.project(path, digits, byte_level, out, back_map=back_map)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+# The text of the rows
+
+
+def project(
+    rows: list[Row], student: Tokenizer, teacher: Tokenizer, path: Path, **options: Any
+) -> list[Row]:
+    teachers.write_neutral(path / "a.parquet", rows)
+    xtok.project(path / "a.parquet", student, teacher, path / "out.parquet", **options)
+    found: list[Row] = pyarrow.parquet.read_table(path / "out.parquet").to_pylist()
+    return found
+
+
+def test_text_and_other_columns_come_along(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    rows = teachers.rows_of(byte_level, TEXTS, K, with_text=True)
+    for row in rows:
+        row["score"] = [0.5, 1.0]
+        row["loss_mask"] = [i > 3 for i in range(len(row["input_ids"]))]
+    found = project(rows, digits, byte_level, tmp_path, back_map=back_map)
+    for row, given in zip(found, rows, strict=True):
+        assert [row[name] for name in ("id", "text", "score")] == [
+            given["id"],
+            given["text"],
+            [0.5, 1],
+        ]
+        assert row["input_ids"] == digits.encode_batch([given["text"]])[0]
+        begin = sum(map(len, map(byte_level.table.__getitem__, given["input_ids"][:4])))
+        starts = np.cumsum([0, *map(len, map(digits.table.__getitem__, row["input_ids"][:-1]))])
+        assert row["loss_mask"] == (starts >= begin).tolist()
+    without = [{name: row[name] for name in ("id", *teachers._NAMES)} for row in rows]
+    by_ids = project(without, digits, byte_level, tmp_path, back_map=back_map)
+    assert [row["topk_ids"] for row in by_ids] == [row["topk_ids"] for row in found]
+
+
+CHAT = [
+    {"role": "user", "content": "How many steps did it take?"},
+    {"role": "assistant", "content": "There were 201 of them in 2012."},
+]
+
+
+def test_conversations_are_rendered_on_both_sides(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap, tmp_path: Path
+) -> None:
+    """What the roles wrote has targets; the templates' own text has none."""
+    templates = {"teacher_template": "plain", "student_template": "{% for m in messages %}"
+                 "<{{ m.role }}>{{ m.content }}\n{% endfor %}"}  # fmt: skip
+    theirs = xtok.render(byte_level, CHAT, template="plain")
+    ours = xtok.render(digits, CHAT, template=templates["student_template"])
+    row = teachers.predicted(theirs.ids.tolist(), byte_level.vocabulary.vocab_size, K)
+    chats = [{"id": "a", "messages": CHAT, **row}, {"id": "b", "messages": None, **row}]
+    [found, plain] = project(chats, digits, byte_level, tmp_path, back_map=back_map, **templates)
+    assert found["input_ids"] == ours.ids.tolist()
+    assert found["loss_mask"] == ours.assistant_mask.tolist()
+    has_target = [bool(ids) for ids in found["topk_ids"]]
+    within = np.zeros(len(ours.ids), bool)
+    for span in ours.message_spans:
+        assert span.content is not None
+        within[slice(*span.content.tokens)] = True
+    assert sum(has_target) >= 0.8 * within.sum()
+    assert not any(np.array(has_target) & ~within)
+    assert plain["input_ids"] == digits.encode_batch([theirs.text])[0]
+    cut = {"id": "a", "messages": CHAT, **{name: row[name][:-6] for name in teachers._NAMES}}
+    [short] = project([cut], digits, byte_level, tmp_path, back_map=back_map, **templates)
+    assert short["input_ids"] == found["input_ids"]
+    assert 0 < sum(map(bool, short["topk_ids"])) < sum(has_target)
+    chats[0]["input_ids"] = chats[0]["input_ids"][::-1]
+    with pytest.raises(XtokError, match="row 0"):
+        project(chats, digits, byte_level, tmp_path, back_map=back_map, **templates)
+
+
+def test_a_space_before_the_text(
+    sentencepiece: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    """SentencePiece puts one there; the student's tokens begin without it."""
+    text = "The lighthouse stands on the last rock"
+    [ids] = sentencepiece.encode_batch([text])
+    assert sentencepiece.table[ids[0]].startswith(b" ")
+    bos = sentencepiece.table.roles["bos"][0]
+    row = teachers.predicted([bos, *ids], sentencepiece.vocabulary.vocab_size, K)
+    [found] = project([{"id": "a", "text": text, **row}], digits, sentencepiece, tmp_path)
+    assert found["input_ids"][-5:] == digits.encode_batch([text])[0][-5:]
+    assert sum(map(bool, found["topk_ids"])) > len(found["topk_ids"]) / 2
+
+
+def test_what_the_text_costs(
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """−log₂ of its own tokens, a byte; and the same of the student's own predictions."""
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    own = [{"id": row["id"], **teachers.predicted(digits.encode_batch([t])[0], 896, 300, seed=3)}
+           for row, t in zip(rows, TEXTS, strict=True)]  # fmt: skip
+    students = teachers.write_neutral(tmp_path / "s.parquet", own)
+    found = xtok.project(
+        path, digits, byte_level, tmp_path / "o.parquet", back_map=back_map, student_topk=students
+    )
+    nats = num_bytes = 0.0
+    for row in rows:
+        for token, ids, logprobs in list(zip(*map(row.get, teachers._NAMES), strict=True))[1:]:
+            nats -= dict(zip(ids, logprobs, strict=True))[token]
+            num_bytes += len(byte_level.table[token])
+    assert found.teacher_bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes)
+    assert not found.teacher_is_bound
+    assert found.student_bits_per_byte is not None
+    assert found.teacher_bits_per_byte is not None
+    assert found.student_bits_per_byte > found.teacher_bits_per_byte
+    assert found.notes == ()
+    again = xtok.project(path, byte_level, byte_level, tmp_path / "o.parquet", student_topk=path)
+    assert again.notes[0].startswith("the teacher is no better on this text than the student: ")

@@ -1,0 +1,126 @@
+"""Teachers of random predictions, and their caches in every format."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from xtok.tokenizers import Tokenizer
+
+Row = dict[str, Any]
+
+
+def predicted(ids: Sequence[int], vocab_size: int, k: int, seed: int = 0) -> Row:
+    """Return a neutral row: `k` candidates per token, which leave a tenth or so as rest."""
+    generator = np.random.default_rng([seed, *ids])
+    topk_ids: list[list[int]] = [[]]
+    topk_logprobs: list[list[float]] = [[]]
+    for token in ids[1:]:
+        others = generator.permutation(vocab_size)
+        chosen = [token, *others[others != token][: k - 1].tolist()]
+        weights = generator.dirichlet(np.ones(k + 1))[:k]
+        order = np.lexsort((chosen, -weights))
+        topk_ids.append([chosen[i] for i in order])
+        topk_logprobs.append(np.log(weights[order]).astype(np.float32).tolist())
+    return {"input_ids": list(ids), "topk_ids": topk_ids, "topk_logprobs": topk_logprobs}
+
+
+def rows_of(
+    tokenizer: Tokenizer, texts: Sequence[str], k: int = 8, *, with_text: bool = False
+) -> list[Row]:
+    """Return neutral rows of texts, each with an id."""
+    return [
+        {
+            "id": f"row {number}",
+            **({"text": text} if with_text else {}),
+            **predicted(ids, tokenizer.vocabulary.vocab_size, k),
+        }
+        for number, (text, ids) in enumerate(zip(texts, tokenizer.encode_batch(texts), strict=True))
+    ]
+
+
+_LISTS = pyarrow.list_(pyarrow.list_(pyarrow.int32()))
+_FLOATS = pyarrow.list_(pyarrow.list_(pyarrow.float32()))
+
+
+def write_neutral(
+    path: Path, rows: Sequence[Row], *, row_group_size: int = 2, **about: str
+) -> Path:
+    """Write rows as a neutral cache, several row groups of it."""
+    types = {"input_ids": pyarrow.list_(pyarrow.int32()), "topk_ids": _LISTS}
+    types["topk_logprobs"] = _FLOATS
+    table = pyarrow.table(
+        {name: pyarrow.array([r.get(name) for r in rows], types.get(name)) for name in rows[0]}
+    )
+    table = table.replace_schema_metadata(about or None)
+    pyarrow.parquet.write_table(table, path, row_group_size=row_group_size)
+    return path
+
+
+def vllm_answer(row: Row, **fields: Any) -> Row:
+    """Return vLLM's answer: the text's own token first, then by rank."""
+    entries: list[Row | None] = [None]
+    for token, ids, logprobs in list(zip(*map(row.get, _NAMES), strict=True))[1:]:
+        ranked = list(zip(ids, logprobs, range(1, len(ids) + 1), strict=True))
+        ranked.sort(key=lambda entry: entry[0] != token)
+        entries.append(
+            {str(i): {"logprob": lp, "rank": n, "decoded_token": "?"} for i, lp, n in ranked}
+        )
+    choice = {"index": 0, "text": "!", "prompt_logprobs": entries}
+    choice["prompt_token_ids"] = row["input_ids"]
+    others = {name: row[name] for name in row if name not in _NAMES}
+    return {**others, **fields, "object": "text_completion", "choices": [choice]}
+
+
+_NAMES = ("input_ids", "topk_ids", "topk_logprobs")
+
+
+def sglang_answer(row: Row) -> Row:
+    """Return SGLang's answer: the text's own token apart, the best first."""
+    own, top = [], []
+    for token, ids, logprobs in zip(*map(row.get, _NAMES), strict=True):
+        entries = [[lp, i, None] for i, lp in zip(ids, logprobs, strict=True)]
+        own.append(next((e for e in entries if e[1] == token), [None, token, None]))
+        top.append(entries or None)
+    about = {"input_token_logprobs": own, "input_top_logprobs": top}
+    return {"id": row["id"], "text": "what it wrote", "meta_info": about}
+
+
+def write_lines(path: Path, values: Sequence[Any]) -> Path:
+    """Write JSON lines."""
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Serve a vLLM of random predictions over ids below 100,000, for any host, as a proxy does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            row = predicted(asked["prompt"], 100_000, asked["prompt_logprobs"])
+            data = json.dumps(vllm_answer(row, id="cmpl-0")).encode()
+            self.send_response(200 if self.path.endswith("/v1/completions") else 404)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()

@@ -1,0 +1,106 @@
+"""`xtok project`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import xtok
+from xtok import report
+from xtok.cli.command import command, expanded, show
+from xtok.cli.counting import sources_of
+from xtok.cli.options import JSON, ModelArguments, Widths, map_files
+from xtok.config import MAIN, MODELS, ProjectConfig, option
+from xtok.report.stdout import print_path
+
+
+@command
+def project(
+    *,
+    teacher_topk: str = option(
+        ...,
+        "The teacher's log-probabilities, a file or quoted glob: a neutral cache (Parquet), "
+        "DistillKit's Parquet, or JSON lines of vLLM's prompt_logprobs or of SGLang's answers, "
+        "also as .gz or .zst.",
+        argument="TEACHER_TOPK",
+        parser=expanded,
+    ),
+    models: ModelArguments,
+    back_map: Path | None = option(
+        None,
+        "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is "
+        "built.",
+        name="map",
+        metavar="MAP",
+        panel=MAIN,
+        autocompletion=map_files,
+    ),
+    output: Path = option(
+        ..., "Where to write: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
+    ),
+    config: ProjectConfig,
+    student_topk: str | None = option(
+        None,
+        "The student's own cache of this text: says whether the teacher is better on it.",
+        metavar="FILE",
+        parser=expanded,
+        panel=MAIN,
+    ),
+    student_chat_template: str | None = option(
+        None,
+        "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
+        metavar="FILE|NAME",
+        panel=MODELS,
+    ),
+    teacher_chat_template: str | None = option(
+        None, "Chat template of the teacher.", metavar="FILE|NAME", panel=MODELS
+    ),
+    widths: Widths,
+    engine: Literal["local", "ray"] = option(
+        "local", "Work on this machine, or on a Ray cluster, file by file.", panel="Cluster"
+    ),
+    address: str = option(
+        "auto",
+        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
+        needs={"engine": "ray"},
+        panel="Cluster",
+    ),
+    json: bool = JSON,
+) -> None:
+    """Turn a teacher's stored top-k log-probabilities into a student's, for any trainer.
+
+    Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
+    student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
+    """
+    from xtok.projecting.files import project_on_ray
+
+    pair = models.pair(widths)
+    projected_on = None
+    if engine == "ray":
+        projected_on = partial(
+            project_on_ray, sources=sources_of(models, pair), address=address,
+            progress=report.text_progress_bar,
+        )  # fmt: skip
+    try:
+        projected = xtok.project(
+            teacher_topk,
+            pair,
+            None,
+            output,
+            config,
+            back_map=back_map,
+            student_template=student_chat_template,
+            teacher_template=teacher_chat_template,
+            student_topk=student_topk or (),
+            work=projected_on,
+            progress=report.progress_bar,
+            text_progress=report.text_progress_bar,
+            note=report.print_note,
+        )
+    except KeyboardInterrupt:
+        message = "run the same command again to go on from what is done"
+        raise KeyboardInterrupt(message) from None
+    if json:
+        show(projected, lambda _: None, json=True)
+        return
+    report.print_notes([*projected.sentences, *projected.notes])
+    print_path(output)

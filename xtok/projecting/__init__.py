@@ -1,0 +1,1 @@
+"""A teacher's stored predictions, in the tokens of a student."""

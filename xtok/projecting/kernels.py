@@ -1,0 +1,356 @@
+"""Numba kernels on flat arrays: one prediction over teacher tokens after another.
+
+All kernels are serial, release the GIL, and check nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.kernels import inner_kernel, kernel
+
+ROOT = 62  # the bit that marks what is left of a token, in a key of `Stems`
+ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
+NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
+
+BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
+
+
+class Teacher(NamedTuple):
+    """A teacher's tokens, the map's rows of them, and what they say of the student's."""
+
+    data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
+    offsets: NDArray[np.int64]  # [V_teacher + 1]
+    is_text: NDArray[np.bool_]  # [V_teacher], whether the text goes on with the token's bytes
+    ends_text: NDArray[np.bool_]  # [V_teacher], a control token: a student's token ends before it
+    is_open: NDArray[np.bool_]  # [V_teacher], what follows may change where it is split
+    row_bounds: NDArray[np.int64]  # [V_teacher + 1], the map's rows, in its order
+    columns: NDArray[np.int32]  # [2 * nnz], the student id of entry k at 2 * k
+    weights: NDArray[np.float32]  # [2 * nnz], the same memory, its weight at 2 * k + 1
+    joined: NDArray[np.bool_]  # [256, 256], whether two bytes are neighbours in a student token
+
+
+class Predictions(NamedTuple):
+    """A teacher's predictions, as `project.TopK` has them."""
+
+    token_ids: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    rest_logprob: NDArray[np.float32]
+    realized_logprob: NDArray[np.float32]
+
+
+class Stems(NamedTuple):
+    """Byte strings that teacher tokens spell, and what the student makes of each.
+
+    The key of what is left of token t after u bytes is `1 << ROOT | u << ID_BITS | t`; that of stem
+    e with token t after it `(e + 1) << ID_BITS | t`.
+    """
+
+    slots: NDArray[np.int32]  # [2**n], an open-addressed table of stems by key, −1 where free
+    keys: NDArray[np.int64]  # [stems]
+    first: NDArray[np.int32]  # [stems], the student's first token, or −1 if it cannot spell it
+    # [stems], if nothing is known but its bytes: that token, or `-2 - t` for the map's row of t
+    settled: NDArray[np.int32]
+    grows: NDArray[np.bool_]  # [stems], whether a student token begins with it and is longer
+
+
+class Rows(NamedTuple):
+    """Rows of the student, and their projections: at most `top_k` candidates each."""
+
+    place: NDArray[np.int64]  # [rows], the teacher's token at the byte where the student's begins
+    inside: NDArray[np.int64]  # [rows], how many bytes of it are before that
+    last: NDArray[np.int64]  # [rows], the end of the teacher's document
+    realized: NDArray[np.int32]  # [rows], the student's token itself
+    size: NDArray[np.int64]  # [rows], the candidates found; −1 where the row is not done
+    ids: NDArray[np.int32]  # [rows, top_k]
+    logprobs: NDArray[np.float32]  # [rows, top_k]
+    rest: NDArray[np.float32]  # [rows], a log-probability
+    own: NDArray[np.float32]  # [rows], that of the student's token; NaN if it has no part
+
+
+@inner_kernel
+def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
+    """Return where a key is in the table, or where there is room for it."""
+    mask = np.int64(len(slots) - 1)
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    slot = np.int64(mixed >> np.uint64(32)) & mask
+    while slots[slot] >= 0 and keys[slots[slot]] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@kernel
+def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
+    """Enter the keys from `start` on, none of which is there, into the table."""
+    for e in range(start, len(keys)):
+        slots[_slot(slots, keys, keys[e])] = e
+
+
+@inner_kernel
+def _begins(data, offsets, t, prefix, length):  # type: ignore[no-untyped-def]
+    """Tell whether token t begins with the first bytes of another."""
+    a, b = offsets[t], offsets[prefix]
+    if offsets[t + 1] - a < length:
+        return False
+    same = 0
+    while same < length and data[a + same] == data[b + same]:
+        same += 1
+    return same == length
+
+
+@kernel
+def project_rows(  # type: ignore[no-untyped-def]
+    teacher, given, stems, rows, todo, is_same, top_k, mass, touched, missing
+):
+    """Project the rows `todo`, until there is no more room for the keys of stems that are missing.
+
+    Args:
+        teacher: a `Teacher`.
+        given: `Predictions`.
+        stems: `Stems`.
+        rows: `Rows`; what is found is written there, where no stem is missing.
+        todo: int64, which rows, none of which is done.
+        is_same: whether both have one tokenizer.
+        top_k: the most candidates of a row.
+        mass: float64 `[V_student]`, zeros; they are left as such.
+        touched: int32 `[V_student]`.
+        missing: int64, is filled with keys, some of them several times.
+
+    Returns:
+        How many keys are missing.
+    """
+    # Arrays of their own: those of a tuple are counted references, in loops and calls as well.
+    data, offsets, is_text, ends_text, is_open, row_bounds, columns, weights, joined = teacher
+    token_ids, starts, ids, logprobs, rest_logprob, realized_logprob = given
+    slots, keys, stem_first, settled, grows = stems
+    misses = np.int64(0)
+    order = np.empty_like(touched)
+    places = np.zeros(BUCKETS, np.int64)
+    goes_to = np.empty(1024, np.int32)  # parts: a student's token, or a row, as `settled` has it
+    part = np.empty(1024, np.float64)
+    for x in todo:
+        j, u = rows.place[x], rows.inside[x]
+        t = token_ids[j]
+        start, end = starts[j], starts[j + 1]
+        if misses + end - start + 2 > len(missing):
+            break
+        if is_same and u == 0:
+            _copy(given, j, rows, x, top_k)
+            continue
+        misses_before = misses
+        num_parts = np.int64(0)
+        goes_to, part = _room(goes_to, part, num_parts + end - start + 2)
+        rest = np.exp(np.float64(rest_logprob[j]))
+        known = not np.isnan(rest)
+        if not known:
+            rest = 0.0
+        total = on_path = 0.0
+        follows = u > 0 or is_text[t]
+        is_listed = is_full = False
+        for k in range(start, end + 1):
+            if k < end:
+                c, logprob = ids[k], logprobs[k]
+                is_listed |= c == t
+            elif not is_listed and start < end and not np.isnan(realized_logprob[j]):
+                c, logprob = t, realized_logprob[j]
+                rest = max(0.0, rest - np.exp(np.float64(logprob)))
+            else:
+                break
+            if u > 0 and not _begins(data, offsets, c, t, u):
+                continue
+            p = np.exp(np.float64(logprob))
+            total += p
+            if c == t and follows:
+                on_path = p
+                continue
+            goes_to[num_parts] = -2 - c
+            if u > 0:
+                goes_to[num_parts] = -1  # a token that ends here: what follows is not known
+                if offsets[c + 1] - offsets[c] > u:
+                    key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
+                    e = slots[_slot(slots, keys, key)]
+                    if e < 0:
+                        missing[misses] = key
+                        misses += 1
+                    else:
+                        goes_to[num_parts] = settled[e]
+            part[num_parts] = p
+            num_parts += 1
+        # Along the path: what the text really has, with the prediction at each next place.
+        key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
+        while on_path > 0.0:
+            e = slots[_slot(slots, keys, key)]
+            if e < 0:
+                missing[misses] = key
+                misses += 1
+                break
+            j += 1
+            start = end = np.int64(0)
+            if grows[e] and j < rows.last[x]:
+                start, end = starts[j], starts[j + 1]
+            is_full = misses + end - start + 2 > len(missing)
+            if is_full:
+                break
+            goes_to, part = _room(goes_to, part, num_parts + end - start + 2)
+            first = stem_first[e]
+            is_any = is_open[t]
+            last_byte = data[offsets[t + 1] - 1]
+            t = token_ids[j] if start < end else t
+            left, p_next = 1.0, 0.0
+            if start < end:
+                left = np.exp(np.float64(rest_logprob[j]))
+                if np.isnan(left):
+                    known, left = False, 0.0
+            is_listed = False
+            for k in range(start, end):
+                c = ids[k]
+                p = np.exp(np.float64(logprobs[k]))
+                if c == t:
+                    is_listed = True
+                    p_next = p
+                    continue
+                goes_to[num_parts] = first if is_text[c] or ends_text[c] else -1
+                if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
+                    child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
+                    found = slots[_slot(slots, keys, child)]
+                    if found < 0:
+                        missing[misses] = child
+                        misses += 1
+                    else:
+                        goes_to[num_parts] = stem_first[found]
+                part[num_parts] = on_path * p
+                num_parts += 1
+            if start < end and not is_listed and not np.isnan(realized_logprob[j]):
+                p_next = np.exp(np.float64(realized_logprob[j]))
+                left = max(0.0, left - p_next)
+            goes_to[num_parts], part[num_parts] = settled[e], on_path * left
+            num_parts += 1
+            on_path *= p_next
+            if on_path > 0.0 and not is_text[t]:
+                goes_to[num_parts] = first if ends_text[t] else -1
+                part[num_parts] = on_path
+                num_parts += 1
+                break
+            key = (np.int64(e) + 1) << ID_BITS | np.int64(t)
+        if is_full or misses > misses_before:
+            continue
+        # Inside a token, what does not go on as the text did is not possible: what is not known
+        # keeps its share.
+        scale = 1.0
+        if u > 0:
+            scale = (1.0 - rest) / total if total > 0.0 else 0.0
+        count = np.int64(0)
+        for n in range(num_parts):
+            s, p = goes_to[n], part[n] * scale
+            if s >= 0:
+                if mass[s] == 0.0 and p > 0.0:
+                    touched[count] = s
+                    count += 1
+                mass[s] += p
+            elif s == -1:
+                rest += p
+            else:
+                for k in range(row_bounds[-2 - s], row_bounds[-1 - s]):
+                    q = part[n] * scale * np.float64(weights[2 * k + 1])
+                    if q < NEGLIGIBLE:
+                        break
+                    p -= q
+                    s = columns[2 * k]
+                    if mass[s] == 0.0:
+                        touched[count] = s
+                        count += 1
+                    mass[s] += q
+                rest += p
+        own = mass[rows.realized[x]]
+        rows.own[x] = np.log(own) if own > 0.0 else np.nan
+        size = _keep_best(mass, touched, count, top_k, places, order)
+        for n in range(size):
+            rows.ids[x, n] = order[n]
+            rows.logprobs[x, n] = min(0.0, np.log(mass[order[n]]))
+            mass[order[n]] = 0.0
+        for n in range(count):
+            rest += mass[touched[n]]
+            mass[touched[n]] = 0.0
+        _settle_ties(rows.ids[x], rows.logprobs[x], size)
+        rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if known and size else np.nan
+        rows.size[x] = size
+    return misses
+
+
+@inner_kernel
+def _room(goes_to, part, size):  # type: ignore[no-untyped-def]
+    """Return the parts with room for so many."""
+    if size <= len(part):
+        return goes_to, part
+    more = np.empty(2 * size, np.int32), np.empty(2 * size, np.float64)
+    more[0][: len(part)] = goes_to
+    more[1][: len(part)] = part
+    return more
+
+
+@inner_kernel
+def _copy(given, j, rows, x, top_k):  # type: ignore[no-untyped-def]
+    """Write a prediction as it is, but for what is cut."""
+    start, end = given.starts[j], given.starts[j + 1]
+    size = min(end - start, top_k)
+    rows.ids[x, :size] = given.ids[start : start + size]
+    rows.logprobs[x, :size] = given.logprobs[start : start + size]
+    rows.rest[x] = given.rest_logprob[j]
+    if start + size < end:
+        cut = np.exp(given.logprobs[start + size : end].astype(np.float64)).sum()
+        rows.rest[x] = np.log(np.exp(np.float64(given.rest_logprob[j])) + cut)
+    rows.own[x] = given.realized_logprob[j]
+    rows.size[x] = size
+
+
+@inner_kernel
+def _keep_best(mass, touched, count, top_k, places, order):  # type: ignore[no-untyped-def]
+    """Put the heaviest tokens first, ties by the lower id; return how many.
+
+    By buckets of 16 to an octave, so that few are left to be compared. Takes `places`, zeros.
+    """
+    bits = mass.view(np.int64)
+    for n in range(count):
+        places[_bucket(bits[touched[n]])] += 1
+    size = np.int64(0)
+    lowest = BUCKETS
+    while lowest > 0 and size < top_k:
+        lowest -= 1
+        places[lowest], size = size, size + places[lowest]
+    for n in range(count):
+        bucket = _bucket(bits[touched[n]])
+        if bucket >= lowest:
+            order[places[bucket]] = touched[n]
+            places[bucket] += 1
+    places[:] = 0
+    for n in range(1, size):
+        s = order[n]
+        m = n
+        while m > 0 and (
+            mass[order[m - 1]] < mass[s] or (mass[order[m - 1]] == mass[s] and order[m - 1] > s)
+        ):
+            order[m] = order[m - 1]
+            m -= 1
+        order[m] = s
+    return min(size, top_k)
+
+
+@inner_kernel
+def _bucket(bits):  # type: ignore[no-untyped-def]
+    """Return the bucket of a probability, of its exponent and first four bits; 1 has the last."""
+    return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
+
+
+@inner_kernel
+def _settle_ties(ids, logprobs, size):  # type: ignore[no-untyped-def]
+    """Sort by id what is equal after rounding."""
+    for n in range(1, size):
+        m = n
+        while m > 0 and logprobs[m - 1] == logprobs[m] and ids[m - 1] > ids[m]:
+            ids[m - 1], ids[m] = ids[m], ids[m - 1]
+            m -= 1

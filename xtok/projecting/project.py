@@ -1,0 +1,298 @@
+"""A teacher's predictions over its own tokens, as predictions over a student's."""
+
+from __future__ import annotations
+
+import string
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.alignment.aligner import TokenAligner
+from xtok.alignment.rows import FlatIds
+from xtok.maps.projection_map import ProjectionMap
+from xtok.projecting.kernels import (
+    ID_BITS,
+    ROOT,
+    Predictions,
+    Rows,
+    Stems,
+    Teacher,
+    add_stems,
+    project_rows,
+)
+from xtok.threads import available_cores
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.table import TokenTable, TokenType
+
+_ROWS_AT_ONCE = 1 << 16
+_LEAST_ROOM = 1 << 18
+_MOST_STEMS = 1 << 23
+"""Beyond this many byte strings, 250 MB, they are forgotten and worked out anew."""
+
+
+class TopK(NamedTuple):
+    """Predictions for documents that are laid one after another; row i is of token i.
+
+    Row i is what is predicted for token i from the tokens before it. Log-probabilities are natural,
+    and true ones: not normalized over the candidates.
+    """
+
+    token_ids: NDArray[np.int32]  # [N], the documents' tokens
+    bounds: NDArray[np.int64]  # [documents + 1]; document d is token_ids[bounds[d]:bounds[d + 1]]
+    # [N + 1]; candidates of row i are ids[starts[i]:starts[i + 1]], none where nothing is predicted
+    starts: NDArray[np.int64]
+    ids: NDArray[np.int32]  # [nnz], the best first in a row, ties by the lower id; none twice
+    logprobs: NDArray[np.float32]  # [nnz]
+    rest_logprob: NDArray[np.float32]  # [N], log(1 - sum of the candidates), −inf for none; NaN
+    # where it is not known: the source renormalized the candidates, or there is no prediction
+    realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN where not known
+
+    @property
+    def valid(self) -> NDArray[np.bool_]:
+        """Which rows have a prediction, bool `[N]`."""
+        return np.diff(self.starts) > 0
+
+
+class Projector:
+    """Turns predictions of a teacher into predictions of a student, for a pair and a map.
+
+    Where both sides begin a token at one byte, the teacher's candidates go through the map. The one
+    that the text really has goes along the path: its bytes and each candidate at the next place are
+    spelled by the student, and so on while a token of the student's may still grow over them. Where
+    the student's token begins inside the teacher's, the candidates that go on as the text did count
+    by what is left of them; the share of what is not known stays what it was.
+
+    What is cut away, cannot be spelled, or follows a candidate that ends inside a token of the text
+    is not known: it is rest. Of two equal tokenizers, predictions stay what they are.
+
+    What the student makes of the bytes that teacher tokens spell is kept: a projector gets faster
+    with what it has seen. One call at a time; it uses several threads itself.
+
+    Args:
+        student: its tokenizer, which spells what teacher tokens begin with.
+        teacher: its tokens.
+        back_map: from the teacher (rows) to the student (columns), without scale slots; `build`
+            makes it of the teacher and the student, in this order, with
+            `BuildConfig.for_loss("p-kl", target="start", top_k=32)`.
+        num_threads: one per available core if None. The result does not depend on it.
+
+    Raises:
+        ValueError: if the map is not of these two widths, or has scale slots.
+    """
+
+    def __init__(
+        self,
+        student: Tokenizer,
+        teacher: TokenTable,
+        back_map: ProjectionMap,
+        num_threads: int | None = None,
+    ) -> None:
+        if back_map.shape != (len(teacher), len(student.table)) or back_map.enable_scale_trick:
+            raise ValueError(
+                f"the map is {back_map.shape}, and must be {(len(teacher), len(student.table))}, "
+                "from the teacher to the student, without scale slots"
+            )
+        self.student = student
+        self.is_same = student.table.sha256() == teacher.sha256()
+        self.num_threads = num_threads or available_cores()
+        self._aligner = TokenAligner(student.table, teacher)
+        self._teacher = _arrays(teacher, student.table, back_map)
+        self._tokens = teacher.tokens()
+        self._id_of = teacher.canonical_ids()
+        self._sorted = sorted(student.table.canonical_ids())
+        self._forget()
+
+    def project(
+        self,
+        teacher: TopK,
+        student_ids: NDArray[np.int32],
+        student_bounds: NDArray[np.int64],
+        top_k: int,
+    ) -> TopK:
+        """Project predictions onto the student's tokens of the same documents.
+
+        A row is valid where the student's token begins at a byte that both sides spell alike, and
+        the teacher's token at that byte has a prediction. `realized_logprob` is exact where one
+        student token is what one or more teacher tokens spell together: the sum of theirs; else it
+        is the row's own, before the cut to `top_k`, NaN if the token has no part of it.
+
+        Args:
+            teacher: its predictions; not checked.
+            student_ids: int32 `[tokens]`, the student's tokens of these documents.
+            student_bounds: int64 `[documents + 1]`.
+            top_k: the most candidates of a row; what is cut away is part of the rest.
+
+        Raises:
+            ValueError: for ids that a vocabulary does not have, and other numbers of documents.
+        """
+        student = self._aligner.student.flat(student_ids, student_bounds)
+        texts = self._aligner.teacher.flat(teacher.token_ids, teacher.bounds)
+        place, inside, whole = self._places(student, texts, teacher.realized_logprob)
+        numbers = np.flatnonzero(place >= 0)
+        numbers = numbers[teacher.valid[place[numbers]]]
+        ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
+        given = Predictions(texts.ids, teacher.starts, *teacher[3:])
+        count = np.zeros(len(place), np.int64)
+        rest, realized = np.full((2, len(place)), np.nan, np.float32)
+        ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
+        for start in range(0, len(numbers), _ROWS_AT_ONCE):
+            some = numbers[start : start + _ROWS_AT_ONCE]
+            rows = Rows(
+                place[some], inside[some], ends[some], student.ids[some],
+                np.full(len(some), -1), np.empty((len(some), top_k), np.int32),
+                *np.empty((1, len(some), top_k), np.float32),
+                *np.full((2, len(some)), np.nan, np.float32),
+            )  # fmt: skip
+            self._fill(rows, given, top_k)
+            kept = np.arange(top_k) < rows.size[:, None]
+            ids.append(rows.ids[kept])
+            logprobs.append(rows.logprobs[kept])
+            count[some], rest[some] = rows.size, rows.rest
+            realized[some] = np.where(np.isnan(whole[some]), rows.own, whole[some])
+        return TopK(
+            student.ids, student.bounds, np.concatenate([[0], np.cumsum(count)]),
+            np.concatenate(ids), np.concatenate(logprobs), rest, realized,
+        )  # fmt: skip
+
+    def _places(
+        self, student: FlatIds, teacher: FlatIds, realized: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Return where the student's tokens begin in the teacher's, and what these say of a whole.
+
+        For each of the student's tokens: the teacher's at its first byte, or −1; how many bytes of
+        it are before that; the log-probability of the teacher's tokens that spell just this one.
+        """
+        alignment = self._aligner.align_rows(student, teacher)
+        ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
+        shared = np.append(alignment.is_correct, False)
+        s, t = np.flatnonzero(shared[ours_in]), np.flatnonzero(shared[theirs_in])
+        # Both sides have the same symbols in these chunks, so one count of them holds for both.
+        s_lengths = np.diff(self._aligner.student.offsets)[student.ids[s]]
+        t_lengths = np.diff(self._aligner.teacher.offsets)[teacher.ids[t]]
+        begins, t_begins = np.cumsum(s_lengths) - s_lengths, np.cumsum(t_lengths) - t_lengths
+        at = np.searchsorted(t_begins, begins, side="right") - 1
+        place, inside = np.full(len(student.ids), -1), np.zeros(len(student.ids), np.int64)
+        place[s], inside[s] = t[at], begins - t_begins[at]
+        sums = np.bincount(theirs_in, realized, len(shared))
+        is_one = shared & (np.bincount(ours_in, minlength=len(shared)) == 1)
+        return place, inside, np.where(is_one, sums, np.nan)[ours_in].astype(np.float32)
+
+    def _fill(self, rows: Rows, given: Predictions, top_k: int) -> None:
+        """Project rows, and work out what the student makes of bytes that are new."""
+        room = max(_LEAST_ROOM, 2 * int(np.diff(given.starts).max()) + 2)
+        num_students = len(self.student.table)
+
+        def run(todo: NDArray[np.int64]) -> NDArray[np.int64]:
+            missing = np.empty(room, np.int64)
+            misses = project_rows(
+                self._teacher, given, self._stems, rows, todo, self.is_same, top_k,
+                np.zeros(num_students), np.empty(num_students, np.int32), missing,
+            )  # fmt: skip
+            return missing[:misses]
+
+        if self._size > _MOST_STEMS:
+            self._forget()
+        todo = np.arange(len(rows.size))
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            while len(todo):
+                parts = pool.map(run, np.array_split(todo, self.num_threads))
+                self._learn(np.unique(np.concatenate(list(parts))))
+                todo = todo[rows.size[todo] < 0]
+
+    def _forget(self) -> None:
+        self._size = 0
+        self._stems = _no_stems(_LEAST_ROOM)
+
+    def _learn(self, keys: NDArray[np.int64]) -> None:
+        """Add stems; see `Stems`."""
+        is_root = keys >> ROOT != 0
+        token = keys & (1 << ID_BITS) - 1
+        other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
+        parents = {e: self._bytes(e - 1) for e in np.unique(other[~is_root]).tolist()}
+        stems = [
+            self._tokens[t][x:] if root else parents[x] + self._tokens[t]
+            for root, t, x in zip(is_root.tolist(), token.tolist(), other.tolist(), strict=True)
+        ]
+        distinct = list(dict.fromkeys(stems))
+        spelled = self.student.segment_batch(distinct)
+        about = {
+            stem: (ids[0] if ids else -1, self._grows(stem))
+            for stem, ids in zip(distinct, spelled, strict=True)
+        }
+        size = self._size + len(keys)
+        old = self._stems
+        if size > len(old.keys):
+            self._stems = _no_stems(max(size, 2 * len(old.keys)))
+            arrays: Any = zip(self._stems[1:], old[1:], strict=True)
+            for array, before in arrays:
+                array[: self._size] = before[: self._size]
+            add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
+        new = slice(self._size, size)
+        _, all_keys, first, settled, grows = self._stems
+        all_keys[new] = keys
+        first[new] = [about[stem][0] for stem in stems]
+        grows[new] = [about[stem][1] for stem in stems]
+        whole = np.array([self._id_of.get(stem, -1) for stem in stems], np.int64)
+        whole = np.where(is_root & (other == 0), token, whole)
+        has_row = is_root & (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
+        settled[new] = np.where(has_row, -2 - whole, first[new])
+        add_stems(self._stems.slots, all_keys[:size], self._size)
+        self._size = size
+
+    def _bytes(self, stem: int) -> bytes:
+        key = int(self._stems.keys[stem])
+        token, other = self._tokens[key & (1 << ID_BITS) - 1], key >> ID_BITS
+        if key >> ROOT:
+            return token[other - (1 << ROOT - ID_BITS) :]
+        return self._bytes(other - 1) + token
+
+    def _grows(self, stem: bytes) -> bool:
+        place = bisect_right(self._sorted, stem)
+        return place < len(self._sorted) and self._sorted[place].startswith(stem)
+
+
+def _no_stems(room: int) -> Stems:
+    """Return an empty table, with room for so many."""
+    slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
+    first, settled = np.empty((2, room), np.int32)
+    return Stems(slots, np.empty(room, np.int64), first, settled, np.empty(room, np.bool_))
+
+
+def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:
+    bounds = np.zeros(len(teacher) + 1, np.int64)
+    np.cumsum(back_map.entries_per_row, out=bounds[1:])
+    is_open, joined = seams(teacher, student)
+    entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
+    return Teacher(
+        data=np.ascontiguousarray(teacher.data),
+        offsets=np.ascontiguousarray(teacher.offsets),
+        is_text=teacher.lengths > 0,
+        ends_text=teacher.types == TokenType.CONTROL,
+        is_open=is_open,
+        row_bounds=bounds,
+        columns=entries.ravel(),
+        weights=entries.ravel().view(np.float32),
+        joined=joined,
+    )
+
+
+def seams(teacher: TokenTable, student: TokenTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return where what follows a teacher token may change the student's tokens of it.
+
+    That is after some tokens, bool `[V_teacher]`, and between some bytes, bool `[256, 256]`. Else a
+    token of the student's ends there whatever follows, and it is not worked out pair by pair.
+    """
+    joined = np.zeros((256, 256), np.bool_)
+    within = np.ones(len(student.data), np.bool_)
+    # A token's first byte, which has no neighbour before it; those behind the end are the first's.
+    within[student.offsets[1:-1] % max(1, len(student.data))] = False
+    joined[student.data[:-1][within[1:]], student.data[1:][within[1:]]] = True
+    # A letter, or a part of one, may change what is a word, and so where a tokenizer splits.
+    letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
+    joined[:, letters] = True
+    texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]
+    is_open = np.array([text != text.rstrip() for text in texts], np.bool_)  # a look ahead
+    return is_open, joined

@@ -1,0 +1,255 @@
+"""A teacher's stored rows as a student's: its ids of the same text, and what they predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.alignment.chats import written_alike
+from xtok.alignment.retokenize import Retokenizer
+from xtok.conversation import Conversation, render
+from xtok.conversation.files import ChatRecord, chat_record, without_none
+from xtok.errors import XtokError
+from xtok.maps.projection_map import ProjectionMap
+from xtok.projecting.project import Projector
+from xtok.projecting.stored import StoredRows, bounds_of, cache_error, chosen_rows
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.roles import match_roles
+
+_OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
+
+
+class _Told(NamedTuple):
+    """A row's text in the student's tokens, and which tokens of both sides spell the same."""
+
+    ids: NDArray[np.int32]
+    spans: list[tuple[slice, slice]]  # the student's, the teacher's
+    mask: NDArray[np.bool_] | None  # of what the assistant wrote
+
+
+class RowProjector:
+    """Turns a teacher's stored rows into a student's.
+
+    A row's `messages` are rendered by the student's own template, its `text` is encoded by the
+    student's own library; a row without either is the bytes of its ids.
+
+    Args:
+        student: its tokenizer.
+        teacher: its tokenizer.
+        back_map: from the teacher (rows) to the student (columns).
+        top_k: the most candidates of a row.
+        student_template: of conversations, as `conversation.render` takes it.
+        teacher_template: the same for the teacher's side.
+        num_threads: one per available core if None.
+    """
+
+    def __init__(
+        self,
+        student: Tokenizer,
+        teacher: Tokenizer,
+        back_map: ProjectionMap,
+        *,
+        top_k: int,
+        student_template: str | Path | None = None,
+        teacher_template: str | Path | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.student, self.teacher, self.top_k = student, teacher, top_k
+        self._templates = student_template, teacher_template
+        self._projector = Projector(student, teacher.table, back_map, num_threads)
+        self._retold = Retokenizer(teacher, student)
+        self._roles = match_roles(teacher.table, student.table)
+        self._control = np.isin(np.arange(len(teacher.table)), list(teacher.table.control_names))
+
+    def __call__(self, rows: StoredRows) -> StoredRows:
+        """Project rows that are checked.
+
+        Raises:
+            XtokError: if a row's ids do not spell its text, or its messages cannot be rendered.
+        """
+        topk = rows.topk
+        told = list(self._told(rows))
+        bounds = bounds_of([len(one.ids) for one in told])
+        token_ids = np.concatenate([*(one.ids for one in told), np.zeros(0, np.int32)])
+        places = []  # of the tokens of both sides that are projected
+        for side, begins in ((0, bounds), (1, topk.bounds)):
+            spans = [
+                np.arange(start + span[side].start, start + span[side].stop)
+                for one, start in zip(told, begins.tolist(), strict=False)
+                for span in one.spans
+            ]
+            ends = bounds_of([len(span) for span in spans])
+            places.append((np.concatenate([*spans, np.zeros(0, np.int64)]), ends))
+        (ours, our_ends), (theirs, their_ends) = places
+        given = chosen_rows(topk, theirs, topk.token_ids[theirs], their_ends)
+        projected = self._projector.project(given, token_ids[ours], our_ends, self.top_k)
+        row_of = np.full(len(token_ids), -1, np.int64)
+        row_of[ours] = np.arange(len(ours))
+        masks = None
+        if rows.loss_mask is not None or any(one.mask is not None for one in told):
+            masks = np.concatenate([*self._masks(rows, told), np.zeros(0, np.bool_)])
+        return rows._replace(
+            topk=chosen_rows(projected, row_of, token_ids, bounds), loss_mask=masks
+        )
+
+    def _told(self, rows: StoredRows) -> Iterator[_Told]:
+        """Return each row's text in the student's tokens."""
+        topk, bounds = rows.topk, rows.topk.bounds.tolist()
+        ids = [topk.token_ids[a:b] for a, b in pairwise(bounds)]
+        texts, chats = rows.values("text"), rows.values("messages")
+        tools, variables = rows.values("tools"), rows.values("chat_template_kwargs")
+        plain = [i for i, chat in enumerate(chats) if chat is None]
+        as_text = {i: texts[i] for i in plain if texts[i] is not None}
+        starts = {i: self._start_of(ids[i], as_text[i], rows.places[i]) for i in as_text}
+        by_text = [i for i, start in starts.items() if start is not None]
+        by_ids = [i for i in plain if starts.get(i) is None]
+        encoded = self.student.encode_batch([as_text[i] for i in by_text])
+        retold = self._retold([ids[i].tolist() for i in by_ids])
+        found = {
+            i: self._of_text(ids[i], own, starts[i] or 0)
+            for i, own in zip(by_text, encoded, strict=True)
+        }
+        for i, own in zip(by_ids, retold, strict=True):
+            whole = (slice(0, len(own)), slice(0, len(ids[i])))
+            found[i] = _Told(np.array(own, np.int32), [whole], None)
+        for i, place in enumerate(rows.places):
+            if i in found:
+                yield found[i]
+            else:
+                fields = {"messages": chats[i], "tools": tools[i]}
+                fields["chat_template_kwargs"] = variables[i]
+                yield self._of_chat(ids[i], chat_record(without_none(fields), place))
+
+    def _start_of(self, ids: NDArray[np.int32], text: str, place: str) -> int | None:
+        """Return how many bytes the ids have before the text; None if it is a rendered one.
+
+        Raises:
+            XtokError: if the ids are not those of the text.
+        """
+        data, tokens = text.encode(), self.teacher.table.tokens()
+        spelled = b"".join(tokens[i] for i in ids.tolist())
+        if spelled in (data, b" " + data):  # some libraries put a space before a text
+            return len(spelled) - len(data)
+        names = self.teacher.table.control_names
+        inner = self._inner(ids)
+        named = [names[i].encode() if i in names else tokens[i] for i in ids.tolist()]
+        if b"".join(named) == data or b"".join(named[inner]) == data:
+            return None
+        own = self.teacher.encode_batch([text])[0]
+        if own in (ids.tolist(), ids[inner].tolist()):  # a library that changes the text
+            return 0
+        place_of = next(
+            (i for i, (a, b) in enumerate(zip(spelled, data, strict=False)) if a != b),
+            min(len(spelled), len(data)),
+        )
+        raise cache_error(
+            place,
+            f"its ids do not spell its text: they differ from byte {place_of} on",
+            f"give the teacher whose ids these are, or {_OTHER_TEXT}",
+        )
+
+    def _inner(self, ids: NDArray[np.int32]) -> slice:
+        """Return where ids are, without the control tokens around them."""
+        text = np.flatnonzero(~self._control[ids])
+        return slice(int(text[0]), int(text[-1]) + 1) if len(text) else slice(0, 0)
+
+    def _of_text(self, ids: NDArray[np.int32], own: Sequence[int], start: int) -> _Told:
+        """Put the counterparts of the control tokens around a text around the student's ids."""
+        inner = self._inner(ids)
+        around = [
+            [self._roles[i] for i in part.tolist() if i in self._roles]
+            for part in (ids[: inner.start], ids[inner.stop :])
+        ]
+        before, behind = around
+        ours = np.array([*before, *own, *behind], np.int32)
+        whole = slice(0, len(ours)), slice(0, len(ids))
+        if not start:
+            return _Told(ours, [whole], None)
+        places = [
+            np.concatenate([[0], np.cumsum(table.lengths[of])]) - skipped
+            for table, of, skipped in (
+                (self.student.table, ours, 0),
+                (self.teacher.table, ids, start),
+            )
+        ]
+        _, first, second = np.intersect1d(places[0], places[1], return_indices=True)
+        spans = [
+            (slice(int(at[0]), size.stop)) for at, size in zip((first, second), whole, strict=True)
+        ] if len(first) else []  # fmt: skip
+        return _Told(ours, [(spans[0], spans[1])] if spans else [], None)
+
+    def _of_chat(self, ids: NDArray[np.int32], chat: ChatRecord) -> _Told:
+        """Render a conversation on both sides; the teacher's ids may be cut off."""
+        asks = chat.messages[-1].get("role") != "assistant"
+        try:
+            ours, theirs = (
+                render(
+                    tokenizer,
+                    chat.messages,
+                    tools=chat.tools,
+                    variables=chat.variables,
+                    add_generation_prompt=asks,
+                    template=template,
+                )
+                for tokenizer, template in zip(
+                    (self.student, self.teacher), self._templates, strict=True
+                )
+            )
+        except XtokError as error:
+            hint = error.hint_with("{option}")
+            raise cache_error(chat.place, error.message, hint, error.parameter) from error
+        same = len(ids) <= len(theirs.ids) and np.array_equal(ids, theirs.ids[: len(ids)])
+        if not same:
+            raise cache_error(
+                chat.place,
+                "its ids are not those of its messages by the teacher's template",
+                f"give the teacher whose ids these are, or {_OTHER_TEXT}",
+            )
+        theirs = _cut(theirs, len(ids))
+        spans = [self._with_end(ours, theirs, *spans) for spans in written_alike(ours, theirs)]
+        return _Told(ours.ids, spans, ours.assistant_mask)
+
+    def _with_end(
+        self, ours: Conversation, theirs: Conversation, our: slice, their: slice
+    ) -> tuple[slice, slice]:
+        """Add the control token that ends a turn on both sides."""
+        ends = ours.ids[our.stop : our.stop + 1].tolist()
+        if ends and ends == [self._roles.get(i) for i in theirs.ids[their.stop :][:1].tolist()]:
+            return slice(our.start, our.stop + 1), slice(their.start, their.stop + 1)
+        return our, their
+
+    def _masks(self, rows: StoredRows, told: Sequence[_Told]) -> Iterator[NDArray[np.bool_]]:
+        """Return which of the student's tokens are targets, as the teacher's at their bytes are."""
+        bounds = rows.topk.bounds.tolist()
+        for one, begin, end in zip(told, bounds[:-1], bounds[1:], strict=True):
+            mask = np.ones(len(one.ids), np.bool_)
+            if one.mask is not None:
+                mask = one.mask
+            elif rows.loss_mask is not None and end > begin:
+                ids, of_teacher = rows.topk.token_ids[begin:end], rows.loss_mask[begin:end]
+                ours, theirs = (
+                    np.cumsum(table.lengths[of]) - table.lengths[of]
+                    for table, of in ((self.student.table, one.ids), (self.teacher.table, ids))
+                )
+                # A control token has no bytes, and so begins where the next token does.
+                of_text = np.searchsorted(theirs, ours, side="right") - 1
+                of_control = np.searchsorted(theirs, ours, side="left").clip(0, len(ids) - 1)
+                has_bytes = self.student.table.lengths[one.ids] > 0
+                mask = of_teacher[np.where(has_bytes, of_text, of_control)]
+            yield mask
+
+
+def _cut(chat: Conversation, size: int) -> Conversation:
+    """Return the first tokens of a conversation."""
+    return replace(
+        chat,
+        ids=chat.ids[:size],
+        bounds=chat.bounds[: size + 1],
+        assistant_mask=chat.assistant_mask[:size],
+    )
