@@ -13,7 +13,7 @@ if run python scripts/fetch_tokenizers.py llama3 qwen; then
   tokens=(201 '<|eot_id|>')
 else
   echo "The Llama 3 and Qwen tokenizers are not available. Using small tokenizers trained here instead:"
-  run python scripts/small_tokenizers.py
+  run python tests/small_tokenizers.py
   student=data/tokenizers/small/small-digits
   teacher=data/tokenizers/small/small.model
   map=data/maps/small_p-kl.safetensors

@@ -12,6 +12,7 @@ import pytest
 import small_tokenizers
 from forked import TIMEOUT, Forks
 from hypothesis import settings
+from make import write_documents
 
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
@@ -51,6 +52,13 @@ def sentencepiece(small: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def ranks(small: Path) -> Tokenizer:
     return load_tokenizer(f"{small / 'small.tiktoken'}@{small_tokenizers.tiktoken_pattern()}")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 lines of the training text as documents, some of them twice."""
+    lines = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line]
+    return write_documents(tmp_path_factory.mktemp("corpus") / "a.jsonl", (lines * 2)[:120])
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_stages import byte_ranks
+from make import byte_ranks
 
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner

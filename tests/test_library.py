@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_stages import byte_ranks
+from make import byte_ranks
 
 import xtok
 from xtok.config import MultitokenConfig

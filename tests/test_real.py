@@ -12,7 +12,7 @@ import naive
 import numpy as np
 import pytest
 from conftest import ROOT
-from test_tokenizers import hf_folder_of_ranks, table_of
+from make import hf_folder_of_ranks, table_of
 
 import xtok
 from xtok.alignment.aligner import TokenAligner

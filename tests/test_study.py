@@ -9,7 +9,7 @@ from pathlib import Path
 import map_study
 import pytest
 
-TEXTS = Path(__file__).parents[1] / "scripts" / "small_corpus"
+TEXTS = Path(__file__).with_name("small_corpus")
 NAMES = {"en": "english", "de": "german", "zh": "chinese", "fr": "french", "ja": "japanese"}
 
 

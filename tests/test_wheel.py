@@ -16,7 +16,7 @@ import sys
 import tarfile
 import venv
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
+from make import FIRST, TEACHER, WORK
 from safetensors.numpy import save_file
 
 import xtok
@@ -152,34 +153,6 @@ def test_the_tree_is_not_imported(run: Run, installed: Path) -> None:
     assert [file for file in files if not Path(file).is_relative_to(installed)] == []
     assert version == xtok.__version__
     assert run("xtok", "--version").stdout.startswith(f"xtok {xtok.__version__}")
-
-
-PAIR = ["--student-model", "small.model", "--teacher-model", "bytes"]
-WORK: dict[str, Sequence[str]] = {
-    "build": [*PAIR, "-o", "map.safetensors"],
-    "inspect": ["map.safetensors"],
-    "verify": ["map.safetensors", *PAIR],
-    "convert": ["map.safetensors", "-o", "map.pt"],
-    "doctor": ["small.model"],
-    "evaluate": ["map.safetensors", *PAIR, "--text", "text.txt"],
-    "align": [*PAIR, "in 2012"],
-    "report": ["map.safetensors", "-o", "report.html"],
-    "multitoken": [*PAIR, "-o", "first.safetensors"],
-    "reapply-exact": ["first.safetensors", "-o", "exact.safetensors"],
-    "sort-cut": ["exact.safetensors", "-k", "4", "-o", "cut.safetensors"],
-    "generate": ["model", "model", "--embedding-model", "own", "-o", "near.safetensors"],
-    "events": [*PAIR, "-o", "events.safetensors"],
-    "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
-    "project": ["teacher.jsonl", *PAIR, "--to", "vllm", "-o", "student.jsonl"],
-}
-"""The arguments of one use of each command."""
-
-ENTRY = '{"98": {"logprob": -0.5, "rank": 1}}'
-TEACHER = f'{{"prompt_token_ids": [97, 98], "prompt_logprobs": [null, {ENTRY}]}}'
-"""What `project` reads: an answer of a teacher of bytes."""
-
-FIRST = ["build", "multitoken", "reapply-exact", "sort-cut"]
-"""These write what the others read."""
 
 
 def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:

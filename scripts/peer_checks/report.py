@@ -39,7 +39,7 @@ LANGUAGES = ("english", "german", "russian", "chinese", "japanese")
 
 def text_of(language: str) -> str:
     """Return the text of a language that xtok's own corpus has."""
-    path = Path(__file__).resolve().parents[1] / "small_corpus" / f"{language}.txt"
+    path = Path(hub_folders.__file__).with_name("small_corpus") / f"{language}.txt"
     return path.read_text(encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import REAL, Cli
+from make import TURNS
 
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.chats import ChatAlignment, align_chat
@@ -20,8 +21,6 @@ CHAT = [
     {"role": "user", "content": "ok"},
     {"role": "assistant", "content": "ok"},
 ]
-
-PLAIN = "{% for m in messages %}[header {{ m.role }}]\n{{ m.content | trim }}\n\n{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,12 @@ CUTS = "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] 
 @pytest.mark.parametrize(
     ("messages", "student", "teacher", "text"),
     [
-        (CHAT, "chatml", PLAIN, "Be briefWhat is the token 2014 of the text?The text: 東京okok"),
+        (
+            CHAT,
+            "chatml",
+            TURNS,
+            "Be briefWhat is the token 2014 of the text?The text: 東京okok",
+        ),
         (THOUGHT, KEEPS, CUTS, "why the text?the answer"),
         (
             TOOLS,
@@ -118,7 +122,7 @@ def test_ends_of_turns_match_by_role(align: Align, aligner: TokenAligner) -> Non
 
 def test_short_contents_do_not_slip_into_other_turns(align: Align) -> None:
     chat = [{"role": role, "content": "ok"} for role in ("user", "assistant") * 3]
-    found = align(chat, "chatml", PLAIN)
+    found = align(chat, "chatml", TURNS)
     numbers = found.alignment.student_chunk_id, found.alignment.teacher_chunk_id
     for i in range(len(chat)):
         inside = []
@@ -156,8 +160,8 @@ def test_the_command(cli: Cli, small: Path, tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text(json.dumps(CHAT), encoding="utf-8")
     model = str(small / "small.model")
     args = ["align", "--student-model", model, "--teacher-model", model, "--chat", "chat.json"]
-    (tmp_path / "plain.jinja").write_text(PLAIN)
-    args += ["--student-chat-template", "plain.jinja", "--teacher-chat-template", PLAIN + " "]
+    (tmp_path / "plain.jinja").write_text(TURNS)
+    args += ["--student-chat-template", "plain.jinja", "--teacher-chat-template", TURNS + " "]
     found = json.loads(cli(*args, "--json").stdout)
     assert found["num_correct"] > 20
     assert found["student_unaligned"] == found["teacher_unaligned"] - 1 > 0

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_stages import byte_ranks
+from make import byte_ranks
 
 import xtok
 from xtok.alignment.aligner import TokenAligner

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_encode import qwen_like
+from make import qwen_like
 
 import xtok
 from xtok import DistillationCollator, Retokenizer, XtokError

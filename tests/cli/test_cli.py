@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 import typer
+from checks import fails
 from conftest import Cli
+from make import HEAVY, two_files
 from typer.testing import CliRunner
 
 import xtok
@@ -44,22 +46,6 @@ def maps(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(small: Path) -> list[str]:
     student, teacher = small / "small-digits", small / "small.model"
     return ["--student-model", str(student), "--teacher-model", str(teacher)]
-
-
-def two_files(small: Path) -> list[str]:
-    """A pair whose tokenizers load in no time."""
-    model = str(small / "small.model")
-    return ["--student-model", model, "--teacher-model", model]
-
-
-def fails(done: subprocess.CompletedProcess[str], message: str, hint: str = "") -> None:
-    lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert lines[-2].startswith("error: "), done.stderr
-    assert message in lines[-2]
-    assert lines[-1].startswith("hint: ")
-    assert hint in lines[-1]
-    assert "Traceback" not in done.stderr
 
 
 # The commands
@@ -452,9 +438,6 @@ def test_help_names_every_option_in_full_at_80_columns() -> None:
         options = [o for p in params for o in (*p.opts, *p.secondary_opts)]
         assert [o for o in options if o.startswith("--") and o not in shown] == []
         assert [line for line in done.stdout.splitlines() if line.endswith("… │")] == []
-
-
-HEAVY = ["torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"]
 
 
 @pytest.mark.parametrize(

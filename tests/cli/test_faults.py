@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checks import fails
 from conftest import ROOT, Cli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_cli import fails, two_files
-from test_map_file import TINY, edited
+from make import TINY, edited, two_files
 
 import xtok
 from xtok.cli.options import StrictOutput

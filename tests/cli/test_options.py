@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checks import usage_error
 from conftest import Cli
-from test_spellings import usage_error
-from test_stages import PLAIN, byte_ranks, row
+from make import NO_SLOT, byte_ranks, row
 
 import xtok
 from xtok.config import BuildConfig, Loss, MultitokenConfig, Weights
@@ -209,7 +209,7 @@ def test_relaxed_rows_have_one_entry_beside_their_slot(commas: tuple[Tokenizer, 
 def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
     commas: tuple[Tokenizer, Tokenizer],
 ) -> None:
-    soft = multitoken(*commas, replace(PLAIN, canonicalization="relaxed", reverse_pass=False))
+    soft = multitoken(*commas, replace(NO_SLOT, canonicalization="relaxed", reverse_pass=False))
     # The two pieces 10/11 and 1/11, and the near-equivalent 1.
     assert row(soft, 256) == [(0x2C, 0.545455), (0x20, 0.454545)]
     assert soft.row_kind[256] == RowKind.PIECES
@@ -256,7 +256,7 @@ def test_similarity_of_names() -> None:
 def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     names = byte_level.table.control_names
     theirs = {name: i for i, name in sentencepiece.table.control_names.items()}
-    config = replace(PLAIN, special_tokens="fuzzy", fuzzy_threshold=0.2, fuzzy_top_k=2)
+    config = replace(NO_SLOT, special_tokens="fuzzy", fuzzy_threshold=0.2, fuzzy_top_k=2)
     fuzzy = multitoken(byte_level, sentencepiece, config)
     fuzzy.check()
     pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.2, top_k=2)
@@ -366,7 +366,7 @@ def test_text_form_takes_partial_utf8_for_replacement_characters(tmp_path: Path)
     assert text.history[0]["options"]["token_form"] == "text"
     assert text.student.table is not None
     assert text.student.table.sha256() == student.table.sha256()  # the file has the bytes
-    in_steps = reapply_exact(multitoken(student, teacher, replace(PLAIN, token_form="text")))
+    in_steps = reapply_exact(multitoken(student, teacher, replace(NO_SLOT, token_form="text")))
     assert row(in_steps, 0xC3) == [(0x80, 1.0)]
 
 
@@ -378,7 +378,7 @@ def test_raw_form_compares_display_strings(byte_level: Tokenizer, sentencepiece:
     the = next(i for i, t in enumerate(byte_level.table.tokens()) if t == b" the")
     assert exact.row_kind[the] == RowKind.EXACT
     assert raw.row_kind[the] == RowKind.PIECES  # `Ġthe` is not `▁the`
-    first = multitoken(byte_level, sentencepiece, replace(PLAIN, token_form="raw"))
+    first = multitoken(byte_level, sentencepiece, replace(NO_SLOT, token_form="raw"))
     with pytest.raises(XtokError, match="carries no display strings"):
         reapply_exact(first)
     pinned = reapply_exact(first, student_model=byte_level, teacher_model=sentencepiece)
@@ -532,7 +532,7 @@ def test_fuzzy_rows_have_at_most_top_k_entries(
 def test_a_near_equivalent_of_what_cannot_be_spelled(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "\r\n")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
-    config = replace(PLAIN, max_pieces=1, ignore_teacher_ids=(13,))
+    config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
     soft = multitoken(student, teacher, replace(config, canonicalization="relaxed"))
     soft.check()
     assert row(soft, 256) == [(10, 1.0)]

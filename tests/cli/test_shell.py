@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Cli
-from test_cli import HEAVY, two_files
+from make import HEAVY, two_files
 
 from xtok import __version__, report
 from xtok.cli import make_app

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from checks import usage_error
 from conftest import ROOT, Cli
-from test_generate import random_model
+from make import random_model
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from xtok.cli import make_app
 from xtok.cli.spellings import ALIASES, FIXED, cleaned, line_of
@@ -18,13 +18,6 @@ from xtok.maps.projection_map import ProjectionMap
 
 GUIDE = ROOT / "docs" / "guides" / "nemo-rl.md"
 COMMANDS = get_command(make_app()).commands  # type: ignore[attr-defined]
-
-
-def usage_error(*args: str) -> str:
-    """Return what a command line that is wrong prints on a wide terminal."""
-    done = CliRunner().invoke(make_app(args[:1]), args, env={"COLUMNS": "300", "TERM": "dumb"})
-    assert (done.exit_code, done.stdout) == (2, "")
-    return done.stderr
 
 
 def parsed(command: str, *args: str) -> dict[str, object]:

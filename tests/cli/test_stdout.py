@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 from conftest import Cli
+from make import FIRST, TEACHER, WORK
 from safetensors.numpy import save_file
-from test_wheel import FIRST, TEACHER, WORK
 
 # The commands run in forks of a process that has imported their libraries.
 RUN_ALL = """

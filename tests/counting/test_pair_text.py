@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow
 import pytest
 import small_tokenizers
+from make import token, write_documents
 from pyarrow import parquet
 
 import xtok
@@ -28,18 +28,6 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.pair import Pair
 
 HELD = Wanted(hold_out=True)
-
-
-def write_documents(path: Path, documents: list[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
-    return path
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 lines of the training text as documents, some of them twice."""
-    lines = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line]
-    return write_documents(tmp_path_factory.mktemp("corpus") / "a.jsonl", (lines * 2)[:120])
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +49,6 @@ def figures(text: PairText) -> dict[str, Any]:
     }
     tokens = [array.tolist() for array in text.tokens]
     return {**parts, "tokens": tokens, "totals": asdict(text.totals), "sources": text.sources}
-
-
-def token(tokenizer: Tokenizer, data: bytes) -> int:
-    [found] = tokenizer.segment(data)
-    return found
 
 
 # What is counted

@@ -18,9 +18,9 @@ import torch
 from conftest import Cli
 from hypothesis import given
 from hypothesis import strategies as st
+from make import byte_ranks, random_model, random_vectors, with_layer
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from test_stages import byte_ranks
 
 import xtok
 from xtok.config import GenerateConfig
@@ -38,11 +38,6 @@ from xtok.progress import silent
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import match_bytes
-
-
-def random_vectors(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:
-    random = np.random.default_rng(seed)
-    return random.standard_normal((count, dimension), dtype=np.float32)
 
 
 class Table:
@@ -304,19 +299,6 @@ def test_a_gpu_finds_the_same() -> None:
 
 
 # The input-embedding layer
-
-
-def with_layer(folder: Path, tokenizer: Path, matrix: NDArray[np.float32]) -> Path:
-    """A model of which nothing is there but its tokenizer and its input-embedding layer."""
-    shutil.copytree(tokenizer, folder)
-    tensors = {"model.embed_tokens.weight": torch.from_numpy(matrix)}
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def random_model(folder: Path, tokenizer: Path, size: int) -> Path:
-    width = load_tokenizer(tokenizer).vocabulary.vocab_size
-    return with_layer(folder, tokenizer, random_vectors(width, size, seed=size))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_stages import byte_ranks
+from make import byte_ranks
 
 import xtok
 from xtok.config import BuildConfig

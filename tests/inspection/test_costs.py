@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_stages import byte_ranks
+from make import byte_ranks
 
 import xtok
 from xtok.inspection.evaluate import evaluate

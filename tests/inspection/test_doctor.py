@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REAL, Cli
-from test_formats import word_piece
-from test_stages import byte_ranks
-from test_tokenizers import hf_folder_of_ranks
+from make import byte_ranks, hf_folder_of_ranks, word_piece
 
 from xtok.conversation import tool_suffix
 from xtok.errors import XtokError

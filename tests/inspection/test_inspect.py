@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Cli
+from make import byte_ranks
 from naive import rows_of
 from rich.cells import cell_len
-from test_stages import byte_ranks
 
 import xtok
 from xtok.config import BuildConfig, SortCutConfig

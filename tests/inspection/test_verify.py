@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Cli
+from make import byte_ranks
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
-from test_stages import byte_ranks
 
 import xtok
 from xtok.config import BuildConfig

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import Cli
-from test_projection_map import GOOD
-from test_stages import byte_ranks
+from make import GOOD, byte_ranks
 
 import xtok
 from xtok import ProjectionMap, XtokError

@@ -21,6 +21,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make import TINY, edited
 from safetensors.numpy import load as load_tensors
 from safetensors.torch import save_file
 
@@ -32,36 +33,6 @@ from xtok.maps import names
 from xtok.maps.file import to_nemo
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import Entry, TokenType, Vocabulary, decode_vocabulary
-
-
-def tiny_vocabulary(name: str, *tokens: bytes, width: int) -> Vocabulary:
-    entries = [Entry(0, TokenType.CONTROL, b"<s>")]
-    entries += [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(tokens, 1)]
-    table, _ = decode_vocabulary(entries, width=width)
-    return Vocabulary(
-        model_id=name,
-        revision="main",
-        backend="hf",
-        vocab_size=width,
-        width_source="option",
-        tokenizer_vocab_size=len(tokens) + 1,
-        table=replace(table, roles={"bos": (0,)}),
-    )
-
-
-TINY = ProjectionMap(
-    student=tiny_vocabulary("org/student", b"a", b"\xff\xfe", b"ab", width=6),
-    teacher=tiny_vocabulary("org/teacher", b"a", b"b", width=4),
-    student_ids=np.array([0, 1, 2, 2, 3, 3, 3], np.int32),
-    teacher_ids=np.array([0, 1, 2, 3, 1, 2, 3], np.int32),
-    weights=np.array([1, 1, 0.75, 0.25, 0.625, 0.125, 0.25], np.float32),
-    row_kind=np.array([3, 1, 2, 2, 0, 0], np.uint8),
-    scale_slot=np.array([0, 0, 1, 1, 0, 0], np.uint8),
-    method="multitoken",
-    top_k=4,
-    history=({"stage": "multitoken", "options": {"top_k": 4}, "xtok_version": "0.1.0"},),
-)
 
 
 @pytest.fixture(scope="module")
@@ -285,22 +256,6 @@ def test_safetensors_that_are_no_map(tmp_path: Path) -> None:
 
     with pytest.raises(MapFileError, match="but not an xtok map"):
         load_bytes(save({"weights": np.zeros(3, np.float32)}), tmp_path)
-
-
-def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
-    from safetensors.numpy import save
-
-    data = mapfile.to_safetensors(TINY)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    fields = json.loads(header["__metadata__"]["xtok"])
-    for path, value in metadata.items():
-        target, *rest = path.split("__")
-        inner = fields
-        for key in rest:
-            inner, target = inner[target], key
-        inner[target] = value
-    kept = {k: v for k, v in {**load_tensors(data), **(tensors or {})}.items() if v is not None}
-    return save(kept, {"xtok": json.dumps(fields)})
 
 
 @pytest.mark.parametrize(

@@ -6,42 +6,17 @@ import json
 import os
 import random
 import re
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_formats import tekken_file
+from checks import mutant, within
+from make import tekken_file
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import load_tokenizer
 
 TEXT = "The ship's café, 201 steps.\n\n  x = [1, 2]"
-
-
-def mutant(data: bytes, chance: random.Random) -> bytes:
-    """Cut a file, flip bits, write a huge or negative number, or repeat or drop a part."""
-    place = chance.randrange(len(data))
-    if chance.random() < 0.5:
-        place = place % 400  # headers have the lengths
-    kind = chance.randrange(5)
-    if kind == 0:
-        return data[:place]
-    if kind == 1:
-        flipped = bytearray(data)
-        for _ in range(chance.choice((1, 1, 8))):
-            flipped[place] ^= 1 << chance.randrange(8)
-            place = chance.randrange(len(data))
-        return bytes(flipped)
-    size: int = chance.choice((1, 4, 8))
-    if kind == 2:
-        number = chance.choice((2**63, 2**64 - 1, 2**31, 2**40, 0, 1_000_000)) % (1 << 8 * size)
-        return data[:place] + number.to_bytes(size, "little") + data[place + size :]
-    length = chance.randrange(1, 200)
-    part = data[place : place + length]
-    return data[:place] + part * (2 if kind == 3 else 0) + data[place + length :]
 
 
 def try_out(model: Path | str) -> bool:
@@ -55,20 +30,6 @@ def try_out(model: Path | str) -> bool:
     except TokenizerError:
         return False
     return True
-
-
-@contextmanager
-def within(seconds: int) -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise AssertionError(f"not done within {seconds} seconds")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def check_mutants(path: Path, model: Path | str, count: int, seed: int) -> None:

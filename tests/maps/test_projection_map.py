@@ -1,53 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import naive
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make import GOOD, SLOT, tiny_map, vocabulary
 
 from xtok.maps.edges import Edges, map_order, ranks, row_sums, sum_duplicates
 from xtok.maps.projection_map import ProjectionMap
-from xtok.vocab.table import Vocabulary
-
-
-def vocabulary(width: int) -> Vocabulary:
-    return Vocabulary(
-        model_id="m",
-        revision=None,
-        backend=None,
-        vocab_size=width,
-        width_source="map",
-        tokenizer_vocab_size=None,
-        table=None,
-    )
-
-
-def make(rows: dict[int, list[tuple[int, float]]], **fields: Any) -> ProjectionMap:
-    flat = [(s, t, w) for s, row in rows.items() for t, w in row]
-    kind = np.zeros(4, np.uint8)
-    kind[[row for row in rows if row < 4]] = 2
-    return ProjectionMap(
-        **{
-            "student": vocabulary(4),
-            "teacher": vocabulary(6),
-            "student_ids": np.array([s for s, _, _ in flat], np.int32),
-            "teacher_ids": np.array([t for _, t, _ in flat], np.int32),
-            "weights": np.array([w for _, _, w in flat], np.float32),
-            "row_kind": kind,
-            "scale_slot": None,
-            "method": "multitoken",
-            "top_k": 3,
-            **fields,
-        }
-    )
-
-
-GOOD = make({0: [(3, 0.75), (1, 0.25)], 2: [(5, 1.0)], 3: [(0, 0.5), (4, 0.5)]})
-SLOT = np.array([1, 0, 0, 1], np.uint8)
 
 
 def test_rows_shape_and_counts() -> None:
@@ -69,7 +32,7 @@ def test_slots_are_the_last_entries_of_their_rows() -> None:
     assert with_slots.is_slot.tolist() == [False, True, False, False, True]
     assert not GOOD.is_slot.any()
     # A slot may be heavier than what stands before it.
-    make({0: [(1, 0.25), (3, 0.75)]}, scale_slot=np.array([1, 0, 0, 0], np.uint8)).check()
+    tiny_map({0: [(1, 0.25), (3, 0.75)]}, scale_slot=np.array([1, 0, 0, 0], np.uint8)).check()
 
 
 def test_to_torch_is_the_same_matrix() -> None:
@@ -86,17 +49,17 @@ def test_to_torch_is_the_same_matrix() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (make({0: [(1, 0.25), (3, 0.75)]}), "row 0 is not sorted"),
-        (make({0: [(3, 0.5), (1, 0.5)]}), "row 0 is not sorted"),
-        (make({2: [(1, 1.0)], 0: [(1, 1.0)]}), "student_ids are not sorted"),
-        (make({0: [(1, 0.5), (1, 0.5)]}), "row 0 is not sorted"),
-        (make({0: [(1, 0.5), (2, 0.3), (1, 0.2)]}), "the same teacher id twice"),
-        (make({0: [(1, 0.9)]}), "row 0 sums to 0.9, not 1"),
-        (make({0: [(1, float("nan"))]}), "not all finite"),
-        (make({0: [(1, 2.0), (2, -1.0)]}), "not all > 0"),
-        (make({0: [(1, 1.0), (2, 0.0)]}), "not all > 0"),
-        (make({0: [(6, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
-        (make({0: [(-1, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
+        (tiny_map({0: [(1, 0.25), (3, 0.75)]}), "row 0 is not sorted"),
+        (tiny_map({0: [(3, 0.5), (1, 0.5)]}), "row 0 is not sorted"),
+        (tiny_map({2: [(1, 1.0)], 0: [(1, 1.0)]}), "student_ids are not sorted"),
+        (tiny_map({0: [(1, 0.5), (1, 0.5)]}), "row 0 is not sorted"),
+        (tiny_map({0: [(1, 0.5), (2, 0.3), (1, 0.2)]}), "the same teacher id twice"),
+        (tiny_map({0: [(1, 0.9)]}), "row 0 sums to 0.9, not 1"),
+        (tiny_map({0: [(1, float("nan"))]}), "not all finite"),
+        (tiny_map({0: [(1, 2.0), (2, -1.0)]}), "not all > 0"),
+        (tiny_map({0: [(1, 1.0), (2, 0.0)]}), "not all > 0"),
+        (tiny_map({0: [(6, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
+        (tiny_map({0: [(-1, 1.0)]}), r"teacher_ids are not all in 0\.\.5"),
         (replace(GOOD, student_ids=GOOD.student_ids + 1), r"student_ids are not all in 0\.\.3"),
         (replace(GOOD, weights=GOOD.weights[:4]), "differ in length"),
         (replace(GOOD, row_kind=GOOD.row_kind[:3]), "row_kind is not of shape"),
@@ -178,7 +141,7 @@ def test_one_id_twice_in_any_row_is_found(sizes: list[int], twice: tuple[int, in
     }
     kind = np.array([2 if size else 0 for size in sizes], np.uint8)
     sides = {"student": vocabulary(len(sizes)), "teacher": vocabulary(9)}
-    good = make(rows, **sides, row_kind=kind, top_k=9) if rows else None
+    good = tiny_map(rows, **sides, row_kind=kind, top_k=9) if rows else None
     if good is not None:
         good.check()
     long = [i for i, size in enumerate(sizes) if size > 1]
@@ -188,4 +151,4 @@ def test_one_id_twice_in_any_row_is_found(sizes: list[int], twice: tuple[int, in
     first, second = twice[1] % len(row), (twice[1] // 9 + 1) % len(row)
     row[first] = (row[second if second != first else first - 1][0], row[first][1])
     with pytest.raises(ValueError, match="the same teacher id twice"):
-        make(rows, **sides, row_kind=kind, top_k=9).check()
+        tiny_map(rows, **sides, row_kind=kind, top_k=9).check()

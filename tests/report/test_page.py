@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
 from conftest import Cli
+from make import byte_ranks
 from numpy.typing import NDArray
-from test_stages import byte_ranks
 
 import xtok
 from xtok.errors import XtokError

@@ -15,7 +15,7 @@ from typing import Any
 import naive
 import pytest
 from conftest import Cli
-from test_pair_text import corpus, token, write_documents  # noqa: F401
+from make import token, write_documents
 
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, Target
@@ -127,7 +127,7 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
         made(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
 
 
-def test_a_map_of_the_stage_by_its_old_name_is_kept(pair: Pair, corpus: Path) -> None:  # noqa: F811
+def test_a_map_of_the_stage_by_its_old_name_is_kept(pair: Pair, corpus: Path) -> None:
     found = made(pair, [corpus])
     history = [
         {**step, "stage": step["stage"].replace("count", "estimate")} for step in found.history
@@ -140,7 +140,7 @@ def test_a_map_of_the_stage_by_its_old_name_is_kept(pair: Pair, corpus: Path) ->
         assert map_name(one, "sort-cut") == map_name(found, "sort-cut")
 
 
-def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:  # noqa: F811
+def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
     loose = made(pair, [corpus], counting(alpha=1), base)
     exact = made(pair, [corpus], counting(exact_match=True), base)
     s, t = ids(pair, b"2", b"2")
@@ -174,7 +174,7 @@ def test_build_for_a_loss(pair: Pair, loss: str, is_exact: bool) -> None:
     assert not found.enable_scale_trick
 
 
-def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:  # noqa: F811
+def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
     found = build(pair, config=BuildConfig.for_loss("p-kl"), texts=[corpus])
     assert [step["stage"] for step in found.history] == ["multitoken", "count"]
     alone = made(pair, [corpus], counting(target="both"))
@@ -189,7 +189,7 @@ def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:  # noqa: F811
 def test_the_command_writes_what_it_read(
     cli: Cli,
     small: Path,
-    corpus: Path,  # noqa: F811
+    corpus: Path,
     base: ProjectionMap,
     tmp_path: Path,
 ) -> None:
@@ -236,7 +236,7 @@ program()
 def test_counting_goes_on_after_a_signal(
     cli: Cli,
     small: Path,
-    corpus: Path,  # noqa: F811
+    corpus: Path,
     tmp_path: Path,
     stop: str,
     code: int,
@@ -299,7 +299,7 @@ def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
     cli: Cli,
     pair: Pair,
     small: Path,
-    corpus: Path,  # noqa: F811
+    corpus: Path,
     base: ProjectionMap,
     tmp_path: Path,
 ) -> None:

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import small_tokenizers
 import torch
+from checks import mutant, within
 from conftest import Cli
 from hypothesis import given
 from hypothesis import strategies as st
+from make import alignment, vocabulary
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from test_losses import alignment
-from test_mutants import mutant, within
-from test_projection_map import vocabulary
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError

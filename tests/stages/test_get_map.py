@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checks import fails
 from conftest import ROOT, Cli
-from test_cli import fails, two_files
-from test_stages import byte_ranks
+from make import byte_ranks, two_files
 
 import xtok
 from xtok import BuildConfig, ProjectionMap, Tokenizer, io

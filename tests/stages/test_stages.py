@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from pathlib import Path
 
 import naive
 import numpy as np
 import pytest
+from make import NO_SLOT, byte_ranks, row
 
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
@@ -15,19 +15,10 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable, TokenType
 
 KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
-PLAIN = MultitokenConfig(scale_trick=False)
-
-
-def byte_ranks(path: Path, *tokens: str, width: int | None = None, digits: int = 3) -> Tokenizer:
-    """A tokenizer of the 256 bytes (id = byte) and some tokens (256, 257, …)."""
-    every = [*(bytes([b]) for b in range(256)), *(t.encode() for t in tokens)]
-    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(t), i) for i, t in enumerate(every)))
-    pattern = rf"\p{{N}}{{1,{digits}}}| ?\p{{L}}+|\s+"
-    return load_tokenizer(f"{path}@{pattern}", vocab_size=width)
 
 
 @pytest.fixture
@@ -46,11 +37,6 @@ def table_of(tokenizer: Tokenizer) -> TokenTable:
     return tokenizer.vocabulary.table
 
 
-def row(projection: ProjectionMap, i: int) -> list[tuple[int, float]]:
-    ids, weights = projection.row(i)
-    return list(zip(ids.tolist(), [round(float(w), 6) for w in weights], strict=True))
-
-
 def pair(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
     return [request.getfixturevalue(name) for name in names]
 
@@ -59,7 +45,7 @@ def pair(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
 
 
 def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> None:
-    forward = multitoken(student, teacher, replace(PLAIN, reverse_pass=False))
+    forward = multitoken(student, teacher, replace(NO_SLOT, reverse_pass=False))
     forward.check()
     assert row(forward, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]  # 201
     assert row(forward, 259) == [(0x32, 0.909091), (0x30, 0.090909)]  # 20
@@ -72,7 +58,7 @@ def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> 
 def test_the_reverse_pass_adds_what_begins_with_the_token(
     student: Tokenizer, teacher: Tokenizer
 ) -> None:
-    both = multitoken(student, teacher, PLAIN)
+    both = multitoken(student, teacher, NO_SLOT)
     both.check()
     # "ab": itself twice, and the first of the two pieces of "abc"; "c": its second piece.
     total = 2 + 0.9 / 0.99
@@ -82,7 +68,7 @@ def test_the_reverse_pass_adds_what_begins_with_the_token(
 
 
 def test_max_pieces_counts_the_first_ones(student: Tokenizer, teacher: Tokenizer) -> None:
-    one = multitoken(student, teacher, replace(PLAIN, max_pieces=1, reverse_pass=False))
+    one = multitoken(student, teacher, replace(NO_SLOT, max_pieces=1, reverse_pass=False))
     assert row(one, 260) == [(0x32, 1.0)]
 
 
@@ -192,12 +178,12 @@ def test_special_tokens_by_role_or_not_at_all(
     byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     rows, columns = table_of(byte_level), table_of(sentencepiece)
-    roles = multitoken(byte_level, sentencepiece, PLAIN)
+    roles = multitoken(byte_level, sentencepiece, NO_SLOT)
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
     assert row(roles, bos) == [(columns.roles["bos"][0], 1.0)]
     assert row(roles, eos) == [(columns.roles["eos"][0], 1.0)]
     assert roles.row_kind[bos] == RowKind.ROLE
-    off = multitoken(byte_level, sentencepiece, replace(PLAIN, special_tokens="off"))
+    off = multitoken(byte_level, sentencepiece, replace(NO_SLOT, special_tokens="off"))
     assert not off.entries_per_row[list(rows.control_names)].any()
     # The later stage takes the choice from the map, unless it is given another one.
     assert not reapply_exact(off).entries_per_row[list(rows.control_names)].any()
@@ -241,7 +227,7 @@ def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer
 
 def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokenizer) -> None:
     first = multitoken(student, teacher, MultitokenConfig(reverse_pass=False))
-    more = multitoken(student, teacher, replace(PLAIN, reverse_pass=False), initial=first)
+    more = multitoken(student, teacher, replace(NO_SLOT, reverse_pass=False), initial=first)
     more.check()
     assert row(more, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]
     assert [step["stage"] for step in more.history] == ["multitoken", "multitoken"]
@@ -258,8 +244,8 @@ def sha256_of(projection: ProjectionMap) -> str:
 
 
 def test_a_row_of_two_kinds_is_mixed(student: Tokenizer, teacher: Tokenizer) -> None:
-    first = reapply_exact(multitoken(student, teacher, PLAIN))
-    more = multitoken(student, teacher, PLAIN, initial=first)
+    first = reapply_exact(multitoken(student, teacher, NO_SLOT))
+    more = multitoken(student, teacher, NO_SLOT, initial=first)
     assert more.row_kind[0x41] == RowKind.MIXED
     assert more.row_kind[260] == RowKind.PIECES
 
@@ -279,7 +265,7 @@ def test_a_map_of_another_pair_is_not_extended(
 
 
 def test_a_tie_of_weights_goes_to_the_lower_id(student: Tokenizer, teacher: Tokenizer) -> None:
-    projection = multitoken(student, teacher, PLAIN)
+    projection = multitoken(student, teacher, NO_SLOT)
     # b" ": itself, then " t", " th" in which it is the first of two pieces, at equal weights.
     ids, weights = projection.row(0x20)
     assert ids.tolist() == [0x20, 258, 259]
@@ -291,7 +277,7 @@ def test_a_tie_of_weights_goes_to_the_lower_id(student: Tokenizer, teacher: Toke
 def test_cut_rows_are_normalized_and_others_keep_their_bits(
     student: Tokenizer, teacher: Tokenizer
 ) -> None:
-    projection = multitoken(student, teacher, PLAIN)
+    projection = multitoken(student, teacher, NO_SLOT)
     cut = sort_cut(projection, SortCutConfig(top_k=2))
     cut.check()
     assert row(cut, 260) == [(0x32, 0.909091), (0x30, 0.090909)]
@@ -320,7 +306,7 @@ def test_nothing_beside_the_slot_is_an_error(student: Tokenizer, teacher: Tokeni
     projection = multitoken(student, teacher)
     with pytest.raises(XtokError, match=r"no room beside its scale slot .*top_k= of 2"):
         sort_cut(projection, SortCutConfig(top_k=1))
-    sort_cut(multitoken(student, teacher, PLAIN), SortCutConfig(top_k=1)).check()
+    sort_cut(multitoken(student, teacher, NO_SLOT), SortCutConfig(top_k=1)).check()
 
 
 def test_special_tokens_of_a_stage_are_checked(student: Tokenizer, teacher: Tokenizer) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checks import error_of
 from conftest import REAL
-from test_tokenizers import error_of, spelled, table_of
+from make import saved, spelled, table_of, tekken_file, word_piece
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer, model_id
@@ -31,22 +32,6 @@ def changes(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 # Tekken
-
-
-def tekken_file(path: Path, small: Path, **changed: Any) -> Path:
-    """The small rank file in Mistral's form, with 30 special tokens before it."""
-    lines = (small / "small.tiktoken").read_text().split("\n")[:-1]
-    vocab = [
-        {"rank": int(rank), "token_bytes": token, "token_str": None}
-        for token, rank in (line.split() for line in lines)
-    ]
-    config = {
-        "pattern": r"\p{N}{1,3}|[^\p{N}]+", "num_vocab_tokens": len(vocab),
-        "default_vocab_size": len(vocab) - 100 + 30, "default_num_special_tokens": 30,
-        "version": "v3",
-    }  # fmt: skip
-    path.write_text(json.dumps({"config": config, "vocab": vocab, **changed}))
-    return path
 
 
 def test_a_tekken_file(small: Path, tmp_path: Path) -> None:
@@ -222,22 +207,6 @@ def test_a_folder_with_several_tokenizers_is_not_guessed_at(small: Path, tmp_pat
 
 
 # WordPiece and Unigram
-
-
-def saved(folder: Path, rust: Rust, **roles: str) -> Path:
-    fast: Any = PreTrainedTokenizerFast
-    fast(tokenizer_object=rust, **roles).save_pretrained(str(folder))
-    return folder
-
-
-def word_piece(folder: Path, *, lowercase: bool) -> Path:
-    words = "[PAD] [UNK] [CLS] [SEP] the cat ##s ##ing run t h e a ##t ##h ##e ##a , . é É THE"
-    rust = Rust(models.WordPiece({w: i for i, w in enumerate(words.split())}, unk_token="[UNK]"))
-    rust.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    rust.decoder = decoders.WordPiece()
-    roles = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    return saved(folder, rust, unk_token="[UNK]", **roles)
 
 
 def test_word_piece_states_what_it_loses(tmp_path: Path) -> None:

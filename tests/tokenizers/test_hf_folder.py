@@ -15,7 +15,7 @@ import hub_folders
 import pytest
 import transformers
 from conftest import REAL
-from test_encode import check, texts
+from make import check, texts
 from transformers import AutoTokenizer
 
 from xtok.tokenizers import _hf_folder as hf_folder

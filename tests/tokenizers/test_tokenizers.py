@@ -12,23 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import small_tokenizers
+from checks import error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from make import hf_folder_of_ranks, spelled, table_of
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.vocab.table import TokenType
 
 KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
-
-
-def table_of(tokenizer: Tokenizer) -> TokenTable:
-    assert tokenizer.vocabulary.table is not None
-    return tokenizer.vocabulary.table
-
-
-def spelled(tokenizer: Tokenizer, data: bytes) -> list[bytes]:
-    return [table_of(tokenizer)[i] for i in tokenizer.segment(data)]
 
 
 @pytest.fixture(params=KINDS)
@@ -166,27 +159,6 @@ def edited(source: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def hf_folder_of_ranks(
-    ranks: Path, pattern: str, folder: Path, normalizer: str | None, added: Any = ()
-) -> Path:
-    from tokenizers import AddedToken, normalizers
-    from transformers import PreTrainedTokenizerFast
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    # By position: the name of the last one, special tokens, depends on the version.
-    converter = TikTokenConverter(str(ranks), pattern, False, [])  # type: ignore[no-untyped-call]
-    rust = converter.converted()
-    rust.model.ignore_merges = False
-    if normalizer is not None:
-        rust.normalizer = getattr(normalizers, normalizer)()
-    for name, special in added:
-        token = AddedToken(name, normalized=False, special=special)
-        (rust.add_special_tokens if special else rust.add_tokens)([token])
-    fast: Any = PreTrainedTokenizerFast
-    fast(tokenizer_object=rust).save_pretrained(str(folder))
-    return folder
-
-
 def test_the_same_ranks_through_two_backends(
     folder_of_ranks: Path, ranks: Tokenizer, byte_level: Tokenizer
 ) -> None:
@@ -257,15 +229,6 @@ def test_of_two_ids_with_equal_bytes_the_emitted_one_counts(small: Path, tmp_pat
 
 
 # Bad input
-
-
-def error_of(model: str | Path, **options: Any) -> str:
-    with pytest.raises(TokenizerError) as caught:
-        load_tokenizer(str(model), **options)
-    assert "\n" not in caught.value.message
-    assert "\n" not in caught.value.hint
-    assert caught.value.hint
-    return caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_chats import PLAIN
-from test_encode import qwen_like
+from make import TURNS, qwen_like
 from torch.utils.data import DataLoader
 
 import xtok
@@ -125,7 +124,7 @@ def test_several_teachers_and_none(
 
 def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> Any:
     return DistillationCollator(
-        digits, byte_level, student_template="chatml", teacher_templates=[PLAIN], **options
+        digits, byte_level, student_template="chatml", teacher_templates=[TURNS], **options
     )
 
 

@@ -12,8 +12,7 @@ import naive_losses
 import numpy as np
 import pytest
 import torch
-from test_module import random_map
-from test_projection_map import GOOD
+from make import GOOD, alignment, random_map
 from torch import Tensor
 
 from xtok import ProjectionMap, XtokError
@@ -38,21 +37,6 @@ from xtok.training.losses import (
 from xtok.training.module import ProjectionModule
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
-
-
-def alignment(student: Any, teacher: Any, valid: Any = None, correct: Any = None) -> AlignmentBatch:
-    s, t = torch.as_tensor(student), torch.as_tensor(teacher)
-    chunks = max(int(s.max()), int(t.max())) + 1
-    pair_valid = torch.ones((len(s), chunks)).bool() if valid is None else torch.as_tensor(valid)
-    return AlignmentBatch(
-        pair_valid=pair_valid,
-        pair_is_correct=pair_valid if correct is None else torch.as_tensor(correct),
-        student_exact_partition_mask=torch.zeros_like(s),
-        teacher_exact_partition_mask=torch.zeros_like(t),
-        student_chunk_id=s,
-        teacher_chunk_id=t,
-        num_chunks=pair_valid.sum(1),
-    )
 
 
 ROWS = [[0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, 3, 3, -1]]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_projection_map import GOOD, SLOT, make
+from make import GOOD, SLOT, random_map
 from torch import Tensor
 
-from xtok import ProjectionMap, ProjectionModule, XtokError
+from xtok import ProjectionModule, XtokError
 from xtok.maps.projection_map import RowKind
 from xtok.training.sparse import project_token_likelihoods
 
@@ -26,28 +26,6 @@ W = torch.tensor(
     ]
 )
 PROBS = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.5, 0]])
-
-
-def random_map(rows: int, columns: int, seed: int = 0) -> ProjectionMap:
-    random = np.random.default_rng(seed)
-    dense = np.where(random.random((rows, columns)) < 0.2, random.random((rows, columns)), 0)
-    dense[:, 0] += 0.01
-    dense /= dense.sum(1, keepdims=True)
-    entries = {
-        s: sorted(((int(t), float(row[t])) for t in np.flatnonzero(row)), key=lambda e: -e[1])
-        for s, row in enumerate(dense)
-    }
-    flat = [(s, t, w) for s, row in entries.items() for t, w in row]
-    return replace(
-        make({}),
-        student=replace(GOOD.student, vocab_size=rows),
-        teacher=replace(GOOD.teacher, vocab_size=columns),
-        student_ids=np.array([s for s, _, _ in flat], np.int32),
-        teacher_ids=np.array([t for _, t, _ in flat], np.int32),
-        weights=np.array([w for _, _, w in flat], np.float32),
-        row_kind=np.full(rows, RowKind.MIXED, np.uint8),
-        top_k=columns,
-    )
 
 
 def test_exact_product() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from test_projection_map import GOOD
+from make import GOOD
 
 from xtok import ProjectionModule, XtokError
 from xtok.training.losses.named import EVENTS, LOSSES, MAP, LossName, make_loss

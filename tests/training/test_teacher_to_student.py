@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_losses import alignment
-from test_projection_map import vocabulary
+from make import alignment, vocabulary
 from torch import Tensor
 
 from xtok.errors import XtokError

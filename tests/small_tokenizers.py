@@ -3,7 +3,7 @@
 The tests use them in place of real ones, and so does the quick start without a network. Each
 function writes one tokenizer and returns its path.
 
-    python scripts/small_tokenizers.py --output-dir data/tokenizers/small
+    python tests/small_tokenizers.py --output-dir data/tokenizers/small
 """
 
 from __future__ import annotations
