@@ -91,11 +91,11 @@ def commands(options: Namespace) -> Iterator[Row]:
         folder = Path(scratch)
         for ours, beside, limit in COMMANDS:
             if options.only in f"{ours}, beside {beside}":
-                sides = [
+                run, beside_it = [
                     partial(run_python, scratch, *arguments(line, folder, options))
                     for line in (ours, beside)
                 ]
-                times = race(*sides, options.repeat).row(limit)
+                times = race(run, beside_it, options.repeat).row(limit)
                 yield {"command": ours, "beside": beside, **times}
 
 

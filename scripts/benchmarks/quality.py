@@ -118,15 +118,14 @@ def chunks(options: Namespace) -> Iterator[Row]:
     for name in dict.fromkeys(v.map for v in values):
         row: Row = {"map": name}
         for group in ("counted", "other"):
-            own = [
+            these = [
                 v
                 for v in values
                 if v.map == name and (v.language in COUNTED) == (group == "counted")
             ]
-            mean = (
-                f"{fmean(v.over_chunks for v in own):.3f} ({fmean(v.at_starts for v in own):.3f})"
-            )
-            row |= {f"{group} languages": mean, f"least gain, {group}": min(v.gain for v in own)}
+            over, at = fmean(v.over_chunks for v in these), fmean(v.at_starts for v in these)
+            mean = f"{over:.3f} ({at:.3f})"
+            row |= {f"{group} languages": mean, f"least gain, {group}": min(v.gain for v in these)}
         yield row | {"mean gain": fmean(v.gain for v in values if v.map == name)}
 
 

@@ -80,7 +80,7 @@ def event_kl_cost(options: Namespace) -> Iterator[Row]:
     """Event KL beside the plain KL of two models of the wider vocabulary."""
     device, positions = options.device, max(16, int(POSITIONS / 2 * options.size))
     for label, pair in chosen(PAIRS, options):
-        made = xtok.events(*map(tokenizer, pair))
+        made = xtok.events(tokenizer(pair[0]), tokenizer(pair[1]))
         index, alignment = event_index(made).to(device), make_alignment(positions, device)
         widest = max(made.shape)
         student, teacher = logits(positions, *made.shape, device=device)
@@ -102,9 +102,9 @@ Pass = tuple[Callable[[], None], torch.Tensor]  # a loss with its backward, and 
 
 def cost(ours: Pass, peer: Pass, options: Namespace) -> Row:
     """Race two passes; return also the peak memory of the first above what was held before."""
-    calls = [partial(anew, *one, options.device) for one in (ours, peer)]
-    held = peak_above(calls[0], options.device) / 2**20
-    return {"held MiB": held, **race(*calls, options.repeat).row()}
+    run, beside = (partial(anew, *one, options.device) for one in (ours, peer))
+    held = peak_above(run, options.device) / 2**20
+    return {"held MiB": held, **race(run, beside, options.repeat).row()}
 
 
 def anew(call: Callable[[], None], student: torch.Tensor, device: str) -> None:
