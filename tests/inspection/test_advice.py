@@ -32,7 +32,7 @@ TEXT = TextFacts(
     boundaries=3,
     leak=0.3,
     bits=(1.0, 1.0),
-    open_bits=(0.5, 0.25),
+    conditional_entropy=(0.5, 0.25),
 )
 
 
@@ -75,11 +75,11 @@ def test_text_by_hand(tmp_path: Path) -> None:
     two_two_one = -(2 * 0.4 * math.log2(0.4) + 0.2 * math.log2(0.2))
     three_two = -(0.6 * math.log2(0.6) + 0.4 * math.log2(0.4))
     assert text.bits == pytest.approx((two_two_one, three_two))
-    assert text.open_bits == pytest.approx((0.0, two_two_one - three_two))
+    assert text.conditional_entropy == pytest.approx((0.0, two_two_one - three_two))
 
 
 @pytest.mark.parametrize(
-    ("open_bits", "leak", "loss", "direction", "by_text"),
+    ("conditional_entropy", "leak", "loss", "direction", "by_text"),
     [
         ((0.25, 0.5), 0.01, "P-KL", "student → teacher", False),
         ((0.5, 0.25), 0.06, "teacher-to-student KL", "teacher → student", True),
@@ -88,7 +88,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
 def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
     byte_level: Tokenizer,
     digits: Tokenizer,
-    open_bits: tuple[float, float],
+    conditional_entropy: tuple[float, float],
     leak: float,
     loss: str,
     direction: str,
@@ -96,7 +96,7 @@ def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
 ) -> None:
     found = replace(
         facts_of(byte_level, digits),
-        text=replace(TEXT, open_bits=open_bits),
+        text=replace(TEXT, conditional_entropy=conditional_entropy),
         events=EventFacts(num_events=2, leak=leak, kept=1.0),
     )
     advice = advise(found, ("s", "t"))

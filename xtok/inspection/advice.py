@@ -68,7 +68,7 @@ def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
         sentence = "event KL suits, or P-KL where the trainer takes a map; text tells how much "
         sentence += "the events leak, and the direction of the map"
     else:
-        leak, (forward, back) = pair.events.leak, pair.text.open_bits
+        leak, (forward, back) = pair.events.leak, pair.text.conditional_entropy
         sentence = f"event KL suits: its events leak at {leak:.1%}"
         if leak > MOST_LEAK:
             sentence = "event KL suits, its events merged by text: those of the bytes alone leak "
@@ -79,9 +79,7 @@ def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
             map_loss, direction = "teacher-to-student KL", "teacher → student"
             build = "xtok", "build", teacher, student, "--for", "p-kl", "--target", "start"
         sentence += f" of the text's shared boundaries; where the trainer takes a map, {map_loss}: "
-        sentence += (
-            f"student → teacher leaves {forward:.2f} bits open, teacher → student {back:.2f}"
-        )
+        sentence += f"student → teacher leaves {forward:.2f} bits of uncertainty, teacher → student {back:.2f}"
     return Advice(
         loss="event KL",
         map_loss=map_loss,

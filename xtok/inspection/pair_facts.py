@@ -41,7 +41,7 @@ class TextFacts:
     bits: tuple[float, float]  # entropy of shared tokens and a rest, of student and teacher
     # What one side's token leaves open of the other's at a boundary, in bits: of the teacher's
     # given the student's, and of the student's given the teacher's.
-    open_bits: tuple[float, float]
+    conditional_entropy: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
         boundaries=int(amounts.sum()),
         leak=share_of(amounts, a != b),
         bits=(entropy_of(a, amounts), entropy_of(b, amounts)),
-        open_bits=(of_pairs - entropy_of(s, amounts), of_pairs - entropy_of(t, amounts)),
+        conditional_entropy=(of_pairs - entropy_of(s, amounts), of_pairs - entropy_of(t, amounts)),
     )
 
 

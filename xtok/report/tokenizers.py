@@ -88,7 +88,9 @@ def _on_text(text: TextFacts, events: EventFacts, overlap: Overlap | None) -> Ta
     if overlap is not None and overlap.text_shares is not None:
         (_, there), (back, _) = overlap.text_shares
         table.add_row("tokens that both have", f"{there:.1%} of these", f"{back:.1%} of these")
-    for way, bits in zip(("student → teacher", "teacher → student"), text.open_bits, strict=True):
+    for way, bits in zip(
+        ("student → teacher", "teacher → student"), text.conditional_entropy, strict=True
+    ):
         table.add_row(way, f"{bits:.2f} bits of uncertainty", "")
     table.add_row("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits")
     table.add_row("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits")
