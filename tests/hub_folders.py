@@ -1,7 +1,7 @@
 """Write folders with configs as on the hub: Llama 3, Qwen3, DeepSeek-V3, Mistral, Gemma, Llama 2.
 
 `tokenizer.json` is made from the fetched tokenizers, by Transformers' converters; that of Gemma and
-Llama 2 has Mistral's vocabulary. Tests and the benchmark `folders` use them.
+Llama 2 has Mistral's vocabulary. Tests and the benchmark `commands` use them.
 """
 
 from __future__ import annotations
