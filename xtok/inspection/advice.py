@@ -79,7 +79,8 @@ def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
             map_loss, direction = "teacher-to-student KL", "teacher → student"
             build = "xtok", "build", teacher, student, "--for", "p-kl", "--target", "start"
         sentence += f" of the text's shared boundaries; where the trainer takes a map, {map_loss}: "
-        sentence += f"student → teacher leaves {forward:.2f} bits of uncertainty, teacher → student {back:.2f}"
+        sentence += f"student → teacher leaves {forward:.2f} bits of uncertainty, "
+        sentence += f"teacher → student {back:.2f}"
     return Advice(
         loss="event KL",
         map_loss=map_loss,
