@@ -100,7 +100,7 @@ def test_damaged_kernels_are_compiled_anew(tmp_path: Path) -> None:
     first = hits()
     assert set(first.values()) == {0}
     files = sorted(cache.rglob("*.nb?"))
-    assert len(files) == len(first) == 10
+    assert len(files) == len(first) == 9
     whole = [file.read_bytes() for file in files]
     for number, (file, content) in enumerate(zip(files, whole, strict=True)):
         half = len(content) // 2
@@ -131,6 +131,13 @@ def test_kernels_that_there_is_no_room_to_keep(tmp_path: Path) -> None:
 
 def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     """Another type of number, or a literal, compiles a kernel and all that it calls again."""
+    functions = {
+        f"{module.__name__}.{name}": function
+        for module in (kernels, counting_kernels)
+        for name, function in vars(module).items()
+        if hasattr(function, "signatures")
+    }
+    before = {name: set(function.signatures) for name, function in functions.items()}
     aligner = TokenAligner(byte_level, sentencepiece)
     aligner._few_tokens = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
@@ -141,10 +148,6 @@ def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: To
         for texts in (["one 12", ""], []):
             student, teacher = encoder.encode(texts)
             encoder.align(student, teacher)
-    compiled = {
-        f"{module.__name__}.{name}": len(function.signatures)
-        for module in (kernels, counting_kernels)
-        for name, function in vars(module).items()
-        if hasattr(function, "signatures")
-    }
-    assert max(compiled.values()) == 1, compiled
+    compiled = {n: len(set(f.signatures) - before[n]) for n, f in functions.items()}
+    assert max(compiled.values()) <= 1, compiled
+    assert functions["xtok.alignment.kernels.align_documents"].signatures

@@ -90,7 +90,7 @@ def hostile_map() -> ProjectionMap:
     """A map whose tokens, names, models and history are what a page must not obey."""
     contents = [*HOSTILE, b"ok"]
     entries = [Entry(i, TokenType.NORMAL, token) for i, token in enumerate(contents)]
-    entries.append(Entry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 100_000))
+    entries.append(Entry(len(contents), TokenType.CONTROL, b"</script><i>" + b"y" * 1_000))
     sides = [
         Vocabulary(
             model_id=NAME,

@@ -149,23 +149,6 @@ def test_the_slot_is_free_and_rows_sum_to_one() -> None:
     torch.testing.assert_close(dense, expected)  # row 3: one entry beside its slot
 
 
-def test_a_slot_without_others_is_the_whole_row() -> None:
-    lone = replace(GOOD, scale_slot=np.array([1, 0, 1, 0], np.uint8))  # row 2 has one entry
-    learned = ProjectionModule(lone, learnable=True)
-    assert learned.logits is not None
-    with torch.no_grad():
-        learned.logits.sub_(30)
-    weights = learned.entry_weights()
-    sums = torch.zeros(4).index_add(0, learned.student_ids, weights)
-    torch.testing.assert_close(sums, torch.tensor([1.0, 0, 1, 1]))
-    weights.sum().backward()
-    torch.testing.assert_close(learned.logits.grad, torch.zeros(5), atol=1e-6, rtol=0)
-    found = learned.to_map()
-    found.check()
-    assert found.scale_slot is not None
-    assert found.scale_slot.tolist() == [1, 0, 1, 0]
-
-
 def test_learning_reaches_a_target_and_gives_a_map(tmp_path: Path) -> None:
     learned = ProjectionModule(SLOTTED, learnable=True)
     optimizer = torch.optim.Adam(learned.parameters(), lr=0.3)

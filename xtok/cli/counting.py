@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,7 +86,10 @@ def counts_saved(checkpoint: Path) -> Iterator[None]:
 
 
 def save_counted(projection: AnyMap, path: Path, checkpoint: Path) -> None:
-    """Write a map, then remove the checkpoint of its counts; an interruption waits for both."""
-    with deferred_interrupt():
+    """Write a map, then remove the checkpoint of its counts; an interruption waits for both.
+
+    Without one, an interruption leaves nothing.
+    """
+    with deferred_interrupt() if checkpoint.exists() else nullcontext():
         projection.save(path)
         checkpoint.unlink(missing_ok=True)

@@ -271,12 +271,11 @@ def project_rows(  # type: ignore[no-untyped-def]
         size = _keep_best(mass, touched, count, top_k, places, order)
         for n in range(size):
             rows.ids[x, n] = order[n]
-            rows.logprobs[x, n] = min(0.0, np.log(mass[order[n]]))
+            rows.logprobs[x, n] = _rounded(mass[order[n]])
             mass[order[n]] = 0.0
         for n in range(count):
             rest += mass[touched[n]]
             mass[touched[n]] = 0.0
-        _settle_ties(rows.ids[x], rows.logprobs[x], size)
         rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if known and size else np.nan
         rows.size[x] = size
     return misses
@@ -337,20 +336,23 @@ def _keep_best(mass, touched, count, top_k, places, order):  # type: ignore[no-u
             order[m] = order[m - 1]
             m -= 1
         order[m] = s
+    for n in range(1, size):  # what is equal after rounding goes by id, at the cut too
+        s = order[n]
+        m = n
+        while m > 0 and order[m - 1] > s and _rounded(mass[order[m - 1]]) == _rounded(mass[s]):
+            order[m] = order[m - 1]
+            m -= 1
+        order[m] = s
     return min(size, top_k)
+
+
+@inner_kernel
+def _rounded(p):  # type: ignore[no-untyped-def]
+    """Return the log-probability of a probability as it is stored."""
+    return np.float32(min(0.0, np.log(p)))
 
 
 @inner_kernel
 def _bucket(bits):  # type: ignore[no-untyped-def]
     """Return the bucket of a probability, of its exponent and first four bits; 1 has the last."""
     return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
-
-
-@inner_kernel
-def _settle_ties(ids, logprobs, size):  # type: ignore[no-untyped-def]
-    """Sort by id what is equal after rounding."""
-    for n in range(1, size):
-        m = n
-        while m > 0 and logprobs[m - 1] == logprobs[m] and ids[m - 1] > ids[m]:
-            ids[m - 1], ids[m] = ids[m], ids[m - 1]
-            m -= 1

@@ -82,7 +82,7 @@ def _on_text(text: TextFacts, events: EventFacts, overlap: Overlap | None) -> Ta
     table.caption = (
         "Uncertainty: the conditional entropy of the other side's token where both begin; no map "
         "in that direction has less. Leak: how often the two tokens are in different events."
-        + "".join(f" {note}." for note in little_text(text.num_bytes))
+        + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
     )
     table.add_row("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes")
     if overlap is not None and overlap.text_shares is not None:
