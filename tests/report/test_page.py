@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import xtok
 from xtok.errors import XtokError
 from xtok.inspection.pair_facts import Shared
-from xtok.inspection.report import Examined, Report, examine
+from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.report import to_json
@@ -52,14 +52,14 @@ def projection(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
 
 
 @pytest.fixture(scope="session")
-def plain(projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer) -> Examined:
+def plain(projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer) -> PageData:
     return examine(projection, pair=xtok.pair(byte_level, digits), names=["a.safetensors"])
 
 
 @pytest.fixture(scope="session")
 def measured(
     projection: ProjectionMap, byte_level: Tokenizer, digits: Tokenizer, text: Path
-) -> Examined:
+) -> PageData:
     counted = xtok.build(byte_level, digits, xtok.BuildConfig.for_loss("p-kl"))
     return examine(
         [projection, counted],
@@ -155,7 +155,7 @@ class Elements(HTMLParser):
 # What the page says
 
 
-def test_what_a_plain_map_is_fit_for(plain: Examined) -> None:
+def test_what_a_plain_map_is_fit_for(plain: PageData) -> None:
     report = plain.report
     levels = [finding.level for finding in report.findings]
     assert 3 <= len(levels) <= 6
@@ -205,7 +205,7 @@ def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
     assert len(report.findings) >= 3
 
 
-def test_two_maps_with_text(measured: Examined, text: Path) -> None:
+def test_two_maps_with_text(measured: PageData, text: Path) -> None:
     report = measured.report
     assert [m.name for m in report.maps] == ["a.safetensors", "b.safetensors"]
     assert report.comparison is not None
@@ -220,7 +220,7 @@ def test_two_maps_with_text(measured: Examined, text: Path) -> None:
         assert f'id="{part}"' in html
 
 
-def test_sentences_are_spelled_by_both_sides(plain: Examined) -> None:
+def test_sentences_are_spelled_by_both_sides(plain: PageData) -> None:
     sentences = plain.report.sentences
     assert [s.label for s in sentences] == [s.label for s in BUILT_IN]
     assert [s.label for s in sentences if s.direction == "rtl"] == ["Arabic"]
@@ -306,7 +306,7 @@ def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
     return numbers
 
 
-def rows_of(examined: Examined, number: int = 0) -> list[tuple[int, int, float]]:
+def rows_of(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]:
     """Return the entries that a page holds, as `page.js` reads them."""
     columns = pack(examined, 10**9).columns
     deltas = numbers_of(columns, "partner")
@@ -325,7 +325,7 @@ def rows_of(examined: Examined, number: int = 0) -> list[tuple[int, int, float]]
     return list(zip(rows.tolist(), teachers.tolist(), weights.tolist(), strict=True))
 
 
-def test_the_page_holds_every_entry(measured: Examined) -> None:
+def test_the_page_holds_every_entry(measured: PageData) -> None:
     for number, m in enumerate(measured.maps):
         held = rows_of(measured, number)
         assert [(s, t) for s, t, _ in held] == list(
@@ -334,7 +334,7 @@ def test_the_page_holds_every_entry(measured: Examined) -> None:
         assert [w for _, _, w in held] == pytest.approx(m.weights.tolist(), rel=0.005)
 
 
-def test_what_does_not_fit_is_left_out_and_said(measured: Examined) -> None:
+def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
     def size_of(columns: Columns) -> int:
         return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
 
@@ -398,7 +398,7 @@ def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> N
     assert json.loads(data)["sides"] == [NAME.replace("\u202e", "\\xe2\\x80\\xae")] * 2
 
 
-def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: Examined) -> None:
+def test_a_vocabulary_adds_no_markup(hostile_page: bytes, plain: PageData) -> None:
     elements = Elements(hostile_page)
     usual = Elements(render(plain))
     assert set(elements.tags) <= set(usual.tags)
@@ -479,7 +479,7 @@ def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
     assert [weight(w, 3) for w in (0.0005, 0.0004)] == ["0.001", "<0.001"]
 
 
-def test_figures_of_few_places_are_grey(measured: Examined) -> None:
+def test_figures_of_few_places_are_grey(measured: PageData) -> None:
     assert measured.report.evaluation is not None
     rows = re.findall(r'class="n( strong| soft)" data-v="[^-]', render(measured).decode())
     of_class = [one.starts >= 100 for one in measured.report.evaluation.classes]
@@ -500,7 +500,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def files(
-    tmp_path_factory: pytest.TempPathFactory, plain: Examined, measured: Examined,
+    tmp_path_factory: pytest.TempPathFactory, plain: PageData, measured: PageData,
     hostile_page: bytes,
 ) -> dict[str, Path]:  # fmt: skip
     folder = tmp_path_factory.mktemp("pages")
@@ -555,7 +555,7 @@ def test_search_finds_tokens_bytes_and_ids(
 
 @browsing
 def test_every_row_and_column_of_the_page_is_the_map(
-    browser: Browser, files: dict[str, Path], projection: ProjectionMap, plain: Examined
+    browser: Browser, files: dict[str, Path], projection: ProjectionMap, plain: PageData
 ) -> None:
     browser.open(files["plain"])
     rows = browser.run("Array.from({length: student.length}, (_, id) => maps[0].row(id))")
@@ -596,7 +596,7 @@ def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, 
 
 
 @browsing
-def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: Examined) -> None:
+def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
     browser.open(files["plain"])
     coverage = plain.report.maps[0].description.coverage
     assert coverage is not None

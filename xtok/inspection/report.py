@@ -65,7 +65,7 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Examined:
+class PageData:
     """A report, and what the search of its page is made of."""
 
     report: Report
@@ -84,7 +84,7 @@ def examine(
     field: str = "text",
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
-) -> Examined:
+) -> PageData:
     """Examine a map, or two of one pair.
 
     Args:
@@ -157,7 +157,7 @@ def examine(
         sentences=aligned_sentences(pair, text.excerpts if text else ()) if has_tokenizers else (),
         version=__version__,
     )
-    return Examined(report=report, maps=tuple(loaded), text=text, pair=pair)
+    return PageData(report=report, maps=tuple(loaded), text=text, pair=pair)
 
 
 def _empty_text(m: ProjectionMap, text: PairText) -> float:

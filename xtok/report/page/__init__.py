@@ -30,7 +30,7 @@ from xtok.vocab.display import plural, printable, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures
-    from xtok.inspection.report import Examined
+    from xtok.inspection.report import PageData
 
 _LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL", "event-kl": "event KL"}
 _MARKS = {
@@ -42,7 +42,7 @@ _MARKS = {
 """By level: a sign, and the words for a loss and for a finding."""
 
 
-def render(examined: Examined) -> bytes:
+def render(examined: PageData) -> bytes:
     """Return the page of one map, or of two."""
     report, search = examined.report, pack(examined)
     data = {

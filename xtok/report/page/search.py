@@ -23,7 +23,7 @@ from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
     from xtok.counting.pair_text import PairText
-    from xtok.inspection.report import Examined
+    from xtok.inspection.report import PageData
 
 SHOWN_BYTES = 160
 """Bytes of a token, or of a special token's name, that a page holds."""
@@ -47,7 +47,7 @@ class Search:
     left_out: tuple[str, ...]  # sentences about what is not on the page
 
 
-def pack(examined: Examined, max_size: int | None = None) -> Search:
+def pack(examined: PageData, max_size: int | None = None) -> Search:
     """Pack maps into at most `max_size` characters; by default more for larger vocabularies.
 
     Tokens and the heaviest entry of each row are always there. What does not fit is left out in
