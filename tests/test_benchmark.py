@@ -65,7 +65,7 @@ def test_p_kl(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = rows(capsys, "p-kl", "--size=0.002")
     assert found["map"].startswith("synthetic, ")
     assert found["k"] == 16
-    assert found["× gradient and map"] > 0
+    assert found["× gradient and map"] >= 0  # a peak: what a process holds already may be enough
     assert found["ratio"] > 0
 
 
