@@ -599,6 +599,7 @@ def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     whole = cached_repo(tmp_path, "org/whole", models / "teacher")
     bare = cached_repo(tmp_path, "org/bare", small / "small-digits")
+    (bare / "snapshots" / ("1" * 40) / "config.json").write_text('{"model_type": "llama"}')
 
     def note(student: str) -> str:
         return generate(student, "org/whole", offline=True).reports[0].notes[0]
