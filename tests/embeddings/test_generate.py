@@ -597,9 +597,9 @@ def test_offline_weights_that_are_not_cached_are_weights_that_are_missing(
     models: Path, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path), raising=False)
     whole = cached_repo(tmp_path, "org/whole", models / "teacher")
     bare = cached_repo(tmp_path, "org/bare", small / "small-digits")
-    (bare / "snapshots" / ("1" * 40) / "config.json").write_text('{"model_type": "llama"}')
 
     def note(student: str) -> str:
         return generate(student, "org/whole", offline=True).reports[0].notes[0]
