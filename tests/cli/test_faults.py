@@ -671,7 +671,7 @@ from xtok.maps import file
 for path in sys.argv[1:]:
     before = peak()
     widths = dict() if "sparse" in path else dict(student_vocab_size=40_000, teacher_vocab_size=40)
-    file.load(path, **widths)
+    ProjectionMap.load(path, **widths)
     print(peak() - before)
 """
 

@@ -201,7 +201,7 @@ def test_the_command_writes_what_it_read(
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
     assert "120 documents" in done.stderr
-    projection = mapfile.load(tmp_path / "map.safetensors")
+    projection = ProjectionMap.load(tmp_path / "map.safetensors")
     step = projection.history[-1]
     digest = FileDigest(corpus).source().sha256
     size = corpus.stat().st_size

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.errors import MapFileError
+from xtok.maps import file as mapfile
+from xtok.vocab.table import SIDES
+
 if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport
     from xtok.vocab.table import Vocabulary
@@ -70,23 +74,26 @@ class EventMap:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the events as `.safetensors`; see `file.save`."""
-        from xtok.maps import file as mapfile
-
         mapfile.save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> EventMap:
-        """Read an event map; see `file.load_events`."""
-        from xtok.maps import file as mapfile
+        """Read an event map.
 
-        return mapfile.load_events(path)
+        Raises:
+            MapFileError: if the file is not an event map, or is damaged.
+        """
+        fields = mapfile.read(path)
+        if "student_event" not in fields:
+            raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
+        return mapfile.made(EventMap, fields, path)
 
 
 def _check_events(m: EventMap) -> None:
     if not len(m.student_event) or not len(m.teacher_event):
         raise ValueError("a side has no tokens")
     num_events = max(int(m.student_event.max()), int(m.teacher_event.max())) + 1
-    for side, width in zip(("student", "teacher"), m.shape, strict=True):
+    for side, width in zip(SIDES, m.shape, strict=True):
         events = getattr(m, f"{side}_event")
         if events.shape != (width,):
             raise ValueError(f"{side}_event is not of shape [{width}]")

@@ -15,6 +15,7 @@ from xtok.config import WAIT, BuildConfig, Loss
 from xtok.errors import XtokError
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
@@ -38,7 +39,7 @@ def build(
     for_loss: Loss | None = None,
     texts: TextLike = (),
     field: str = "text",
-    initial: mapfile.MapLike | None = None,
+    initial: MapLike | None = None,
     checkpoint: Path | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
@@ -72,7 +73,7 @@ def build(
             options.
     """
     config = _config_of(config, for_loss)
-    earlier = None if initial is None else mapfile.as_map(initial)
+    earlier = None if initial is None else as_map(initial)
     pair = pair_of(student_model, teacher_model, of=earlier)
     if texts:
         from xtok.counting.pair_text import counted
@@ -123,7 +124,7 @@ def get_map(
     for_loss: Loss | None = None,
     texts: str | Path | Sequence[str | Path] = (),
     field: str = "text",
-    initial: mapfile.MapLike | None = None,
+    initial: MapLike | None = None,
     timeout: float = WAIT,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
@@ -159,7 +160,7 @@ def get_map(
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     config = _config_of(config, for_loss)
     texts = [texts] if isinstance(texts, str | Path) else texts
-    earlier = None if initial is None else mapfile.as_map(initial)
+    earlier = None if initial is None else as_map(initial)
     pair = pair_of(student_model, teacher_model, of=earlier)
     asked: dict[str, Any] = {"pair": pair, "config": config, "texts": texts, "initial": earlier}
     target = _cached(**asked) if path is None else Path(path)
@@ -205,7 +206,7 @@ def load_or_build(
         if not path.exists():
             return None
         try:
-            projection = mapfile.load(path)
+            projection = ProjectionMap.load(path)
         except XtokError as error:
             replaced = error.message
             return None

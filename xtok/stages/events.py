@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok import __version__
 from xtok.config import EventsConfig
 from xtok.counting.measures import entropy_of, share_of
 from xtok.counting.pair_text import TextLike, counted
 from xtok.counting.texts import little_text
 from xtok.maps.events import EventMap
-from xtok.maps.projection_map import StageReport
+from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.tokenizers import ModelLike, PairLike
@@ -94,7 +93,6 @@ def events(
         notes = little_text(about["counted"]["num_bytes"])
         about["measures"] = [asdict(point) for point in measures]
     options = {"max_leak": config.max_leak} if pairs is not None else {}
-    step = {"stage": "events", "options": options, **about, "xtok_version": __version__}
     result = EventMap(
         student=pair.student,
         teacher=pair.teacher,
@@ -103,7 +101,7 @@ def events(
         student_link=s_link.astype(np.int32),
         teacher_link=t_link.astype(np.int32),
         rest=rest,
-        history=(step,),
+        history=(history_step("events", options, **about),),
     )
     result.check()
     if checkpoint is not None:

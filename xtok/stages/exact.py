@@ -11,7 +11,7 @@ import numpy as np
 from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
-from xtok.maps.file import MapLike, as_map
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
 from xtok.stages.matches import ExactMatches, compared, exact_matches, matching_options

@@ -14,6 +14,7 @@ from xtok.config import TokenForm
 from xtok.errors import XtokError
 from xtok.vocab.relaxed import match_relaxed
 from xtok.vocab.roles import match_roles
+from xtok.vocab.table import SIDES as SIDES
 from xtok.vocab.table import (
     TokenTable,
     Vocabulary,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 M = TypeVar("M", bound="ProjectionMap | EventMap")
-
-SIDES = "student", "teacher"
 
 
 @dataclass(frozen=True, eq=False)
