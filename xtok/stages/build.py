@@ -19,7 +19,7 @@ from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
-from xtok.stages.exact import with_exact
+from xtok.stages.exact import used_options, with_exact
 from xtok.stages.matches import compared, exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
@@ -77,7 +77,7 @@ def build(
     pair = pair_of(student_model, teacher_model, of=earlier)
     if texts:
         from xtok.counting.pair_text import counted
-        from xtok.stages.counted import counted_map, wanted_by
+        from xtok.stages.counted import map_of_counts, wanted_by
 
         config = config.for_text()
         earlier = None if earlier is None else pair.admit(earlier)
@@ -85,19 +85,23 @@ def build(
             pair, texts, wanted_by(config), field=field, checkpoint=checkpoint,
             progress=text_progress,
         )  # fmt: skip
-        projection = counted_map(pair, text, config, initial=earlier, progress=progress)
+        options = config.multitoken if earlier is None else used_options(earlier)
+        base = earlier or multitoken(pair, config=options, progress=progress)
+        projection = map_of_counts(text, base, config)
+        if config.exact_match:
+            matches = exact_matches(compared(pair, options), options)
+            projection = with_exact(projection, matches, options)
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
     elif initial is not None:
         raise ValueError("initial goes with texts; multitoken extends a map")
     else:
-        matches = None
+        make = partial(multitoken, pair, config=config.multitoken, progress=progress)
         if config.exact_match:
             matches = exact_matches(compared(pair, config), config)
-        open_rows = None if matches is None else ~matches.is_exact
-        projection = multitoken(pair, config=config.multitoken, only=open_rows, progress=progress)
-        if matches is not None:
-            projection = with_exact(projection, matches, config)
+            projection = with_exact(make(only=~matches.is_exact), matches, config)
+        else:
+            projection = make()
         projection = sort_cut(projection, config.sort_cut)
     # One report of what the map is; those of single stages count what was replaced.
     of_stage = {report.stage: report for report in projection.reports}
