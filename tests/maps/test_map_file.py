@@ -100,19 +100,6 @@ GOLDEN = "d7229ced4502b103d4c086c049feb8ba33f747a3b2abd936da6462c591dd370f"
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_rows_that_older_files_call_pieces_and_counted_are_counted(
-    tmp_path: Path, suffix: str
-) -> None:
-    path = tmp_path / f"old{suffix}"
-    for weights, kind in ((["prior"], 5), (["decay"], 2), (["prior", "decay"], 2)):
-        history = tuple(
-            {"stage": "multitoken", "options": {"weights": name, "em_steps": 1}} for name in weights
-        )
-        replace(TINY, history=history).save(path)
-        assert ProjectionMap.load(path).row_kind.tolist() == [3, 1, kind, kind, 0, 0]
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_maps_come_back_without_loss(tmp_path: Path, built: ProjectionMap, suffix: str) -> None:
     about_1 = TINY.weights + np.array(
         [0, 0, 9e-5, 0, 0, 0, -9e-5], np.float32

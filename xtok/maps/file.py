@@ -25,7 +25,7 @@ from xtok import io
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.maps import nemo
 from xtok.maps.nemo import require
-from xtok.maps.parts import InvariantError, RowKind, StageReport, history_step
+from xtok.maps.parts import InvariantError, StageReport, history_step
 from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
 
 if TYPE_CHECKING:
@@ -371,16 +371,8 @@ def assemble(
     top_k = header["top_k"]
     require(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
     fields |= {"scale_slot": tensors.get("scale_slot"), "method": str(header["method"])}
-    fields |= {"top_k": top_k, "row_kind": _row_kind(fields["row_kind"], fields["history"])}
+    fields["top_k"] = top_k
     return fields, digests
-
-
-def _row_kind(kind: NDArray[np.uint8], history: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
-    """Return the kinds of rows; older files call those that `multitoken` counted pieces."""
-    weights = {s["options"].get("weights") for s in history if s["stage"] == "multitoken"}
-    if weights != {"prior"}:
-        return kind
-    return np.where(kind == RowKind.PIECES, np.uint8(RowKind.COUNTED), kind)
 
 
 def _vocabulary(

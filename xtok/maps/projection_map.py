@@ -96,8 +96,8 @@ class ProjectionMap:
 
     @property
     def stages(self) -> list[str]:
-        """The stages of the history; what is `count` now was `estimate` in older files."""
-        return ["count" if s["stage"] == "estimate" else str(s["stage"]) for s in self.history]
+        """The stages of the history."""
+        return [str(step["stage"]) for step in self.history]
 
     @property
     def edges(self) -> Edges:
@@ -271,7 +271,10 @@ class ProjectionMap:
         """
         if "_holds" not in vars(self):
             for name, (check, _) in INVARIANTS.items():
-                _check_named(name, check, self)
+                try:
+                    check(self)
+                except ValueError as error:
+                    raise InvariantError(name, str(error)) from error
             arrays = (*self.edges, self.row_kind, self.scale_slot)
             if not any(array is not None and array.flags.writeable for array in arrays):
                 vars(self)["_holds"] = True  # of arrays that cannot change, once is enough
@@ -391,13 +394,6 @@ class ProjectionMap:
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
     """Return a token as reports show it; None if the map carries no tokens."""
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
-
-
-def _check_named(name: str, check: Callable[[ProjectionMap], None], m: ProjectionMap) -> None:
-    try:
-        check(m)
-    except ValueError as error:
-        raise InvariantError(name, str(error)) from error
 
 
 # The checks are few passes over the entries, none of which needs more memory than they do.

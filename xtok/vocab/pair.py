@@ -160,7 +160,8 @@ class Pair:
             theirs: Vocabulary = getattr(self, side)
             if ours is theirs:
                 continue
-            if not _agree(ours, theirs):
+            is_known = ours.table is not None and theirs.table is not None
+            if is_known and not same_tokens(ours.table, theirs.table):
                 raise self._other_tokens(side, projection, name)
             same = ours.vocab_size == theirs.vocab_size
             if not (same or can_grow(ours, theirs) or can_grow(theirs, ours)):
@@ -244,12 +245,6 @@ def _in_form(
         return table
     changed, _ = decode_vocabulary(table.entries(), width=len(table), form=form, ignore=ignored)
     return changed.like(table)
-
-
-def _agree(ours: Vocabulary, theirs: Vocabulary) -> bool:
-    """Whether nothing speaks against two sides having the same tokens."""
-    unknown = ours.table is None or theirs.table is None
-    return unknown or same_tokens(ours.table, theirs.table)
 
 
 def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:
