@@ -270,11 +270,12 @@ class ProjectionMap:
             InvariantError: naming the first one that does not hold, and where.
         """
         if "_holds" not in vars(self):
-            for name, (check, _) in INVARIANTS.items():
-                try:
+            name = ""
+            try:
+                for name, (check, _) in INVARIANTS.items():
                     check(self)
-                except ValueError as error:
-                    raise InvariantError(name, str(error)) from error
+            except ValueError as error:
+                raise InvariantError(name, str(error)) from error
             arrays = (*self.edges, self.row_kind, self.scale_slot)
             if not any(array is not None and array.flags.writeable for array in arrays):
                 vars(self)["_holds"] = True  # of arrays that cannot change, once is enough
