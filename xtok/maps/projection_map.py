@@ -270,12 +270,8 @@ class ProjectionMap:
             InvariantError: naming the first one that does not hold, and where.
         """
         if "_holds" not in vars(self):
-            name = ""
-            try:
-                for name, (check, _) in INVARIANTS.items():
-                    check(self)
-            except ValueError as error:
-                raise InvariantError(name, str(error)) from error
+            for name, (check, _) in INVARIANTS.items():
+                _check_named(name, check, self)
             arrays = (*self.edges, self.row_kind, self.scale_slot)
             if not any(array is not None and array.flags.writeable for array in arrays):
                 vars(self)["_holds"] = True  # of arrays that cannot change, once is enough
@@ -395,6 +391,13 @@ class ProjectionMap:
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
     """Return a token as reports show it; None if the map carries no tokens."""
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
+
+
+def _check_named(name: str, check: Callable[[ProjectionMap], None], m: ProjectionMap) -> None:
+    try:
+        check(m)
+    except ValueError as error:
+        raise InvariantError(name, str(error)) from error
 
 
 # The checks are few passes over the entries, none of which needs more memory than they do.
