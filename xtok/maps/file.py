@@ -167,18 +167,13 @@ def _naming(source: Path) -> Iterator[None]:
     try:
         yield
     except (*MALFORMED, RuntimeError) as error:
-        raise _not_a_map(source, error) from error
-
-
-def _not_a_map(source: Path, error: Exception) -> MapFileError:
-    """Return the error of a damaged file; one whose weights were trained can be read."""
-    missing = "it lacks " if isinstance(error, KeyError) else ""
-    message = f"{source} is not a valid map: {missing}{error}"
-    # Training breaks these invariants, and `normalize` restores them.
-    if isinstance(error, InvariantError) and error.invariant in ("weights", "order", "sums"):
-        hint = "if its weights were trained, convert the map once with {option}"
-        return MapFileError(message, hint=hint, parameter="normalize")
-    return MapFileError(message, hint=MAP_HINT)
+        missing = "it lacks " if isinstance(error, KeyError) else ""
+        message = f"{source} is not a valid map: {missing}{error}"
+        # Training breaks these invariants, and `normalize` restores them.
+        if isinstance(error, InvariantError) and error.invariant in ("weights", "order", "sums"):
+            hint = "if its weights were trained, convert the map once with {option}"
+            raise MapFileError(message, hint=hint, parameter="normalize") from error
+        raise MapFileError(message, hint=MAP_HINT) from error
 
 
 @contextmanager
@@ -247,7 +242,6 @@ def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dic
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             json.loads(file.read(size), object_pairs_hook=_without_duplicates)
-        check_json(header.get("xtok", ""))
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         message = f"{source} is not a whole safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP

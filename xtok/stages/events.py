@@ -173,12 +173,6 @@ def _components(s_link: Ids, t_link: Ids) -> Ids:
     return np.array([root(node) for node in range(len(parent))])
 
 
-def _sums(
-    places: NDArray[np.intp], values: NDArray[np.float64], num: int = 0
-) -> NDArray[np.float64]:
-    return np.bincount(places, values, num).astype(np.float64)
-
-
 class _Pairs(NamedTuple):
     """Pairs of tokens at shared boundaries, as places in one list of both vocabularies."""
 
@@ -191,7 +185,8 @@ class _Pairs(NamedTuple):
     def of(keys: Ids, amounts: Ids, offset: int) -> _Pairs:
         student, teacher = keys >> 32, (keys & 0xFFFFFFFF) + offset
         shares = np.asarray(amounts / amounts.sum(), np.float64)
-        mass = _sums(np.concatenate([student, teacher]), np.tile(shares / 2, 2))
+        both = np.concatenate([student, teacher])
+        mass = np.asarray(np.bincount(both, np.tile(shares / 2, 2)), np.float64)
         return _Pairs(student, teacher, shares, mass)
 
     def measures(self, events: NDArray[Any]) -> EventMeasures:
@@ -279,7 +274,7 @@ def _numbered(
     """Put what one side alone has into one event, and number all by falling mass."""
     labels, first, places = np.unique(joined, return_index=True, return_inverse=True)
     num, mass = len(labels), np.pad(mass, (0, len(places) - len(mass)))
-    weight = _sums(places, mass, num)
+    weight = np.bincount(places, mass, num)
     order = np.lexsort((first, -weight))  # labels are the lowest token, students before teachers
     has = np.stack([np.bincount(part, minlength=num) > 0 for part in np.split(places, [offset])])
     alone = np.logical_not(has.all(0))
@@ -288,7 +283,7 @@ def _numbered(
         both = has[:, alone].any(1).all()
         rest = int(np.flatnonzero(alone)[0] if both else order[~alone[order]][-1])
         places = np.where(alone[places], rest, places)
-        weight = _sums(places, mass, num)
+        weight = np.bincount(places, mass, num)
         order = np.lexsort((first, -weight))
     used = order[np.isin(order, places)]
     number = np.full(num, -1, np.int32)
