@@ -74,7 +74,7 @@ def verify(
             )
         else:
             fields, digests = mapfile.assemble(*parts)
-            kind = EventMap if "student_event" in fields else ProjectionMap
+            kind = EventMap if mapfile.is_events(fields) else ProjectionMap
             loaded = kind(**fields)
         checks = tuple(_all(loaded, digests, tokenizers))
     except mapfile.MALFORMED as error:

@@ -84,7 +84,7 @@ class EventMap:
             MapFileError: if the file is not an event map, or is damaged.
         """
         fields = mapfile.read(path)
-        if "student_event" not in fields:
+        if not mapfile.is_events(fields):
             raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
         return mapfile.made(EventMap, fields, path)
 

@@ -62,7 +62,7 @@ def save(any_map: ProjectionMap | EventMap, path: str | PathLike[str]) -> None:
         OutputError: if the path has another suffix or cannot be written; an event map has no `.pt`.
         ValueError: if the map breaks an invariant of its class.
     """
-    target = check_output(path, SUFFIXES[: 1 if _is_events(vars(any_map)) else 2])
+    target = check_output(path, SUFFIXES[: 1 if is_events(vars(any_map)) else 2])
     any_map.check()
     make = to_nemo if target.suffix == ".pt" else to_safetensors
     io.write(target, [make(any_map)])
@@ -112,7 +112,7 @@ def read(
         if is_pt:
             return _imported(nemo.read_pt(contents, source), preserve_last)
         tensors, header = _tensors(contents, source)
-        if "xtok" in header and normalize and not _is_events(tensors):
+        if "xtok" in header and normalize and not is_events(tensors):
             return _imported(nemo.trained(tensors, header["xtok"]), normalize=True)
         if "xtok" in header:
             return unpack(tensors, header["xtok"])
@@ -156,7 +156,7 @@ def made(kind: type[M], fields: Mapping[str, Any], source: str | PathLike[str]) 
         return any_map
 
 
-def _is_events(names: Container[str]) -> bool:
+def is_events(names: Container[str]) -> bool:
     """Whether tensors or fields of these names are an event map's."""
     return "student_event" in names
 
@@ -228,7 +228,7 @@ def holds_events(path: str | PathLike[str]) -> bool:
         return False
     try:
         with safe_open(path, framework="np") as file:
-            return _is_events(file.keys())
+            return is_events(file.keys())
     except (OSError, SafetensorError):
         return False
 
@@ -267,10 +267,9 @@ def check_json(text: str) -> None:
 # A map as tensors and JSON
 
 _OF_MAP = {
-    **dict.fromkeys(("student_ids", "teacher_ids"), "int32"),
-    "weights": "float32",
-    **dict.fromkeys(("row_kind", "scale_slot"), "uint8"),
-}
+    "student_ids": "int32", "teacher_ids": "int32", "weights": "float32", "row_kind": "uint8",
+    "scale_slot": "uint8",
+}  # fmt: skip
 _OF_EVENTS = {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")}
 _OF_TABLE = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
 _OF_TABLES = {f"{s}_token_{name}": d for s in SIDES for name, d in _OF_TABLE.items()}
@@ -290,11 +289,13 @@ def pack(any_map: ProjectionMap | EventMap) -> tuple[dict[str, NDArray[Any]], st
 
     JSON that would be too long to be read is a `ValueError`.
     """
-    is_events = _is_events(vars(any_map))
-    tensors = {name: getattr(any_map, name) for name in (_OF_EVENTS if is_events else _OF_MAP)}
-    own = ("rest",) if is_events else ("method", "top_k", "enable_scale_trick")
-    fields: dict[str, Any] = {name: getattr(any_map, name) for name in ("history", *own)}
-    fields |= {"format_version": FORMAT_VERSION, **({"kind": "events"} if is_events else {})}
+    arrays, own = [*_OF_MAP], ["method", "top_k", "enable_scale_trick"]
+    fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
+    if is_events(vars(any_map)):
+        arrays, own = [*_OF_EVENTS], ["rest"]
+        fields["kind"] = "events"
+    tensors = {name: getattr(any_map, name) for name in arrays}
+    fields |= {name: getattr(any_map, name) for name in own}
     for side in SIDES:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
@@ -335,8 +336,7 @@ def assemble(
     Raises:
         ValueError: if they are not a map; or any other of `MALFORMED`.
     """
-    is_events = _is_events(tensors)
-    dtypes = _OF_EVENTS if is_events else _OF_MAP
+    dtypes = _OF_EVENTS if is_events(tensors) else _OF_MAP
     check_json(metadata)
     header: dict[str, Any] = json.loads(metadata)
     version = header["format_version"]
@@ -354,7 +354,7 @@ def assemble(
     digests = {side: header[side].get("table_sha256") for side in SIDES}
     fields |= {name: tensors[name] for name in dtypes if name != "scale_slot"}
     fields["history"] = tuple(dict(step) for step in header["history"])
-    if is_events:
+    if is_events(tensors):
         fields["rest"] = header["rest"]
         require(type(fields["rest"]) in (int, NoneType), "rest")
         for side in SIDES:

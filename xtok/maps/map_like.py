@@ -26,7 +26,7 @@ def as_any_map(source: AnyMapLike) -> AnyMap:
     if isinstance(source, ProjectionMap | EventMap):
         return source
     fields = mapfile.read(source)
-    kind = EventMap if "student_event" in fields else ProjectionMap
+    kind = EventMap if mapfile.is_events(fields) else ProjectionMap
     return mapfile.made(kind, fields, source)
 
 

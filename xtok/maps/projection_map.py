@@ -357,7 +357,7 @@ class ProjectionMap:
             MapFileError: if the file is not a map, is damaged, or is of other widths.
         """
         fields = mapfile.read(path, preserve_last, normalize)
-        if "student_event" in fields:
+        if mapfile.is_events(fields):
             raise MapFileError(
                 f"{os.fspath(path)} is an event map, not a projection map",
                 hint="xtok inspect, verify and evaluate read it; xtok build makes a map",
