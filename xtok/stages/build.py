@@ -20,7 +20,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.stages.exact import used_options, with_exact
-from xtok.stages.matches import compared, exact_matches, matching_options
+from xtok.stages.matches import exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, PairLike
@@ -89,8 +89,7 @@ def build(
         base = earlier or multitoken(pair, config=options, progress=progress)
         projection = map_of_counts(text, base, config)
         if config.exact_match:
-            matches = exact_matches(compared(pair, options), options)
-            projection = with_exact(projection, matches, options)
+            projection = with_exact(projection, exact_matches(pair, options), options)
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
     elif initial is not None:
@@ -98,7 +97,7 @@ def build(
     else:
         make = partial(multitoken, pair, config=config.multitoken, progress=progress)
         if config.exact_match:
-            matches = exact_matches(compared(pair, config), config)
+            matches = exact_matches(pair, config)
             projection = with_exact(make(only=~matches.is_exact), matches, config)
         else:
             projection = make()
