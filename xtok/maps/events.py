@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +57,6 @@ class EventMap:
     def num_events(self) -> int:
         """The number of events E; their ids are 0 to E − 1."""
         return int(self.student_event.max()) + 1
-
-    def with_side(self, side: str, vocabulary: Vocabulary) -> EventMap:
-        """Return the event map with another vocabulary as a side; see `Pair.admit`."""
-        changed: dict[str, Any] = {side: vocabulary}
-        return replace(self, **changed)
 
     def check(self) -> None:
         """Check what holds for every event map.

@@ -174,8 +174,8 @@ class Pair:
                         ours, vocab_size=theirs.vocab_size, width_source=theirs.width_source
                     )
                 if ours is not getattr(projection, side):
-                    changed: Any = projection.with_side(side, ours)
-                    projection = changed
+                    made: Any = projection  # no event map, which has the tokens of both sides
+                    projection = made.with_side(side, ours)
         return projection
 
     def is_swapped(self, projection: ProjectionMap | EventMap) -> bool:
