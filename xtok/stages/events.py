@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,16 +25,6 @@ from xtok.tokenizers import pair as pair_of
 from xtok.vocab.pair import Pair
 
 Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventMeasures:
-    """How many events tell how much, on counted text."""
-
-    num_events: int
-    leak: float  # how often the two tokens at a shared boundary are in different events
-    student_bits: float  # the entropy of the student's events at shared boundaries
-    teacher_bits: float
 
 
 def events(
@@ -81,7 +71,7 @@ def events(
         mass = pairs.mass
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     joined = _components(s_link, t_link)
-    measures: list[EventMeasures] = []
+    measures: list[dict[str, float]] = []
     notes: list[str] = []
     if pairs is not None:
         measures.append(pairs.measures(np.concatenate(pair.common_ids)))
@@ -91,7 +81,7 @@ def events(
     if pairs is not None:
         measures.append(pairs.measures(labels))
         notes = little_text(about["counted"]["num_bytes"])
-        about["measures"] = [asdict(point) for point in measures]
+        about["measures"] = measures
     options = {"max_leak": config.max_leak} if pairs is not None else {}
     result = EventMap(
         student=pair.student,
@@ -112,7 +102,7 @@ def events(
 def _report(
     result: EventMap,
     pair: Pair,
-    measures: Sequence[EventMeasures],
+    measures: Sequence[Mapping[str, float]],
     more: Sequence[str],
 ) -> StageReport:
     alone = [int((links < 0).sum()) for links in (result.student_link, result.teacher_link)]
@@ -125,13 +115,14 @@ def _report(
     if measures:
         shared, by_bytes, final = measures
         notes.append(
-            f"leak {final.leak:.2%} of the text's shared token boundaries, {by_bytes.leak:.2%} by "
-            f"the bytes alone, {shared.leak:.2%} for a shared vocabulary"
+            f"leak {final['leak']:.2%} of the text's shared token boundaries, "
+            f"{by_bytes['leak']:.2%} by the bytes alone, {shared['leak']:.2%} for a shared "
+            "vocabulary"
         )
         notes.append(
-            f"{final.student_bits:.2f} bits on the student's side, {final.teacher_bits:.2f} on the "
-            f"teacher's; a shared vocabulary keeps {shared.student_bits:.2f} and "
-            f"{shared.teacher_bits:.2f}"
+            f"{final['student_bits']:.2f} bits on the student's side, "
+            f"{final['teacher_bits']:.2f} on the teacher's; a shared vocabulary keeps "
+            f"{shared['student_bits']:.2f} and {shared['teacher_bits']:.2f}"
         )
     return StageReport("events", counts, (*notes, *more))
 
@@ -189,16 +180,20 @@ class _Pairs(NamedTuple):
         mass = np.asarray(np.bincount(both, np.tile(shares / 2, 2)), np.float64)
         return _Pairs(student, teacher, shares, mass)
 
-    def measures(self, events: NDArray[Any]) -> EventMeasures:
-        """Measure events: the event of each token, any integers."""
+    def measures(self, events: NDArray[Any]) -> dict[str, float]:
+        """Measure events: the event of each token, any integers.
+
+        `leak` is how often the two tokens at a shared boundary are in different events; the bits
+        are the entropy of a side's events there.
+        """
         labels, places = np.unique(events, return_inverse=True)
         a, b = places[self.student], places[self.teacher]
-        return EventMeasures(
-            num_events=len(labels),
-            leak=share_of(self.shares, a != b),
-            student_bits=entropy_of(a, self.shares),
-            teacher_bits=entropy_of(b, self.shares),
-        )
+        return {
+            "num_events": len(labels),
+            "leak": share_of(self.shares, a != b),
+            "student_bits": entropy_of(a, self.shares),
+            "teacher_bits": entropy_of(b, self.shares),
+        }
 
     def merged(self, events: Ids, max_leak: float) -> Ids:
         """Merge events greedily until at most `max_leak` is left; return each token's event.
