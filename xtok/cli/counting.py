@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xtok.cli.options import Models
     from xtok.counting.pair_text import PairText, Wanted
     from xtok.counting.ray import TokenizerSource
-    from xtok.maps.file import AnyMap
+    from xtok.maps.map_like import AnyMap
     from xtok.vocab.pair import Pair
 
 

@@ -39,7 +39,7 @@ def events(
 
     Without --text, by the tokens' bytes alone; with it, until at most --max-leak is left.
     """
-    check_output(output_path(output, "events.safetensors"), xtok.EventMap)
+    check_output(output_path(output, "events.safetensors"), (".safetensors",))
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())

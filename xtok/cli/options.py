@@ -108,7 +108,7 @@ class MapOptions(Widths):
         """Load a map, or an event map."""
         from xtok.maps import file
 
-        return file.load_events(path) if file.holds_events(path) else self.load(path)
+        return xtok.EventMap.load(path) if file.holds_events(path) else self.load(path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.counts import edge_keys
-from xtok.maps.file import MapLike, as_maps
+from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.pair import Pair
 

@@ -38,7 +38,7 @@ from xtok.errors import XtokError
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.maps.edges import Edges, heaviest, ranks
 from xtok.maps.events import EventMap
-from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps
+from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import with_exact

@@ -16,7 +16,7 @@ from xtok.inspection import pair_of_map
 from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
 from xtok.maps.events import EventMap
-from xtok.maps.file import AnyMapLike, MapLike, as_any_map
+from xtok.maps.map_like import AnyMapLike, MapLike, as_any_map
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.classes import TokenClass, classes_named, token_classes
 from xtok.vocab.table import TokenType, Vocabulary

@@ -17,7 +17,7 @@ from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.file import MapLike, as_maps
+from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events

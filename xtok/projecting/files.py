@@ -21,6 +21,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.input_files import need
 from xtok.io import check_output, write, writing
 from xtok.maps import file as mapfile
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.projecting import caches, distillkit
@@ -184,7 +185,7 @@ def project(
     output: str | Path,
     config: ProjectConfig | None = None,
     *,
-    back_map: mapfile.MapLike | None = None,
+    back_map: MapLike | None = None,
     student_template: str | Path | None = None,
     teacher_template: str | Path | None = None,
     student_topk: str | Path | Sequence[str | Path] = (),
@@ -223,7 +224,7 @@ def project(
     paths = find_texts(teacher_topk)
     pair = pair_of(student_model, teacher_model)
     if back_map is not None:
-        back_map = mapfile.as_map(back_map)
+        back_map = as_map(back_map)
         pair = pair.reversed.at_widths_of(back_map).reversed
     student, teacher = pair.tokenizers
     if any(path.exists() and target.exists() and path.samefile(target) for path in paths):
