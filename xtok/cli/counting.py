@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from xtok import report
 from xtok.cli.command import deferred_interrupt
-from xtok.vocab.pair import SIDES
 
 if TYPE_CHECKING:
     from xtok.cli.options import Models
@@ -68,8 +67,8 @@ def sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
     from xtok.counting.ray import TokenizerSource
 
     return [
-        TokenizerSource(**{**models.loading(side), "vocab_size": width})
-        for side, width in zip(SIDES, pair.shape, strict=True)
+        TokenizerSource(model=model, vocab_size=width, trust_remote_code=models.trust_remote_code)
+        for model, width in zip(models.both(), pair.shape, strict=True)
     ]
 
 

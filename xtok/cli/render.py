@@ -53,7 +53,7 @@ def render(
         output = _checked(output, file)
     chats = read_conversations(file)
     first = next(chats)
-    [tokenizer] = loading.load([model])
+    tokenizer = loading.tokenizer(model)
     xtok.conversation.find_template(tokenizer, chat_template)
     counts, noted = Counter[str](), Counter[str]()
 

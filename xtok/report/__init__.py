@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from threading import Event, Thread
@@ -17,8 +17,6 @@ from xtok.report.stdout import safe_json
 from xtok.vocab.display import printable
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from xtok.maps.projection_map import StageReport
 
 
@@ -133,10 +131,9 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
     return Bar(total=total, desc=label, unit=unit, unit_scale=True, leave=False)
 
 
-def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
-    """Return a dataclass as one JSON object, or several as a list; tokens are escaped."""
-    shown = [asdict(r) for r in result] if isinstance(result, Sequence) else asdict(result)
-    return safe_json(json.dumps(shown, ensure_ascii=False, indent=2))
+def to_json(result: object) -> str:
+    """Return a result, dataclasses in it or itself one, as JSON; tokens are escaped."""
+    return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:
