@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from xtok.inspection.bootstrap import Interval
+from xtok.inspection.bootstrap import LOSS_NAMES, Interval
 from xtok.maps.projection_map import RowKind
 from xtok.report._tables import spread, visible, weight
 from xtok.report.alignment import chunks
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures
     from xtok.inspection.report import PageData
 
-_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL", "event-kl": "event KL"}
+_LOSSES = {**LOSS_NAMES, "event-kl": "event KL"}
 _MARKS = {
     "good": ("✓", "fits", "good"),
     "note": ("i", "note", "note"),
