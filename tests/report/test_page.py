@@ -308,7 +308,7 @@ def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
 
 def rows_of(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]:
     """Return the entries that a page holds, as `page.js` reads them."""
-    columns = pack(examined, 10**9).columns
+    columns, _ = pack(examined, 10**9)
     deltas = numbers_of(columns, "partner")
     steps = np.where(deltas % 2, (deltas - 1) // 2, -deltas // 2)
     partner, last = np.full(len(deltas), -1), -1
@@ -338,21 +338,22 @@ def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
     def size_of(columns: Columns) -> int:
         return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
 
-    whole, fewest = pack(measured, 10**9), pack(measured, 1)
-    assert whole.left_out == pack(measured).left_out == ()
-    entries = len(numbers_of(whole.columns, "ids_1"))
-    sizes = size_of(whole.columns) - 300, size_of(fewest.columns) + 500
-    packs = [pack(measured, size) for size in sizes]
-    assert all(size_of(p.columns) <= size for p, size in zip(packs, sizes, strict=True))
-    assert packs[0].left_out[0].startswith("the lightest entries of rows, ")
-    assert packs[0].left_out[0].endswith(" of the weight, counted by the text")
-    assert 0.8 * entries < len(numbers_of(packs[0].columns, "ids_1")) < entries
-    assert packs[1].left_out[0] == "the pieces of tokens"
-    for one in (*packs, fewest):  # the heaviest entry of every row stays, and every name
-        held = numbers_of(one.columns, "sizes_0") > 0
+    (whole, nothing), (fewest, _) = pack(measured, 10**9), pack(measured, 1)
+    assert nothing == pack(measured)[1] == []
+    entries = len(numbers_of(whole, "ids_1"))
+    sizes = size_of(whole) - 300, size_of(fewest) + 500
+    (most, lightest), (few, left_out) = (pack(measured, size) for size in sizes)
+    assert size_of(most) <= sizes[0]
+    assert size_of(few) <= sizes[1]
+    assert lightest[0].startswith("the lightest entries of rows, ")
+    assert lightest[0].endswith(" of the weight, counted by the text")
+    assert 0.8 * entries < len(numbers_of(most, "ids_1")) < entries
+    assert left_out[0] == "the pieces of tokens"
+    for columns in (most, few, fewest):  # the heaviest entry of every row stays, and every name
+        held = numbers_of(columns, "sizes_0") > 0
         assert (held == (measured.maps[0].row_kind != RowKind.EMPTY)).all()
-        assert one.columns["student_bytes"] == whole.columns["student_bytes"]
-        assert one.columns["teacher_bytes"] == whole.columns["teacher_bytes"]
+        assert columns["student_bytes"] == whole["student_bytes"]
+        assert columns["teacher_bytes"] == whole["teacher_bytes"]
 
 
 def test_the_same_inputs_give_the_same_bytes(

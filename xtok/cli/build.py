@@ -9,13 +9,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import (
-    checkpoint_of,
-    counts_saved,
-    read_here,
-    read_on_cluster,
-    save_counted,
-)
+from xtok.cli.counting import read_here, read_on_cluster, write_counted
 from xtok.cli.options import (
     ADDRESS,
     ENGINE,
@@ -91,26 +85,21 @@ def build(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    checkpoint = checkpoint_of(path)
 
-    def make() -> xtok.ProjectionMap:
-        with counts_saved(checkpoint):
-            counted: Any = ()
-            if text:
-                wanted = wanted_by(config)
-                if engine == "ray":
-                    counted = read_on_cluster(
-                        models, pair, text, wanted, field=field, address=address
-                    )
-                else:
-                    counted = read_here(pair, text, wanted, field=field, checkpoint=checkpoint)
-            projection = xtok.build(
-                pair, config=config, texts=counted, initial=initial, progress=report.progress_bar
-            )
-            output.require_complete(projection)
-            save_counted(projection, path, checkpoint)
+    def made() -> xtok.ProjectionMap:
+        counted: Any = ()
+        if text and engine == "ray":
+            job = models, pair, text, wanted_by(config)
+            counted = read_on_cluster(*job, field=field, address=address)
+        elif text:
+            counted = read_here(pair, text, wanted_by(config), field=field, output=path)
+        projection = xtok.build(
+            pair, config=config, texts=counted, initial=initial, progress=report.progress_bar
+        )
+        output.require_complete(projection)
         return projection
 
+    make = partial(write_counted, made, path)
     if skip_existing:
         differs = partial(difference, pair=pair, config=config, texts=text, initial=initial)
         projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.config import Loss, check_loss
 
 _RESAMPLES = 1000
-LOSS_NAMES: Mapping[Loss, str] = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
+LOSS_NAMES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 
 
 @dataclass(frozen=True, kw_only=True)
