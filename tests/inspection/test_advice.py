@@ -15,13 +15,7 @@ from xtok.config import BuildConfig
 from xtok.counting.pair_text import PairText
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
-from xtok.inspection.pair_facts import (
-    EventFacts,
-    PairFacts,
-    Shared,
-    TextFacts,
-    pair_facts,
-)
+from xtok.inspection.pair_facts import EventFacts, PairFacts, Shared, TextFacts, pair_facts
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
 

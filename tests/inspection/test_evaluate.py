@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import log
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Cli
+from make import byte_ranks
 from naive import rows_of
 
 import xtok
@@ -177,9 +180,8 @@ def test_recipe_and_floor_are_those_of_such_maps(
     assert at_starts.cross_entropy.value == pytest.approx(at_starts.floor, abs=1e-4)
     assert over_chunks.chunk_cross_entropy.value == pytest.approx(one.chunk_floor, abs=1e-4)
     assert one.chunk_closed is not None
-    expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / (
-        one.chunk_recipe - one.chunk_floor
-    )
+    gap = one.chunk_recipe - one.chunk_floor
+    expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / gap
     assert one.chunk_closed.value == pytest.approx(expected)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
     [alone] = evaluate(maps["plain"], python, *pair).measures
@@ -202,20 +204,45 @@ def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
     assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
 
 
+def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) -> None:
+    """P-KL averages a chunk: of `201`, a third on each digit is the best row, and no fault."""
+    both = xtok.pair(
+        byte_ranks(tmp_path / "s.tiktoken", "20", "201", digits=3),
+        byte_ranks(tmp_path / "t.tiktoken", digits=1),
+    )
+    (tmp_path / "a.txt").write_text("201 201 201\n" * 20)
+    m = xtok.build(both)
+    [row] = m.student_ids_of("201")
+    rows = np.flatnonzero(m.student_ids == row)
+    assert len(rows) == 3
+    weights = m.weights.copy()
+    weights[rows] = 1 / 3
+    thirds = replace(m, weights=weights)
+    by_loss = {
+        loss: evaluate(thirds, tmp_path / "a.txt", both, for_loss=loss) for loss in ("p-kl", "gold")
+    }
+    worst = {loss: [row.token for row in found.worst_rows] for loss, found in by_loss.items()}
+    assert "201" in worst["gold"]
+    assert "201" not in worst["p-kl"]
+    [digits] = [c for c in by_loss["p-kl"].classes if c.token_class == "3 digits"]
+    assert digits.starts == 60
+    assert digits.loss == pytest.approx(digits.reference)
+    assert [found.by_chunk for found in by_loss.values()] == [True, False]
+
+
 def test_maps_are_ranked_by_what_decides_for_a_loss(
     pair: Pair, maps: dict[str, ProjectionMap], text: PairText
 ) -> None:
     """At starts a map may be better that is worse over chunks."""
     both, two = xtok.pair(*pair), {name: maps[name] for name in ("starts", "chunks")}
     losses: tuple[Loss, ...] = "p-kl", "gold", "h-kl"
-    rankings = [
-        evaluation_of(two, both, text, for_loss=loss, num_worst=0).ranking for loss in losses
-    ]
-    orders = [(one.names, one.measure) for one in rankings if one is not None]
+    found = [evaluation_of(two, both, text, for_loss=loss, num_worst=0) for loss in losses]
+    rankings = [one.ranking for one in found if one.ranking is not None]
     by_starts = ("starts", "chunks"), "cross_entropy"
-    assert orders == [(("chunks", "starts"), "chunk_cross_entropy"), by_starts, by_starts]
+    assert [(one.names, one.measure) for one in rankings] == [
+        (("chunks", "starts"), "chunk_cross_entropy"), by_starts, by_starts
+    ]  # fmt: skip
     p_kl = rankings[0]
-    assert p_kl is not None
     assert p_kl.lead is not None
     assert p_kl.lead.low is not None
     assert 0 < p_kl.lead.low < p_kl.lead.value

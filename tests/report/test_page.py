@@ -17,12 +17,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
+from checks import fails, usage_error
 from conftest import Cli
 from make import byte_ranks
 from numpy.typing import NDArray
 
 import xtok
 from xtok.errors import XtokError
+from xtok.inspection import distinct
 from xtok.inspection.pair_facts import Shared
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
@@ -243,11 +245,9 @@ def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
     ]
     picked = pick_sentences((f"begin\n\n{text}\n", file) for text, file in texts)
     assert [(s.label, s.language) for s in picked] == [
-        ("Latin, a.txt", ""),
-        ("Cyrillic, a.txt", ""),
-        ("Japanese, b.txt", "ja"),
+        ("Latin, a.txt", ""), ("Cyrillic, a.txt", ""), ("Japanese, b.txt", "ja"),
         ("Latin, c.txt", ""),
-    ]
+    ]  # fmt: skip
     assert pick_sentences([]) == BUILT_IN
 
 
@@ -256,13 +256,7 @@ def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
 
 @pytest.mark.parametrize(
     "shared",
-    [
-        Shared(student=100, teacher=100, both=50),
-        Shared(student=100, teacher=10, both=4),
-        Shared(student=1000, teacher=1001, both=999),
-        Shared(student=7, teacher=100, both=7),
-        Shared(student=5, teacher=5, both=0),
-    ],
+    [Shared(*n) for n in ((100, 100, 50), (100, 10, 4), (1000, 1001, 999), (7, 100, 7), (5, 5, 0))],
 )
 def test_overlaps_are_true_to_area(shared: Shared) -> None:
     root = ElementTree.fromstring(str(pictures.overlap(shared, "a & b")))
@@ -284,9 +278,8 @@ def test_weights_have_three_digits() -> None:
     weights = [1.0, 0.5, 0.7508, 0.0751, 0.00751, 0.1, 0.9999, 0.99949, 1e-7, 3.3e-12, 2.0]
     codes = weight_codes(np.array(weights))
     shown = [(code % 900 + 100) / 10 ** (code // 900 + 2) for code in codes.tolist()]
-    assert shown == pytest.approx(
-        [1.0, 0.5, 0.751, 0.0751, 0.00751, 0.1, 1.0, 0.999, 1e-7, 3.3e-12, 1.0]
-    )
+    digits = [1.0, 0.5, 0.751, 0.0751, 0.00751, 0.1, 1.0, 0.999, 1e-7, 3.3e-12, 1.0]
+    assert shown == pytest.approx(digits)
     assert int(weight_codes(np.array([1e-45]))[0]) < 2**16
 
 
@@ -369,10 +362,8 @@ def test_the_same_inputs_give_the_same_bytes(
     assert first == second
     data = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert list(data) == [f.name for f in fields(Report)]
-    assert (
-        data["maps"][0]["sha256"]
-        == hashlib.sha256((tmp_path / "m.safetensors").read_bytes()).hexdigest()
-    )
+    digest = hashlib.sha256((tmp_path / "m.safetensors").read_bytes()).hexdigest()
+    assert data["maps"][0]["sha256"] == digest
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
 
 
@@ -437,22 +428,18 @@ def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [["a", "b", "c"], ["a", "--text", "b"]])
-def test_what_does_not_go_together(cli: Cli, args: list[str]) -> None:
-    assert cli("report", *args).returncode == 2
+def test_what_does_not_go_together(args: list[str]) -> None:
+    assert "give " in usage_error("report", *args)
 
 
 def test_models_are_no_maps(cli: Cli, small: Path) -> None:
-    done = cli("report", small / "small-byte-level", small / "small-digits")
-    assert done.returncode == 1
-    assert "hint: " in done.stderr
-    assert "xtok doctor" in done.stderr
+    fails(cli("report", small / "small-byte-level"), "small-byte-level", "xtok doctor")
 
 
 def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "page.json").mkdir()
     done = cli("report", "none.safetensors", "--output", "page.html", "--json")
-    assert done.returncode == 1
-    assert "page.json is a folder" in done.stderr
+    fails(done, "page.json is a folder")
 
 
 def test_maps_of_different_pairs(projection: ProjectionMap, byte_level: Tokenizer) -> None:
@@ -471,6 +458,12 @@ def test_a_map_without_tokens_needs_its_models(
     with pytest.raises(XtokError, match="carries no tokens"):
         examine(bare)
     render(examine(bare, pair=xtok.pair(byte_level, digits)))
+
+
+def test_a_repeated_name_is_numbered(projection: ProjectionMap) -> None:
+    report = examine([projection] * 2, names=["a", "a"]).report
+    assert [one.name for one in report.maps] == ["a", "a (2)"]
+    assert distinct(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
 
 
 def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
@@ -517,8 +510,9 @@ browsing = pytest.mark.xdist_group("browser")
 
 
 def texts_of(browser: Browser, selector: str) -> list[str]:
-    script = f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
-    found: list[str] = browser.run(script)
+    found: list[str] = browser.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
+    )
     return found
 
 

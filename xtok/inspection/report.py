@@ -171,7 +171,7 @@ def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding
         at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
         same += f"; {at_place:.0%} of the text's tokens are the same token at the same place"
     yield Finding("note", f"{pair.student_share:.0%}", f"{same}.", "pair")
-    missing = pair.numbers.student - pair.numbers.both
+    missing = pair.numbers.only_student
     if missing:
         in_text, often = pair.missing_numbers_text, missing > pair.numbers.student / 2
         words = (

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,7 +32,7 @@ class _Step:
     start: float = field(default_factory=time.monotonic)
     done: int = 0
 
-    def advance(self, size: int) -> None:
+    def advance(self, size: int, tokens: int = 0) -> None:
         self.done += size
 
     def __str__(self) -> str:
@@ -67,7 +68,7 @@ def telling() -> Iterator[None]:
 
 
 @contextmanager
-def announced(label: str, total: int = 0) -> Iterator[Callable[[int], object]]:
+def announced(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
     """Have `telling` tell of a step that has no bar."""
     step = _Step(label, total)
     _steps.append(step)
@@ -82,34 +83,18 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
+def progress_bar(label: str, total: int, unit: str = "") -> Iterator[Callable[..., object]]:
     """Show a bar on stderr; where there is no room for one, a line every ten seconds."""
     if _columns():
-        with _new_bar(label, total, "") as bar:
-            yield bar.update
+        with _new_bar(label, total, unit) as bar:
+            yield bar.advance
     else:
         with announced(label, total) as advance:
             yield advance
 
 
-@contextmanager
-def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """Show a bar of the bytes of text with tokens per second, or lines, as `progress_bar` does."""
-    if not _columns():
-        with announced(label, total) as advance:
-            yield lambda size, tokens: advance(size)
-        return
-    with _new_bar(label, total, "B") as bar:
-        done = 0
-
-        def advance_bar(size: int, tokens: int) -> None:
-            nonlocal done
-            done += tokens
-            if elapsed := bar.format_dict["elapsed"]:
-                bar.set_postfix_str(f"{done / elapsed:,.0f} student tok/s", refresh=False)
-            bar.update(size)
-
-        yield advance_bar
+text_progress_bar = partial(progress_bar, unit="B")
+"""Show a bar of the bytes of text with tokens per second."""
 
 
 def _columns() -> int:
@@ -123,6 +108,14 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
+        tokens = 0
+
+        def advance(self, size: int, tokens: int = 0) -> None:
+            self.tokens += tokens
+            if self.tokens and (elapsed := self.format_dict["elapsed"]):
+                self.set_postfix_str(f"{self.tokens / elapsed:,.0f} student tok/s", refresh=False)
+            self.update(size)
+
         @property
         def format_dict(self) -> dict[str, Any]:
             """As wide as the terminal is now, less the ^C that it may show behind the bar."""
