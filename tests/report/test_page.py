@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from checks import fails, usage_error
+from checks import fails, known, usage_error
 from conftest import Cli
 from make import byte_ranks
 from numpy.typing import NDArray
@@ -210,10 +210,8 @@ def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
 def test_two_maps_with_text(measured: PageData, text: Path) -> None:
     report = measured.report
     assert [m.name for m in report.maps] == ["a.safetensors", "b.safetensors"]
-    assert report.comparison is not None
-    assert report.comparison.weighted_by_text
-    assert report.pair.text is not None
-    assert report.pair.text.num_bytes == len(text.read_bytes())
+    assert known(report.comparison).weighted_by_text
+    assert known(report.pair.text).num_bytes == len(text.read_bytes())
     assert report.evaluation is not None
     assert {f.map_number for f in report.findings} <= {None, 1, 2}
     assert not any(m.name in f.text for f in report.findings for m in report.maps)
@@ -374,8 +372,7 @@ def test_json_of_a_hostile_map() -> None:
 
 def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> None:
     elements = Elements(hostile_page)
-    policy = re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page)
-    assert policy is not None
+    policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page))
     data, script = elements.texts["script"]
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -474,9 +471,8 @@ def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
 
 
 def test_figures_of_few_places_are_grey(measured: PageData) -> None:
-    assert measured.report.evaluation is not None
     rows = re.findall(r'class="n( strong| soft)" data-v="[^-]', render(measured).decode())
-    of_class = [one.starts >= 100 for one in measured.report.evaluation.classes]
+    of_class = [one.starts >= 100 for one in known(measured.report.evaluation).classes]
     assert Counter(rows) == {" strong": sum(of_class), " soft": 2 * of_class.count(False)}
     assert 0 < sum(of_class) < len(of_class)
 
@@ -559,8 +555,7 @@ def test_every_row_and_column_of_the_page_is_the_map(
         [(e.teacher_id, e.is_slot) for e in projection[i].entries] for i in range(len(rows))
     ]
     names = browser.run("Array.from({length: teacher.length}, (_, id) => teacher.shown(id))")
-    table = projection.teacher.table
-    assert table is not None
+    table = known(projection.teacher.table)
     expected = [table.name(i).replace(" ", "␣") for i in range(len(table))]
     assert [name.removeprefix("◌") for name in names] == expected
     columns = browser.run("Array.from({length: teacher.length}, (_, id) => maps[0].column(id))")
@@ -593,8 +588,7 @@ def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, 
 @browsing
 def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
     browser.open(files["plain"])
-    coverage = plain.report.maps[0].description.coverage
-    assert coverage is not None
+    coverage = known(plain.report.maps[0].description.coverage)
     rows = sorted(one.rows for one in coverage.classes if one.token_class != "unused")
     for order, sort in (("descending", rows[::-1]), ("ascending", rows)):
         browser.run("document.querySelectorAll('#classes thead button')[1].click()")
@@ -625,8 +619,7 @@ def test_hostile_tokens_appear_as_text(browser: Browser, files: dict[str, Path])
     browser.open(files["hostile"], "#search=script")
     assert browser.run("document.title") != "owned"
     shown = browser.run("Array.from({length: 13}, (_, id) => student.shown(id))")
-    table = hostile_map().student.table
-    assert table is not None
+    table = known(hostile_map().student.table)
     for i in range(10):
         assert shown[i].removeprefix("◌") == table.name(i).replace(" ", "␣")
     assert shown[10] == "x" * SHOWN_BYTES + "… (1,000,000 bytes in all)"
