@@ -9,7 +9,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import read_here, read_on_cluster, write_counted
+from xtok.cli.counting import read_here, sources_of, write_counted
 from xtok.cli.options import (
     ADDRESS,
     ENGINE,
@@ -89,8 +89,12 @@ def build(
     def made() -> xtok.ProjectionMap:
         counted: Any = ()
         if text and engine == "ray":
-            job = models, pair, text, wanted_by(config)
-            counted = read_on_cluster(*job, field=field, address=address)
+            from xtok.counting.ray import read_on_ray
+
+            counted = read_on_ray(
+                pair, text, wanted_by(config), sources=sources_of(models, pair), field=field,
+                address=address, progress=report.text_progress_bar,
+            )  # fmt: skip
         elif text:
             counted = read_here(pair, text, wanted_by(config), field=field, output=path)
         projection = xtok.build(

@@ -49,24 +49,6 @@ def read_here(
         )  # fmt: skip
 
 
-def read_on_cluster(
-    models: Models,
-    pair: Pair,
-    texts: Sequence[str],
-    wanted: Wanted,
-    *,
-    field: str,
-    address: str,
-) -> PairText:
-    """Read text on a Ray cluster, whose nodes load the tokenizers themselves."""
-    from xtok.counting.ray import read_on_ray
-
-    return read_on_ray(
-        pair, texts, wanted, sources=sources_of(models, pair), field=field, address=address,
-        progress=report.text_progress_bar,
-    )  # fmt: skip
-
-
 def sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
     """Return what the nodes of a cluster load the tokenizers of a pair from."""
     from xtok.counting.ray import TokenizerSource
