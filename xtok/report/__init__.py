@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TextIO
@@ -25,24 +25,8 @@ EVERY = 10.0
 """Seconds from line to line where there is no room for a bar."""
 
 
-@dataclass
-class _Step:
-    label: str
-    total: int
-    start: float = field(default_factory=time.monotonic)
-    done: int = 0
-
-    def advance(self, size: int, tokens: int = 0) -> None:
-        self.done += size
-
-    def __str__(self) -> str:
-        if not (self.total and self.done):
-            return self.label
-        left = (time.monotonic() - self.start) * max(self.total - self.done, 0) / self.done
-        return f"{self.label}: {min(self.done / self.total, 1):.0%}, about {_duration(left)} left"
-
-
-_steps: list[_Step] = []  # what the command is at, and has no bar; the innermost is the last
+_steps: list[Callable[[], str]] = []
+"""What a command is at, and has no bar, to be asked for its line; the innermost is the last."""
 
 
 @contextmanager
@@ -52,8 +36,9 @@ def telling() -> Iterator[None]:
 
     def tell() -> None:
         while not ended.wait(EVERY):
-            if _steps or not _columns():
-                step = printable(str(_steps[-1] if _steps else "working"))
+            steps = [*_steps]
+            if steps or not _columns():
+                step = printable(steps[-1]() if steps else "working")
                 with suppress(OSError, ValueError):  # nobody reads it
                     sys.stderr.write(f"{_duration(time.monotonic() - start)}: {step}\n")
                     sys.stderr.flush()
@@ -70,12 +55,23 @@ def telling() -> Iterator[None]:
 @contextmanager
 def announced(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
     """Have `telling` tell of a step that has no bar."""
-    step = _Step(label, total)
-    _steps.append(step)
+    start, done = time.monotonic(), 0
+
+    def advance(size: int, tokens: int = 0) -> None:
+        nonlocal done
+        done += size
+
+    def line() -> str:
+        if not (total and done):
+            return label
+        left = (time.monotonic() - start) * max(total - done, 0) / done
+        return f"{label}: {min(done / total, 1):.0%}, about {_duration(left)} left"
+
+    _steps.append(line)
     try:
-        yield step.advance
+        yield advance
     finally:
-        _steps.remove(step)
+        _steps.remove(line)
 
 
 def _duration(seconds: float) -> str:
