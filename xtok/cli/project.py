@@ -2,14 +2,23 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import xtok
 from xtok import report
 from xtok.cli.command import command, expanded, show
 from xtok.cli.counting import sources_of
-from xtok.cli.options import JSON, ModelArguments, Widths, map_files
-from xtok.config import MAIN, MODELS, ProjectConfig, option
+from xtok.cli.options import (
+    ADDRESS,
+    ENGINE,
+    JSON,
+    STUDENT_CHAT_TEMPLATE,
+    TEACHER_CHAT_TEMPLATE,
+    Engine,
+    ModelArguments,
+    Widths,
+    map_option,
+)
+from xtok.config import MAIN, ProjectConfig, option
 from xtok.report.stdout import print_path
 
 
@@ -25,14 +34,11 @@ def project(
         parser=expanded,
     ),
     models: ModelArguments,
-    back_map: Path | None = option(
-        None,
+    back_map: Path | None = map_option(
         "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is "
         "built.",
         name="map",
-        metavar="MAP",
         panel=MAIN,
-        autocompletion=map_files,
     ),
     output: Path = option(
         ..., "Where to write: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
@@ -45,25 +51,11 @@ def project(
         parser=expanded,
         panel=MAIN,
     ),
-    student_chat_template: str | None = option(
-        None,
-        "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
-        metavar="FILE|NAME",
-        panel=MODELS,
-    ),
-    teacher_chat_template: str | None = option(
-        None, "Chat template of the teacher.", metavar="FILE|NAME", panel=MODELS
-    ),
+    student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
+    teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,
-    engine: Literal["local", "ray"] = option(
-        "local", "Work on this machine, or on a Ray cluster, file by file.", panel="Cluster"
-    ),
-    address: str = option(
-        "auto",
-        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
-        needs={"engine": "ray"},
-        panel="Cluster",
-    ),
+    engine: Engine = ENGINE,
+    address: str = ADDRESS,
     json: bool = JSON,
 ) -> None:
     """Turn a teacher's stored top-k log-probabilities into a student's, for any trainer.
