@@ -167,7 +167,7 @@ class Projector:
             missing = np.empty(room, np.int64)
             misses = project_rows(
                 self._teacher, given, self._stems, rows, todo, self.is_same, top_k,
-                np.zeros(num_students), np.empty(num_students, np.int32), missing,
+                np.zeros(num_students), np.empty(num_students + 1, np.int32), missing,
             )  # fmt: skip
             return missing[:misses]
 
