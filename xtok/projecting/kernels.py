@@ -17,6 +17,7 @@ ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
 NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
 
 NEARLY = 1 + 2.0**-9  # probabilities that differ more have other float32 logarithms, up to 2**13
+_HASH = np.uint64(0xCBF29CE484222325)
 BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
 
 
@@ -90,6 +91,86 @@ def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
     """Enter the keys from `start` on, none of which is there, into the table."""
     for e in range(start, len(keys)):
         slots[_slot(slots, keys, keys[e])] = e
+
+
+@kernel
+def find_seams(student, stems, more, joins, grows):  # type: ignore[no-untyped-def]
+    """Tell what byte strings, and a token after each, are to the student.
+
+    Args:
+        student: its tokens and their offsets; their ids in the order of their bytes, none twice;
+            and the hashes of their bytes, uint64 `[2**n]`, 0 where the table is free.
+        stems: bytes; their offsets; and which one each pair begins with, int64 `[pairs]`.
+        more: the teacher's tokens, and where the other of each pair begins and ends there.
+        joins: bool `[pairs]`, is filled: whether a student token reaches over the seam.
+        grows: bool `[pairs]`, is filled: whether one begins with both, and is longer.
+    """
+    data, offsets, order, hashes = student
+    stem_data, stem_offsets, stem_of = stems
+    more_data, more_begins, more_ends = more
+    mask = np.uint64(len(hashes) - 1)
+    longest = np.diff(offsets).max()
+    both = np.empty(0, np.uint8)
+    for n in range(len(stem_of)):
+        begin, end = stem_offsets[stem_of[n]], stem_offsets[stem_of[n] + 1]
+        seam = end - begin
+        size = seam + more_ends[n] - more_begins[n]
+        if size > len(both):
+            both = np.empty(2 * size, np.uint8)
+        both[:seam] = stem_data[begin:end]
+        both[seam:size] = more_data[more_begins[n] : more_ends[n]]
+        joins[n] = False
+        for start in range(max(0, seam - longest + 1), seam):
+            key = _HASH
+            for i in range(start, min(size, start + longest)):
+                key = _hashed(key, both[i])
+                if i >= seam and not joins[n]:
+                    slot = key & mask
+                    while hashes[slot] != 0 and hashes[slot] != key:
+                        slot = (slot + np.uint64(1)) & mask
+                    joins[n] = hashes[slot] == key
+        low, high = 0, len(order)
+        while low < high:  # the first token behind these bytes
+            middle = (low + high) // 2
+            a, b = offsets[order[middle]], offsets[order[middle] + 1]
+            same = 0
+            while same < size and a + same < b and data[a + same] == both[same]:
+                same += 1
+            if same == size:
+                is_behind = b - a > size
+            else:
+                is_behind = a + same < b and data[a + same] > both[same]
+            if is_behind:
+                high = middle
+            else:
+                low = middle + 1
+        grows[n] = False
+        if low < len(order):
+            a, b = offsets[order[low]], offsets[order[low] + 1]
+            same = 0
+            while same < size and a + same < b and data[a + same] == both[same]:
+                same += 1
+            grows[n] = same == size
+
+
+@inner_kernel
+def _hashed(key, byte):  # type: ignore[no-untyped-def]
+    """Return the FNV-1a hash of one byte more; 0 is for what is free."""
+    return max(np.uint64(1), (key ^ np.uint64(byte)) * np.uint64(0x100000001B3))
+
+
+@kernel
+def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
+    """Enter the hashes of byte strings into a table, which has room for them."""
+    mask = np.uint64(len(hashes) - 1)
+    for n in range(len(offsets) - 1):
+        key = _HASH
+        for i in range(offsets[n], offsets[n + 1]):
+            key = _hashed(key, data[i])
+        slot = key & mask
+        while hashes[slot] != 0 and hashes[slot] != key:
+            slot = (slot + np.uint64(1)) & mask
+        hashes[slot] = key
 
 
 @inner_kernel
