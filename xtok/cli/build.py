@@ -17,6 +17,7 @@ from xtok.cli.counting import (
     save_counted,
 )
 from xtok.cli.options import (
+    ADDRESS,
     TEXT_FIELD,
     MapOptions,
     ModelArguments,
@@ -31,8 +32,6 @@ from xtok.counting.texts import check_texts
 
 if TYPE_CHECKING:
     from xtok.counting.pair_text import PairText
-
-_CLUSTER = "Cluster"
 
 
 @command
@@ -79,14 +78,9 @@ def build(
         "local",
         "Count on this machine, or on a Ray cluster, which survives lost nodes.",
         needs={"text": True},
-        panel=_CLUSTER,
+        panel="Cluster",
     ),
-    address: str = option(
-        "auto",
-        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
-        needs={"engine": "ray"},
-        panel=_CLUSTER,
-    ),
+    address: str = ADDRESS,
     map_options: MapOptions,
 ) -> None:
     """Build a map for a pair of models, in one go: two tokenizers in, a finished map out.

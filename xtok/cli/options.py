@@ -67,6 +67,24 @@ CHAT_TEMPLATE: str | None = option(
     panel=MODELS,
 )
 
+ADDRESS = option(
+    "auto",
+    "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
+    needs={"engine": "ray"},
+    panel="Cluster",
+)
+
+
+def template_option(help: str, needs: dict[str, object] | None = None) -> Any:
+    """Return an option for the chat template of one side."""
+    return option(None, help, metavar="FILE|NAME", needs=needs, panel=MODELS)
+
+
+STUDENT_TEMPLATE = (
+    "Chat template of the student, if not its own: a Jinja file, or the name of a format."
+)
+TEACHER_TEMPLATE = "Chat template of the teacher."
+
 
 def text_option(help: str, *, required: bool = False) -> Any:
     """Return an option for files of text; the help ends with what they may be."""
