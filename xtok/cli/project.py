@@ -1,6 +1,5 @@
 """`xtok project`."""
 
-from functools import partial
 from pathlib import Path
 
 import xtok
@@ -63,15 +62,7 @@ def project(
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
-    from xtok.projecting.files import project_on_ray
-
     pair = models.pair(widths)
-    projected_on = None
-    if engine == "ray":
-        projected_on = partial(
-            project_on_ray, sources=sources_of(models, pair), address=address,
-            progress=report.text_progress_bar,
-        )  # fmt: skip
     try:
         projected = xtok.project(
             teacher_topk,
@@ -83,7 +74,8 @@ def project(
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
             student_topk=student_topk or (),
-            work=projected_on,
+            sources=sources_of(models, pair) if engine == "ray" else (),
+            address=address,
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
             note=report.print_note,
@@ -91,8 +83,6 @@ def project(
     except KeyboardInterrupt:
         message = "run the same command again to go on from what is done"
         raise KeyboardInterrupt(message) from None
-    if json:
-        show(projected, lambda _: None, json=True)
-        return
-    report.print_notes([*projected.sentences, *projected.notes])
-    print_path(output)
+    if not json:
+        report.print_notes([*projected.sentences, *projected.notes])
+    show(projected, lambda done: print_path(done.paths[0]), json=json)
