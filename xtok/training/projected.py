@@ -79,15 +79,15 @@ class ProjectedTeacher:
         top_ids[filled], top_logprobs[filled] = out.ids, out.logprobs
         rest = np.nan_to_num(out.rest_logprob, nan=0.0, neginf=-np.inf)
 
-        def in_batch(values: Any) -> Tensor:
+        def in_batch(values: Any, fill: float) -> Tensor:
             flat = torch.from_numpy(values)
-            padded = flat.new_zeros((*mask.shape, *flat.shape[1:]))
+            padded = flat.new_full((*mask.shape, *flat.shape[1:]), fill)
             padded[mask] = flat
             return padded.to(teacher_logits.device)
 
         return StoredTopK(
-            top_ids=in_batch(top_ids), top_logprobs=in_batch(top_logprobs),
-            rest_logprob=in_batch(rest), valid=batch["labels"] != IGNORED,
+            top_ids=in_batch(top_ids, 0), top_logprobs=in_batch(top_logprobs, -np.inf),
+            rest_logprob=in_batch(rest, -np.inf), valid=batch["labels"] != IGNORED,
         )  # fmt: skip
 
     def _top_k(self, logits: Tensor, input_ids: Tensor, mask: Tensor) -> TopK:
@@ -113,7 +113,7 @@ class ProjectedTeacher:
         for array, parts in ((sizes, [kept.sum(1)]), (rest, rests), (realized, own)):
             array[told.cpu()] = torch.cat(parts).cpu()
         return TopK(
-            tokens.cpu().numpy().astype(np.int32), bounds_of(mask.sum(1).cpu()), bounds_of(sizes),
+            tokens.cpu().numpy().astype(np.int32), bounds_of(mask.sum(1).cpu().numpy()), bounds_of(sizes),
             torch.cat(ids)[kept].cpu().numpy().astype(np.int32),
             torch.cat(values)[kept].cpu().numpy(), rest, realized,
         )  # fmt: skip
