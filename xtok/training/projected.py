@@ -111,9 +111,10 @@ class ProjectedTeacher:
         sizes = np.zeros(len(tokens), np.int64)
         kept = torch.cat(values) > -torch.inf
         for array, parts in ((sizes, [kept.sum(1)]), (rest, rests), (realized, own)):
-            array[told.cpu()] = torch.cat(parts).cpu()
+            array[told.cpu().numpy()] = torch.cat(parts).cpu().numpy()
+        bounds = bounds_of(mask.sum(1).cpu().numpy())
         return TopK(
-            tokens.cpu().numpy().astype(np.int32), bounds_of(mask.sum(1).cpu().numpy()), bounds_of(sizes),
+            tokens.cpu().numpy().astype(np.int32), bounds, bounds_of(sizes),
             torch.cat(ids)[kept].cpu().numpy().astype(np.int32),
             torch.cat(values)[kept].cpu().numpy(), rest, realized,
         )  # fmt: skip
