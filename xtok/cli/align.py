@@ -11,7 +11,6 @@ from xtok import report
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, ModelArguments
 from xtok.config import MODELS, option
-from xtok.conversation.files import read_conversations
 from xtok.errors import XtokError
 from xtok.report.alignment import print_alignment
 
@@ -58,6 +57,8 @@ def align(
         data = _text(text, file)
         alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
     else:
+        from xtok.conversation.files import read_conversations  # which a text does not need
+
         record, *others = read_conversations(chat)
         if others:
             raise XtokError(
