@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from xtok import io
-from xtok.errors import MAP_HINT, MapFileError
+from xtok.errors import MAP_HINT, MapFileError, XtokError
 from xtok.maps import nemo
 from xtok.maps.edges import in_map_order
 from xtok.maps.events import EventMap
@@ -354,7 +354,8 @@ _OF_VOCABULARY = {
 def pack(any_map: AnyMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
 
-    JSON that would be too long to be read is a `ValueError`.
+    Raises:
+        XtokError: if the JSON is too long to be read, as with thousands of very long names.
     """
     tensors = {name: getattr(any_map, name) for name in _DTYPES[type(any_map)]}
     fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
@@ -376,7 +377,14 @@ def pack(any_map: AnyMap) -> tuple[dict[str, NDArray[Any]], str]:
                 "preferred_ids": table.preferred_ids,
             }
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
-    check_json(text)
+    try:
+        check_json(text)
+    except ValueError as error:
+        sides = " and ".join(getattr(any_map, side).model_id for side in _SIDES)
+        raise XtokError(
+            f"a map of {sides} cannot be written: {error}",
+            hint="shorten the names of the special tokens in the tokenizer's files",
+        ) from error
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
