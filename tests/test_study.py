@@ -13,6 +13,7 @@ TEXTS = Path(__file__).with_name("small_corpus")
 NAMES = {"en": "english", "de": "german", "zh": "chinese", "fr": "french", "ja": "japanese"}
 
 
+@pytest.mark.usefixtures("short_prior")
 def test_every_student_is_trained_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,6 +27,8 @@ def test_every_student_is_trained_once(
     monkeypatch.setattr("sys.argv", [*arguments, "--teacher-steps=2", "--seeds=2"])
     kinds = (("p-kl", "for-p-kl"), ("teacher-to-student-kl", "back-text"), ("gold", "recipe"))
     monkeypatch.setattr(map_study, "KINDS", kinds)
+    monkeypatch.setattr(map_study, "VOCAB", {"long": 500, "short": 400})
+    monkeypatch.setattr(map_study, "SIZES", {"student": (32, 1), "teacher": (32, 1)})
     map_study.main()
     report = capsys.readouterr().out
     assert report.count("\ngold + ce") == 2

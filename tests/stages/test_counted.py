@@ -20,7 +20,6 @@ from make import token, write_documents
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, Target
 from xtok.counting.pair_text import PairText, Wanted
-from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import ALPHAS
 from xtok.counting.texts import FileDigest
 from xtok.errors import XtokError
@@ -33,23 +32,17 @@ from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
 
-DEFAULTS = prior_edges.__kwdefaults__ or {}
+pytestmark = pytest.mark.usefixtures("short_prior")
 
 
-@pytest.fixture(autouse=True)
-def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw less synthetic text, so that the tests are quick."""
-    monkeypatch.setattr(prior_edges, "__kwdefaults__", {**DEFAULTS, "num_texts": 500})
-
-
-@pytest.fixture(scope="module")
-def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(byte_level, digits)
+@pytest.fixture
+def pair(byte_level_to_digits: Pair) -> Pair:
+    return byte_level_to_digits
 
 
 @pytest.fixture(scope="module")
-def base(pair: Pair) -> ProjectionMap:
-    return multitoken(pair, config=MultitokenConfig(scale_trick=False))
+def base(byte_level_to_digits: Pair) -> ProjectionMap:
+    return multitoken(byte_level_to_digits, config=MultitokenConfig(scale_trick=False))
 
 
 def counting(**options: Any) -> BuildConfig:
@@ -266,33 +259,6 @@ def test_counting_goes_on_after_a_signal(
     again = cli(*args)
     assert "resuming" not in again.stderr
     assert (tmp_path / "map.safetensors").read_bytes() == written
-
-
-LATE = """
-import os, signal, sys
-from xtok.maps.projection_map import ProjectionMap
-save = ProjectionMap.save
-def interrupted(self, path):
-    save(self, path)
-    os.kill(os.getpid(), signal.SIGINT)
-ProjectionMap.save = interrupted
-from xtok.__main__ import program
-program()
-"""
-
-
-def test_a_signal_behind_the_last_batch_leaves_no_checkpoint_beside_the_map(
-    small: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("the text\n")
-    models = str(small / "small-byte-level"), str(small / "small-digits")
-    args = "build", *models, "--text", "a.txt", "-o", "map.safetensors"
-    stopped = subprocess.run(
-        [sys.executable, "-c", LATE, *args], cwd=tmp_path, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert (stopped.returncode, stopped.stderr.splitlines()[-1]) == (130, "interrupted")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "map.safetensors"]
 
 
 def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
