@@ -31,9 +31,13 @@ AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"
 """With these begin the variables that are read once, by Python or by a library's import."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the long ones, those of whole programs, so that no process ends with one."""
+    """Begin with the long tests, those of whole programs; one process loads the real tokenizers."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    for item in items:
+        if "load_real" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("real"))
 
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -68,13 +72,13 @@ def ranks(small: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def byte_level_to_digits(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
+def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
     return xtok.pair(byte_level, digits)
 
 
 @pytest.fixture(scope="session")
-def map_to_digits(byte_level_to_digits: Pair) -> ProjectionMap:
-    return xtok.build(byte_level_to_digits)
+def map_to_digits(pair: Pair) -> ProjectionMap:
+    return xtok.build(pair)
 
 
 @pytest.fixture(scope="session")

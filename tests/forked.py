@@ -27,17 +27,22 @@ class Forks:
     """A process that runs programs in forks of itself."""
 
     def __init__(
-        self, env: Mapping[str, str], folder: Path, python: str | Path = sys.executable
+        self, env: Mapping[str, str], folder: Path, python: str | Path | None = None
     ) -> None:
         """Start it; `env` is the environment of every command line.
 
-        `folder` gets the programs, for the `PATH` of a shell.
+        `folder` gets the programs, for the `PATH` of a shell. `python` is another installation,
+        whose commands import the modules of xtok themselves.
         """
         self.env, self.folder = {**env, **PLAIN}, folder
         with socket.socket(socket.AF_UNIX) as asked:
             asked.bind(str(folder / ASKED))
             asked.listen()
-            self._server = subprocess.Popen([python, __file__], env=self.env, stdin=asked)
+            self._server = subprocess.Popen(
+                [python or sys.executable, __file__, *["alone"] * (python is not None)],
+                env=self.env,
+                stdin=asked,
+            )
         for name in ("xtok", "python"):
             program = folder / name
             program.write_text(f"#!{sys.executable} -IS\n{Path(__file__).read_text()}")
@@ -74,14 +79,10 @@ def _serve() -> None:
     import importlib
     import signal
 
-    from xtok import report
-    from xtok.cli import make_app
-
-    report.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
-
-    make_app()
     for name in IMPORTED:
         importlib.import_module(name)
+    if not sys.argv[1:]:
+        _warm_up()
     gc.freeze()
     asked = socket.socket(fileno=0)
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # of those that answer
@@ -105,6 +106,25 @@ def _serve() -> None:
                 os._exit(0)
         for number in files:
             os.close(number)
+
+
+def _warm_up() -> None:
+    """Import what commands import, and load the kernels that they count with."""
+    import importlib
+    import pkgutil
+
+    from typer.testing import CliRunner
+
+    import xtok
+    from xtok import report
+    from xtok.cli import make_app
+
+    for module in pkgutil.walk_packages(xtok.__path__, "xtok."):
+        if not module.name.startswith(("xtok.__main__", "xtok.integrations", "xtok.training")):
+            importlib.import_module(module.name)
+    CliRunner().invoke(make_app(["inspect"]), ["inspect", "none"])
+    xtok.build("bytes", "bytes", for_loss="p-kl")
+    report.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
 
 
 def _run(name: str, args: list[str], cwd: str, env: dict[str, str], files: list[int]) -> NoReturn:

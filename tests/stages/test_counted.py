@@ -35,14 +35,9 @@ from xtok.vocab.pair import Pair
 pytestmark = pytest.mark.usefixtures("short_prior")
 
 
-@pytest.fixture
-def pair(byte_level_to_digits: Pair) -> Pair:
-    return byte_level_to_digits
-
-
 @pytest.fixture(scope="module")
-def base(byte_level_to_digits: Pair) -> ProjectionMap:
-    return multitoken(byte_level_to_digits, config=MultitokenConfig(scale_trick=False))
+def base(pair: Pair) -> ProjectionMap:
+    return multitoken(pair, config=MultitokenConfig(scale_trick=False))
 
 
 def counting(**options: Any) -> BuildConfig:
