@@ -24,20 +24,20 @@ def test_installed_peers_agree(
 ) -> None:
     """TRL's own trainer with xtok's loss, and tokenizers' ids beside AutoTokenizer's.
 
-    Of the smallest folders: `tests/tokenizers/test_hf_folder.py` compares the ids of all of them.
+    Of two folders that are written quickly; `test_hf_folder.py` compares the ids of all.
     """
-    names = ("mistral-v3", "llama2")
-    for file in ("mistral-v3.model", "mistral-v1.model", "chat-templates"):
+    names = ("gemma3", "deepseek-v3")
+    for file in ("mistral-v3.model", "deepseek-v3", "chat-templates"):
         real(file)
     monkeypatch.setattr(transformers, "hub_folders", SimpleNamespace(NAMES=names))
-    monkeypatch.setattr(report, "PAIRS", {"Mistral v3 → Llama 2": names})
+    monkeypatch.setattr(report, "PAIRS", {"Gemma → DeepSeek-V3": names})
     monkeypatch.setattr(trl, "STEPS", 5)
     monkeypatch.setattr(peers, "get_context", lambda _: SimpleNamespace(Pool=ThreadPool))
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert peers.main([]) == 0
     printed = capsys.readouterr().out
     assert printed.count("`AutoTokenizer`") == len(names)
-    assert "`GOLDTrainer` with xtok's P-KL, Mistral v3 → Llama 2 | 5 steps, " in printed
+    assert "`GOLDTrainer` with xtok's P-KL, Gemma → DeepSeek-V3 | 5 steps, " in printed
     assert "**no**" not in printed
 
 

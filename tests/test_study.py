@@ -24,7 +24,7 @@ def test_every_student_is_trained_once(
             (tmp_path / f"{language}.{split}.jsonl.gz").write_bytes(gzip.compress(line))
     work = tmp_path / "study"
     arguments = ["map_study.py", f"--corpus={tmp_path}", f"--work={work}", "--steps=2"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--teacher-steps=2", "--seeds=2"])
+    monkeypatch.setattr("sys.argv", [*arguments, "--teacher-steps=2", "--seeds=2", "--processes=1"])
     kinds = (("p-kl", "for-p-kl"), ("teacher-to-student-kl", "back-text"), ("gold", "recipe"))
     monkeypatch.setattr(map_study, "KINDS", kinds)
     monkeypatch.setattr(map_study, "VOCAB", {"long": 500, "short": 400})
