@@ -70,7 +70,7 @@ def _ask(folder: Path, request: list[object], files: list[int]) -> int:
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(folder / ASKED))
         socket.send_fds(server, [json.dumps(request).encode() + b"\n"], files)
-        return int(server.makefile().read() or 1)
+        return int(server.recv(16) or 1)
 
 
 def _serve() -> None:

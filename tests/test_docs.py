@@ -137,16 +137,16 @@ def built_once(script: str, folder: Path, kept: Path) -> Iterator[str]:
     `--skip-existing` checks that it is the same one.
     """
     builds = [command for command in xtok_commands(script) if command[0] == "build"]
-    if len(builds) != 1 or "--output" not in builds[0] or "$" in script:
+    places = [i for command in builds for i, w in enumerate(command) if w in ("-o", "--output")]
+    if len(builds) != 1 or len(places) != 1 or "$" in script:
         yield script
         return
-    [command] = builds
-    is_quiet = "--quiet" in command
-    at = command.index("--output")
-    [output] = command[at + 1 : at + 2]
-    models = [word for word in [*command[:at], *command[at + 2 :]] if word != "--quiet"]
-    same = kept / (re.sub(r"\W+", "-", " ".join(models)) + Path(output).suffix)
-    if is_quiet and same.exists():
+    [command], [place] = builds, places
+    output = command.pop(place + 1)
+    quiet = {"-q", "--quiet"}
+    asked = " ".join(word for word in command if word not in quiet)
+    same = kept / (re.sub(r"\W+", "-", asked) + Path(output).suffix)
+    if quiet & set(command) and same.exists():
         shutil.copy(same, folder / output)
         yield script.replace("xtok build", "xtok build --skip-existing", 1)
         return

@@ -113,7 +113,7 @@ def test_damaged_kernels_are_compiled_anew(tmp_path: Path) -> None:
         ]
         file.write_bytes(damages[number])
     assert sorted(hits().values()) == [0] * 5 + [1] * 4
-    assert [len(file.read_bytes()) for file in files] == [len(content) for content in whole]
+    assert [file.read_bytes() for file in files[5:]] == whole[5:]
     assert set(hits().values()) == {1}
 
 
