@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
 
+import hub_folders
 import peers
 import pytest
 from peer_checks import report, transformers, trl
@@ -24,20 +27,29 @@ def test_installed_peers_agree(
 ) -> None:
     """TRL's own trainer with xtok's loss, and tokenizers' ids beside AutoTokenizer's.
 
-    Of two folders that are written quickly; `test_hf_folder.py` compares the ids of all.
+    Of the two smallest folders; `test_hf_folder.py` compares the ids of all.
     """
-    names = ("gemma3", "deepseek-v3")
-    for file in ("mistral-v3.model", "deepseek-v3", "chat-templates"):
+    names = ("gemma3", "llama2")
+    for file in ("mistral-v1.model", "mistral-v3.model"):
         real(file)
+    template = Path(real("chat-templates")) / "gemma3.jinja"
+
+    @cache
+    def folder_of(name: str, parent: Path) -> Path:
+        folder = hub_folders.write(name, parent / name)
+        shutil.copy(template, folder / "chat_template.jinja")  # a trainer needs one of both
+        return folder
+
+    monkeypatch.setattr(report, "folder_of", folder_of)
     monkeypatch.setattr(transformers, "hub_folders", SimpleNamespace(NAMES=names))
-    monkeypatch.setattr(report, "PAIRS", {"Gemma → DeepSeek-V3": names})
+    monkeypatch.setattr(report, "PAIRS", {"Gemma → Llama 2": names})
     monkeypatch.setattr(trl, "STEPS", 5)
     monkeypatch.setattr(peers, "get_context", lambda _: SimpleNamespace(Pool=ThreadPool))
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert peers.main([]) == 0
     printed = capsys.readouterr().out
     assert printed.count("`AutoTokenizer`") == len(names)
-    assert "`GOLDTrainer` with xtok's P-KL, Gemma → DeepSeek-V3 | 5 steps, " in printed
+    assert "`GOLDTrainer` with xtok's P-KL, Gemma → Llama 2 | 5 steps, " in printed
     assert "**no**" not in printed
 
 
