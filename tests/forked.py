@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,7 +41,7 @@ class Forks:
             self._server = subprocess.Popen(
                 [python or sys.executable, __file__, *["alone"] * (python is not None)],
                 env=self.env,
-                stdin=asked,
+                stdin=asked.fileno(),
             )
         for name in ("xtok", "python"):
             program = folder / name
@@ -65,7 +65,7 @@ class Forks:
         self._server.wait()
 
 
-def _ask(folder: Path, request: list[object], files: list[int]) -> int:
+def _ask(folder: Path, request: Sequence[object], files: list[int]) -> int:
     """Return the exit code of a program, which is given standard streams."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(folder / ASKED))
@@ -100,7 +100,7 @@ def _serve() -> None:
                 pid = os.fork()
                 if not pid:
                     client.close()
-                    _run(*request, files)
+                    _run(files, *request)
                 _, status = os.waitpid(pid, 0)
                 client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
                 os._exit(0)
@@ -127,7 +127,7 @@ def _warm_up() -> None:
     report.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
 
 
-def _run(name: str, args: list[str], cwd: str, env: dict[str, str], files: list[int]) -> NoReturn:
+def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, str]) -> NoReturn:
     import atexit
     import runpy
     import signal
