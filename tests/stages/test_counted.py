@@ -175,11 +175,7 @@ def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
 
 
 def test_the_command_writes_what_it_read(
-    cli: Cli,
-    small: Path,
-    corpus: Path,
-    base: ProjectionMap,
-    tmp_path: Path,
+    cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
     done = cli(
@@ -222,13 +218,7 @@ program()
     ("stop", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
 def test_counting_goes_on_after_a_signal(
-    cli: Cli,
-    small: Path,
-    corpus: Path,
-    tmp_path: Path,
-    stop: str,
-    code: int,
-    word: str,
+    cli: Cli, small: Path, corpus: Path, tmp_path: Path, stop: str, code: int, word: str
 ) -> None:
     args = [
         "build", str(small / "small-byte-level"), str(small / "small-digits"),
@@ -257,12 +247,7 @@ def test_counting_goes_on_after_a_signal(
 
 
 def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
-    cli: Cli,
-    pair: Pair,
-    small: Path,
-    corpus: Path,
-    base: ProjectionMap,
-    tmp_path: Path,
+    cli: Cli, pair: Pair, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
     saved = tmp_path / "map.safetensors.checkpoint"

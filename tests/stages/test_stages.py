@@ -318,9 +318,7 @@ def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> N
 def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tokenizer) -> None:
     full = multitoken(student, teacher)
     bare = replace(
-        full,
-        student=replace(full.student, table=None),
-        teacher=replace(full.teacher, table=None),
+        full, student=replace(full.student, table=None), teacher=replace(full.teacher, table=None)
     )
     with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken"):
         reapply_exact(bare)
