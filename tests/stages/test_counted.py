@@ -19,7 +19,6 @@ from make import token, write_documents
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, Target
 from xtok.counting.pair_text import PairText, Wanted
-from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import ALPHAS
 from xtok.counting.texts import FileDigest
 from xtok.errors import XtokError
@@ -31,18 +30,7 @@ from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
 
-DEFAULTS = prior_edges.__kwdefaults__ or {}
-
-
-@pytest.fixture(autouse=True)
-def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw less synthetic text, so that the tests are quick."""
-    monkeypatch.setattr(prior_edges, "__kwdefaults__", {**DEFAULTS, "num_texts": 500})
-
-
-@pytest.fixture(scope="module")
-def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(byte_level, digits)
+pytestmark = pytest.mark.usefixtures("short_prior")
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +160,7 @@ def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
 
 
 def test_the_command_writes_what_it_read(
-    cli: Cli,
-    small: Path,
-    corpus: Path,
-    base: ProjectionMap,
-    tmp_path: Path,
+    cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
     done = cli(
@@ -219,13 +203,7 @@ program()
     ("stop", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
 def test_counting_goes_on_after_a_signal(
-    cli: Cli,
-    small: Path,
-    corpus: Path,
-    tmp_path: Path,
-    stop: str,
-    code: int,
-    word: str,
+    cli: Cli, small: Path, corpus: Path, tmp_path: Path, stop: str, code: int, word: str
 ) -> None:
     args = [
         "build", str(small / "small-byte-level"), str(small / "small-digits"),
@@ -253,40 +231,8 @@ def test_counting_goes_on_after_a_signal(
     assert (tmp_path / "map.safetensors").read_bytes() == written
 
 
-LATE = """
-import os, signal, sys
-from xtok.maps.projection_map import ProjectionMap
-save = ProjectionMap.save
-def interrupted(self, path):
-    save(self, path)
-    os.kill(os.getpid(), signal.SIGINT)
-ProjectionMap.save = interrupted
-from xtok.__main__ import program
-program()
-"""
-
-
-def test_a_signal_behind_the_last_batch_leaves_no_checkpoint_beside_the_map(
-    small: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("the text\n")
-    models = str(small / "small-byte-level"), str(small / "small-digits")
-    args = "build", *models, "--text", "a.txt", "-o", "map.safetensors"
-    stopped = subprocess.run(
-        [sys.executable, "-c", LATE, *args], cwd=tmp_path, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert (stopped.returncode, stopped.stderr.splitlines()[-1]) == (130, "interrupted")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "map.safetensors"]
-
-
 def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
-    cli: Cli,
-    pair: Pair,
-    small: Path,
-    corpus: Path,
-    base: ProjectionMap,
-    tmp_path: Path,
+    cli: Cli, pair: Pair, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
     saved = tmp_path / "map.safetensors.checkpoint"
