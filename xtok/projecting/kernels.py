@@ -133,24 +133,24 @@ def find_seams(student, stems, more, joins, grows):  # type: ignore[no-untyped-d
         while low < high:  # the first token behind these bytes
             middle = (low + high) // 2
             a, b = offsets[order[middle]], offsets[order[middle] + 1]
-            same = 0
-            while same < size and a + same < b and data[a + same] == both[same]:
-                same += 1
-            if same == size:
-                is_behind = b - a > size
-            else:
-                is_behind = a + same < b and data[a + same] > both[same]
-            if is_behind:
+            same = _shared(data, a, b, both, size)
+            if b - a > size if same == size else a + same < b and data[a + same] > both[same]:
                 high = middle
             else:
                 low = middle + 1
         grows[n] = False
         if low < len(order):
             a, b = offsets[order[low]], offsets[order[low] + 1]
-            same = 0
-            while same < size and a + same < b and data[a + same] == both[same]:
-                same += 1
-            grows[n] = same == size
+            grows[n] = _shared(data, a, b, both, size) == size
+
+
+@inner_kernel
+def _shared(data, start, end, other, size):  # type: ignore[no-untyped-def]
+    """Return how many bytes a token and the first bytes of another string begin with alike."""
+    same = 0
+    while same < size and start + same < end and data[start + same] == other[same]:
+        same += 1
+    return same
 
 
 @inner_kernel
@@ -171,18 +171,6 @@ def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
         while hashes[slot] != 0 and hashes[slot] != key:
             slot = (slot + np.uint64(1)) & mask
         hashes[slot] = key
-
-
-@inner_kernel
-def _begins(data, offsets, t, prefix, length):  # type: ignore[no-untyped-def]
-    """Tell whether token t begins with the first bytes of another."""
-    a, b = offsets[t], offsets[prefix]
-    if offsets[t + 1] - a < length:
-        return False
-    same = 0
-    while same < length and data[a + same] == data[b + same]:
-        same += 1
-    return same == length
 
 
 @kernel
@@ -219,6 +207,7 @@ def project_rows(  # type: ignore[no-untyped-def]
     for x in todo:
         j, u = rows.place[x], rows.inside[x]
         t = token_ids[j]
+        so_far = data[offsets[t] : offsets[t] + u]
         start, end = starts[j], starts[j + 1]
         if misses + end - start + 2 > len(missing):
             break
@@ -244,7 +233,7 @@ def project_rows(  # type: ignore[no-untyped-def]
                 rest = max(0.0, rest - np.exp(np.float64(logprob)))
             else:
                 break
-            if u > 0 and not _begins(data, offsets, c, t, u):
+            if u > 0 and _shared(data, offsets[c], offsets[c + 1], so_far, u) < u:
                 continue
             p = np.exp(np.float64(logprob))
             total += p

@@ -19,8 +19,7 @@ from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import StoredRows, bounds_of, cache_error, chosen_rows
-from xtok.tokenizers import Tokenizer
-from xtok.vocab.roles import match_roles
+from xtok.tokenizers import Tokenizer, pair
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
 
@@ -64,7 +63,7 @@ class RowProjector:
         self._templates = student_template, teacher_template
         self._projector = Projector(student, teacher.table, back_map, num_threads)
         self._retold = Retokenizer(teacher, student)
-        self._roles = match_roles(teacher.table, student.table)
+        self._roles = pair(teacher, student).equal_roles
         self._control = np.isin(np.arange(len(teacher.table)), list(teacher.table.control_names))
 
     def __call__(self, rows: StoredRows) -> StoredRows:
