@@ -14,7 +14,11 @@ from forked import TIMEOUT, Forks
 from hypothesis import settings
 from make import write_documents
 
+import xtok
+from xtok.counting.prior import prior_edges
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.vocab.pair import Pair
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "data" / "tokenizers"
@@ -22,6 +26,19 @@ REAL = ROOT / "data" / "tokenizers"
 # A busy machine is no failure; and where a result decides, the same examples are tried each time.
 settings.register_profile("xtok", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("xtok")
+
+AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"
+"""With these begin the variables that are read once, by Python or by a library's import."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long tests, those of whole programs; one process loads the real tokenizers."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    for item in items:
+        if "load_real" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("real"))
+
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -52,6 +69,37 @@ def sentencepiece(small: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def ranks(small: Path) -> Tokenizer:
     return load_tokenizer(f"{small / 'small.tiktoken'}@{small_tokenizers.tiktoken_pattern()}")
+
+
+KINDS = ("byte_level", "digits", "sentencepiece", "ranks")
+
+
+@pytest.fixture(scope="session")
+def tokenizers(request: pytest.FixtureRequest) -> dict[str, Tokenizer]:
+    """One of each of `KINDS`."""
+    return {name: request.getfixturevalue(name) for name in KINDS}
+
+
+@pytest.fixture(scope="session")
+def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
+    return xtok.pair(byte_level, digits)
+
+
+@pytest.fixture(scope="session")
+def map_to_digits(pair: Pair) -> ProjectionMap:
+    return xtok.build(pair)
+
+
+@pytest.fixture(scope="session")
+def map_to_sentencepiece(byte_level: Tokenizer, sentencepiece: Tokenizer) -> ProjectionMap:
+    return xtok.build(byte_level, sentencepiece)
+
+
+@pytest.fixture
+def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw less synthetic text, so that a test is quick."""
+    defaults = prior_edges.__kwdefaults__ or {}
+    monkeypatch.setattr(prior_edges, "__kwdefaults__", {**defaults, "num_texts": 500})
 
 
 @pytest.fixture(scope="session")
@@ -88,29 +136,28 @@ def load_real(real: Callable[[str], str]) -> Callable[[str], Tokenizer]:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    """A process that runs `xtok` in forks."""
-    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-    started = Forks({**os.environ, **plain})
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """A process that runs programs in forks."""
+    started = Forks(os.environ, tmp_path_factory.mktemp("forks"))
     yield started
     started.stop()
 
 
 @pytest.fixture
 def cli(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Cli:
-    """Run `xtok` in an empty folder: in a fork, or with an environment, which libraries read when
-    they are imported, as a process."""
+    """Run `xtok` in an empty folder: in a fork, or with variables that are read by imports, as a
+    process."""
 
     def run(
         *args: str | Path, env: Mapping[str, str] | None = None, cwd: Path = tmp_path
     ) -> subprocess.CompletedProcess[str]:
         typed = [*map(str, args)]
-        if not env:
-            return forks.run(typed, cwd, tmp_path_factory.mktemp("streams"))
+        if not any(name.startswith(AT_IMPORT) for name in env or ()):
+            return forks.run(typed, cwd, tmp_path_factory.mktemp("streams"), env)
         return subprocess.run(
             [sys.executable, "-m", "xtok", *typed],
             cwd=cwd,
-            env={**forks.env, **env},
+            env={**forks.env, **(env or {})},
             capture_output=True,
             text=True,
             timeout=TIMEOUT,

@@ -1,86 +1,156 @@
-"""Run `xtok` in forks of one process that has imported what its commands import.
+"""Run `xtok`, or Python, in forks of one process that has imported what they import.
 
 So a command line of the tests takes a tenth of a second, not the one to three of its imports. All
-else is as in a process of its own: arguments, folder, standard streams, exit code. The process
-reads a request a line, as JSON, and answers with the exit code.
+else is as in a process of its own: arguments, folder, environment (but for what libraries read when
+they are imported), standard streams, exit code. Copies of this file, named `xtok` and `python`, are
+programs that ask that process, for shells.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
 import json
 import os
-import runpy
-import signal
+import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 TIMEOUT = 300  # seconds that a command line may take
+PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 IMPORTED = "numba", "torch", "transformers.models.auto.tokenization_auto"
+ASKED = ".asked"  # the socket, in the folder of the programs
 
 
 class Forks:
-    """A process that runs command lines in forks of itself."""
+    """A process that runs programs in forks of itself."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        """Start it; `env` is the environment of every command line."""
-        self.env = env
-        self._server = subprocess.Popen(
-            [sys.executable, __file__], env=env, stdin=-1, stdout=-1, text=True
-        )
+    def __init__(
+        self, env: Mapping[str, str], folder: Path, python: str | Path | None = None
+    ) -> None:
+        """Start it; `env` is the environment of every command line.
 
-    def run(self, args: list[str], cwd: Path, streams: Path) -> subprocess.CompletedProcess[str]:
+        `folder` gets the programs, for the `PATH` of a shell. `python` is another installation,
+        whose commands import the modules of xtok themselves.
+        """
+        self.env, self.folder = {**env, **PLAIN}, folder
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.bind(str(folder / ASKED))
+            asked.listen()
+            self._server = subprocess.Popen(
+                [python or sys.executable, __file__, *["alone"] * (python is not None)],
+                env=self.env,
+                stdin=asked.fileno(),
+            )
+        for name in ("xtok", "python"):
+            program = folder / name
+            program.write_text(f"#!{sys.executable} -IS\n{Path(__file__).read_text()}")
+            program.chmod(0o755)
+
+    def run(
+        self, args: list[str], cwd: Path, streams: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command line; what it prints goes to files in the folder `streams`."""
         out, err = streams / "stdout", streams / "stderr"
-        request = json.dumps([args, str(cwd), str(out), str(err)])
-        print(request, file=self._server.stdin, flush=True)
-        code = int(self._server.stdout.readline())  # type: ignore[union-attr]
+        with open(os.devnull) as nothing, out.open("w") as printed, err.open("w") as said:
+            files = [nothing.fileno(), printed.fileno(), said.fileno()]
+            request = ["xtok", args, str(cwd), {**self.env, **(env or {})}]
+            code = _ask(self.folder, request, files)
         return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
 
     def stop(self) -> None:
         """End the process."""
-        self._server.communicate()
+        _ask(self.folder, [], [0, 1, 2])
+        self._server.wait()
+
+
+def _ask(folder: Path, request: Sequence[object], files: list[int]) -> int:
+    """Return the exit code of a program, which is given standard streams."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(str(folder / ASKED))
+        socket.send_fds(server, [json.dumps(request).encode() + b"\n"], files)
+        return int(server.recv(16) or 1)
 
 
 def _serve() -> None:
     """Answer requests."""
+    import gc
+    import importlib
+    import signal
+
+    for name in IMPORTED:
+        importlib.import_module(name)
+    if not sys.argv[1:]:
+        _warm_up()
+    gc.freeze()
+    asked = socket.socket(fileno=0)
+    signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # of those that answer
+    while True:
+        client, _ = asked.accept()
+        with client:
+            data, files, *_ = socket.recv_fds(client, 1 << 16, 3)
+            while not data.endswith(b"\n"):
+                data += client.recv(1 << 16)
+            request = json.loads(data)
+            if not request:
+                return
+            if not os.fork():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                pid = os.fork()
+                if not pid:
+                    client.close()
+                    _run(files, *request)
+                _, status = os.waitpid(pid, 0)
+                client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+                os._exit(0)
+        for number in files:
+            os.close(number)
+
+
+def _warm_up() -> None:
+    """Import what commands import, and load the kernels that they count with."""
+    import importlib
+    import pkgutil
+
+    from typer.testing import CliRunner
+
+    import xtok
     from xtok import report
     from xtok.cli import make_app
 
+    for module in pkgutil.walk_packages(xtok.__path__, "xtok."):
+        if not module.name.startswith(("xtok.__main__", "xtok.integrations", "xtok.training")):
+            importlib.import_module(module.name)
+    CliRunner().invoke(make_app(["inspect"]), ["inspect", "none"])
+    xtok.build("bytes", "bytes", for_loss="p-kl")
     report.EVERY = 3600.0  # no lines on how far a command is, however busy the machine
 
-    make_app()
-    for name in IMPORTED:
-        importlib.import_module(name)
-    gc.freeze()
-    for line in sys.stdin:
-        pid = os.fork()
-        if not pid:
-            _run(*json.loads(line))
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201
 
+def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, str]) -> NoReturn:
+    import atexit
+    import runpy
+    import signal
+    import traceback
 
-def _run(args: list[str], cwd: str, out: str, err: str) -> NoReturn:
     os.chdir(cwd)
-    writing = os.O_CREAT | os.O_TRUNC | os.O_WRONLY
-    for number, path in enumerate((os.devnull, out, err)):
-        opened = os.open(path, writing if number else os.O_RDONLY)
+    for number, opened in enumerate(files):
         os.dup2(opened, number)
         os.close(opened)
+    os.environ.clear()
+    os.environ.update(env)
     sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
-    sys.argv = ["xtok", *args]
+    sys.argv, sys.path[0] = [name, *args], ""
     signal.alarm(TIMEOUT)
     code = 0
     try:
-        runpy.run_module("xtok", run_name="__main__")
+        if name == "xtok":
+            runpy.run_module("xtok", run_name="__main__")
+        elif args[0] == "-c":
+            exec(args[1], {"__name__": "__main__"})
+        else:
+            runpy.run_path(args[0], run_name="__main__")
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except BaseException:  # noqa: BLE001 - as Python does at the end
@@ -92,4 +162,8 @@ def _run(args: list[str], cwd: str, out: str, err: str) -> NoReturn:
 
 
 if __name__ == "__main__":
+    program = Path(sys.argv[0])
+    if (program.parent / ASKED).exists():
+        asking: list[object] = [program.name, sys.argv[1:], os.getcwd(), dict(os.environ)]
+        sys.exit(_ask(program.parent, asking, [0, 1, 2]) % 256)
     _serve()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import random
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save, save_file
@@ -253,6 +255,34 @@ def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
         inner[target] = value
     kept = {k: v for k, v in {**load_tensors(data), **(tensors or {})}.items() if v is not None}
     return save(kept, {"xtok": json.dumps(fields)})
+
+
+FOREIGN: dict[str, Any] = {
+    "indices": torch.tensor([[2, -1, -1], [1, 0, 3], [1, 1, 2], [0, 3, 3], [-1, -1, -1]]),
+    "likelihoods": torch.tensor(
+        [[1, 0, 0], [0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.5, 0.0, 0.25], [0, 0, 0]]
+    ),
+    "model_A_id": "a/student",
+    "model_B_id": "b/teacher",
+}
+"""What another tool writes into a `.pt`."""
+
+
+def pt_bytes(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def load_bytes(data: bytes, folder: Path, **options: Any) -> ProjectionMap:
+    """Read a map's file; its contents tell the format."""
+    path = folder / "foreign.pt"
+    path.write_bytes(data)
+    return ProjectionMap.load(path, **options)
+
+
+def read_pt(folder: Path, value: Any, **options: Any) -> ProjectionMap:
+    return load_bytes(pt_bytes(value), folder, **options)
 
 
 def random_vectors(count: int, dimension: int, seed: int = 0) -> NDArray[np.float32]:

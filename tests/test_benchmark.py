@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import benchmark
 import pytest
 from benchmarks import commands
-from conftest import REAL, ROOT
+from conftest import REAL
 
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -22,11 +20,11 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
     return found
 
 
-def test_the_list_names_every_case() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "benchmark.py")]
+def test_the_list_names_every_case(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--list"], []):
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
-        assert [line.split()[0] for line in done.stdout.splitlines()] == list(benchmark.CASES)
+        assert benchmark.main(arguments) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in printed] == list(benchmark.CASES)
 
 
 def test_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:

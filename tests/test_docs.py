@@ -12,9 +12,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ import fetch_tokenizers
 import pytest
 import stored_teachers
 from conftest import REAL, ROOT
+from forked import Forks
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -77,7 +80,7 @@ SHOWN = [d for d in DOCUMENTS if any(b.language == "sh" for b in blocks(d))]
 @pytest.mark.real
 @pytest.mark.parametrize("document", RUN, ids=name)
 def test_examples_run_and_print_what_is_shown(
-    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document: Path, tmp_path: Path, forks: Forks, kept: Path
 ) -> None:
     examples = blocks(document)
     for file in re.findall(r"data/tokenizers/[\w.-]*\w", "".join(b.text for b in examples)):
@@ -85,24 +88,30 @@ def test_examples_run_and_print_what_is_shown(
             pytest.skip(f"{file} is not there: run scripts/fetch_tokenizers.py")
     (tmp_path / "data" / "maps").mkdir(parents=True)
     (tmp_path / "data" / "tokenizers").symlink_to(REAL, target_is_directory=True)
+    env = {**forks.env, "PATH": f"{forks.folder}{os.pathsep}{os.environ['PATH']}"}
+    opened: dict[str, Any] = {
+        "cwd": tmp_path, "env": env, "stdout": -1, "stderr": subprocess.STDOUT, "encoding": "utf-8"
+    }  # fmt: skip
     with ExitStack() as stack:
         if "http://teacher:8000" in document.read_text(encoding="utf-8"):
-            monkeypatch.setenv("http_proxy", stack.enter_context(stored_teachers.serving()))
+            env["http_proxy"] = stack.enter_context(stored_teachers.serving())
         python: subprocess.Popen[str] | None = None  # in which the document's blocks go on
         for block, following in pairwise([*examples, Block("", "", 0)]):
             if block.language not in ("bash", "python"):
                 continue
             where = f"{name(document)}, line {block.line}"
             if block.language == "bash":
-                done = subprocess.run(
-                    ["bash", "-euo", "pipefail", "-c", block.text],
-                    **options(tmp_path), timeout=300, check=False,
-                )  # fmt: skip
+                with built_once(block.text, tmp_path, kept) as script:
+                    done = subprocess.run(
+                        ["bash", "-euo", "pipefail", "-c", script],
+                        **opened, timeout=300, check=False,
+                    )  # fmt: skip
                 code, printed = done.returncode, done.stdout
             else:
-                command = [sys.executable, "-c", BLOCKS]
-                opened = {**options(tmp_path), "stdin": subprocess.PIPE}
-                python = python or stack.enter_context(subprocess.Popen(command, **opened))
+                command = [str(forks.folder / "python"), "-c", BLOCKS]
+                python = python or stack.enter_context(
+                    subprocess.Popen(command, stdin=-1, **opened)
+                )
                 code, printed = run_python(python, block.text)
             assert code == 0, f"{where}:\n{printed}"
             if following.language == "text":
@@ -110,6 +119,41 @@ def test_examples_run_and_print_what_is_shown(
                 # What a step says that takes long, as it may on a busy machine.
                 lines = [line for line in lines if not re.fullmatch(r"\d+ (s|min): .*", line)]
                 assert matches(shown, lines), f"{where} prints:\n{printed}"
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the maps that documents build, of all processes that test."""
+    folder = tmp_path_factory.getbasetemp()
+    kept = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kept"
+    kept.mkdir(exist_ok=True)
+    return kept
+
+
+@contextmanager
+def built_once(script: str, folder: Path, kept: Path) -> Iterator[str]:
+    """Let `build` skip a map that an equal command of another document has built.
+
+    `--skip-existing` checks that it is the same one.
+    """
+    builds = [command for command in xtok_commands(script) if command[0] == "build"]
+    places = [i for command in builds for i, w in enumerate(command) if w in ("-o", "--output")]
+    if len(builds) != 1 or len(places) != 1 or "$" in script:
+        yield script
+        return
+    [command], [place] = builds, places
+    output = command.pop(place + 1)
+    quiet = {"-q", "--quiet"}
+    asked = " ".join(word for word in command if word not in quiet)
+    same = kept / (re.sub(r"\W+", "-", asked) + Path(output).suffix)
+    if quiet & set(command) and same.exists():
+        shutil.copy(same, folder / output)
+        yield script.replace("xtok build", "xtok build --skip-existing", 1)
+        return
+    yield script
+    if (folder / output).is_file():
+        shutil.copy(folder / output, folder / "kept")
+        (folder / "kept").replace(same)
 
 
 BLOCKS = """
@@ -120,19 +164,6 @@ for line in sys.stdin:
     print("\\0", flush=True)
 """
 """A program that runs blocks of Python as they come, and prints a NUL after each."""
-
-
-def options(folder: Path) -> dict[str, Any]:
-    """How the blocks of a document are run."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-    return {
-        "cwd": folder,
-        "env": {**os.environ, **plain, "PATH": path, "PYTHONUTF8": "1"},
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "encoding": "utf-8",
-    }
 
 
 def run_python(python: subprocess.Popen[str], text: str) -> tuple[int, str]:

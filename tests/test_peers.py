@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from types import SimpleNamespace
 
+import hub_folders
+import peers
 import pytest
+from peer_checks import report, transformers, trl
 
 PEERS = Path(__file__).resolve().parents[1] / "scripts" / "peers.py"
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", str(PEERS), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
-
 @pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
-def test_installed_peers_agree() -> None:
-    """Every tokenizer's ids beside AutoTokenizer's, and TRL's own trainer with xtok's loss."""
-    done = run()
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert done.stdout.count("`AutoTokenizer`") >= 4
-    assert "`GOLDTrainer` with xtok's P-KL" in done.stdout
-    assert "**no**" not in done.stdout
+def test_installed_peers_agree(
+    real: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TRL's own trainer with xtok's loss, and tokenizers' ids beside AutoTokenizer's.
+
+    Of the two smallest folders; `test_hf_folder.py` compares the ids of all.
+    """
+    names = ("gemma3", "llama2")
+    for file in ("mistral-v1.model", "mistral-v3.model"):
+        real(file)
+    template = Path(real("chat-templates")) / "gemma3.jinja"
+
+    @cache
+    def folder_of(name: str, parent: Path) -> Path:
+        folder = hub_folders.write(name, parent / name)
+        shutil.copy(template, folder / "chat_template.jinja")  # a trainer needs one of both
+        return folder
+
+    monkeypatch.setattr(report, "folder_of", folder_of)
+    monkeypatch.setattr(transformers, "hub_folders", SimpleNamespace(NAMES=names))
+    monkeypatch.setattr(report, "PAIRS", {"Gemma → Llama 2": names})
+    monkeypatch.setattr(trl, "STEPS", 5)
+    monkeypatch.setattr(peers, "get_context", lambda _: SimpleNamespace(Pool=ThreadPool))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert peers.main([]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("`AutoTokenizer`") == len(names)
+    assert "`GOLDTrainer` with xtok's P-KL, Gemma → Llama 2 | 5 steps, " in printed
+    assert "**no**" not in printed
 
 
 def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
@@ -35,7 +61,8 @@ def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
         module.parent.mkdir(parents=True)
         module.write_text(f"raise RuntimeError('{commit} has moved on')\n", encoding="utf-8")
         words += ["--trl", f"{tmp_path / commit}@{commit}"]
-    done = run(*words)
+    command = [sys.executable, "-W", "ignore", str(PEERS), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 3
     for commit in ("0f17ee0", "a84de17"):
         assert f"commit {commit} (as stated; no git checkout)" in done.stdout

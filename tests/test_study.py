@@ -13,6 +13,7 @@ TEXTS = Path(__file__).with_name("small_corpus")
 NAMES = {"en": "english", "de": "german", "zh": "chinese", "fr": "french", "ja": "japanese"}
 
 
+@pytest.mark.usefixtures("short_prior")
 def test_every_student_is_trained_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -23,8 +24,10 @@ def test_every_student_is_trained_once(
             (tmp_path / f"{language}.{split}.jsonl.gz").write_bytes(gzip.compress(line))
     work = tmp_path / "study"
     arguments = ["map_study.py", f"--corpus={tmp_path}", f"--work={work}", "--steps=2"]
-    arguments += ["--teacher-steps=2", "--seeds=2", "--artefacts", "recipe", "for-p-kl"]
-    monkeypatch.setattr("sys.argv", [*arguments, "back-text", "path-16", "map-16"])
+    arguments += ["--teacher-steps=2", "--seeds=2", "--processes=1", "--artefacts", "recipe"]
+    monkeypatch.setattr("sys.argv", [*arguments, "for-p-kl", "back-text", "path-16", "map-16"])
+    monkeypatch.setattr(map_study, "VOCAB", {"long": 500, "short": 400})
+    monkeypatch.setattr(map_study, "SIZES", {"student": (32, 1), "teacher": (32, 1)})
     map_study.main()
     report = capsys.readouterr().out
     assert report.count("\ngold + ce") == 2

@@ -16,7 +16,6 @@ import sys
 import tarfile
 import venv
 import zipfile
-from collections.abc import Callable
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
+from forked import Forks
 from make import FIRST, TEACHER, WORK
 from safetensors.numpy import save_file
 
@@ -37,8 +37,6 @@ PACKAGE = {
     for path in (ROOT / "xtok").rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 }
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -118,44 +116,30 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(installed: Path, tmp_path: Path) -> Run:
-    """Run a program of the environment, in an empty folder that is not of the tree."""
-
-    def run(program: str, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        env = environment()
-        path = os.pathsep.join([str(installed / "bin"), env["PATH"]])
-        plain = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+def test_the_tree_is_not_imported(installed: Path, tmp_path: Path) -> None:
+    def printed(program: str, *args: str) -> str:
         return subprocess.run(
-            [shutil.which(program, path=path) or program, *args],
-            cwd=tmp_path,
-            env={**env, **plain, "PATH": path, "PYTHONUTF8": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            timeout=600,
-            check=check,
-        )
+            [installed / "bin" / program, *args],
+            cwd=tmp_path, env=environment(), stdout=-1, encoding="utf-8", check=True,
+        ).stdout  # fmt: skip
 
-    return run
-
-
-def test_the_tree_is_not_imported(run: Run, installed: Path) -> None:
     code = (
         "import sys, json, importlib.metadata, xtok\n"
         "for name in xtok.__all__: getattr(xtok, name)\n"
         "files = [m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'xtok']\n"
         "print(json.dumps([sys.path, files, importlib.metadata.version('xtok')]))"
     )
-    path, files, version = json.loads(run("python", "-c", code).stdout.splitlines()[-1])
+    path, files, version = json.loads(printed("python", "-c", code).splitlines()[-1])
     assert str(ROOT) not in path
     assert len(files) > 40
     assert [file for file in files if not Path(file).is_relative_to(installed)] == []
     assert version == xtok.__version__
-    assert run("xtok", "--version").stdout.startswith(f"xtok {xtok.__version__}")
+    assert printed("xtok", "--version").startswith(f"xtok {xtok.__version__}")
 
 
-def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
+def test_every_command_works(
+    installed: Path, small: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     assert WORK.keys() == COMMANDS.keys(), "a line in WORK for each command"
     shutil.copy(small / "small.model", tmp_path)
     shutil.copytree(small / "small-digits", tmp_path / "model")
@@ -165,11 +149,13 @@ def test_every_command_works(run: Run, small: Path, tmp_path: Path) -> None:
     chat = '[{"role": "user", "content": "How many?"}]'
     (tmp_path / "chat.json").write_text(chat, encoding="utf-8")
     (tmp_path / "teacher.jsonl").write_text(TEACHER, encoding="utf-8")
+    forks = Forks(environment(), tmp_path_factory.mktemp("forks"), installed / "bin" / "python")
     failed = []
     for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
-        done = run("xtok", name, *WORK[name], check=False)
+        done = forks.run([name, *WORK[name]], tmp_path, tmp_path_factory.mktemp("streams"))
         if done.returncode:
-            failed.append(f"xtok {name} {' '.join(WORK[name])}\n{done.stdout}")
+            failed.append(f"xtok {name} {' '.join(WORK[name])}\n{done.stderr}")
+    forks.stop()
     assert not failed, "\n".join(failed)
     made = {p.name for p in tmp_path.glob("*.*")}
     assert {args[-1] for args in WORK.values() if "-o" in args} <= made

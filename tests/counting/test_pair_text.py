@@ -30,11 +30,6 @@ from xtok.vocab.pair import Pair
 HELD = Wanted(hold_out=True)
 
 
-@pytest.fixture(scope="module")
-def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(byte_level, digits)
-
-
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 1000)

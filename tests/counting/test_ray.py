@@ -14,7 +14,6 @@ import pytest
 import small_tokenizers
 from conftest import Cli
 
-import xtok
 from xtok.config import MultitokenConfig
 from xtok.counting import ray as cluster
 from xtok.counting import texts
@@ -22,7 +21,7 @@ from xtok.counting.pair_text import PairText, Wanted
 from xtok.counting.ray import TokenizerSource, read_on_ray
 from xtok.errors import XtokError
 from xtok.stages.multitoken import multitoken
-from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
 
 pytest.importorskip("ray", reason="ray is not installed: pip install -e '.[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")
@@ -63,10 +62,8 @@ def sources(small: Path) -> list[TokenizerSource]:
     ]
 
 
-def test_a_lost_node_changes_nothing(
-    nodes: Any, byte_level: Tokenizer, digits: Tokenizer, small: Path, corpus: Path, tmp_path: Path
-) -> None:
-    pair, wanted = xtok.pair(byte_level, digits), Wanted(target="both", hold_out=True)
+def test_a_lost_node_changes_nothing(nodes: Any, pair: Pair, small: Path, corpus: Path) -> None:
+    wanted = Wanted(target="both", hold_out=True)
     lost = nodes.list_all_nodes()[-1]
     steps: list[int] = []
 
@@ -93,16 +90,11 @@ def test_a_lost_node_changes_nothing(
 
 
 def test_a_users_mistake_comes_back_as_one(
-    nodes: Any,
-    byte_level: Tokenizer,
-    digits: Tokenizer,
-    small: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    nodes: Any, pair: Pair, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9")
-    pair, (student, teacher) = xtok.pair(byte_level, digits), sources(small)
+    student, teacher = sources(small)
     with pytest.raises(XtokError) as error:
         read_on_ray(pair, path, sources=[student, teacher])
     assert error.value.message == f"the text {path} is not UTF-8: byte 0xe9 at offset 3, in line 1"
@@ -117,12 +109,9 @@ def test_a_users_mistake_comes_back_as_one(
 
 
 def test_the_command_counts_on_a_cluster(
-    nodes: Any, cli: Cli, byte_level: Tokenizer, digits: Tokenizer, small: Path, corpus: Path,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    multitoken(byte_level, digits, MultitokenConfig(scale_trick=False)).save(
-        tmp_path / "base.safetensors"
-    )
+    nodes: Any, cli: Cli, pair: Pair, small: Path, corpus: Path, tmp_path: Path
+) -> None:
+    multitoken(pair, config=MultitokenConfig(scale_trick=False)).save(tmp_path / "base.safetensors")
     arguments = (
         "build", "--student-model", small / "small-byte-level", "--teacher-model",
         small / "small-digits", "--text", corpus, "--initial-projection-path", "base.safetensors",

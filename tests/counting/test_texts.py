@@ -153,10 +153,7 @@ def test_json_shards_together_are_the_file(
     document_bytes=st.integers(1, 30),
 )
 def test_text_shards_together_are_the_file(
-    tmp_path_factory: pytest.TempPathFactory,
-    text: str,
-    shard_bytes: int,
-    document_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory, text: str, shard_bytes: int, document_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("shards") / "a.txt"
     path.write_bytes(text.encode())

@@ -18,12 +18,6 @@ from xtok.maps.convert import convert
 from xtok.maps.subtokens import nemo_overrides, nemo_table_overrides, subtokens
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
-
-@pytest.fixture(scope="module")
-def built(byte_level: Tokenizer, digits: Tokenizer) -> ProjectionMap:
-    return xtok.build(byte_level, digits)
-
-
 # nemo-subtokens: two tables
 
 
@@ -158,11 +152,11 @@ def test_nemo_subtokens_of_real_models(
 
 
 def test_subtokens_are_the_same_bytes_whatever_the_name(
-    byte_level: Tokenizer, digits: Tokenizer, built: ProjectionMap, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, map_to_digits: ProjectionMap, tmp_path: Path
 ) -> None:
     files = [
         convert(
-            built,
+            map_to_digits,
             tmp_path / name,
             to="nemo-subtokens",
             student_model=byte_level,
@@ -174,13 +168,13 @@ def test_subtokens_are_the_same_bytes_whatever_the_name(
 
 
 def test_subtokens_need_the_tokenizers_of_the_map(
-    byte_level: Tokenizer, digits: Tokenizer, built: ProjectionMap, tmp_path: Path
+    byte_level: Tokenizer, digits: Tokenizer, map_to_digits: ProjectionMap, tmp_path: Path
 ) -> None:
     with pytest.raises(XtokError, match="takes both tokenizers"):
-        convert(built, tmp_path / "pair.pt", to="nemo-subtokens", student_model=byte_level)
+        convert(map_to_digits, tmp_path / "pair.pt", to="nemo-subtokens", student_model=byte_level)
     with pytest.raises(XtokError, match="the sides are swapped"):
         convert(
-            built,
+            map_to_digits,
             tmp_path / "p.pt",
             to="nemo-subtokens",
             student_model=digits,
@@ -241,8 +235,8 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_command(cli: Cli, small: Path, built: ProjectionMap, tmp_path: Path) -> None:
-    built.save(tmp_path / "map.safetensors")
+def test_the_command(cli: Cli, small: Path, map_to_digits: ProjectionMap, tmp_path: Path) -> None:
+    map_to_digits.save(tmp_path / "map.safetensors")
     pt, again = cli("convert", "map.safetensors", "map.pt"), cli("convert", "map.pt", "-o", "m.pt")
     assert (pt.stdout, again.stdout) == ("map.pt\n", "m.pt\n")
     assert f" teachers.0.projection_matrix_path={tmp_path}/map.pt\n" in pt.stderr

@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +19,18 @@ from make import token, write_documents
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, Target
 from xtok.counting.pair_text import PairText, Wanted
-from xtok.counting.prior import prior_edges
 from xtok.counting.smoothing import ALPHAS
 from xtok.counting.texts import FileDigest
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.names import map_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.stages.build import build, difference
+from xtok.stages.build import build
 from xtok.stages.counted import wanted_by
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
 
-DEFAULTS = prior_edges.__kwdefaults__ or {}
-
-
-@pytest.fixture(autouse=True)
-def short_prior(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw less synthetic text, so that the tests are quick."""
-    monkeypatch.setattr(prior_edges, "__kwdefaults__", {**DEFAULTS, "num_texts": 500})
-
-
-@pytest.fixture(scope="module")
-def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
-    return xtok.pair(byte_level, digits)
+pytestmark = pytest.mark.usefixtures("short_prior")
 
 
 @pytest.fixture(scope="module")
@@ -127,19 +113,6 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
         made(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
 
 
-def test_a_map_of_the_stage_by_its_old_name_is_kept(pair: Pair, corpus: Path) -> None:
-    found = made(pair, [corpus])
-    history = [
-        {**step, "stage": step["stage"].replace("count", "estimate")} for step in found.history
-    ]
-    older = replace(found, method="estimate", history=tuple(history))
-    assert older.history[-1]["stage"] == "estimate"
-    for one in (found, older):
-        assert difference(one, pair, counting(), [corpus]) is None
-        assert difference(one, pair, counting(top_k=3), [corpus]) is not None
-        assert map_name(one, "sort-cut") == map_name(found, "sort-cut")
-
-
 def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
     loose = made(pair, [corpus], counting(alpha=1), base)
     exact = made(pair, [corpus], counting(exact_match=True), base)
@@ -187,11 +160,7 @@ def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
 
 
 def test_the_command_writes_what_it_read(
-    cli: Cli,
-    small: Path,
-    corpus: Path,
-    base: ProjectionMap,
-    tmp_path: Path,
+    cli: Cli, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
     done = cli(
@@ -201,7 +170,7 @@ def test_the_command_writes_what_it_read(
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
     assert "120 documents" in done.stderr
-    projection = mapfile.load(tmp_path / "map.safetensors")
+    projection = ProjectionMap.load(tmp_path / "map.safetensors")
     step = projection.history[-1]
     digest = FileDigest(corpus).source().sha256
     size = corpus.stat().st_size
@@ -234,13 +203,7 @@ program()
     ("stop", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
 def test_counting_goes_on_after_a_signal(
-    cli: Cli,
-    small: Path,
-    corpus: Path,
-    tmp_path: Path,
-    stop: str,
-    code: int,
-    word: str,
+    cli: Cli, small: Path, corpus: Path, tmp_path: Path, stop: str, code: int, word: str
 ) -> None:
     args = [
         "build", str(small / "small-byte-level"), str(small / "small-digits"),
@@ -268,40 +231,8 @@ def test_counting_goes_on_after_a_signal(
     assert (tmp_path / "map.safetensors").read_bytes() == written
 
 
-LATE = """
-import os, signal, sys
-from xtok.maps.projection_map import ProjectionMap
-save = ProjectionMap.save
-def interrupted(self, path):
-    save(self, path)
-    os.kill(os.getpid(), signal.SIGINT)
-ProjectionMap.save = interrupted
-from xtok.__main__ import program
-program()
-"""
-
-
-def test_a_signal_behind_the_last_batch_leaves_no_checkpoint_beside_the_map(
-    small: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("the text\n")
-    models = str(small / "small-byte-level"), str(small / "small-digits")
-    args = "build", *models, "--text", "a.txt", "-o", "map.safetensors"
-    stopped = subprocess.run(
-        [sys.executable, "-c", LATE, *args], cwd=tmp_path, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert (stopped.returncode, stopped.stderr.splitlines()[-1]) == (130, "interrupted")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "map.safetensors"]
-
-
 def test_a_map_that_cannot_be_written_leaves_its_checkpoint(
-    cli: Cli,
-    pair: Pair,
-    small: Path,
-    corpus: Path,
-    base: ProjectionMap,
-    tmp_path: Path,
+    cli: Cli, pair: Pair, small: Path, corpus: Path, base: ProjectionMap, tmp_path: Path
 ) -> None:
     base.save(tmp_path / "base.safetensors")
     saved = tmp_path / "map.safetensors.checkpoint"

@@ -25,6 +25,8 @@ from xtok.maps.file import sha256
 from xtok.stages.build import difference
 from xtok.tokenizers import load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("short_prior")
+
 # Loads a tokenizer, then forks processes that all ask for one map. Each build is a line in a log,
 # and so is each note. A build sleeps first, as told. Children are reaped at the end.
 ASKING = """
@@ -356,7 +358,6 @@ def test_a_loss_in_place_of_a_config(sides: tuple[Tokenizer, Tokenizer]) -> None
     assert sha256(by_loss) == sha256(xtok.build(*sides, BuildConfig.for_loss("gold")))
 
 
-# Asks for a map that is there, and for one that is not, as a user whom permissions concern.
 # The command
 
 

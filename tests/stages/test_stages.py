@@ -6,17 +6,19 @@ from pathlib import Path
 import naive
 import numpy as np
 import pytest
-from make import NO_SLOT, byte_ranks, row
+import torch
+from make import NO_SLOT, byte_ranks, read_pt, row, table_of
 
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.file import sha256
+from xtok.maps.projection_map import RowKind
 from xtok.stages.exact import reapply_exact
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.vocab.table import TokenType
 
 KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
 
@@ -32,12 +34,7 @@ def teacher(tmp_path: Path) -> Tokenizer:
     return byte_ranks(tmp_path / "teacher.tiktoken", *tokens, width=265, digits=1)
 
 
-def table_of(tokenizer: Tokenizer) -> TokenTable:
-    assert tokenizer.vocabulary.table is not None
-    return tokenizer.vocabulary.table
-
-
-def pair(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
+def loaded(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
     return [request.getfixturevalue(name) for name in names]
 
 
@@ -53,6 +50,8 @@ def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> 
     assert row(forward, 0x41) == [(0x41, 1.0)]
     assert forward.nnz == 256 + 6 + 3
     assert forward.scale_slot is None
+    one = multitoken(student, teacher, replace(NO_SLOT, max_pieces=1, reverse_pass=False))
+    assert row(one, 260) == [(0x32, 1.0)]
 
 
 def test_the_reverse_pass_adds_what_begins_with_the_token(
@@ -65,11 +64,6 @@ def test_the_reverse_pass_adds_what_begins_with_the_token(
     assert row(both, 261) == [(261, round(2 / total, 6)), (262, round(0.9 / 0.99 / total, 6))]
     total = 2 + 0.09 / 0.99
     assert row(both, 0x63) == [(0x63, round(2 / total, 6)), (262, round(0.09 / 0.99 / total, 6))]
-
-
-def test_max_pieces_counts_the_first_ones(student: Tokenizer, teacher: Tokenizer) -> None:
-    one = multitoken(student, teacher, replace(NO_SLOT, max_pieces=1, reverse_pass=False))
-    assert row(one, 260) == [(0x32, 1.0)]
 
 
 def test_every_row_has_a_slot_until_exact_rows_are_pinned(
@@ -131,7 +125,7 @@ def load_like(tokenizer: Tokenizer, width: int | None) -> Tokenizer:
 def test_maps_agree_with_the_plain_recipe(
     request: pytest.FixtureRequest, names: tuple[str, str]
 ) -> None:
-    student, teacher = pair(request, *names)
+    student, teacher = loaded(request, *names)
     config = MultitokenConfig(top_k=5, max_pieces=3, scale_trick=False, special_tokens="off")
     found = multitoken(student, teacher, config)
     found.check()
@@ -146,7 +140,7 @@ def test_maps_agree_with_the_plain_recipe(
 def test_every_entry_of_a_text_row_is_related_by_bytes(
     request: pytest.FixtureRequest, names: tuple[str, str]
 ) -> None:
-    student, teacher = pair(request, *names)
+    student, teacher = loaded(request, *names)
     projection = xtok.build(student, teacher, BuildConfig(top_k=32, scale_trick=False))
     rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
     for s, t in zip(projection.student_ids.tolist(), projection.teacher_ids.tolist(), strict=True):
@@ -161,7 +155,7 @@ def test_every_entry_of_a_text_row_is_related_by_bytes(
 def test_a_tokenizer_onto_itself_is_the_identity_up_to_equal_bytes(
     request: pytest.FixtureRequest, name: str
 ) -> None:
-    [tokenizer] = pair(request, name)
+    [tokenizer] = loaded(request, name)
     projection = xtok.build(tokenizer, tokenizer)
     table = table_of(tokenizer)
     same = table.canonical_ids()
@@ -231,16 +225,8 @@ def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokeni
     more.check()
     assert row(more, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]
     assert [step["stage"] for step in more.history] == ["multitoken", "multitoken"]
-    assert more.history[1]["initial_sha256"] == sha256_of(first)
+    assert more.history[1]["initial_sha256"] == sha256(first)
     assert "initial_sha256" not in more.history[0]
-
-
-def sha256_of(projection: ProjectionMap) -> str:
-    import hashlib
-
-    from xtok.maps import file as mapfile
-
-    return hashlib.sha256(mapfile.to_safetensors(projection)).hexdigest()
 
 
 def test_a_row_of_two_kinds_is_mixed(student: Tokenizer, teacher: Tokenizer) -> None:
@@ -332,15 +318,13 @@ def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> N
 def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tokenizer) -> None:
     full = multitoken(student, teacher)
     bare = replace(
-        full,
-        student=replace(full.student, table=None),
-        teacher=replace(full.teacher, table=None),
+        full, student=replace(full.student, table=None), teacher=replace(full.teacher, table=None)
     )
     with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken"):
         reapply_exact(bare)
     pair = xtok.pair(student, teacher)
     for given in (reapply_exact(pair.admit(bare)), reapply_exact(bare, student_model=pair)):
-        assert sha256_of(given) == sha256_of(reapply_exact(full))
+        assert sha256(given) == sha256(reapply_exact(full))
     with pytest.raises(XtokError, match="wide"):
         xtok.pair(student, student).admit(bare)
 
@@ -356,16 +340,13 @@ def test_anything_but_a_config_is_refused() -> None:
 
 def test_a_map_that_names_other_models_is_noted(tmp_path: Path) -> None:
     """NeMo-RL warns of it; of a map without tokens only the width can be compared."""
-    torch = pytest.importorskip("torch")
-    path = tmp_path / "foreign.pt"
     content = {
         "indices": torch.tensor([[97, 98], [98, 98]] + [[0, -1]] * 254),
         "likelihoods": torch.tensor([[0.5, 0.5], [0.25, 0.25]] + [[1.0, 0.0]] * 254),
         "student_model_id": "org/bytes",
         "teacher_model_id": "org/other",
     }
-    torch.save(content, path)
-    foreign = ProjectionMap.load(path, teacher_vocab_size=256)
+    foreign = read_pt(tmp_path, content, teacher_vocab_size=256)
     extended = xtok.multitoken("bytes", "bytes", initial=foreign)
     exact = xtok.reapply_exact(foreign, student_model="bytes", teacher_model="bytes")
     for made in (extended, exact):

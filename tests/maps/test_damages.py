@@ -1,0 +1,441 @@
+"""Damaged, hostile and foreign map files: refused with what is wrong, and without much memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from make import FOREIGN, TINY, edited, load_bytes, pt_bytes
+from safetensors.torch import save
+
+import xtok
+from xtok.errors import MapFileError, XtokError
+from xtok.maps import file as mapfile
+from xtok.maps.file import MAX_HEADER, to_nemo
+from xtok.maps.projection_map import ProjectionMap
+from xtok.vocab.table import Entry, TokenType, decode_vocabulary
+
+TINY_FILE, TINY_PT = mapfile.to_safetensors(TINY), to_nemo(TINY)
+START = 8 + int.from_bytes(TINY_FILE[:8], "little")
+HEADER, CONTENT = json.loads(TINY_FILE[8:START]), TINY_FILE[START:]
+FIELDS = json.loads(HEADER["__metadata__"]["xtok"])
+OVERHEAD = 128 << 20
+"""What reading may take beyond twice the file: Python objects of a header of up to 8 MiB."""
+
+
+def with_header(header: object, content: bytes = CONTENT) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content
+
+
+def rezipped(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Return a `.pt` whose members are changed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(old.read(name)))
+    return buffer.getvalue()
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (os.system, ("touch evil",))
+
+
+HALVES = {"indices": torch.zeros(2, 2, dtype=torch.int64), "likelihoods": torch.ones(2, 2)}
+UNNAMED = pt_bytes({**FOREIGN, "model_A_id": "aXX"})
+UNNAMED = rezipped(UNNAMED, lambda member: member.replace(b"aXX", b"\xed\xa0\x80"))
+TWICE = b'"weights":{"dtype":"F32","shape":[7],"data_offsets":[0,28]},"weights":'
+TWICE += b" " * (-len(TWICE[10:]) % 8)
+DAMAGES: list[tuple[str, bytes]] = [
+    ("is empty", b""),
+    ("format version 2 is not 1", edited(format_version=2)),
+    ("lacks 'weights'", edited({"weights": None})),
+    ("weights is not a list of float32", edited({"weights": np.ones(7)})),
+    ("student_ids is not a list of int32", edited({"student_ids": np.zeros((7, 1), np.int32)})),
+    ("scale_slot and enable_scale_trick do not agree", edited({"scale_slot": None})),
+    ("sums to 0.5, not 1|not sorted", edited({"weights": np.full(7, 0.5, np.float32)})),
+    ("the student's table is not 6", edited({"student_token_types": np.ones(5, np.uint8)})),
+    ("student_token_types is not", edited({"student_token_types": np.full(6, 9, np.uint8)})),
+    ("teacher_token_offsets is", edited({"teacher_token_offsets": np.array([0, 2, 1, 2, 2])})),
+    ("teacher's table_sha256", edited({"teacher_token_bytes": np.array([97, 99], np.uint8)})),
+    ("special tokens have bytes", edited({"student_token_types": np.full(6, 3, np.uint8)})),
+    ("the student's vocab_size -1", edited(student__vocab_size=-1)),
+    ("the student's token id 9", edited(student__control_names={"9": "x"})),
+    ("invalid literal", edited(student__roles={"bos": ["x"]})),
+    ("NoneType", edited(student=None)),
+    ("history is not valid", edited(history=[{"stage": 1, "options": {}}])),
+    ("lacks 'stage'", edited(history=[{}])),
+    ("more than top_k=2", edited(top_k=2)),
+    ("top_k is not valid", edited(top_k=10**30)),
+    ("surrogates not allowed", edited(student__model_id="\ud800")),
+    ("the student's revision", edited(student__revision=3)),
+    ("the student's tokenizer_vocab_size", edited(student__tokenizer_vocab_size=float("inf"))),
+    ("infinity to integer", edited(teacher__preferred_ids=[float("inf")])),
+    ("top_k is not valid", edited(top_k=float("inf"))),
+    ("weights", with_header(TINY_FILE[8:START].replace(b'"weights":', TWICE))),
+    ("but not an xtok map", save({"weights": torch.zeros(3)})),
+    *(
+        (f"lacks '{name}'", write({other: HALVES[other]}))
+        for name, other in permutations(HALVES)
+        for write in (save, pt_bytes)
+    ),
+    ("is damaged, or holds more than tensors", pt_bytes({**FOREIGN, "x": Evil()})),
+    ("surrogates not allowed", UNNAMED),
+]
+"""Whole files of both formats, each with what the message says of it."""
+INVALID_PT: list[Any] = [
+    "text",
+    {},
+    {"indices": torch.zeros(3)},
+    {"indices": torch.zeros(3), "likelihoods": torch.zeros(3)},
+    {**FOREIGN, "indices": FOREIGN["indices"].float()},
+    {**FOREIGN, "likelihoods": torch.ones(5, 2)},
+    {**FOREIGN, "likelihoods": -FOREIGN["likelihoods"]},
+    {**FOREIGN, "likelihoods": FOREIGN["likelihoods"] * float("nan")},
+    {(0, 1, 2): 3},
+    {(0, 1): "x"},
+    {(0, -1): 1},
+    torch.zeros(3),
+    {**FOREIGN, "xtok": {"tensors": {}, "metadata": "{}"}},
+    {"indices": torch.tensor([[1, -7]]), "likelihoods": torch.tensor([[1.0, 0.0]])},
+    {"indices": torch.tensor([[1, -1]]), "likelihoods": torch.tensor([[1.0, float("nan")]])},
+]
+DAMAGES += [("is not a valid map", pt_bytes(value)) for value in INVALID_PT]
+
+
+@pytest.mark.parametrize(("message", "data"), DAMAGES)
+def test_a_damaged_file_is_named_with_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, data: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    widths = {"student_vocab_size": 5, "teacher_vocab_size": 4} if data[:2] == b"PK" else {}
+    with pytest.raises(MapFileError, match=message) as caught:
+        load_bytes(data, tmp_path, **widths)
+    assert str(tmp_path / "foreign.pt") in caught.value.message
+    assert os.listdir(tmp_path) == ["foreign.pt"]  # nothing was run
+
+
+@pytest.mark.parametrize("data", [TINY_FILE, TINY_PT])
+def test_truncated_files_are_errors(tmp_path: Path, data: bytes) -> None:
+    for length in [*range(0, len(data), 97), len(data) - 1]:
+        with pytest.raises(MapFileError):
+            load_bytes(data[:length], tmp_path)
+
+
+def test_a_hint_to_normalize_is_for_what_training_changes(tmp_path: Path) -> None:
+    trained = edited({"weights": np.full(7, 0.5, np.float32)})
+    with pytest.raises(MapFileError) as caught:
+        load_bytes(trained, tmp_path)
+    assert caught.value.hint == "if its weights were trained, convert the map once with normalize="
+    with pytest.raises(MapFileError) as caught:
+        load_bytes(edited(student__backend=["> 0 sums to"]), tmp_path)
+    assert "normalize" not in caught.value.hint
+    with pytest.raises(MapFileError) as caught:
+        load_bytes(edited(format_version="sums to 2"), tmp_path)
+    assert "sums to" in caught.value.message
+    assert "normalize" not in caught.value.hint
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(MapFileError, match=r"cannot be read: No such file"):
+        ProjectionMap.load(tmp_path / "none.pt")
+    with pytest.raises(MapFileError, match=r"cannot be read: Is a directory"):
+        ProjectionMap.load(tmp_path)
+
+
+def error_or_valid(data: bytes, folder: Path) -> None:
+    with suppress(XtokError):
+        projection = load_bytes(data, folder)
+        projection.check()
+        xtok.inspect(projection, num_examples=2)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+fuzz = settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@fuzz
+@given(data=st.data())
+def test_a_changed_header_is_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
+    header = json.loads(json.dumps(HEADER))
+    name = data.draw(st.sampled_from([n for n in HEADER if n != "__metadata__"]))
+    number = st.integers(-10, 300) | st.sampled_from([2**31, 2**63, 2**64, -(2**63)])
+    change = data.draw(st.sampled_from(["dtype", "shape", "data_offsets", "all", "gone"]))
+    if change == "gone":
+        del header[name]
+    elif change == "all":
+        header[name] = data.draw(anything)
+    elif change == "dtype":
+        header[name]["dtype"] = data.draw(st.sampled_from(["U8", "I64", "BF16", "F4", "", 7, []]))
+    else:
+        header[name][change] = data.draw(st.lists(number, max_size=3) | anything)
+    error_or_valid(with_header(header), tmp_path)
+
+
+@fuzz
+@given(data=st.data())
+def test_changed_metadata_are_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
+    fields = json.loads(json.dumps(FIELDS))
+    part = fields
+    if data.draw(st.booleans()):
+        part = fields[data.draw(st.sampled_from(["student", "teacher"]))]
+    part[data.draw(st.sampled_from(sorted(part)))] = data.draw(anything)
+    header = {**HEADER, "__metadata__": {"xtok": json.dumps(fields)}}
+    error_or_valid(with_header(header), tmp_path)
+
+
+@fuzz
+@given(data=st.data())
+def test_a_changed_pt_is_an_error_or_a_valid_map(tmp_path: Path, data: st.DataObject) -> None:
+    file = bytearray(TINY_PT)
+    for _ in range(data.draw(st.integers(1, 3))):
+        file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
+    error_or_valid(bytes(file), tmp_path)
+
+
+@settings(fuzz, max_examples=60)
+@given(data=st.data())
+def test_a_pt_of_other_things_is_an_error_or_a_valid_map(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    shape = st.lists(st.integers(0, 5), max_size=3)
+    dtype = st.sampled_from(
+        [torch.int64, torch.float32, torch.bool, torch.bfloat16, torch.complex64]
+    )
+    tensor = st.builds(lambda s, d: torch.ones(s).to(d), shape, dtype)
+    value = tensor | anything
+    keys = ["indices", "likelihoods", "enable_scale_trick", "xtok", "student_model_id"]
+    loaded = data.draw(value | st.dictionaries(st.sampled_from(keys), value))
+    error_or_valid(pt_bytes(loaded), tmp_path)
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    """Safetensors files that would take far more memory than they are long, or recurse."""
+    shape = {**HEADER["weights"], "shape": [2**40]}
+    yield "a shape of 2^40", with_header({**HEADER, "weights": shape})
+    offsets = {**shape, "data_offsets": [0, 2**42]}
+    yield "offsets of 2^42", with_header({**HEADER, "weights": offsets})
+    yield "a header of 2^60 bytes", (2**60).to_bytes(8, "little") + CONTENT
+    for what, one in (("lists", b"[],"), ("strings", b'"ab",')):
+        many = b'{"a":[' + one * ((MAX_HEADER - 100) // len(one)) + b"0]}"
+        yield what, with_header(many, b"")
+    names = b",".join(b'"%x":[]' % i for i in range(1 << 18))
+    yield "names", with_header(b"{" + names + b"}", b"")
+    yield "a deep header", with_header(b"[" * 500_000, b"")
+    yield "deep metadata", with_header({**HEADER, "__metadata__": {"xtok": "[" * 500_000}})
+    yield "a wide vocabulary", edited(student__vocab_size=2**24)
+    yield "a wider one", edited(teacher__vocab_size=2**60)
+    yield "a name twice", with_header(b'{"a":0,"a":0}', b"")
+    same = {**HEADER, "teacher_ids": HEADER["student_ids"]}
+    yield "two tensors in one place", with_header(same)
+
+
+@pytest.mark.parametrize(("what", "data"), [pytest.param(*h, id=h[0]) for h in hostile()])
+def test_a_hostile_file_takes_no_memory(tmp_path: Path, what: str, data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(XtokError):
+            load_bytes(data, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2 * len(data) + OVERHEAD, what
+
+
+def large_map() -> ProjectionMap:
+    """A map of 100,000 rows with 16 entries each."""
+    rows, top_k = 100_000, 16
+    entries = [Entry(i, TokenType.NORMAL, b"%x" % i) for i in range(rows)]
+    table, _ = decode_vocabulary(entries, width=rows)
+    side = replace(TINY.student, vocab_size=rows, table=table)
+    return replace(
+        TINY,
+        student=side,
+        teacher=side,
+        student_ids=np.repeat(np.arange(rows, dtype=np.int32), top_k),
+        teacher_ids=np.tile(np.arange(top_k, dtype=np.int32), rows),
+        weights=np.full(rows * top_k, 1 / top_k, np.float32),
+        row_kind=np.full(rows, 2, np.uint8),
+        scale_slot=None,
+        top_k=top_k,
+    )
+
+
+def test_reading_and_writing_take_less_than_twice_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "map.safetensors"
+    projection = large_map()
+    tracemalloc.start()
+    try:
+        projection.save(path)
+        writing = tracemalloc.get_traced_memory()[1]
+        del projection
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        ProjectionMap.load(path)
+        reading = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    size = path.stat().st_size
+    assert size > 20e6
+    assert writing < 1.01 * size
+    assert reading < 2 * size
+
+
+def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
+    def shared() -> bytes:
+        """A dict of dicts of dicts, each of which stands in the next one twice: 2^60 paths."""
+        a, b = b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b"
+        inner = (b"}q%c(%sh%c%sh%cu" % (i, a, i - 1, b, i - 1) for i in range(1, 61))
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("archive/data.pkl", b"\x80\x02}q\x00" + b"".join(inner) + b".")
+            archive.writestr("archive/version", "3\n")
+        return buffer.getvalue()
+
+    def bomb() -> bytes:
+        """A member of 200 MB of zeros, compressed to 200 kB."""
+        buffer = io.BytesIO()
+        with (
+            zipfile.ZipFile(io.BytesIO(TINY_PT)) as old,
+            zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new,
+        ):
+            for name in old.namelist():
+                new.writestr(name, old.read(name))
+            new.writestr("archive/data/99", bytes(200_000_000))
+        return buffer.getvalue()
+
+    def expanded() -> bytes:
+        one, weight = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+        shape = (1_000_000, 1000)
+        return pt_bytes({"indices": one.expand(shape), "likelihoods": weight.expand(shape)})
+
+    def outside() -> bytes:
+        """A compressed sparse matrix whose rows begin far outside of it."""
+        rows = torch.tensor([0, 10**9, 10**10, 3])
+        with torch.sparse.check_sparse_tensor_invariants(enable=False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = torch.sparse_csr_tensor(
+                rows, torch.tensor([1, -5, 10**9]), torch.ones(3), (3, 9)
+            )
+            return pt_bytes(values)
+
+    def grown() -> bytes:
+        """A tensor of a few bytes, whose pickle says that it has 2^28 rows."""
+        data = pt_bytes({"indices": torch.ones(1, 1), "likelihoods": torch.ones(1, 1)})
+        rows = b"K\x01K\x01\x86", b"J\0\0\0\x10K\x01\x86"
+        return rezipped(data, lambda member: member.replace(*rows))
+
+    yield "dicts without end", shared
+    yield "a tensor beyond its storage", grown
+    yield "a matrix that points outside", outside
+    yield "a compressed archive", bomb
+    yield "tensors without strides", expanded
+    yield (
+        "a dense matrix without strides",
+        lambda: pt_bytes(torch.ones(1, 1).expand(100_000, 10_000)),
+    )
+    yield "no zip archive", lambda: b"\x80\x02" + TINY_PT
+
+
+# What a process had at most, in kilobytes; resource.getrusage counts what its parent had, too.
+PEAK = r"""
+import re, sys
+from pathlib import Path
+import torch
+def peak():
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Large files of every layout, of up to 20 MB."""
+    rows, top_k = 40_000, 40
+    ids = torch.arange(top_k).repeat(rows, 1)
+    weights = torch.arange(top_k, 0, -1).repeat(rows, 1) / (top_k * (top_k + 1) / 2)
+
+    def coordinates() -> torch.Tensor:
+        return torch.stack(
+            [torch.arange(rows).repeat_interleave(25), torch.arange(25).repeat(rows)]
+        )
+
+    yield "padded", lambda: {"indices": ids, "likelihoods": weights}
+    yield "reversed", lambda: {"indices": ids.flip(1), "likelihoods": weights.flip(1).bfloat16()}
+    yield (
+        "sparse",
+        lambda: torch.sparse_coo_tensor(
+            coordinates(), torch.ones(rows * 25), (rows, 25), check_invariants=True
+        ).coalesce(),
+    )
+    yield "counts", lambda: {(i % rows, i // rows): float(i) for i in range(1, 400_000)}
+
+
+READ_ALL = f"""{PEAK}
+from xtok.errors import XtokError
+from xtok.maps.projection_map import ProjectionMap
+for path in sys.argv[1:]:
+    before = peak()
+    widths = dict() if "sparse" in path else dict(student_vocab_size=40_000, teacher_vocab_size=40)
+    try:
+        ProjectionMap.load(path, **widths)
+        was_read = 1
+    except XtokError:
+        was_read = 0
+    print(was_read, peak() - before)
+"""
+
+
+def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
+    tmp_path: Path,
+) -> None:
+    paths = []
+    for what, make in (*hostile_pt(), *valid_pt()):
+        paths.append(tmp_path / f"{what}.pt")
+        made = make()
+        paths[-1].write_bytes(made if isinstance(made, bytes) else pt_bytes(made))
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL, *paths], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [[*map(int, line.split())] for line in done.stdout.splitlines()]
+    assert [was_read for was_read, _ in lines] == [0] * 7 + [1] * 4
+    for path, (was_read, peak) in zip(paths, lines, strict=True):
+        size = path.stat().st_size
+        if was_read:
+            assert size > 6e6
+            # PyTorch makes a dict of counts, of tuples: twenty times the file.
+            most = (20 if path.stem == "counts" else 6) * size + OVERHEAD // 2
+        else:
+            most = 2 * size + OVERHEAD
+        assert peak << 10 <= most, path.name
+
+
+def test_a_header_that_could_not_be_read_is_not_written() -> None:
+    with pytest.raises(ValueError, match="metadata take"):
+        mapfile.to_safetensors(replace(TINY, method="x" * MAX_HEADER))
