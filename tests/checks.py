@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +16,14 @@ from typer.testing import CliRunner
 from xtok.cli import make_app
 from xtok.errors import TokenizerError
 from xtok.tokenizers import load_tokenizer
+
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    """Return a value that is not None."""
+    assert value is not None
+    return value
 
 
 def error_of(model: str | Path, **options: Any) -> str:

@@ -54,6 +54,15 @@ def ranks(small: Path) -> Tokenizer:
     return load_tokenizer(f"{small / 'small.tiktoken'}@{small_tokenizers.tiktoken_pattern()}")
 
 
+KINDS = ("byte_level", "digits", "sentencepiece", "ranks")
+
+
+@pytest.fixture(scope="session")
+def tokenizers(request: pytest.FixtureRequest) -> dict[str, Tokenizer]:
+    """One of each of `KINDS`."""
+    return {name: request.getfixturevalue(name) for name in KINDS}
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """120 lines of the training text as documents, some of them twice."""

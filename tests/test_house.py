@@ -48,6 +48,17 @@ def test_imports_come_from_above() -> None:
     assert not wrong
 
 
+def test_files_import_each_other_in_no_circle() -> None:
+    """Nor within functions; and no chain of imports is longer than ten files."""
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
+    of = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    left = {name: modules(path) & of.keys() - {name} for name, path in of.items()}
+    for _ in range(10):
+        leaves = {name for name, needs in left.items() if not needs}
+        left = {name: needs - leaves for name, needs in left.items() if needs}
+    assert left == {}
+
+
 def test_private_names_stay_in_their_folder() -> None:
     """A module with an underscore is imported by its own package only."""
     wrong = []
@@ -73,7 +84,12 @@ def test_install_hints_work_from_a_clone() -> None:
 
 
 def imports(path: Path) -> set[str]:
-    """Return what a file imports of the package's modules."""
+    """Return the modules and packages, right below `xtok`, that a file imports from."""
+    return {name.split(".")[1] for name in modules(path) if name.startswith("xtok.")}
+
+
+def modules(path: Path) -> set[str]:
+    """Return the dotted names that a file imports, but for those for types only."""
     found: set[str] = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for_types = {
@@ -84,9 +100,7 @@ def imports(path: Path) -> set[str]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node not in for_types:
-            first, *rest = node.module.split(".")
-            if first == "xtok":
-                found |= {rest[0]} if rest else {alias.name for alias in node.names}
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 

@@ -23,17 +23,21 @@ def test_every_student_is_trained_once(
             (tmp_path / f"{language}.{split}.jsonl.gz").write_bytes(gzip.compress(line))
     work = tmp_path / "study"
     arguments = ["map_study.py", f"--corpus={tmp_path}", f"--work={work}", "--steps=2"]
-    monkeypatch.setattr("sys.argv", [*arguments, "--teacher-steps=2", "--seeds=2"])
-    kinds = (("p-kl", "for-p-kl"), ("teacher-to-student-kl", "back-text"), ("gold", "recipe"))
-    monkeypatch.setattr(map_study, "KINDS", kinds)
+    arguments += ["--teacher-steps=2", "--seeds=2", "--artefacts", "recipe", "for-p-kl"]
+    monkeypatch.setattr("sys.argv", [*arguments, "back-text", "path-16", "map-16"])
     map_study.main()
     report = capsys.readouterr().out
     assert report.count("\ngold + ce") == 2
     assert report.count("\nteacher-to-student-kl ") == 4  # alone and beside, of two students
-    assert report.count(" nats over chunks\n") == 6
+    assert report.count("\ntopk-kl + ce") == 4
+    assert report.count(" nats over chunks\n") == 10
     assert report.count(" nats at starts\n") == 4
     assert (work / "bits-per-byte.png").stat().st_size > 10_000
-    logs = {path: path.stat().st_mtime_ns for path in work.rglob("log.jsonl")}
-    assert len(logs) == 2 + 2 * 2 * 6
+    results = {path: path.stat().st_mtime_ns for path in (work / "results").iterdir()}
+    assert len(results) == 2 * 2
+    lines = [json.loads(x) for p in results for x in p.read_text("utf-8").splitlines()]
+    assert len(lines) == 2 * 2 * 10
+    bits = {(loss, artefact): value for loss, artefact, value in lines}
+    assert bits["topk-kl + ce", "path-16"] != bits["topk-kl + ce", "map-16"]
     map_study.main()
-    assert {path: path.stat().st_mtime_ns for path in work.rglob("log.jsonl")} == logs
+    assert {path: path.stat().st_mtime_ns for path in results} == results

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -50,62 +52,21 @@ if TYPE_CHECKING:
     from xtok.vocab.pair import Pair as Pair
     from xtok.vocab.table import TokenTable as TokenTable
 
-_MODULES = {
-    "alignment.aligner": ["TokenAligner", "align", "shift_to_predictions"],
-    "alignment.logprobs": ["project_logprobs"],
-    "alignment.retokenize": ["Retokenizer"],
-    "config": [
-        "BuildConfig",
-        "EventsConfig",
-        "GenerateConfig",
-        "MultitokenConfig",
-        "ProjectConfig",
-        "SortCutConfig",
-    ],
-    "conversation": ["render"],
-    "embeddings.generate": ["generate"],
-    "errors": ["XtokError"],
-    "inspection.doctor": ["doctor"],
-    "inspection.evaluate": ["evaluate"],
-    "inspection.inspect": ["inspect"],
-    "inspection.verify": ["verify"],
-    "maps.convert": ["convert"],
-    "maps.events": ["EventMap"],
-    "maps.projection_map": ["ProjectionMap"],
-    "projecting.files": ["project"],
-    "stages.build": ["build", "get_map"],
-    "stages.events": ["events"],
-    "stages.exact": ["reapply_exact"],
-    "stages.multitoken": ["multitoken"],
-    "stages.sort_cut": ["sort_cut"],
-    "tokenizers": ["Tokenizer", "from_transformers", "load_tokenizer", "pair"],
-    "training.collator": ["DistillationCollator"],
-    "training.module": ["ProjectionModule"],
-    "vocab.pair": ["Pair"],
-    "vocab.table": ["TokenTable"],
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+# The names and modules of the imports above: type checkers and `__getattr__` read one list.
+_PUBLIC = re.findall(
+    r"from (xtok\.\S+) import (\w+) as", (pkgutil.get_data(__name__, "__init__.py") or b"").decode()
+)
+_MODULE_OF = {name: module for module, name in _PUBLIC}
 
 # What works after `import xtok` besides: the rooms, and two modules under a short name.
+_ROOMS = (
+    *("alignment", "config", "conversation", "counting", "embeddings", "errors", "inspection"),
+    *("integrations", "maps", "projecting", "stages", "tokenizers", "training", "vocab"),
+)
 _SUBMODULES = {
-    "chats": "alignment.chats",
-    "losses": "training.losses",
-    **{
-        room: room
-        for room in (
-            *("alignment", "config", "conversation", "counting", "embeddings", "errors"),
-            *(
-                "inspection",
-                "integrations",
-                "maps",
-                "projecting",
-                "stages",
-                "tokenizers",
-                "training",
-                "vocab",
-            ),
-        )
-    },
+    "chats": "xtok.alignment.chats",
+    "losses": "xtok.training.losses",
+    **{room: f"xtok.{room}" for room in _ROOMS},
 }
 
 __all__ = ["__version__", *_MODULE_OF]
@@ -114,9 +75,9 @@ __all__ = ["__version__", *_MODULE_OF]
 def __getattr__(name: str) -> Any:
     """Import a public name's module on first use, so that `import xtok` costs nothing."""
     if name in _MODULE_OF:
-        value = getattr(importlib.import_module(f"xtok.{_MODULE_OF[name]}"), name)
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     elif name in _SUBMODULES:
-        value = importlib.import_module(f"xtok.{_SUBMODULES[name]}")
+        value = importlib.import_module(_SUBMODULES[name])
     else:
         hint = ": xtok.ProjectionMap.load reads a map" if name in ("load_map", "load") else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

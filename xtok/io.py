@@ -101,21 +101,30 @@ def replacing(target: Path) -> Iterator[Path]:
 
     At the end, what was written is flushed and renamed; after an error nothing is left.
     """
+    temporary = target.with_name(f".{shortened(target.name, 200)}.{secrets.token_hex(6)}.tmp")
+    with _folder_of(target):
+        _remove_stale(target)
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _folder_of(target: Path) -> Iterator[None]:
+    """Create the target's folder if need be; at the end, remove what was created and is empty."""
     made = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{shortened(target.name, 200)}.{secrets.token_hex(6)}.tmp")
-    _remove_stale(target)
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        yield
+    finally:
         for folder in made:
-            with suppress(OSError):  # another process has put something into it
+            with suppress(OSError):  # the target is in it, or what another process has put there
                 folder.rmdir()
-        raise
 
 
 @contextmanager
@@ -133,28 +142,24 @@ def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    made = [folder for folder in target.parents if not folder.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(target.with_name(f".{shortened(target.name, 200)}.lock"))
-    try:
+    with _folder_of(target):
         try:
-            lock.acquire(timeout=0)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                note(f"waiting for another process that makes {target}")
+                lock.acquire(timeout=timeout)
         except Timeout:
-            note(f"waiting for another process that makes {target}")
-            lock.acquire(timeout=timeout)
-    except Timeout:
-        note(f"waited {timeout:g} seconds for {target}; making it in this process, too")
-    except (OSError, NotImplementedError) as error:
-        note(f"{target.parent} has no locks: other processes may make the same file ({error})")
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it begins a new one
-            lock.release()
-        for folder in made:
-            with suppress(OSError):  # the file is in it
-                folder.rmdir()
+            note(f"waited {timeout:g} seconds for {target}; making it in this process, too")
+        except (OSError, NotImplementedError) as error:
+            note(f"{target.parent} has no locks: other processes may make the same file ({error})")
+        try:
+            yield
+        finally:
+            if lock.is_locked:
+                Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it begins a new one
+                lock.release()
 
 
 def cache_folder() -> Path:

@@ -1,12 +1,13 @@
 """Which loss, which artefact, which direction? Train small students with each, from scratch.
 
-    python scripts/examples/map_study.py --corpus FOLDER --work FOLDER [--steps 160] [--seeds 5]
+    python scripts/examples/map_study.py --corpus FOLDER --work FOLDER [--steps 80] [--seeds 5]
 
 The corpus holds `LANGUAGE.train.jsonl.gz` and `LANGUAGE.valid.jsonl.gz`. Trains two byte-level BPE
-tokenizers: one with long tokens, and one with short ones that splits digits. Then a teacher with
-each, and through `distill.py`, for each teacher, students with the other tokenizer: one for each
-loss, artefact and seed, all with the same budget. Prints a table and draws a plot. The work folder
-keeps every result: run it again to resume.
+tokenizers: one with long tokens, and one with short ones that splits digits. Then, with
+`distill.py`, a teacher with each. Then, for each teacher and seed, students with the other
+tokenizer, side by side on the same batches: one for each loss and artefact, all with the same
+budget. A teacher reads each batch once, and it is projected once. Prints a table and draws a plot.
+The work folder keeps the results of each seed: run it again to resume.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import math
 import multiprocessing
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import xtok
-from xtok.vocab.table import common_ids
+from xtok.projecting.files import BACK_MAP
 
 LANGUAGES = ("en", "de", "zh")  # of the models' text
 VOCAB = {"long": 4000, "short": 1600}
@@ -34,28 +35,17 @@ SIZES = {"student": (96, 2), "teacher": (192, 4)}  # width, layers
 SAMPLE_CHARS = 320  # of a training sample; a Chinese one has a third of it
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
-# What is compared: a loss and its artefact; all but the last alone and beside cross-entropy.
+# What is compared: a loss and its artefact, beside cross-entropy and alone. Top-k KL takes so many
+# of the teacher's candidates, through the map or along the path.
 KINDS = (
-    ("p-kl", "recipe"), ("p-kl", "for-p-kl"), ("p-kl", "chunk-em"),
-    ("p-kl", "both-em"), ("event-kl", "bytes"), ("event-kl", "text"), ("event-kl", "coarse"),
-    ("event-kl", "shared"), ("teacher-to-student-kl", "back-prior"),
-    ("teacher-to-student-kl", "back-text"), ("gold", "recipe"),
+    ("event-kl", "text"), ("event-kl", "bytes"), ("p-kl", "for-p-kl"), ("p-kl", "both-em"),
+    ("p-kl", "recipe"), ("teacher-to-student-kl", "back-text"),
+    ("teacher-to-student-kl", "back-prior"), ("topk-kl", "path-16"), ("topk-kl", "path-64"),
+    ("topk-kl", "path-512"), ("topk-kl", "map-16"), ("topk-kl", "map-64"), ("topk-kl", "map-512"),
+    ("gold", "recipe"),
 )  # fmt: skip
-BESIDE_ONLY = ("gold",)
-
-
-class Run(NamedTuple):
-    """One training of a student: which tokenizer it has, its loss, an artefact, and a seed."""
-
-    student: str
-    loss: str
-    artefact: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return f"{self.student}.{self.artefact}.{self.loss}.{self.seed}".replace(" ", "")
+BESIDE_ONLY = {"path-16", "path-512", "map-16", "map-512"}, {"gold"}  # artefacts, losses
+Kind = tuple[str, str]
 
 
 def main() -> None:
@@ -63,35 +53,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("corpus", "work"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    for name, default in (("steps", 160), ("teacher-steps", 800), ("seeds", 5), ("processes", 2)):
+    for name, default in (("steps", 80), ("teacher-steps", 800), ("seeds", 5), ("processes", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--artefacts", nargs="+", default=[a for _, a in KINDS], help="some of all")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     prepare(args.corpus, args.work)
-    runs = all_runs(args.seeds)
     measures = {student: make_artefacts(args.work, student) for student in VOCAB}
     with multiprocessing.get_context("spawn").Pool(args.processes, initializer=_one_thread) as pool:
-        pool.map(_train, [teacher_arguments(name, args) for name in VOCAB], 1)
-        jobs = [student_arguments(run, args) for run in runs]
-        for number, _ in enumerate(pool.imap_unordered(_train, jobs), start=1):
-            print(f"\r{number} of {len(jobs)} runs", end="", flush=True)
+        pool.map(partial(train_teacher, args), VOCAB, 1)
+        jobs = [(args, student, seed) for seed in range(args.seeds) for student in VOCAB]
+        for number, _ in enumerate(pool.imap_unordered(_train_students, jobs), start=1):
+            print(f"\r{number} of {len(jobs)} groups of students", end="", flush=True)
     print()
-    report(args, measures, runs)
+    report(args, measures)
 
 
-def all_runs(seeds: int) -> list[Run]:
-    """Return all trainings, seed by seed."""
-    alone = [kind for kind in KINDS if kind[0] not in BESIDE_ONLY]
-    kinds = [("ce", "none"), *alone, *((f"{loss} + ce", artefact) for loss, artefact in KINDS)]
-    return [Run(student, *kind, s) for s in range(seeds) for student in VOCAB for kind in kinds]
+def all_kinds(artefacts: Sequence[str]) -> list[Kind]:
+    """Return the losses, with their artefacts, that each group of students has."""
+    kinds = [kind for kind in KINDS if kind[1] in artefacts]
+    alone = [(a, b) for a, b in kinds if b not in BESIDE_ONLY[0] and a not in BESIDE_ONLY[1]]
+    return [("ce", "none"), *alone, *((f"{loss} + ce", artefact) for loss, artefact in kinds)]
 
 
 def prepare(corpus: Path, work: Path) -> None:
     """Write samples of all languages, alternating; train both tokenizers; write the models."""
     if (work / "short-teacher").exists():
         return
-    for split, per_language in (("train", 4000), ("valid", 150)):
+    for split, per_language in (("train", 4000), ("valid", 30)):
         texts = mixed(corpus, split, LANGUAGES, per_language)
         lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
         (work / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -170,20 +160,17 @@ def make_artefacts(work: Path, name: str) -> dict[str, str]:
     maps = {
         "recipe": xtok.build(student, teacher, xtok.BuildConfig(top_k=4, scale_trick=False)),
         "for-p-kl": xtok.build(student, teacher, xtok.BuildConfig.for_loss("p-kl")),
-        "chunk-em": counted(student, teacher, target="chunk"),
         "both-em": counted(student, teacher, target="both"),
     }
     back = {
         "back-prior": xtok.build(teacher, student, start),
         "back-text": counted(teacher, student),
     }
-    by_bytes = xtok.events(student, teacher)
+    xtok.build(teacher, student, BACK_MAP).save(folder / "to-project.safetensors")
     leak = xtok.events(student, teacher, texts).history[0]["measures"][1]["leak"]
     events = {
-        "bytes": by_bytes,
+        "bytes": xtok.events(student, teacher),
         "text": xtok.events(student, teacher, texts, xtok.EventsConfig(max_leak=leak / 4)),
-        "coarse": xtok.events(student, teacher, texts, xtok.EventsConfig(max_leak=0)),
-        "shared": shared_events(by_bytes, student, teacher),
     }
     for artefact, made in (maps | back | events).items():
         made.save(folder / f"{artefact}.safetensors")
@@ -202,64 +189,9 @@ def make_artefacts(work: Path, name: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def shared_events(
-    events: xtok.EventMap, student: xtok.Tokenizer, teacher: xtok.Tokenizer
-) -> xtok.EventMap:
-    """Return the events of a shared vocabulary: one for each token of both sides, and a rest."""
-    ours, theirs = common_ids(student.table, teacher.table)
-    _, labels = np.unique(np.concatenate([ours, theirs]), return_inverse=True)
-    partners = np.full(ours.max() + 1, -1)
-    partners[theirs[theirs >= 0]] = np.flatnonzero(theirs >= 0)
-    return replace(
-        events, student_event=labels[: len(ours)].astype(np.int32),
-        teacher_event=labels[len(ours) :].astype(np.int32),
-        student_link=np.where(ours >= 0, partners[ours], -1).astype(np.int32),
-        teacher_link=theirs.astype(np.int32), rest=0, history=(), reports=(),
-    )  # fmt: skip
-
-
 def of_pair(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
     """Return the tokenizer and the size of a student, and of its teacher."""
     return (name, "student"), ("short" if name == "long" else "long", "teacher")
-
-
-def teacher_arguments(name: str, args: argparse.Namespace) -> list[str]:
-    """Return the arguments of a teacher's training, on its own tokens."""
-    return [
-        *arguments_of(f"{name}-teacher", f"trained-{name}", args.teacher_steps, args),
-        "--batch-size", "12", "--max-length", "128", "--learning-rate", "2e-3",
-        "--save-every", "400",
-    ]  # fmt: skip
-
-
-def student_arguments(run: Run, args: argparse.Namespace) -> list[str]:
-    """Return the arguments of one student's training."""
-    _, (teacher, _) = of_pair(run.student)
-    arguments = [
-        *arguments_of(f"{run.student}-student", f"runs/{run.name}", args.steps, args),
-        "--seed", str(run.seed), "--batch-size", "8", "--max-length", "96",
-        "--learning-rate", "3e-3", "--save-every", str(args.steps),
-    ]  # fmt: skip
-    if run.loss != "ce":
-        arguments += [
-            "--teacher", f"{args.work}/trained-{teacher}/student",
-            "--teacher-tokenizer", f"{args.work}/{teacher}-teacher",
-            "--loss", run.loss.partition(" ")[0],
-            "--cross-entropy-weight", "1" if run.loss.endswith("+ ce") else "0",
-        ]  # fmt: skip
-    if run.artefact != "none":
-        file = args.work / "artefacts" / run.student / f"{run.artefact}.safetensors"
-        arguments += ["--map", str(file)]
-    return arguments
-
-
-def arguments_of(model: str, output: str, steps: int, args: argparse.Namespace) -> list[str]:
-    """Return the arguments that all trainings have."""
-    return [
-        "--student", f"{args.work}/{model}", "--from-scratch", "--steps", str(steps),
-        "--texts", f"{args.work}/train.jsonl", "--held-out", f"{args.work}/valid.jsonl",
-        "--output", f"{args.work}/{output}", "--device", args.device,
-    ]  # fmt: skip
 
 
 def _one_thread() -> None:
@@ -268,22 +200,142 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _train(arguments: list[str]) -> None:
+def train_teacher(args: argparse.Namespace, name: str) -> None:
+    """Train a teacher on its own tokens."""
     import distill
 
-    output = Path(arguments[arguments.index("--output") + 1])
+    output = args.work / f"trained-{name}"
     if not (output / "student").exists():
-        distill.main(arguments)
+        distill.main([
+            "--student", f"{args.work}/{name}-teacher", "--from-scratch",
+            "--steps", str(args.teacher_steps), "--texts", f"{args.work}/train.jsonl",
+            "--held-out", f"{args.work}/valid.jsonl", "--output", str(output),
+            "--device", args.device, "--batch-size", "12", "--max-length", "128",
+            "--learning-rate", "2e-3", "--save-every", "400",
+        ])  # fmt: skip
 
 
-def report(
-    args: argparse.Namespace, measures: dict[str, dict[str, str]], runs: Sequence[Run]
-) -> None:
+def _train_students(job: tuple[argparse.Namespace, str, int]) -> None:
+    args, student, seed = job
+    output = results_of(args, student, seed)
+    if not output.exists():
+        bits = train_students(args, student, seed)
+        output.parent.mkdir(exist_ok=True)
+        lines = [json.dumps([*kind, value]) + "\n" for kind, value in bits.items()]
+        output.write_text("".join(lines), encoding="utf-8")
+
+
+def results_of(args: argparse.Namespace, student: str, seed: int) -> Path:
+    """Return the file of a group's results: of each kind, the held-out bits per byte."""
+    path: Path = args.work / "results" / f"{student}.{seed}.jsonl"
+    return path
+
+
+class Learner(NamedTuple):
+    """One student of a group."""
+
+    model: Any
+    optimizer: Any
+    loss: Any  # a `BatchLoss`, or None
+    own_weight: float  # of cross-entropy
+
+
+def train_students(args: argparse.Namespace, name: str, seed: int) -> dict[Kind, float]:
+    """Train a group side by side on the batches of a seed; return held-out bits per byte."""
+    import distill
+    import torch
+
+    from xtok.training.collator import DistillationCollator, prepare
+
+    (name, size), (other, of_teacher) = of_pair(name)
+    sides = [
+        xtok.load_tokenizer(f"{args.work}/{n}") for n in (f"{name}-{size}", f"{other}-{of_teacher}")
+    ]
+    collate = DistillationCollator(*sides, max_length=96)
+    samples = distill.read_texts([args.work / "train.jsonl"])
+    held_out = distill.read_texts([args.work / "valid.jsonl"])
+    teacher = distill.load_model(f"{args.work}/trained-{other}/student", sides[1])
+    teacher.to(args.device).eval()
+    made = losses_of(args.work / "artefacts" / name, sides, args.device)
+    options = argparse.Namespace(
+        steps=args.steps, batch_size=4, seed=seed, learning_rate=3e-3, warmup=20
+    )
+    learners = {}
+    for kind in all_kinds(args.artefacts):
+        torch.manual_seed(seed)
+        model = distill.load_model(f"{args.work}/{name}-{size}", sides[0], from_scratch=True)
+        optimizer = torch.optim.AdamW(model.to(args.device).parameters(), betas=(0.9, 0.95))
+        loss, beside, _ = kind[0].partition(" + ce")
+        learners[kind] = Learner(
+            model.train(),
+            optimizer,
+            made.get((loss, kind[1])),
+            1.0 if beside or loss == "ce" else 0.0,
+        )
+    for step, chosen in enumerate(distill.batches(len(samples), options, 0)):
+        batch = prepare(collate([samples[i] for i in chosen]), args.device)
+        side = batch["teachers"][0]
+        with torch.no_grad():
+            theirs = distill.logits_of(teacher, side)
+        side["projected"] = {}
+        for learner in learners.values():
+            logits = distill.logits_of(learner.model, batch)
+            own = distill.own_loss(logits, batch["targets"]) / (batch["targets"] >= 0).sum()
+            total = learner.own_weight * own
+            if learner.loss is not None:
+                total = total + learner.loss(logits, theirs, batch, side)
+            for group in learner.optimizer.param_groups:
+                group["lr"] = distill.learning_rate(step, options)
+            learner.optimizer.zero_grad(set_to_none=True)
+            total.backward()
+            torch.nn.utils.clip_grad_norm_(learner.model.parameters(), 1.0)
+            learner.optimizer.step()
+    return {
+        kind: distill.bits_per_byte(learner.model, held_out, collate, options.batch_size)
+        for kind, learner in learners.items()
+    }
+
+
+def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dict[Kind, Any]:
+    """Return the loss of each kind."""
+    from xtok.training.losses import BatchLoss, make_loss, topk_kl
+    from xtok.training.losses.named import LOSSES
+    from xtok.training.projected import ProjectedTeacher
+
+    def projected(artefact: str) -> BatchLoss:
+        way, _, top_k = artefact.partition("-")
+        back_map = xtok.ProjectionMap.load(folder / "to-project.safetensors")
+        of_teacher = ProjectedTeacher(*sides, back_map, top_k=int(top_k), num_threads=1)
+        if way == "map":
+            # No path is followed: what the text goes on with counts as any other candidate.
+            of_teacher.projector._grows = lambda stem: False
+
+        def mean(logits: Any, theirs: Any, batch: Any, side: Any) -> Any:
+            if artefact not in side["projected"]:  # for the first student of a batch
+                side["projected"][artefact] = of_teacher(theirs, batch, side)
+            return topk_kl(logits, **vars(side["projected"][artefact]))
+
+        return BatchLoss(mean, of_teacher.loss.count)
+
+    made: dict[Kind, Any] = {}
+    for name, artefact in KINDS:
+        if name == "topk-kl":
+            made[name, artefact] = projected(artefact)
+            continue
+        of = LOSSES[name].artefact
+        module = of.to_torch(of.of_file.load(folder / f"{artefact}.safetensors")).to(device)
+        made[name, artefact] = make_loss(name, module=module)
+    return made
+
+
+def report(args: argparse.Namespace, measures: dict[str, dict[str, str]]) -> None:
     """Print a table for each student, and draw the plot."""
     bits: dict[tuple[str, str, str], list[float]] = {}  # held-out bits per byte, by seed
-    for run in runs:
-        at = bits.setdefault((run.student, run.loss, run.artefact), [])
-        at.append(last_bits(args.work / "runs" / run.name))
+    for seed in range(args.seeds):
+        for student in VOCAB:
+            lines = results_of(args, student, seed).read_text(encoding="utf-8").splitlines()
+            for loss, artefact, value in map(json.loads, lines):
+                bits.setdefault((student, loss, artefact), []).append(value)
     for student in VOCAB:
         _, (teacher, _) = of_pair(student)
         best = last_bits(args.work / f"trained-{teacher}")
@@ -295,7 +347,7 @@ def report(
             key, base = (student, loss, artefact), "p-kl + ce" if loss.endswith("ce") else "p-kl"
             shown = [
                 "{:.3f} ± {:.3f}".format(*summary(np.subtract(bits[other], bits[key])))
-                if other != key
+                if other != key and other in bits
                 else "–"
                 for other in ((student, "ce", "none"), (student, base, "for-p-kl"))
             ]

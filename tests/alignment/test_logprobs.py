@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -12,6 +11,7 @@ import naive
 import numpy as np
 import pytest
 import torch
+from conftest import KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make import byte_ranks
@@ -22,7 +22,6 @@ from xtok.alignment.logprobs import Credit, ProjectedLogprobs
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 
-KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
 SLOW_FIXTURES = settings(
     max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -30,14 +29,8 @@ LOGPROBS = st.floats(-50, 0, width=32) | st.sampled_from([0.0, -0.0, -1e-30, -1e
 
 
 @pytest.fixture(scope="module")
-def sides(request: pytest.FixtureRequest) -> dict[str, Tokenizer]:
-    return {name: request.getfixturevalue(name) for name in KINDS}
-
-
-@pytest.fixture(scope="module")
-def aligners(sides: dict[str, Tokenizer]) -> dict[tuple[str, str], TokenAligner]:
-    pairs = itertools.product(KINDS, KINDS)
-    return {(a, b): TokenAligner(sides[a], sides[b]) for a, b in pairs}
+def aligners(tokenizers: dict[str, Tokenizer]) -> dict[tuple[str, str], TokenAligner]:
+    return {(a, b): TokenAligner(tokenizers[a], tokenizers[b]) for a in KINDS for b in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -85,28 +78,26 @@ def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(aligner: TokenAl
     assert third.astype(np.float64).sum() == -1.0
 
 
-def test_credit_goes_to_the_tokens_that_surprised_the_student(aligner: TokenAligner) -> None:
-    s, t = ids("", 256, *b"c"), ids("a", 256)
+@pytest.mark.parametrize(
+    ("credit", "ours", "expected"),
+    [("student", [-0.5, -1.5], [-1, -3]), ("student", [0.0, -0.0], [-2, -2]),
+     ("uniform", [-1, 0], [-2, -2])],
+)  # fmt: skip
+def test_credit_goes_to_the_tokens_that_surprised_the_student(
+    aligner: TokenAligner, credit: Credit, ours: list[float], expected: list[float]
+) -> None:
+    given = aligner, [256, *b"c"], [*b"a", 256], [-1, -3]
+    found = xtok.project_logprobs(*given, student_logprobs=ours, credit=credit)
+    assert shares(found) == (expected, [True, True])
+
+
+@pytest.mark.parametrize("credit", ["uniform", "student"])
+def test_impossible_tokens_stay_impossible(aligner: TokenAligner, credit: Credit) -> None:
     found = xtok.project_logprobs(
-        aligner, s, t, [-1, -3], student_logprobs=[-0.5, -1.5], credit="student"
-    )
-    assert shares(found) == ([-1, -3], [True, True])
-    equal = xtok.project_logprobs(
-        aligner, s, t, [-1, -3], student_logprobs=[0.0, -0.0], credit="student"
-    )
-    assert shares(equal) == ([-2, -2], [True, True])
-    unused = xtok.project_logprobs(aligner, s, t, [-1, -3], student_logprobs=[-1, 0])
-    assert shares(unused) == ([-2, -2], [True, True])
-
-
-def test_impossible_tokens_stay_impossible(aligner: TokenAligner) -> None:
-    credits: tuple[Credit, ...] = ("uniform", "student")
-    for credit in credits:
-        found = xtok.project_logprobs(
-            aligner, ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
-            student_logprobs=[0, -1, -1], credit=credit,
-        )  # fmt: skip
-        assert shares(found) == ([-math.inf, -math.inf, -1], [True] * 3)
+        aligner, ids("", 256, *b"cx"), ids("a", 256, *b"x"), [-math.inf, -3, -1],
+        student_logprobs=[0, -1, -1], credit=credit,
+    )  # fmt: skip
+    assert shares(found) == ([-math.inf, -math.inf, -1], [True] * 3)
 
 
 # Sums, as a property
@@ -115,12 +106,14 @@ def test_impossible_tokens_stay_impossible(aligner: TokenAligner) -> None:
 @given(data=st.data())
 @SLOW_FIXTURES
 def test_sums_are_preserved_exactly(
-    aligners: dict[tuple[str, str], TokenAligner], sides: dict[str, Tokenizer], data: st.DataObject
+    aligners: dict[tuple[str, str], TokenAligner],
+    tokenizers: dict[str, Tokenizer],
+    data: st.DataObject,
 ) -> None:
     """In float64, a chunk's shares sum to the teacher's sum rounded to float32: not one bit off."""
     pair = data.draw(st.sampled_from(list(aligners)))
     text = data.draw(st.text("ab 12é東\U0001f468\n.", max_size=40)).encode()
-    s, t = (sides[name].segment(text) for name in pair)
+    s, t = (tokenizers[name].segment(text) for name in pair)
     s = s[: len(s) - data.draw(st.integers(0, min(2, len(s))))]
     theirs = data.draw(st.lists(LOGPROBS, min_size=len(t), max_size=len(t)))
     ours = data.draw(st.lists(st.floats(-50, 0), min_size=len(s), max_size=len(s)))
@@ -128,7 +121,7 @@ def test_sums_are_preserved_exactly(
     found = xtok.project_logprobs(
         aligners[pair], s, t, theirs, student_logprobs=ours, credit=credit
     )
-    rows, columns = (sides[name].table for name in pair)
+    rows, columns = (tokenizers[name].table for name in pair)
     chunks = naive.common_boundaries([rows[i] for i in s], [columns[j] for j in t])
     for places, teacher_places in chunks:
         total = float(np.float32(sum(theirs[j] for j in teacher_places)))
@@ -206,12 +199,12 @@ def test_empty_sequences(aligner: TokenAligner) -> None:
 
 
 def test_special_tokens_align_by_role_or_are_left_out(
-    aligners: dict[tuple[str, str], TokenAligner], sides: dict[str, Tokenizer]
+    aligners: dict[tuple[str, str], TokenAligner], tokenizers: dict[str, Tokenizer]
 ) -> None:
-    rows, columns = sides["byte_level"].table, sides["sentencepiece"].table
+    rows, columns = tokenizers["byte_level"].table, tokenizers["sentencepiece"].table
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
-    s = [bos, *sides["byte_level"].segment(b" a"), eos]
-    t = [*sides["sentencepiece"].segment(b" a"), columns.roles["eos"][0]]
+    s = [bos, *tokenizers["byte_level"].segment(b" a"), eos]
+    t = [*tokenizers["sentencepiece"].segment(b" a"), columns.roles["eos"][0]]
     found = xtok.project_logprobs(aligners["byte_level", "sentencepiece"], s, t, [-1.0] * len(t))
     assert found.valid.tolist() == [False, *[True] * (len(s) - 1)]
 

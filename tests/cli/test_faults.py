@@ -667,11 +667,11 @@ def valid_pt() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 READ_VALID = f"""{PEAK}
-from xtok.maps import file
+from xtok.maps.projection_map import ProjectionMap
 for path in sys.argv[1:]:
     before = peak()
     widths = dict() if "sparse" in path else dict(student_vocab_size=40_000, teacher_vocab_size=40)
-    file.load(path, **widths)
+    ProjectionMap.load(path, **widths)
     print(peak() - before)
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import usage_error
+from checks import known, usage_error
 from conftest import Cli
 from make import NO_SLOT, byte_ranks, row
 
@@ -27,6 +27,8 @@ from xtok.tokenizers import Tokenizer
 from xtok.vocab.relaxed import match_relaxed, relaxed_form
 from xtok.vocab.roles import match_names
 from xtok.vocab.table import Entry, TokenTable, TokenType, decode_vocabulary
+
+DEFAULTS = {"top_k": 32, "max_pieces": 4, "reverse_pass": True, "scale_trick": True}
 
 
 def table(*tokens: bytes | str) -> TokenTable:
@@ -72,9 +74,8 @@ def test_build_is_its_stages_byte_for_byte(
     path = tmp_path / "map.safetensors"
     multitoken(student, teacher, config.multitoken).save(path)
     if config.exact_match:
-        reapply_exact(ProjectionMap.load(path), student_model=student, teacher_model=teacher).save(
-            path
-        )
+        pair = xtok.pair(student, teacher)
+        reapply_exact(ProjectionMap.load(path), student_model=pair).save(path)
     sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
     built = xtok.build(student, teacher, config)
     assert built.nnz > len(student.table) // 2
@@ -137,19 +138,18 @@ def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
         assert sum(n for what, n in report.counts.items() if what.startswith("rows ")) == 256
 
 
-@pytest.mark.parametrize("stage", ["build", "multitoken"])
 def test_ignored_ids_are_not_told_as_without_counterpart(
-    sentencepiece: Tokenizer, byte_level: Tokenizer, stage: str
+    sentencepiece: Tokenizer, byte_level: Tokenizer
 ) -> None:
     special = tuple(sentencepiece.table.control_names)
-    options = {"special_tokens": "off", "ignore_student_ids": special}
-    if stage == "build":
-        found = xtok.build(sentencepiece, byte_level, BuildConfig(**options))  # type: ignore[arg-type]
-    else:
-        found = multitoken(sentencepiece, byte_level, MultitokenConfig(**options))  # type: ignore[arg-type]
-    notes = [note for report in found.reports for note in report.notes]
     assert len(special) >= 2
-    assert not [note for note in notes if "no counterpart" in note or "empty rows" in note]
+    config = BuildConfig(special_tokens="off", ignore_student_ids=special)
+    for found in (
+        xtok.build(sentencepiece, byte_level, config),
+        multitoken(sentencepiece, byte_level, config.multitoken),
+    ):
+        notes = [note for report in found.reports for note in report.notes]
+        assert not [note for note in notes if "no counterpart" in note or "empty rows" in note]
 
 
 # --canonicalization relaxed
@@ -275,13 +275,7 @@ def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -
 
 
 def test_options_that_change_nothing_are_not_in_the_history() -> None:
-    assert MultitokenConfig().options == {
-        "top_k": 32,
-        "max_pieces": 4,
-        "reverse_pass": True,
-        "scale_trick": True,
-        "special_tokens": "roles",
-    }
+    assert MultitokenConfig().options == {**DEFAULTS, "special_tokens": "roles"}
     assert MultitokenConfig(fuzzy_threshold=0.9).options == MultitokenConfig().options
     ignored = MultitokenConfig(ignore_student_ids=(3, 4)).options
     assert ignored["ignore_student_ids"] == [3, 4]
@@ -292,21 +286,16 @@ def test_options_that_change_nothing_are_not_in_the_history() -> None:
     [
         ({"fuzzy_threshold": 0.0}, "fuzzy_threshold is 0.0, and must be above 0, at most 1"),
         ({"top_k": 0, "scale_trick": False}, "top_k is 0, and must be at least 1, at most 4096"),
-        (
-            {"top_k": 1},
-            "top_k is 1, and must be at least 2: one of the entries is the scale slot "
-            "(scale_trick)",
-        ),
+        ({"top_k": 1},
+         "top_k is 1, and must be at least 2: one of the entries is the scale slot (scale_trick)"),
         ({"max_pieces": 10**9}, "max_pieces is 1000000000, and must be at least 1, at most 4096"),
         ({"fuzzy_top_k": 0}, "fuzzy_top_k is 0, and must be at least 1, at most 4096"),
         ({"fuzzy_top_k": 2.5}, "fuzzy_top_k is 2.5, and must be an integer"),
         ({"token_form": "x"}, "token_form is 'x', and must be one of ('bytes', 'text', 'raw')"),
-        (
-            {"ignore_student_ids": (-1,)},
-            "ignore_student_ids, number 1, is -1, and must be at least 0 and finite",
-        ),
+        ({"ignore_student_ids": (-1,)},
+         "ignore_student_ids, number 1, is -1, and must be at least 0 and finite"),
     ],
-)
+)  # fmt: skip
 def test_options_out_of_range(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=r".*") as raised:
         BuildConfig(**options)  # type: ignore[arg-type]
@@ -322,25 +311,16 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
         (None, {}, (), "top4"),
         (None, {"weights": "prior", "target": "both"}, (), "top4_weights-prior_target-both"),
         (None, {"exact_match": False}, (), "top4_no-exact-match"),
-        (
-            None,
-            {"reverse_pass": False, "max_pieces": 2, "special_tokens": "off"},
-            (),
-            "top4_max-pieces-2_no-reverse-pass_special-tokens-off",
-        ),
+        (None, {"reverse_pass": False, "max_pieces": 2, "special_tokens": "off"}, (),
+         "top4_max-pieces-2_no-reverse-pass_special-tokens-off"),
         (None, {"ignore_student_ids": (1, 2)}, (), "top4_ignore-student-ids-3a316d"),
         ("p-kl", {}, (), "p-kl_top8"),
         ("gold", {}, (), "gold_top8"),
         ("h-kl", {"top_k": 4, "scale_trick": True}, (), "h-kl_top4_scale-trick"),
         ("p-kl", {"exact_match": True}, (), "p-kl_top8_exact-match"),
-        (
-            None,
-            {},
-            ("a/wiki.de.jsonl", "b.txt"),
-            "top4_text-wiki.de-and-1",
-        ),
+        (None, {}, ("a/wiki.de.jsonl", "b.txt"), "top4_text-wiki.de-and-1"),
     ],
-)
+)  # fmt: skip
 def test_a_name_tells_what_differs(
     loss: Loss | None, options: dict[str, Any], texts: Sequence[str], name: str
 ) -> None:
@@ -364,13 +344,14 @@ def test_text_form_takes_partial_utf8_for_replacement_characters(tmp_path: Path)
     assert row(text, 0xC3) == [(0x80, 1.0)]
     assert row(text, 257) == [(256, 1.0)]
     assert text.history[0]["options"]["token_form"] == "text"
-    assert text.student.table is not None
-    assert text.student.table.sha256() == student.table.sha256()  # the file has the bytes
+    assert known(text.student.table).sha256() == student.table.sha256()  # the file has the bytes
     in_steps = reapply_exact(multitoken(student, teacher, replace(NO_SLOT, token_form="text")))
     assert row(in_steps, 0xC3) == [(0x80, 1.0)]
 
 
-def test_raw_form_compares_display_strings(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_raw_form_compares_display_strings(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, ranks: Tokenizer
+) -> None:
     config = BuildConfig(scale_trick=False, token_form="raw")
     raw = xtok.build(byte_level, sentencepiece, config)
     raw.check()
@@ -383,10 +364,7 @@ def test_raw_form_compares_display_strings(byte_level: Tokenizer, sentencepiece:
         reapply_exact(first)
     pinned = reapply_exact(first, student_model=byte_level, teacher_model=sentencepiece)
     assert row(pinned, the) == row(first, the)
-
-
-def test_raw_form_of_a_tokenizer_without_display_strings_is_its_bytes(ranks: Tokenizer) -> None:
-    assert ranks.table_as("raw").sha256() == ranks.table.sha256()
+    assert ranks.table_as("raw").sha256() == ranks.table.sha256()  # without any, its bytes
 
 
 # --ignore-student-ids, --ignore-teacher-ids
@@ -422,18 +400,10 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     made = ProjectionMap.load(tmp_path / "m.safetensors")
     assert made.history[0]["options"] == {
-        "top_k": 32,
-        "max_pieces": 4,
-        "reverse_pass": True,
-        "scale_trick": True,
-        "special_tokens": "fuzzy",
-        "fuzzy_threshold": 0.4,
-        "fuzzy_top_k": 2,
-        "canonicalization": "relaxed",
-        "token_form": "text",
-        "ignore_student_ids": [5, 7],
-        "ignore_teacher_ids": [9],
-    }
+        **DEFAULTS, "special_tokens": "fuzzy", "fuzzy_threshold": 0.4, "fuzzy_top_k": 2,
+        "canonicalization": "relaxed", "token_form": "text",
+        "ignore_student_ids": [5, 7], "ignore_teacher_ids": [9],
+    }  # fmt: skip
     wrong = cli("build", *models, "--ignore-student-ids", "a")
     assert (wrong.returncode, "is not a list such as 0,1,2" in wrong.stderr) == (2, True)
 
@@ -441,11 +411,8 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
-        (
-            "build",
-            ["--fuzzy-threshold", "0.5"],
-            "--fuzzy-threshold goes with --special-tokens fuzzy",
-        ),
+        ("build", ["--fuzzy-threshold", "0.5"],
+         "--fuzzy-threshold goes with --special-tokens fuzzy"),
         ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k goes with --special-tokens fuzzy"),
         ("build", ["--field", "body"], "--field goes with --text"),
         ("build", ["--text", "x", "--address", "x"], "--address goes with --engine ray"),

@@ -306,8 +306,7 @@ def test_a_bar_fits_the_terminal_and_leaves_nothing(
 
 def test_a_terminal_without_a_size_has_lines(counting: list[str], tmp_path: Path) -> None:
     printed = on_a_terminal(counting, tmp_path, 0, SLOWLY)
-    told = re.findall(r"^\d+ s: (.*?)(?:: \d+%, about \d+ s left)?\r$", printed, re.MULTILINE)
-    assert {"counting synthetic texts", "working"} <= {*told}
+    assert re.findall(r"^\d+ s: working\r$", printed, re.MULTILINE)
     assert "%|" not in printed
 
 

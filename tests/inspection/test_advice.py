@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checks import known
 from make import byte_ranks
 
 import xtok
@@ -15,13 +16,7 @@ from xtok.config import BuildConfig
 from xtok.counting.pair_text import PairText
 from xtok.inspection.advice import advise, fits
 from xtok.inspection.doctor import doctor
-from xtok.inspection.pair_facts import (
-    EventFacts,
-    PairFacts,
-    Shared,
-    TextFacts,
-    pair_facts,
-)
+from xtok.inspection.pair_facts import EventFacts, PairFacts, Shared, TextFacts, pair_facts
 from xtok.inspection.report import examine
 from xtok.tokenizers import Tokenizer
 
@@ -66,8 +61,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
     teacher = byte_ranks(tmp_path / "t.tiktoken", "zz")
     (tmp_path / "a.txt").write_text("ab ab a", encoding="utf-8")
     pair = xtok.pair(student, teacher)
-    text = pair_facts(pair, PairText.read(pair, tmp_path / "a.txt")).text
-    assert text is not None
+    text = known(pair_facts(pair, PairText.read(pair, tmp_path / "a.txt")).text)
     # Student: ab, space, ab, space, a; the teacher has seven tokens, five of them at boundaries.
     assert text.tokens == Shared(student=5, teacher=7, both=3)
     assert text.boundaries == 5
@@ -121,11 +115,8 @@ def test_everything_says_the_same_sentence(
     sides = byte_level, digits
     m, text = xtok.build(*sides), tmp_path / "text.txt"
     text.write_text("1 20 30 12 " * 40, encoding="utf-8")
-    without = doctor(sides).advice
-    assert without is not None
-    assert examine(m).report.advice.sentence == without.sentence
-    by_text = doctor(sides, text).advice
-    assert by_text is not None
+    assert examine(m).report.advice.sentence == known(doctor(sides).advice).sentence
+    by_text = known(doctor(sides, text).advice)
     assert by_text.direction == "teacher → student"
     page = examine(m, texts=[text], pair=xtok.pair(*sides)).report
     assert page.advice.sentence == by_text.sentence

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checks import known
 from conftest import REAL, Cli
 from make import byte_ranks, hf_folder_of_ranks, word_piece
 
@@ -61,8 +62,7 @@ def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
     )
     assert found.turn_ends == ("<|im_end|>",)
     ids = {name: i for i, name in byte_level.table.control_names.items()}
-    suffix = found.tool_suffix_ids
-    assert suffix is not None
+    suffix = known(found.tool_suffix_ids)
     assert suffix[1] == ids["<|im_start|>"]
     text = "".join(byte_level.table.name(i) for i in suffix)
     assert text == r"\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
@@ -72,11 +72,8 @@ def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> Non
     found = diagnose(byte_level, REWRITING)
     tool = check(found, "prefix, tool message")
     assert tool.level == "warning"
-    assert [line.split(":")[0] for line in tool.message.split("\n")] == [
-        "content present",
-        "empty",
-        "absent",
-    ]
+    contents = [line.split(":")[0] for line in tool.message.split("\n")]
+    assert contents == ["content present", "empty", "absent"]
     assert check(found, "prefix, user turn").level == "warning"
     assert doctor([byte_level], template=REWRITING).failed == ()
     assert doctor([byte_level], template=REWRITING, tools=True).failed == (
@@ -162,34 +159,28 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     found = doctor([digits, sentencepiece])
-    assert found.pair is not None
-    assert found.advice is not None
-    assert (found.pair.student, found.pair.teacher) == ("small-digits", "small.model")
-    assert (found.advice.loss, found.advice.direction) == ("event KL", None)
-    same = doctor([digits, digits])
-    assert same.advice is not None
-    assert same.advice.loss == "plain KL"
+    pair, advice = known(found.pair), known(found.advice)
+    assert (pair.student, pair.teacher) == ("small-digits", "small.model")
+    assert (advice.loss, advice.direction) == ("event KL", None)
+    assert known(doctor([digits, digits]).advice).loss == "plain KL"
     for others in ([digits], [digits] * 3):
         found = doctor(others)
-        assert found.pair is None
-        assert found.advice is None
+        assert (found.pair, found.advice) == (None, None)
 
 
 def test_two_models_of_one_family(small: Path, digits: Tokenizer) -> None:
     """A wider matrix is padding; an id that is another token is named."""
     wide = load_tokenizer(small / "small-digits", vocab_size=1000)
     found = doctor([digits, wide])
-    assert found.pair is not None
-    assert found.advice is not None
-    assert (found.pair.same, found.pair.num_ids, found.pair.differing) == (True, 800, 0)
-    assert "the first 800 columns" in found.advice.sentence
+    pair = known(found.pair)
+    assert (pair.same, pair.num_ids, pair.differing) == (True, 800, 0)
+    assert "first 800 columns" in known(found.advice).sentence
     other = copy.copy(digits)
     names = {**digits.table.control_names}
     last = max(names)
     other.table = replace(digits.table, control_names={**names, last: "<|other|>"})
     other.vocabulary = replace(digits.vocabulary, table=other.table)
-    facts = doctor([digits, other]).pair
-    assert facts is not None
+    facts = known(doctor([digits, other]).pair)
     assert (facts.same, facts.differing) == (False, 1)
     assert facts.differing_examples == (f"{last} '{names[last]}' / '<|other|>'",)
 
@@ -243,19 +234,17 @@ def test_what_several_share(
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.jsonl").write_text(json.dumps({"body": TEXT}) + "\n")
     tokenizers = [byte_level, digits, sentencepiece]
-    found = doctor(tokenizers, [tmp_path / "a.txt", tmp_path / "b.jsonl"], field="body").overlap
-    assert found is not None
-    assert found.text_tokens is not None
-    assert found.text_shares is not None
+    texts = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
+    found = known(doctor(tokenizers, texts, field="body").overlap)
+    sizes, shares = known(found.text_tokens), known(found.text_shares)
     for i, one in enumerate(tokenizers):
         tokens = [one.table[t] for t in one.library_ids([TEXT])[0]]
-        assert found.text_tokens[i] == 2 * len(tokens)
+        assert sizes[i] == 2 * len(tokens)
         for j, other in enumerate(tokenizers):
             strings = other.table.canonical_ids().keys()
             assert found.counts[i][j] == len({t for t in one.table.tokens() if t} & strings)
-            assert found.text_shares[i][j] == sum(t in strings for t in tokens) / len(tokens)
-    without = doctor(tokenizers).overlap
-    assert without is not None
+            assert shares[i][j] == sum(t in strings for t in tokens) / len(tokens)
+    without = known(doctor(tokenizers).overlap)
     assert (without.counts, without.text_shares) == (found.counts, None)
     assert doctor(byte_level).overlap is None
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import log
 from pathlib import Path
 
+import numpy as np
 import pytest
+from checks import known
 from conftest import Cli
+from make import byte_ranks
 from naive import rows_of
 
 import xtok
 from xtok.config import BuildConfig, Loss, MultitokenConfig, SortCutConfig
 from xtok.counting.pair_text import PairText, Wanted
 from xtok.errors import XtokError
+from xtok.inspection.bootstrap import Interval
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluate, evaluation_of
 from xtok.maps.projection_map import ProjectionMap
 from xtok.stages.build import build
@@ -133,14 +138,11 @@ def test_measures_are_those_of_their_definition(
     recipe = mean_loss(rows_of(maps["recipe"]), counts, width)
     assert one.recipe == pytest.approx(recipe, abs=1e-6)
     # The recipe is nowhere nearer to the floor than itself.
-    assert two.closed is not None
-    assert two.closed.value == two.closed.low == two.closed.high == 0
-    assert one.closed is not None
-    expected = (one.recipe - one.cross_entropy.value) / (one.recipe - one.floor)
-    assert one.closed.value == pytest.approx(expected)
-    assert one.cross_entropy.low is not None
-    assert one.cross_entropy.high is not None
-    assert one.cross_entropy.low < one.cross_entropy.value < one.cross_entropy.high
+    assert two.closed == Interval(value=0, low=0, high=0)
+    measured = one.cross_entropy
+    expected = (one.recipe - measured.value) / (one.recipe - one.floor)
+    assert known(one.closed).value == pytest.approx(expected)
+    assert known(measured.low) < measured.value < known(measured.high)
 
 
 def test_chunks_are_averaged_as_p_kl_does(
@@ -176,11 +178,9 @@ def test_recipe_and_floor_are_those_of_such_maps(
     at_starts, over_chunks = on_all["best at starts"], on_all["best over chunks"]
     assert at_starts.cross_entropy.value == pytest.approx(at_starts.floor, abs=1e-4)
     assert over_chunks.chunk_cross_entropy.value == pytest.approx(one.chunk_floor, abs=1e-4)
-    assert one.chunk_closed is not None
-    expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / (
-        one.chunk_recipe - one.chunk_floor
-    )
-    assert one.chunk_closed.value == pytest.approx(expected)
+    gap = one.chunk_recipe - one.chunk_floor
+    expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / gap
+    assert known(one.chunk_closed).value == pytest.approx(expected)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
     [alone] = evaluate(maps["plain"], python, *pair).measures
     [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py", "plain")]
@@ -202,24 +202,47 @@ def test_groups_classes_and_worst_rows(evaluation: Evaluation) -> None:
     assert sum(share for _, share, _ in first.wanted) <= 1 + 1e-9
 
 
+def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) -> None:
+    """P-KL averages a chunk: of `201`, a third on each digit is the best row, and no fault."""
+    both = xtok.pair(
+        byte_ranks(tmp_path / "s.tiktoken", "20", "201", digits=3),
+        byte_ranks(tmp_path / "t.tiktoken", digits=1),
+    )
+    (tmp_path / "a.txt").write_text("201 201 201\n" * 20)
+    m = xtok.build(both)
+    [row] = m.student_ids_of("201")
+    rows = np.flatnonzero(m.student_ids == row)
+    assert len(rows) == 3
+    weights = m.weights.copy()
+    weights[rows] = 1 / 3
+    thirds = replace(m, weights=weights)
+    by_loss = {
+        loss: evaluate(thirds, tmp_path / "a.txt", both, for_loss=loss) for loss in ("p-kl", "gold")
+    }
+    worst = {loss: [row.token for row in found.worst_rows] for loss, found in by_loss.items()}
+    assert "201" in worst["gold"]
+    assert "201" not in worst["p-kl"]
+    [digits] = [c for c in by_loss["p-kl"].classes if c.token_class == "3 digits"]
+    assert digits.starts == 60
+    assert digits.loss == pytest.approx(digits.reference)
+    assert [found.by_chunk for found in by_loss.values()] == [True, False]
+
+
 def test_maps_are_ranked_by_what_decides_for_a_loss(
     pair: Pair, maps: dict[str, ProjectionMap], text: PairText
 ) -> None:
     """At starts a map may be better that is worse over chunks."""
     both, two = xtok.pair(*pair), {name: maps[name] for name in ("starts", "chunks")}
     losses: tuple[Loss, ...] = "p-kl", "gold", "h-kl"
-    rankings = [
-        evaluation_of(two, both, text, for_loss=loss, num_worst=0).ranking for loss in losses
-    ]
-    orders = [(one.names, one.measure) for one in rankings if one is not None]
+    found = [evaluation_of(two, both, text, for_loss=loss, num_worst=0) for loss in losses]
+    rankings = [known(one.ranking) for one in found]
     by_starts = ("starts", "chunks"), "cross_entropy"
-    assert orders == [(("chunks", "starts"), "chunk_cross_entropy"), by_starts, by_starts]
-    p_kl = rankings[0]
-    assert p_kl is not None
-    assert p_kl.lead is not None
-    assert p_kl.lead.low is not None
-    assert 0 < p_kl.lead.low < p_kl.lead.value
-    assert p_kl.verdict.startswith("For P-KL, chunks is better: ")
+    assert [(one.names, one.measure) for one in rankings] == [
+        (("chunks", "starts"), "chunk_cross_entropy"), by_starts, by_starts
+    ]  # fmt: skip
+    lead = known(rankings[0].lead)
+    assert 0 < known(lead.low) < lead.value
+    assert rankings[0].verdict.startswith("For P-KL, chunks is better: ")
 
 
 def test_maps_that_a_text_cannot_tell_apart(
@@ -228,13 +251,10 @@ def test_maps_that_a_text_cannot_tell_apart(
     recipe = maps["recipe"]
     result = evaluate([recipe] * 2, corpus, *pair, names=["a", "a"], for_loss="gold")
     assert [m.name for m in result.measures] == ["a", "a (2)"]
-    assert result.ranking is not None
-    assert "does not tell a from a (2)" in result.ranking.verdict
+    assert "does not tell a from a (2)" in known(result.ranking).verdict
     both = xtok.pair(*pair)
     measured = {"a": recipe}, both, PairText.read(both, corpus, PER_DOCUMENT)
-    alone = evaluation_of(*measured, for_loss="gold")
-    assert alone.ranking is not None
-    assert alone.ranking.lead is None
+    assert known(evaluation_of(*measured, for_loss="gold").ranking).lead is None
     with pytest.raises(ValueError, match="'kl'"):
         evaluation_of(*measured, for_loss="kl")  # type: ignore[arg-type]
     first, again, other = (evaluation_of(*measured, seed=seed) for seed in (0, 0, 1))
@@ -324,5 +344,4 @@ def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
     pair = load_real("llama3.tiktoken"), load_real("mistral-v3.model")
     prior = build(*pair, BuildConfig.for_loss("p-kl"))
     [measures] = evaluate(prior, text, *pair).measures
-    assert measures.closed is not None
-    assert measures.closed.value > 0.3
+    assert known(measures.closed).value > 0.3

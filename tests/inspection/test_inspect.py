@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checks import known
 from conftest import Cli
 from make import byte_ranks
 from naive import rows_of
@@ -62,8 +63,7 @@ def fits_80_columns(text: str) -> bool:
 
 
 def test_classes_of_a_map(projection: ProjectionMap) -> None:
-    coverage = coverage_by_class(projection)
-    assert coverage is not None
+    coverage = known(coverage_by_class(projection))
     by_name = {one.token_class: one for one in coverage.classes}
     assert by_name["digits_1"] == ClassCoverage(
         token_class="digits_1", label="1 digit", rows=10, exact=10, empty=0, mean_entries=1.0,
@@ -96,8 +96,7 @@ def test_a_row_of_pieces(projection: ProjectionMap, pair: Pair) -> None:
         "201", "32 30 31", "normal", "3 digits", "pieces"
     )  # fmt: skip
     assert row.why == "no teacher token has these bytes: spelled in pieces, both ways"
-    assert row.forward is not None
-    assert [(p.token, p.place, round(p.weight, 4)) for p in row.forward] == [
+    assert [(p.token, p.place, round(p.weight, 4)) for p in known(row.forward)] == [
         ("2", 0, 0.9009), ("0", 1, 0.0901), ("1", 2, 0.009)
     ]  # fmt: skip
     assert (row.reverse, row.reverse_count) == ((), 0)
@@ -115,8 +114,8 @@ def test_exact_and_relaxed_rows(projection: ProjectionMap, pair: Pair) -> None:
     """An exact row tells what was lost; without models there are no pieces."""
     row = explained(projection, 258, pair)
     assert (row.kind, row.why) == ("exact", "exact: teacher id 256 has the same bytes")
-    assert row.reverse is not None
-    assert [(p.token, round(p.weight, 4)) for p in row.reverse] == [("ab", 1.0), ("abc", 0.9091)]
+    reverse = [(p.token, round(p.weight, 4)) for p in known(row.reverse)]
+    assert reverse == [("ab", 1.0), ("abc", 0.9091)]
     relaxed = explained(projection, 259)
     assert (relaxed.kind, relaxed.forward, relaxed.reverse) == ("relaxed", None, None)
     assert relaxed.entries[0].relation == "the same relaxed form"
@@ -128,8 +127,7 @@ def test_exact_and_relaxed_rows(projection: ProjectionMap, pair: Pair) -> None:
 def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
     row = explained(xtok.build(*pair, BuildConfig.for_loss("p-kl")), 258, pair)
     assert (row.kind, row.reverse) == ("counted", None)
-    assert row.forward is not None
-    assert [(p.token, p.weight) for p in row.forward] == [("ab", 0)]
+    assert [(p.token, p.weight) for p in known(row.forward)] == [("ab", 0)]
     assert row.stages[0].startswith("multitoken: counted on synthetic text, target both;")
 
 
@@ -168,8 +166,7 @@ def test_history_that_says_nothing_is_no_trouble(projection: ProjectionMap, pair
     odd = ({"stage": "multitoken", "options": {"max_pieces": -5}}, {"stage": "x", "options": {}})
     row = explained(replace(projection, history=odd), 257, pair)
     assert row.stages[1] == "x: done"
-    assert row.forward is not None
-    assert round(row.forward[0].weight, 4) == 0.9009
+    assert round(known(row.forward)[0].weight, 4) == 0.9009
     assert explained(replace(projection, history=()), 258).stages == ()
 
 
@@ -239,9 +236,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def compared(first: ProjectionMap, second: ProjectionMap) -> Comparison:
-    comparison = inspect(first, against=second).comparison
-    assert comparison is not None
-    return comparison
+    return known(inspect(first, against=second).comparison)
 
 
 def test_how_far_rows_are_apart(recipe: ProjectionMap, heaviest: ProjectionMap) -> None:
@@ -270,8 +265,7 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
     table, _ = decode_vocabulary(entries, width=width)
     long = replace(recipe, student=replace(recipe.student, table=table))
     inspection = inspect(long, against=xtok.sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
-    assert inspection.comparison is not None
-    [row] = inspection.comparison.examples
+    [row] = known(inspection.comparison).examples
     assert row.token == f"{row.student_id:04d}" + r"\n" * 100
     print_inspection(inspection, overview=False)
     lines = capsys.readouterr().out.splitlines()
@@ -287,8 +281,8 @@ def test_the_distance_is_weighted_by_text(
     ).tokens
     [ids] = byte_level.library_ids([text.read_text()])
     assert counts.tolist() == [ids.count(i) for i in range(len(byte_level.table))]
-    weighted = inspect(recipe, against=heaviest, texts=text, student_model=byte_level).comparison
-    assert weighted is not None
+    by_text = inspect(recipe, against=heaviest, texts=text, student_model=byte_level)
+    weighted = known(by_text.comparison)
     assert weighted.mean_distance != compared(recipe, heaviest).mean_distance
     assert all(counts[row.student_id] > 0 for row in weighted.examples)
     nothing = compare(recipe, heaviest, token_counts=np.zeros_like(counts))

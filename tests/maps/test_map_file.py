@@ -100,19 +100,6 @@ GOLDEN = "d7229ced4502b103d4c086c049feb8ba33f747a3b2abd936da6462c591dd370f"
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_rows_that_older_files_call_pieces_and_counted_are_counted(
-    tmp_path: Path, suffix: str
-) -> None:
-    path = tmp_path / f"old{suffix}"
-    for weights, kind in ((["prior"], 5), (["decay"], 2), (["prior", "decay"], 2)):
-        history = tuple(
-            {"stage": "multitoken", "options": {"weights": name, "em_steps": 1}} for name in weights
-        )
-        replace(TINY, history=history).save(path)
-        assert mapfile.load(path).row_kind.tolist() == [3, 1, kind, kind, 0, 0]
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_maps_come_back_without_loss(tmp_path: Path, built: ProjectionMap, suffix: str) -> None:
     about_1 = TINY.weights + np.array(
         [0, 0, 9e-5, 0, 0, 0, -9e-5], np.float32
@@ -131,7 +118,7 @@ def test_the_same_bytes_under_any_name(tmp_path: Path, built: ProjectionMap, suf
     (tmp_path / "folder").mkdir()
     paths = [tmp_path / f"a{suffix}", tmp_path / "folder" / f"a much longer name{suffix}"]
     for path in paths:
-        mapfile.save(built, path)
+        built.save(path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -217,7 +204,7 @@ def test_a_name_stays_short_enough_and_different() -> None:
 def load_bytes(data: bytes, folder: Path, **options: Any) -> ProjectionMap:
     path = folder / "map.safetensors"
     path.write_bytes(data)
-    return mapfile.load(path, **options)
+    return ProjectionMap.load(path, **options)
 
 
 @pytest.mark.parametrize("make", [mapfile.to_safetensors, to_nemo])
@@ -248,7 +235,7 @@ def test_half_of_a_padded_map_names_the_other_half(
     path = tmp_path / f"half{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(tensors, path)
     with pytest.raises(MapFileError, match=f"lacks '{missing}'"):
-        mapfile.load(path)
+        ProjectionMap.load(path)
 
 
 def test_safetensors_that_are_no_map(tmp_path: Path) -> None:
@@ -294,9 +281,9 @@ def test_invalid_maps_are_named(tmp_path: Path, data: bytes, message: str) -> No
 
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(MapFileError, match=r"cannot be read: No such file"):
-        mapfile.load(tmp_path / "none.pt")
+        ProjectionMap.load(tmp_path / "none.pt")
     with pytest.raises(MapFileError, match=r"cannot be read: Is a directory"):
-        mapfile.load(tmp_path)
+        ProjectionMap.load(tmp_path)
 
 
 def test_an_invalid_map_is_not_written(tmp_path: Path) -> None:
@@ -386,7 +373,7 @@ def save_pt(path: Path, value: Any) -> Path:
 
 
 def read_pt(folder: Path, value: Any, **options: Any) -> ProjectionMap:
-    return mapfile.load(save_pt(folder / "foreign.pt", value), **options)
+    return ProjectionMap.load(save_pt(folder / "foreign.pt", value), **options)
 
 
 FOREIGN = {
@@ -493,9 +480,9 @@ def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
     assert "teacher" in found.reports[0].notes[0]
     assert repr(found) == "ProjectionMap(a/student → b/teacher, 5 × 4, nnz=8)"
     found.save(tmp_path / f"again{suffix}")
-    again = mapfile.load(tmp_path / f"again{suffix}")
+    again = ProjectionMap.load(tmp_path / f"again{suffix}")
     assert same(again, found)
-    wide = mapfile.load(tmp_path / f"again{suffix}", teacher_vocab_size=9)
+    wide = ProjectionMap.load(tmp_path / f"again{suffix}", teacher_vocab_size=9)
     assert wide.shape == (5, 9)
 
 
@@ -503,8 +490,8 @@ def test_a_width_that_the_file_does_not_tell_is_at_least_its_ids(
 def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"map{suffix}"
     TINY.save(path)
-    assert same(mapfile.load(path, preserve_last=True), TINY)
-    found = mapfile.load(path, preserve_last=False)
+    assert same(ProjectionMap.load(path, preserve_last=True), TINY)
+    found = ProjectionMap.load(path, preserve_last=False)
     found.check()
     assert found.scale_slot is None
     assert found.teacher_ids.tolist() == [0, 1, 2, 3, 1, 3, 2]  # the slot of row 3 is in its place
@@ -514,7 +501,7 @@ def test_whether_there_are_slots_is_what_the_caller_says(tmp_path: Path, suffix:
     )
     assert [step["options"] for step in found.history[1:]] == [{"preserve_last": False}]
     replace(found, top_k=3, history=()).save(path)
-    slotted = mapfile.load(path, preserve_last=True)
+    slotted = ProjectionMap.load(path, preserve_last=True)
     slotted.check()
     assert slotted.scale_slot is not None
     assert slotted.scale_slot.tolist() == [0, 0, 0, 1, 0, 0]  # the row that has a last column
@@ -527,7 +514,7 @@ def test_a_name_that_could_not_be_saved_is_an_error(tmp_path: Path) -> None:
         for name in old.namelist():
             new.writestr(name, old.read(name).replace(b"aXX", b"\xed\xa0\x80"))
     with pytest.raises(MapFileError, match="surrogates not allowed"):
-        mapfile.load(tmp_path / "y.pt")
+        ProjectionMap.load(tmp_path / "y.pt")
 
 
 def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
@@ -535,7 +522,7 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         matrix = torch.tensor([[0, 3.0, 1], [0, 0, 0], [5, 0, 0]]).to_sparse_csr()
     path = save_pt(tmp_path / "csr.pt", matrix)
-    code = "import sys; from xtok.maps import file; print(file.load(sys.argv[1]))"
+    code = "import sys; import xtok; print(xtok.ProjectionMap.load(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
     )
@@ -547,7 +534,7 @@ def test_a_compressed_matrix_is_read_in_silence(tmp_path: Path) -> None:
 def test_a_file_without_bytes_is_empty(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(MapFileError, match=f"the map .*{name} is empty"):
-        mapfile.load(tmp_path / name)
+        ProjectionMap.load(tmp_path / name)
 
 
 def test_a_hint_to_normalize_is_for_what_training_changes(tmp_path: Path) -> None:
@@ -624,7 +611,7 @@ def test_a_map_is_read_from_a_pipe(tmp_path: Path, suffix: str) -> None:
     data = (tmp_path / f"map{suffix}").read_bytes()
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(data,))
     writer.start()
-    found = mapfile.load(tmp_path / "pipe")
+    found = ProjectionMap.load(tmp_path / "pipe")
     writer.join()
     assert same(found, TINY)
 

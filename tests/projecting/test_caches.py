@@ -80,11 +80,6 @@ def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
     if kind == "vllm, a batch":  # one request with several prompts
         choices = [answer["choices"][0] for answer in answers]
         answers = [{"id": "all", "choices": choices}]
-    if kind == "vllm, a batch file":  # of OpenAI's format
-        answers = [
-            {"id": "x", "custom_id": a.pop("id"), "response": {"status_code": 200, "body": a}}
-            for a in answers
-        ]
     if kind == "vllm, chat":  # the answer has the prompt's fields, not its choices
         answers = [{"id": a["id"], **a["choices"][0], "choices": [{"index": 0}]} for a in answers]
     written = teachers.write_lines(path / "a.jsonl", answers)
@@ -110,8 +105,8 @@ def neutral(found: list[StoredRows]) -> list[Row]:
 
 
 KINDS = (
-    *("neutral", "sglang", "distillkit", "distillkit, compressed", "vllm"),
-    *("vllm, gz", "vllm, chat", "vllm, batch file"),
+    *("neutral", "sglang", "distillkit", "distillkit, compressed"),
+    *("vllm", "vllm, gz", "vllm, chat"),
 )
 
 

@@ -17,12 +17,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
+from checks import fails, known, usage_error
 from conftest import Cli
 from make import byte_ranks
 from numpy.typing import NDArray
 
 import xtok
 from xtok.errors import XtokError
+from xtok.inspection import distinct
 from xtok.inspection.pair_facts import Shared
 from xtok.inspection.report import PageData, Report, examine
 from xtok.inspection.sentences import BUILT_IN, pick_sentences
@@ -208,10 +210,8 @@ def test_a_map_onto_itself_is_all_the_same(byte_level: Tokenizer) -> None:
 def test_two_maps_with_text(measured: PageData, text: Path) -> None:
     report = measured.report
     assert [m.name for m in report.maps] == ["a.safetensors", "b.safetensors"]
-    assert report.comparison is not None
-    assert report.comparison.weighted_by_text
-    assert report.pair.text is not None
-    assert report.pair.text.num_bytes == len(text.read_bytes())
+    assert known(report.comparison).weighted_by_text
+    assert known(report.pair.text).num_bytes == len(text.read_bytes())
     assert report.evaluation is not None
     assert {f.map_number for f in report.findings} <= {None, 1, 2}
     assert not any(m.name in f.text for f in report.findings for m in report.maps)
@@ -243,11 +243,9 @@ def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
     ]
     picked = pick_sentences((f"begin\n\n{text}\n", file) for text, file in texts)
     assert [(s.label, s.language) for s in picked] == [
-        ("Latin, a.txt", ""),
-        ("Cyrillic, a.txt", ""),
-        ("Japanese, b.txt", "ja"),
+        ("Latin, a.txt", ""), ("Cyrillic, a.txt", ""), ("Japanese, b.txt", "ja"),
         ("Latin, c.txt", ""),
-    ]
+    ]  # fmt: skip
     assert pick_sentences([]) == BUILT_IN
 
 
@@ -256,13 +254,7 @@ def test_a_text_gives_a_sentence_of_each_script_and_file() -> None:
 
 @pytest.mark.parametrize(
     "shared",
-    [
-        Shared(student=100, teacher=100, both=50),
-        Shared(student=100, teacher=10, both=4),
-        Shared(student=1000, teacher=1001, both=999),
-        Shared(student=7, teacher=100, both=7),
-        Shared(student=5, teacher=5, both=0),
-    ],
+    [Shared(*n) for n in ((100, 100, 50), (100, 10, 4), (1000, 1001, 999), (7, 100, 7), (5, 5, 0))],
 )
 def test_overlaps_are_true_to_area(shared: Shared) -> None:
     root = ElementTree.fromstring(str(pictures.overlap(shared, "a & b")))
@@ -284,9 +276,8 @@ def test_weights_have_three_digits() -> None:
     weights = [1.0, 0.5, 0.7508, 0.0751, 0.00751, 0.1, 0.9999, 0.99949, 1e-7, 3.3e-12, 2.0]
     codes = weight_codes(np.array(weights))
     shown = [(code % 900 + 100) / 10 ** (code // 900 + 2) for code in codes.tolist()]
-    assert shown == pytest.approx(
-        [1.0, 0.5, 0.751, 0.0751, 0.00751, 0.1, 1.0, 0.999, 1e-7, 3.3e-12, 1.0]
-    )
+    digits = [1.0, 0.5, 0.751, 0.0751, 0.00751, 0.1, 1.0, 0.999, 1e-7, 3.3e-12, 1.0]
+    assert shown == pytest.approx(digits)
     assert int(weight_codes(np.array([1e-45]))[0]) < 2**16
 
 
@@ -308,7 +299,7 @@ def numbers_of(columns: Columns, name: str) -> NDArray[np.int64]:
 
 def rows_of(examined: PageData, number: int = 0) -> list[tuple[int, int, float]]:
     """Return the entries that a page holds, as `page.js` reads them."""
-    columns = pack(examined, 10**9).columns
+    columns, _ = pack(examined, 10**9)
     deltas = numbers_of(columns, "partner")
     steps = np.where(deltas % 2, (deltas - 1) // 2, -deltas // 2)
     partner, last = np.full(len(deltas), -1), -1
@@ -338,21 +329,22 @@ def test_what_does_not_fit_is_left_out_and_said(measured: PageData) -> None:
     def size_of(columns: Columns) -> int:
         return sum(len(name) + len(data) + 16 for name, (_, data) in columns.items())
 
-    whole, fewest = pack(measured, 10**9), pack(measured, 1)
-    assert whole.left_out == pack(measured).left_out == ()
-    entries = len(numbers_of(whole.columns, "ids_1"))
-    sizes = size_of(whole.columns) - 300, size_of(fewest.columns) + 500
-    packs = [pack(measured, size) for size in sizes]
-    assert all(size_of(p.columns) <= size for p, size in zip(packs, sizes, strict=True))
-    assert packs[0].left_out[0].startswith("the lightest entries of rows, ")
-    assert packs[0].left_out[0].endswith(" of the weight, counted by the text")
-    assert 0.8 * entries < len(numbers_of(packs[0].columns, "ids_1")) < entries
-    assert packs[1].left_out[0] == "the pieces of tokens"
-    for one in (*packs, fewest):  # the heaviest entry of every row stays, and every name
-        held = numbers_of(one.columns, "sizes_0") > 0
+    (whole, nothing), (fewest, _) = pack(measured, 10**9), pack(measured, 1)
+    assert nothing == pack(measured)[1] == []
+    entries = len(numbers_of(whole, "ids_1"))
+    sizes = size_of(whole) - 300, size_of(fewest) + 500
+    (most, lightest), (few, left_out) = (pack(measured, size) for size in sizes)
+    assert size_of(most) <= sizes[0]
+    assert size_of(few) <= sizes[1]
+    assert lightest[0].startswith("the lightest entries of rows, ")
+    assert lightest[0].endswith(" of the weight, counted by the text")
+    assert 0.8 * entries < len(numbers_of(most, "ids_1")) < entries
+    assert left_out[0] == "the pieces of tokens"
+    for columns in (most, few, fewest):  # the heaviest entry of every row stays, and every name
+        held = numbers_of(columns, "sizes_0") > 0
         assert (held == (measured.maps[0].row_kind != RowKind.EMPTY)).all()
-        assert one.columns["student_bytes"] == whole.columns["student_bytes"]
-        assert one.columns["teacher_bytes"] == whole.columns["teacher_bytes"]
+        assert columns["student_bytes"] == whole["student_bytes"]
+        assert columns["teacher_bytes"] == whole["teacher_bytes"]
 
 
 def test_the_same_inputs_give_the_same_bytes(
@@ -368,10 +360,8 @@ def test_the_same_inputs_give_the_same_bytes(
     assert first == second
     data = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert list(data) == [f.name for f in fields(Report)]
-    assert (
-        data["maps"][0]["sha256"]
-        == hashlib.sha256((tmp_path / "m.safetensors").read_bytes()).hexdigest()
-    )
+    digest = hashlib.sha256((tmp_path / "m.safetensors").read_bytes()).hexdigest()
+    assert data["maps"][0]["sha256"] == digest
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "folder/b.json").read_bytes()
 
 
@@ -382,8 +372,7 @@ def test_json_of_a_hostile_map() -> None:
 
 def test_the_policy_allows_this_style_and_script_alone(hostile_page: bytes) -> None:
     elements = Elements(hostile_page)
-    policy = re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page)
-    assert policy is not None
+    policy = known(re.search(rb'Content-Security-Policy" content="([^"]+)"', hostile_page))
     data, script = elements.texts["script"]
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -436,22 +425,18 @@ def test_a_page_of_llama_3_to_qwen_has_the_whole_map(real_page: Path) -> None:
 
 
 @pytest.mark.parametrize("args", [["a", "b", "c"], ["a", "--text", "b"]])
-def test_what_does_not_go_together(cli: Cli, args: list[str]) -> None:
-    assert cli("report", *args).returncode == 2
+def test_what_does_not_go_together(args: list[str]) -> None:
+    assert "give " in usage_error("report", *args)
 
 
 def test_models_are_no_maps(cli: Cli, small: Path) -> None:
-    done = cli("report", small / "small-byte-level", small / "small-digits")
-    assert done.returncode == 1
-    assert "hint: " in done.stderr
-    assert "xtok doctor" in done.stderr
+    fails(cli("report", small / "small-byte-level"), "small-byte-level", "xtok doctor")
 
 
 def test_the_output_is_checked_before_any_work(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "page.json").mkdir()
     done = cli("report", "none.safetensors", "--output", "page.html", "--json")
-    assert done.returncode == 1
-    assert "page.json is a folder" in done.stderr
+    fails(done, "page.json is a folder")
 
 
 def test_maps_of_different_pairs(projection: ProjectionMap, byte_level: Tokenizer) -> None:
@@ -472,6 +457,12 @@ def test_a_map_without_tokens_needs_its_models(
     render(examine(bare, pair=xtok.pair(byte_level, digits)))
 
 
+def test_a_repeated_name_is_numbered(projection: ProjectionMap) -> None:
+    report = examine([projection] * 2, names=["a", "a"]).report
+    assert [one.name for one in report.maps] == ["a", "a (2)"]
+    assert distinct(["a", "a (2)", "a"]) == ["a", "a (2)", "a (3)"]
+
+
 def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
     assert [weight(w) for w in (1.0, 0.00005, 0.00004, 1e-30, 0.0)] == [
         "1.0000", "0.0001", "<0.0001", "<0.0001", "0"
@@ -480,9 +471,8 @@ def test_a_weight_that_is_not_zero_does_not_read_so() -> None:
 
 
 def test_figures_of_few_places_are_grey(measured: PageData) -> None:
-    assert measured.report.evaluation is not None
     rows = re.findall(r'class="n( strong| soft)" data-v="[^-]', render(measured).decode())
-    of_class = [one.starts >= 100 for one in measured.report.evaluation.classes]
+    of_class = [one.starts >= 100 for one in known(measured.report.evaluation).classes]
     assert Counter(rows) == {" strong": sum(of_class), " soft": 2 * of_class.count(False)}
     assert 0 < sum(of_class) < len(of_class)
 
@@ -516,8 +506,9 @@ browsing = pytest.mark.xdist_group("browser")
 
 
 def texts_of(browser: Browser, selector: str) -> list[str]:
-    script = f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
-    found: list[str] = browser.run(script)
+    found: list[str] = browser.run(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
+    )
     return found
 
 
@@ -564,8 +555,7 @@ def test_every_row_and_column_of_the_page_is_the_map(
         [(e.teacher_id, e.is_slot) for e in projection[i].entries] for i in range(len(rows))
     ]
     names = browser.run("Array.from({length: teacher.length}, (_, id) => teacher.shown(id))")
-    table = projection.teacher.table
-    assert table is not None
+    table = known(projection.teacher.table)
     expected = [table.name(i).replace(" ", "␣") for i in range(len(table))]
     assert [name.removeprefix("◌") for name in names] == expected
     columns = browser.run("Array.from({length: teacher.length}, (_, id) => maps[0].column(id))")
@@ -598,8 +588,7 @@ def test_search_as_one_types_and_by_keyboard(browser: Browser, files: dict[str, 
 @browsing
 def test_sorting_sorts(browser: Browser, files: dict[str, Path], plain: PageData) -> None:
     browser.open(files["plain"])
-    coverage = plain.report.maps[0].description.coverage
-    assert coverage is not None
+    coverage = known(plain.report.maps[0].description.coverage)
     rows = sorted(one.rows for one in coverage.classes if one.token_class != "unused")
     for order, sort in (("descending", rows[::-1]), ("ascending", rows)):
         browser.run("document.querySelectorAll('#classes thead button')[1].click()")
@@ -630,8 +619,7 @@ def test_hostile_tokens_appear_as_text(browser: Browser, files: dict[str, Path])
     browser.open(files["hostile"], "#search=script")
     assert browser.run("document.title") != "owned"
     shown = browser.run("Array.from({length: 13}, (_, id) => student.shown(id))")
-    table = hostile_map().student.table
-    assert table is not None
+    table = known(hostile_map().student.table)
     for i in range(10):
         assert shown[i].removeprefix("◌") == table.name(i).replace(" ", "␣")
     assert shown[10] == "x" * SHOWN_BYTES + "… (1,000,000 bytes in all)"

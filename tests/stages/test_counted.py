@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,8 @@ from xtok.counting.smoothing import ALPHAS
 from xtok.counting.texts import FileDigest
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.names import map_name
 from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.stages.build import build, difference
+from xtok.stages.build import build
 from xtok.stages.counted import wanted_by
 from xtok.stages.multitoken import multitoken
 from xtok.tokenizers import Tokenizer
@@ -127,19 +125,6 @@ def test_the_whole_formula_in_a_file(pair: Pair, base: ProjectionMap, tmp_path: 
         made(pair, PairText.read(pair, path, Wanted(hold_out=True)), config, base)
 
 
-def test_a_map_of_the_stage_by_its_old_name_is_kept(pair: Pair, corpus: Path) -> None:
-    found = made(pair, [corpus])
-    history = [
-        {**step, "stage": step["stage"].replace("count", "estimate")} for step in found.history
-    ]
-    older = replace(found, method="estimate", history=tuple(history))
-    assert older.history[-1]["stage"] == "estimate"
-    for one in (found, older):
-        assert difference(one, pair, counting(), [corpus]) is None
-        assert difference(one, pair, counting(top_k=3), [corpus]) is not None
-        assert map_name(one, "sort-cut") == map_name(found, "sort-cut")
-
-
 def test_exact_rows_and_slots(pair: Pair, base: ProjectionMap, corpus: Path) -> None:
     loose = made(pair, [corpus], counting(alpha=1), base)
     exact = made(pair, [corpus], counting(exact_match=True), base)
@@ -201,7 +186,7 @@ def test_the_command_writes_what_it_read(
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "map.safetensors\n"), done.stderr
     assert "120 documents" in done.stderr
-    projection = mapfile.load(tmp_path / "map.safetensors")
+    projection = ProjectionMap.load(tmp_path / "map.safetensors")
     step = projection.history[-1]
     digest = FileDigest(corpus).source().sha256
     size = corpus.stat().st_size

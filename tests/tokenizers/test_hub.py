@@ -22,7 +22,7 @@ from conftest import Cli
 
 from xtok.embeddings.checkpoint import Model
 from xtok.errors import TokenizerError
-from xtok.maps import file as mapfile
+from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.hub import ModelFiles, _reachable
 
@@ -286,7 +286,7 @@ def test_the_commit_of_a_repo_is_recorded(tmp_path: Path, cli: Cli) -> None:
     env = {"HF_HUB_CACHE": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
     done = cli("build", "org/model@main", "bytes", env=env)
     assert done.returncode == 0, done.stderr
-    projection = mapfile.load(tmp_path / done.stdout.strip())
+    projection = ProjectionMap.load(tmp_path / done.stdout.strip())
     assert projection.student.revision == NEW
     assert projection.teacher.revision is None
 

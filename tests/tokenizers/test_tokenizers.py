@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import small_tokenizers
 from checks import error_of
+from conftest import KINDS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make import hf_folder_of_ranks, spelled, table_of
@@ -21,14 +22,10 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.table import TokenType
 
-KINDS = ["byte_level", "digits", "sentencepiece", "ranks"]
-
 
 @pytest.fixture(params=KINDS)
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, Tokenizer)
-    return found
+def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers[request.param]
 
 
 def test_segments_concatenate_to_the_very_bytes(tokenizer: Tokenizer) -> None:
@@ -56,7 +53,7 @@ def test_text_is_segmented_as_by_the_library(
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer as RustTokenizer
 
-    text = " the tokens of a text, and 12 more"
+    text = " the tokens of a text, and 201 more"
     rust = RustTokenizer.from_file(str(small / "small-byte-level" / "tokenizer.json"))
     ids = rust.encode(text, add_special_tokens=False).ids
     assert byte_level.segment(text.encode()) == byte_level.segment(text) == ids
@@ -65,11 +62,6 @@ def test_text_is_segmented_as_by_the_library(
     assert sentencepiece.segment(text.encode()) == library
     assert spelled(sentencepiece, b" the")[0].startswith(b" ")
     assert not spelled(sentencepiece, b"the")[0].startswith(b" ")
-
-
-def test_digits_are_split_as_the_pattern_says(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    assert spelled(byte_level, b"201") == [b"2", b"0", b"1"]
-    assert spelled(digits, b"201") == [b"201"]
 
 
 def test_types_and_bytes_of_a_sentencepiece_file(sentencepiece: Tokenizer) -> None:
@@ -85,17 +77,10 @@ def test_types_and_bytes_of_a_sentencepiece_file(sentencepiece: Tokenizer) -> No
     assert b" the" in table.canonical_ids()
 
 
-def test_byte_level_characters_are_bytes(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
-    # The display form of byte A1 is the character whose UTF-8 is C2 A1; they are not the same.
-    assert b"\xa1" in table_of(byte_level).canonical_ids()
-    assert (
-        table_of(sentencepiece).types[table_of(sentencepiece).canonical_ids()[b"\xa1"]]
-        == TokenType.BYTE
-    )
-
-
 def test_special_and_added_tokens_of_a_folder(byte_level: Tokenizer) -> None:
     table = table_of(byte_level)
+    # The display form of byte A1 is the character whose UTF-8 is C2 A1; they are not the same.
+    assert b"\xa1" in table.canonical_ids()
     control = {n for i, n in table.control_names.items()}
     assert control == set(small_tokenizers.SPECIAL_TOKENS)
     think = table.canonical_ids()[small_tokenizers.THINK.encode()]
@@ -124,12 +109,6 @@ def test_width_option_and_width_without_a_config(small: Path) -> None:
 def test_widths_that_cannot_be(small: Path, size: int) -> None:
     with pytest.raises(TokenizerError, match=f"the vocabulary size {size} of small-byte-level"):
         load_tokenizer(str(small / "small-byte-level"), vocab_size=size)
-
-
-def test_eos_ids_of_the_generation_config_are_roles(byte_level: Tokenizer, small: Path) -> None:
-    config = json.loads((small / "small-byte-level" / "generation_config.json").read_text())
-    eos = config["eos_token_id"]
-    assert set(eos if isinstance(eos, list) else [eos]) <= set(table_of(byte_level).roles["eos"])
 
 
 def test_a_sentencepiece_file_and_its_hf_conversion_agree(
@@ -313,19 +292,15 @@ def test_a_tokenizer_json_by_another_name_stands_alone(
 def test_pointers_of_git_lfs(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:12ab\nsize 2183982\n"
     for name in ("tokenizer.model", "tokenizer.json"):
-        (tmp_path / name).write_text(pointer)
-        assert (
-            error_of(tmp_path) == f"{tmp_path / name} is a pointer of Git LFS, not the file itself"
-        )
-    assert "is a pointer of Git LFS" in error_of(tmp_path / "tokenizer.model")
-
-
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    assert error_of(tmp_path).endswith("has no tokenizer.json, so no fast tokenizer")
+        path = tmp_path / name
+        path.write_text(pointer)
+        problem = f"{path} is a pointer of Git LFS, not the file itself"
+        assert error_of(tmp_path) == error_of(path) == problem
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"version": "1.0", "model": {}}'])
-def test_a_damaged_tokenizer_json(tmp_path: Path, text: str) -> None:
+def test_no_tokenizer_json_and_a_damaged_one(tmp_path: Path, text: str) -> None:
+    assert error_of(tmp_path).endswith("has no tokenizer.json, so no fast tokenizer")
     (tmp_path / "tokenizer.json").write_text(text)
     wrong = "is not a tokenizer that AutoTokenizer loads" if text else "tokenizer.json is empty"
     assert wrong in error_of(tmp_path)
@@ -392,10 +367,8 @@ def test_a_config_without_a_width(small: Path, tmp_path: Path) -> None:
 def test_a_damaged_generation_config(small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "hf"
     shutil.copytree(small / "small-byte-level", folder)
-    for eos in ("2.5", "[[1]]", '"</s>"'):
-        (folder / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
-        assert "is not a generation config" in error_of(folder)
-    for text in ("[1]", "[" * 100_000):
+    eos = [f'{{"eos_token_id": {eos}}}' for eos in ("2.5", "[[1]]", '"</s>"')]
+    for text in (*eos, "[1]", "[" * 100_000):
         (folder / "generation_config.json").write_text(text)
         assert "is not a generation config" in error_of(folder)
 

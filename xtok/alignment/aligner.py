@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.rows import FlatIds, Rows, SymbolTable, filled, like
-from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
-from xtok.vocab.pair import SIDES, Pair
-from xtok.vocab.roles import match_roles
-from xtok.vocab.table import TokenTable, match_bytes, same_tokens
+from xtok.vocab.pair import Pair
+from xtok.vocab.table import TokenTable, Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -133,9 +131,9 @@ class TokenAligner:
         max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
 
     Raises:
-        XtokError: if the map is of other tokenizers.
-        ValueError: if a side has neither a tokenizer nor a map that carries its tokens, or
-            `max_comb_len` is less than 1.
+        XtokError: if the map is of other tokenizers, or carries no tokens of a side that has no
+            tokenizer.
+        ValueError: if a side has neither a tokenizer nor a map, or `max_comb_len` is less than 1.
     """
 
     def __init__(
@@ -149,20 +147,19 @@ class TokenAligner:
 
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
-        projection = projection_matrix_path and ProjectionMap.load(projection_matrix_path)
-        if isinstance(student_tokenizer, Pair):
-            pair = student_tokenizer
-            if projection:
-                pair.admit(projection)
-            (rows, columns), equal, roles = pair.tables, pair.equal_bytes, pair.equal_roles
-        else:
-            tokenizers = student_tokenizer, teacher_tokenizer
-            rows, columns = (
-                _table(side, tokenizer, getattr(projection, side).table if projection else None)
-                for side, tokenizer in zip(SIDES, tokenizers, strict=True)
+        path = projection_matrix_path
+        projection = None if path is None else ProjectionMap.load(path)
+        pair = student_tokenizer
+        if not isinstance(pair, Pair):
+            pair = Pair(
+                _vocabulary("student", student_tokenizer, projection),
+                _vocabulary("teacher", teacher_tokenizer, projection),
             )
-            equal, roles = match_bytes(rows, columns), match_roles(rows, columns)
-        roles = {s: t for s, t in roles.items() if t in columns.control_names}
+            pair = pair if projection is None else pair.at_widths_of(projection)
+        if projection is not None:
+            pair.admit(projection)
+        rows, columns = pair.tables
+        roles = {s: t for s, t in pair.equal_roles.items() if t in columns.control_names}
         symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
         if len(symbols) > 2**16 - CONTROL:
             raise ValueError(f"{len(symbols)} control tokens with a counterpart are too many")
@@ -171,7 +168,7 @@ class TokenAligner:
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
         self._exact = np.full(len(rows), -1, np.int32)
-        for s, t in (equal | roles).items():
+        for s, t in (pair.equal_bytes | roles).items():
             self._exact[s] = t
 
     def align(
@@ -425,19 +422,21 @@ def _shift(array: Any, fill: Any) -> Any:
     return shifted
 
 
-def _table(side: str, tokenizer: Any, of_map: TokenTable | None) -> TokenTable:
-    if tokenizer is None:
-        if of_map is None:
-            raise ValueError(
-                f"there is neither a {side} tokenizer nor a map that carries its tokens"
-            )
-        return of_map
-    table = tokenizer if isinstance(tokenizer, TokenTable) else load_tokenizer(tokenizer).table
-    if of_map is None:
-        return table
-    if not same_tokens(of_map, table):
-        raise XtokError(
-            f"the {side} of the map has other tokens than the {side} tokenizer",
-            hint="give the map of this pair; xtok inspect shows the pair of a map",
-        )
-    return of_map
+def _vocabulary(side: str, given: Any, projection: ProjectionMap | None) -> Vocabulary:
+    """Return the vocabulary of a side: of a tokenizer, of a table, or of a map's side."""
+    if given is None:
+        if projection is None:
+            raise ValueError(f"there is neither a {side} tokenizer nor a map")
+        vocabulary: Vocabulary = getattr(projection, side)
+        return vocabulary
+    if not isinstance(given, TokenTable):
+        return load_tokenizer(given).vocabulary
+    return Vocabulary(
+        model_id=f"the {side}'s table",
+        revision=None,
+        backend=None,
+        vocab_size=len(given),
+        width_source="tokenizer",
+        tokenizer_vocab_size=None,
+        table=given,
+    )

@@ -135,13 +135,13 @@ class Rows:
     def values(self, name: str, values: Any, dtype: Any) -> NDArray[Any]:
         """Return values per token, in the form of the ids, as a flat array `[tokens]`."""
         if self.is_list:
-            rows = [_as_array(row, dtype) for row in values]
+            rows = [to_array(row, dtype) for row in values]
             expected = np.diff(self.bounds).tolist()
             if [len(row) if row.ndim == 1 else None for row in rows] != expected:
                 shapes = [list(row.shape) for row in rows]
                 raise ValueError(f"{name} are of shapes {shapes}, {self.side}_ids of {expected}")
             return np.concatenate(rows)
-        array = _as_array(values, dtype)
+        array = to_array(values, dtype)
         if array.shape != self.kept.shape:
             raise ValueError(
                 f"{name} are of shape {list(array.shape)}, "
@@ -178,10 +178,16 @@ def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: Any) -> NDArray[An
     return result
 
 
-def to_array(values: Any) -> NDArray[Any]:
-    """Return what a caller gave, a tensor of any device or a list too, as an array."""
-    array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
-    return array if array.size else array.astype(np.int64)  # an empty list has no type of its own
+def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
+    """Return what a caller gave, a tensor of any device or a list too, as an array.
+
+    None becomes NaN, if the array is of floats.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.double() if values.is_floating_point() else values  # bfloat16 is no NumPy's
+    array = np.asarray(values, dtype)
+    return array if array.size or dtype else array.astype(np.int64)  # an empty list has no type
 
 
 def like(array: NDArray[Any], given: Any) -> Any:
@@ -198,11 +204,3 @@ def _is_list(ids: Any) -> bool:
     if not isinstance(ids, list | tuple) or not ids:
         return False
     return isinstance(ids[0], list | tuple) or getattr(ids[0], "ndim", 0) > 0
-
-
-def _as_array(values: Any, dtype: Any) -> NDArray[Any]:
-    """Return values as an array; None becomes NaN."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.double() if values.is_floating_point() else values
-    return np.asarray(values, dtype)

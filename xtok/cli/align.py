@@ -9,8 +9,13 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, ModelArguments
-from xtok.config import MODELS, option
+from xtok.cli.options import (
+    JSON,
+    STUDENT_CHAT_TEMPLATE,
+    TEACHER_CHAT_TEMPLATE,
+    ModelArguments,
+)
+from xtok.config import option
 from xtok.conversation.files import read_conversations
 from xtok.errors import XtokError
 from xtok.report.alignment import print_alignment
@@ -29,20 +34,8 @@ def align(
         "Align a conversation instead: a file as xtok render takes it, of one conversation, "
         "rendered by each side's chat template.",
     ),
-    student_chat_template: str | None = option(
-        None,
-        "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
-        metavar="FILE|NAME",
-        needs={"chat": True},
-        panel=MODELS,
-    ),
-    teacher_chat_template: str | None = option(
-        None,
-        "Chat template of the teacher.",
-        metavar="FILE|NAME",
-        needs={"chat": True},
-        panel=MODELS,
-    ),
+    student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
+    teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     max_comb_len: int = option(
         4, "Tokens that may match as one where the two sides differ.", min=1
     ),

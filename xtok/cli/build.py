@@ -2,37 +2,29 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import typer
 
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import (
-    checkpoint_of,
-    counts_saved,
-    read_here,
-    read_on_cluster,
-    save_counted,
-)
+from xtok.cli.counting import read_here, sources_of, write_counted
 from xtok.cli.options import (
+    ADDRESS,
+    ENGINE,
     TEXT_FIELD,
+    Engine,
     MapOptions,
     ModelArguments,
     StrictOutput,
-    map_files,
+    map_option,
     report_written,
     text_option,
 )
 from xtok.cli.spellings import nemo_name
 from xtok.config import MAIN, OUTPUT, TEXT, WAIT, BuildConfig, Loss, option
 from xtok.counting.texts import check_texts
-
-if TYPE_CHECKING:
-    from xtok.counting.pair_text import PairText
-
-_CLUSTER = "Cluster"
 
 
 @command
@@ -51,14 +43,11 @@ def build(
     output: StrictOutput,
     text: list[str] = text_option("Count the map on this text: "),
     field: str = TEXT_FIELD,
-    initial_projection_path: Path | None = option(
-        None,
+    initial_projection_path: Path | None = map_option(
         "With --text: smooth towards this map of the pair; by default towards one counted on "
         "synthetic text.",
-        metavar="MAP",
         needs={"text": True},
         panel=TEXT,
-        autocompletion=map_files,
     ),
     config: BuildConfig,
     skip_existing: bool = option(
@@ -75,18 +64,8 @@ def build(
         needs={"skip_existing": True},
         panel=OUTPUT,
     ),
-    engine: Literal["local", "ray"] = option(
-        "local",
-        "Count on this machine, or on a Ray cluster, which survives lost nodes.",
-        needs={"text": True},
-        panel=_CLUSTER,
-    ),
-    address: str = option(
-        "auto",
-        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
-        needs={"engine": "ray"},
-        panel=_CLUSTER,
-    ),
+    engine: Engine = ENGINE,
+    address: str = ADDRESS,
     map_options: MapOptions,
 ) -> None:
     """Build a map for a pair of models, in one go: two tokenizers in, a finished map out.
@@ -97,6 +76,7 @@ def build(
     check_texts(text, field)
     from xtok.maps.names import name_of_map
     from xtok.stages.build import difference, load_or_build
+    from xtok.stages.counted import wanted_by
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
@@ -105,29 +85,25 @@ def build(
     if not (skip_existing and path.is_file()):  # a map that is kept is not written
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
-    checkpoint = checkpoint_of(path)
 
-    def counted() -> "PairText":
-        from xtok.stages.counted import wanted_by
+    def made() -> xtok.ProjectionMap:
+        counted: Any = ()
+        if text and engine == "ray":
+            from xtok.counting.ray import read_on_ray
 
-        job: Any = pair, text, wanted_by(config)
-        if engine == "ray":
-            return read_on_cluster(models, *job, field=field, address=address)
-        return read_here(*job, field=field, checkpoint=checkpoint)
-
-    def make() -> xtok.ProjectionMap:
-        with counts_saved(checkpoint):
-            projection = xtok.build(
-                pair,
-                config=config,
-                texts=counted() if text else (),
-                initial=initial,
-                progress=report.progress_bar,
-            )
-            output.require_complete(projection)
-            save_counted(projection, path, checkpoint)
+            counted = read_on_ray(
+                pair, text, wanted_by(config), sources=sources_of(models, pair), field=field,
+                address=address, progress=report.text_progress_bar,
+            )  # fmt: skip
+        elif text:
+            counted = read_here(pair, text, wanted_by(config), field=field, output=path)
+        projection = xtok.build(
+            pair, config=config, texts=counted, initial=initial, progress=report.progress_bar
+        )
+        output.require_complete(projection)
         return projection
 
+    make = partial(write_counted, made, path)
     if skip_existing:
         differs = partial(difference, pair=pair, config=config, texts=text, initial=initial)
         projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)

@@ -148,7 +148,9 @@ class Option:
             flag = f"{self.flag}/--no-{self.flag[2:]}" if is_switch else self.flag
             flags = flag, *filter(None, [about.short])
             words |= {"rich_help_panel": about.panel or self.panel, "hidden": about.hidden}
-            info = typer.Option(*flags, help=_help(about), **words)
+            has_ends = about.min is not None and about.max is not None
+            ends = f" From {about.min} to {about.max}." if has_ends else ""
+            info = typer.Option(*flags, help=about.help + ends, **words)
         default = inspect.Parameter.empty if default is ... else default
         return inspect.Parameter(
             self.name, _KEYWORD, default=default, annotation=Annotated[kind, info]
@@ -182,12 +184,6 @@ def _plain(kind: Any) -> tuple[Any, Any]:
     """Return a type without `None` and without its items, and the type of the items."""
     kind = without_none(kind)
     return (get_origin(kind), get_args(kind)[0]) if get_args(kind) else (kind, kind)
-
-
-def _help(about: About) -> str:
-    """Return the help of an option; a range with two ends stands in it."""
-    has_ends = about.min is not None and about.max is not None
-    return about.help + (f" From {about.min} to {about.max}." if has_ends else "")
 
 
 def _config(config: Any, values: Mapping[str, Any], given: Collection[str]) -> Any:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from xtok import report
 from xtok.cli.command import deferred_interrupt
-from xtok.vocab.pair import SIDES
 
 if TYPE_CHECKING:
     from xtok.cli.options import Models
     from xtok.counting.pair_text import PairText, Wanted
     from xtok.counting.ray import TokenizerSource
-    from xtok.maps.file import AnyMap
+    from xtok.maps.events import EventMap
+    from xtok.maps.projection_map import ProjectionMap
     from xtok.vocab.pair import Pair
+
+M = TypeVar("M", bound="ProjectionMap | EventMap")
 
 
 def checkpoint_of(output: Path) -> Path:
-    """Return where counts are saved if no other place is given: beside the map."""
+    """Return where the counts of a map are saved: beside it."""
     return output.with_name(f"{output.name}.checkpoint")
 
 
@@ -30,10 +32,12 @@ def read_here(
     wanted: Wanted,
     *,
     field: str,
-    checkpoint: Path,
+    output: Path,
 ) -> PairText:
     """Read text on this machine; an interruption waits for the next batch, and saves the counts."""
     from xtok.counting.pair_text import PairText
+
+    checkpoint = checkpoint_of(output)
 
     def resumed(share: float) -> None:
         report.print_notes([f"resuming at {share:.0%} of the text, from {checkpoint}"])
@@ -45,51 +49,31 @@ def read_here(
         )  # fmt: skip
 
 
-def read_on_cluster(
-    models: Models,
-    pair: Pair,
-    texts: Sequence[str],
-    wanted: Wanted,
-    *,
-    field: str,
-    address: str,
-) -> PairText:
-    """Read text on a Ray cluster, whose nodes load the tokenizers themselves."""
-    from xtok.counting.ray import read_on_ray
-
-    return read_on_ray(
-        pair, texts, wanted, sources=sources_of(models, pair), field=field, address=address,
-        progress=report.text_progress_bar,
-    )  # fmt: skip
-
-
 def sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
     """Return what the nodes of a cluster load the tokenizers of a pair from."""
     from xtok.counting.ray import TokenizerSource
 
     return [
-        TokenizerSource(**{**models.loading(side), "vocab_size": width})
-        for side, width in zip(SIDES, pair.shape, strict=True)
+        TokenizerSource(model=model, vocab_size=width, trust_remote_code=models.trust_remote_code)
+        for model, width in zip(models.both(), pair.shape, strict=True)
     ]
 
 
-@contextmanager
-def counts_saved(checkpoint: Path) -> Iterator[None]:
-    """Say where counts are if an interruption ends what is made of them."""
+def write_counted(make: Callable[[], M], path: Path) -> M:
+    """Make a map and write it, then remove the checkpoint of its counts.
+
+    An interruption before that tells where the counts are; one while it is written waits. Without
+    a checkpoint, an interruption leaves nothing.
+    """
+    checkpoint = checkpoint_of(path)
     try:
-        yield
+        result = make()
+        with deferred_interrupt() if checkpoint.exists() else nullcontext():
+            result.save(path)
+            checkpoint.unlink(missing_ok=True)
     except KeyboardInterrupt:
         if not checkpoint.exists():
             raise
         message = f"counts saved in {checkpoint}; run the same command again to go on"
         raise KeyboardInterrupt(message) from None
-
-
-def save_counted(projection: AnyMap, path: Path, checkpoint: Path) -> None:
-    """Write a map, then remove the checkpoint of its counts; an interruption waits for both.
-
-    Without one, an interruption leaves nothing.
-    """
-    with deferred_interrupt() if checkpoint.exists() else nullcontext():
-        projection.save(path)
-        checkpoint.unlink(missing_ok=True)
+    return result

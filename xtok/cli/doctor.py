@@ -5,23 +5,16 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import CHAT_TEMPLATE, JSON, TEXT_FIELD, Loading, text_option
+from xtok.cli.options import CHAT_TEMPLATE, JSON, KINDS, TEXT_FIELD, Loading, text_option
 from xtok.config import MODELS, option
 from xtok.counting.texts import check_texts
 from xtok.report.tokenizers import print_diagnosis
-
-MODEL_LIST = option(
-    ...,
-    "Hugging Face repo ids, folders or tokenizer.json files; SentencePiece .model, tiktoken or "
-    "tekken.json files; the word bytes. If ambiguous, add a prefix: hf:, spm:, tiktoken:, tekken:.",
-    argument="MODEL",
-)
 
 
 @command
 def doctor(
     *,
-    models: list[str] = MODEL_LIST,
+    models: list[str] = option(..., f"One or more models, each {KINDS}", argument="MODEL"),
     text: list[str] = text_option(
         "Measure on this text what they share, both directions and the events: "
     ),
@@ -46,7 +39,7 @@ def doctor(
         raise typer.BadParameter("--text goes with two models or more")
     check_texts(text, field)
     diagnosis = xtok.doctor(
-        loading.load(models, vocab_size=vocab_size),
+        [loading.tokenizer(model, vocab_size) for model in models],
         text,
         names=models,
         template=chat_template,

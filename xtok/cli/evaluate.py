@@ -8,7 +8,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_files, text_option
+from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_option, text_option
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import check_texts
 from xtok.maps.file import holds_events
@@ -19,11 +19,8 @@ from xtok.report.quality import print_evaluation
 def evaluate(
     stderr: TextIO,
     *,
-    map_paths: list[Path] = option(
-        ...,
-        "Map files of one pair, measured side by side.",
-        argument="MAP...",
-        autocompletion=map_files,
+    map_paths: list[Path] = map_option(
+        "Map files of one pair, measured side by side.", ..., argument="MAP..."
     ),
     text: list[str] = text_option("Text to read: ", required=True),
     models: Models,

@@ -5,7 +5,7 @@ from typing import Any
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import checkpoint_of, counts_saved, read_here, save_counted
+from xtok.cli.counting import read_here, write_counted
 from xtok.cli.options import (
     JSON,
     TEXT_FIELD,
@@ -39,7 +39,7 @@ def events(
 
     Without --text, by the tokens' bytes alone; with it, until at most --max-leak is left.
     """
-    check_output(output_path(output, "events.safetensors"), xtok.EventMap)
+    check_output(output_path(output, "events.safetensors"), (".safetensors",))
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, models.both())
@@ -47,13 +47,14 @@ def events(
     name = names.default_name(student_id, teacher_id, "events", names.text_word(text))
     path = output_path(output, name)
     pair = models.pair(widths)
-    checkpoint = checkpoint_of(path)
-    with counts_saved(checkpoint):
-        texts: Any = ()
+
+    def made() -> xtok.EventMap:
+        counted: Any = ()
         if text:
             from xtok.counting.pair_text import Wanted
 
-            texts = read_here(pair, text, Wanted(), field=field, checkpoint=checkpoint)
-        result = xtok.events(pair, None, texts, config, progress=report.progress_bar)
-        save_counted(result, path, checkpoint)
+            counted = read_here(pair, text, Wanted(), field=field, output=path)
+        return xtok.events(pair, None, counted, config, progress=report.progress_bar)
+
+    result = write_counted(made, path)
     report_written(result.reports, path, json=json)

@@ -53,4 +53,4 @@ def generate(
         progress=report.progress_bar,
     )
     name = nemo_name(context, models, config) or map_name(projection, "generate")
-    output.write(projection, output.path(name))
+    output.write(projection, name)

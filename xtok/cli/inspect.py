@@ -8,7 +8,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command, show
-from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_files, text_option
+from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_option, text_option
 from xtok.config import option
 from xtok.counting.texts import check_texts
 
@@ -28,11 +28,8 @@ def inspect(
     token_id: list[int] = option(
         [], "Explain the row of this student id. Repeatable.", name="id", metavar="ID"
     ),
-    against: Path | None = option(
-        None,
-        "Compare with this map of the same pair: which rows differ, and by how much.",
-        metavar="MAP",
-        autocompletion=map_files,
+    against: Path | None = map_option(
+        "Compare with this map of the same pair: which rows differ, and by how much."
     ),
     num_examples: int | None = option(
         None,
@@ -42,8 +39,7 @@ def inspect(
     ),
     classes: bool = option(
         False,
-        "Show rows and teacher tokens by class (digits, punctuation, scripts …), and what they say "
-        "of the choice of a loss.",
+        "Show rows and teacher tokens by class: digits, punctuation, scripts …",
         flag=True,
     ),
     worst: int | None = option(

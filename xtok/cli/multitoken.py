@@ -7,7 +7,7 @@ import typer
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_files
+from xtok.cli.options import MapOptions, ModelArguments, StrictOutput, map_option
 from xtok.cli.spellings import nemo_name
 from xtok.config import MAKING, MODELS, MultitokenConfig, option
 from xtok.maps.names import map_name
@@ -19,12 +19,8 @@ def multitoken(
     *,
     models: ModelArguments,
     output: StrictOutput,
-    initial_projection_path: Path | None = option(
-        None,
-        "A map of the same pair to extend.",
-        metavar="MAP",
-        panel=MODELS,
-        autocompletion=map_files,
+    initial_projection_path: Path | None = map_option(
+        "A map of the same pair to extend.", panel=MODELS
     ),
     config: MultitokenConfig,
     exact_match: bool = option(
@@ -39,4 +35,4 @@ def multitoken(
     if exact_match:
         projection = xtok.reapply_exact(projection, student_model=pair)
     name = nemo_name(context, models, config) or map_name(projection, "multitoken")
-    output.write(projection, output.path(name))
+    output.write(projection, name)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import typer
 
@@ -20,6 +20,7 @@ from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
 from xtok.errors import XtokError
 from xtok.inspection import pair_of_map
 from xtok.report.stdout import print_path, print_result
+from xtok.vocab.pair import SIDES
 
 if TYPE_CHECKING:
     from xtok.maps.events import EventMap
@@ -51,8 +52,13 @@ def map_files(incomplete: str) -> list[str]:
     return names if has_map and is_plain else []
 
 
+def map_option(help: str, default: Any = None, **about: Any) -> Any:
+    """Return an option, or argument, for a map or several."""
+    return option(default, help, **{"metavar": "MAP", "autocompletion": map_files, **about})
+
+
 MAP_HELP = "A map: .safetensors, or NeMo-RL's .pt."
-MAP = option(..., MAP_HELP, argument="MAP", autocompletion=map_files)
+MAP = map_option(MAP_HELP, ..., argument="MAP")
 JSON = option(False, "Print one JSON object.", flag=True, panel=OUTPUT)
 TEXT_FIELD = option(
     "text",
@@ -60,12 +66,33 @@ TEXT_FIELD = option(
     needs={"text": True},
     panel=TEXT,
 )
-CHAT_TEMPLATE: str | None = option(
-    None,
-    "A Jinja file, or the name of a prompt format, instead of the model's own template.",
-    metavar="FILE|NAME",
-    panel=MODELS,
+Engine: TypeAlias = Literal["local", "ray"]
+ENGINE = option(
+    "local",
+    "Work on this machine, or on a Ray cluster, which survives lost nodes.",
+    needs={"text": True},
+    panel="Cluster",
 )
+ADDRESS = option(
+    "auto",
+    "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
+    needs={"engine": "ray"},
+    panel="Cluster",
+)
+
+
+def _chat_template(help: str, **about: Any) -> Any:
+    return option(None, help, metavar="FILE|NAME", panel=MODELS, **about)
+
+
+CHAT_TEMPLATE = _chat_template(
+    "A Jinja file, or the name of a prompt format, instead of the model's own template."
+)
+STUDENT_CHAT_TEMPLATE = _chat_template(
+    "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
+    needs={"chat": True},
+)
+TEACHER_CHAT_TEMPLATE = _chat_template("Chat template of the teacher.", needs={"chat": True})
 
 
 def text_option(help: str, *, required: bool = False) -> Any:
@@ -108,36 +135,26 @@ class MapOptions(Widths):
         """Load a map, or an event map."""
         from xtok.maps import file
 
-        return file.load_events(path) if file.holds_events(path) else self.load(path)
+        return xtok.EventMap.load(path) if file.holds_events(path) else self.load(path)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapArgument(Config):
-    """The map that a command refines, as an argument or as an option."""
-
-    panel = MAIN
-    map_path: Path | None = option(None, MAP_HELP, argument="MAP", autocompletion=map_files)
-    initial_projection_path: Path | None = option(
-        None, "The same as MAP, as an option.", metavar="MAP", autocompletion=map_files
-    )
-
-    def one_path(self) -> Path:
-        """Return the map's path; none, or two, are a usage error."""
-        paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
-        if len(paths) != 1:
-            which = "one map" if paths else "a map"
-            raise typer.BadParameter(f"give {which}, as MAP or as --initial-projection-path MAP")
-        return paths[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Safety(Config):
-    """What loading a model may do."""
+class Loading(Config):
+    """How models are loaded."""
 
     panel = MODELS
     trust_remote_code: bool = option(
         False, "Allow a repo's custom tokenizer code to run; a note says when it does.", flag=True
     )
+
+    def tokenizer(self, model: str, vocab_size: int | None = None) -> Tokenizer:
+        """Load a tokenizer, and print the notes on how it was loaded."""
+        with report.announced(f"loading {model}"):
+            tokenizer = xtok.load_tokenizer(
+                model, vocab_size=vocab_size, trust_remote_code=self.trust_remote_code
+            )
+        report.print_notes(tokenizer.notes)
+        return tokenizer
 
 
 def _model(help: str, short: str) -> Any:
@@ -145,7 +162,7 @@ def _model(help: str, short: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Models(Safety):
+class Models(Loading):
     """The models of the rows and the columns, and how they are loaded."""
 
     student_model: str | None = _model(f"The student, a map's rows: {KINDS}", short="-s")
@@ -158,42 +175,32 @@ class Models(Safety):
             raise typer.BadParameter(f"give the {side} once, as an argument or as --{side}-model")
         return given[0] or given[1]
 
+    def names(self) -> dict[str, str]:
+        """Return the models that are given, by side."""
+        return {side: name for side in SIDES if (name := self.name(side)) is not None}
+
     def both(self) -> tuple[str, str]:
         """Return both models; one that is not given is a usage error."""
-        student, teacher = self.name("student"), self.name("teacher")
-        if student is not None and teacher is not None:
-            return student, teacher
+        names = self.names()
+        if len(names) == 2:
+            return names["student"], names["teacher"]
         if isinstance(self, ModelArguments):
             raise typer.BadParameter("give two models, STUDENT TEACHER")
-        missing = [side for side in ("student", "teacher") if self.name(side) is None]
+        missing = [side for side in SIDES if side not in names]
         flags = " and ".join(f"--{side}-model" for side in missing)
         raise typer.BadParameter(f"give the {' and the '.join(missing)}: {flags}")
-
-    def sides(self) -> list[str]:
-        """Return the sides whose models are given."""
-        return [side for side in ("student", "teacher") if self.name(side) is not None]
-
-    def loading(self, side: str, widths: Widths | None = None) -> dict[str, Any]:
-        """Return what `load_tokenizer` takes for a side whose model is given."""
-        width = getattr(widths, f"{side}_vocab_size", None)
-        return {
-            "model": self.name(side),
-            "vocab_size": width,
-            "trust_remote_code": self.trust_remote_code,
-        }
-
-    def load(self, side: str, widths: Widths | None = None) -> Tokenizer:
-        """Load the tokenizer of a side whose model is given."""
-        return load_tokenizer(**self.loading(side, widths))
 
     def pair(self, widths: Widths | None = None) -> Pair:
         """Load both tokenizers; a model that is not given is a usage error."""
         self.both()
-        return xtok.pair(self.load("student", widths), self.load("teacher", widths))
+        return xtok.pair(**self.given(widths))
 
-    def given(self) -> dict[str, Any]:
+    def given(self, widths: Widths | None = None) -> dict[str, Any]:
         """Load the tokenizers that are given, by parameter."""
-        return {f"{side}_model": self.load(side) for side in self.sides()}
+        return {
+            f"{side}_model": self.tokenizer(model, getattr(widths, f"{side}_vocab_size", None))
+            for side, model in self.names().items()
+        }
 
     def pair_of_map(
         self, path: Path | None, options: MapOptions
@@ -213,8 +220,7 @@ class Models(Safety):
         Returns:
             the map, with the tokens that it lacks, and its pair.
         """
-        loaded = {f"{side}_model": self.load(side, widths) for side in self.sides()}
-        pair = pair_of_map(projection, **loaded)
+        pair = pair_of_map(projection, **self.given(widths))
         report.print_notes(pair.name_notes(projection))
         return pair.admit(projection, name=str(name)), pair
 
@@ -227,23 +233,6 @@ class ModelArguments(Models):
     teacher: str | None = option(None, "The teacher, a map's columns.", argument="TEACHER")
     student_model: str | None = _model("The same as STUDENT, as an option.", short="-s")
     teacher_model: str | None = _model("The same as TEACHER, as an option.", short="-t")
-
-
-def load_tokenizer(model: str, **loading: Any) -> Tokenizer:
-    """Load a tokenizer, and print the notes on how it was loaded."""
-    with report.announced(f"loading {model}"):
-        tokenizer = xtok.load_tokenizer(model, **loading)
-    report.print_notes(tokenizer.notes)
-    return tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loading(Safety):
-    """How all models of a list are loaded."""
-
-    def load(self, models: list[str], **more: Any) -> list[Tokenizer]:
-        """Load the tokenizers of a list."""
-        return [load_tokenizer(model, **vars(self), **more) for model in models]
 
 
 def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") -> Any:
@@ -281,28 +270,21 @@ class Output(Config):
     )
     json: bool = JSON
 
-    def path(self, name: str, beside: Path | None = None) -> Path:
+    def path(self, name: str) -> Path:
         """Return the output's path; see `output_path`."""
-        return output_path(self.output, name, beside)
+        return output_path(self.output, name)
 
-    def check(self, beside: Path | None = None) -> None:
+    def check(self) -> None:
         """Check that the map can be written, before anything costs time."""
         from xtok.maps import file
 
-        file.check_output(self.path("map.safetensors", beside))
+        file.check_output(self.path("map.safetensors"))
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
-        """Write the map, and report it."""
+    def write(self, projection: ProjectionMap, name: str) -> None:
+        """Write the map, under this name unless another is given, and report it."""
+        path = self.path(name)
         projection.save(path)
         report_written(projection.reports, path, json=self.json)
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a command that makes a map did."""
-
-    paths: tuple[str, ...]
-    reports: tuple[StageReport, ...]
 
 
 def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> None:
@@ -310,16 +292,30 @@ def report_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> 
     with suppress(OSError):  # the map is written, whether or not anybody reads the report
         report.print_reports(reports)
     if json:
-        print_result(report.to_json(Written(tuple(map(str, paths)), tuple(reports))))
+        print_result(report.to_json({"paths": [*map(str, paths)], "reports": [*reports]}))
     for path in () if json else paths:
         print_path(path)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefinedOutput(Output):
-    """The output of a command that refines a map."""
+class RefinedMap(Output):
+    """The map that a command refines, as an argument or as an option, and where it writes it."""
 
+    map_path: Path | None = map_option(MAP_HELP, argument="MAP")
+    initial_projection_path: Path | None = map_option("The same as MAP, as an option.", panel=MAIN)
     output: str | None = output_option("beside the input, in its format.")
+
+    def source(self) -> Path:
+        """Return the path of the map to refine; none, or two, are a usage error."""
+        paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
+        if len(paths) != 1:
+            which = "one map" if paths else "a map"
+            raise typer.BadParameter(f"give {which}, as MAP or as --initial-projection-path MAP")
+        return paths[0]
+
+    def path(self, name: str) -> Path:
+        """Return the output's path, by default beside the map."""
+        return output_path(self.output, name, self.source())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +338,7 @@ class StrictOutput(Output):
                 parameter="strict",
             )
 
-    def write(self, projection: ProjectionMap, path: Path) -> None:
+    def write(self, projection: ProjectionMap, name: str) -> None:
         """Write the map, if every token could be decoded and spelled or --strict is not given."""
         self.require_complete(projection)
-        super().write(projection, path)
+        super().write(projection, name)

@@ -1,15 +1,23 @@
 """`xtok project`."""
 
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import xtok
 from xtok import report
 from xtok.cli.command import command, expanded, show
 from xtok.cli.counting import sources_of
-from xtok.cli.options import JSON, ModelArguments, Widths, map_files
-from xtok.config import MAIN, MODELS, ProjectConfig, option
+from xtok.cli.options import (
+    ADDRESS,
+    ENGINE,
+    JSON,
+    STUDENT_CHAT_TEMPLATE,
+    TEACHER_CHAT_TEMPLATE,
+    Engine,
+    ModelArguments,
+    Widths,
+    map_option,
+)
+from xtok.config import MAIN, ProjectConfig, option
 from xtok.report.stdout import print_path
 
 
@@ -25,14 +33,11 @@ def project(
         parser=expanded,
     ),
     models: ModelArguments,
-    back_map: Path | None = option(
-        None,
+    back_map: Path | None = map_option(
         "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is "
         "built.",
         name="map",
-        metavar="MAP",
         panel=MAIN,
-        autocompletion=map_files,
     ),
     output: Path = option(
         ..., "Where to write: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
@@ -45,25 +50,11 @@ def project(
         parser=expanded,
         panel=MAIN,
     ),
-    student_chat_template: str | None = option(
-        None,
-        "Chat template of the student, if not its own: a Jinja file, or the name of a format.",
-        metavar="FILE|NAME",
-        panel=MODELS,
-    ),
-    teacher_chat_template: str | None = option(
-        None, "Chat template of the teacher.", metavar="FILE|NAME", panel=MODELS
-    ),
+    student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
+    teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,
-    engine: Literal["local", "ray"] = option(
-        "local", "Work on this machine, or on a Ray cluster, file by file.", panel="Cluster"
-    ),
-    address: str = option(
-        "auto",
-        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
-        needs={"engine": "ray"},
-        panel="Cluster",
-    ),
+    engine: Engine = ENGINE,
+    address: str = ADDRESS,
     json: bool = JSON,
 ) -> None:
     """Turn a teacher's stored top-k log-probabilities into a student's, for any trainer.
@@ -71,15 +62,7 @@ def project(
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
-    from xtok.projecting.files import project_on_ray
-
     pair = models.pair(widths)
-    projected_on = None
-    if engine == "ray":
-        projected_on = partial(
-            project_on_ray, sources=sources_of(models, pair), address=address,
-            progress=report.text_progress_bar,
-        )  # fmt: skip
     try:
         projected = xtok.project(
             teacher_topk,
@@ -91,7 +74,8 @@ def project(
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
             student_topk=student_topk or (),
-            work=projected_on,
+            sources=sources_of(models, pair) if engine == "ray" else (),
+            address=address,
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
             note=report.print_note,
@@ -99,8 +83,6 @@ def project(
     except KeyboardInterrupt:
         message = "run the same command again to go on from what is done"
         raise KeyboardInterrupt(message) from None
-    if json:
-        show(projected, lambda _: None, json=True)
-        return
-    report.print_notes([*projected.sentences, *projected.notes])
-    print_path(output)
+    if not json:
+        report.print_notes([*projected.sentences, *projected.notes])
+    show(projected, lambda done: print_path(done.paths[0]), json=json)

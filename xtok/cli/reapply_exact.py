@@ -2,7 +2,7 @@
 
 import xtok
 from xtok.cli.command import command
-from xtok.cli.options import MapArgument, MapOptions, ModelArguments, RefinedOutput
+from xtok.cli.options import MapOptions, ModelArguments, RefinedMap
 from xtok.cli.spellings import refined_name
 from xtok.config import MATCHING, Canonicalization, SpecialTokens, option
 
@@ -12,9 +12,8 @@ _AS_MADE = option(None, "As in multitoken; by default what the map was made with
 @command
 def reapply_exact(
     *,
-    source: MapArgument,
+    files: RefinedMap,
     models: ModelArguments,
-    output: RefinedOutput,
     special_tokens: SpecialTokens | None = _AS_MADE,
     canonicalization: Canonicalization | None = _AS_MADE,
     map_options: MapOptions,
@@ -23,15 +22,13 @@ def reapply_exact(
 
     A map without tokens, as NeMo-RL's tools write it, needs both models.
     """
-    map_path = source.one_path()
-    output.check(map_path)
-    projection = map_options.load(map_path)
-    projection, pair = models.with_map(projection, map_options, name=map_path)
+    files.check()
+    source = files.source()
+    projection, pair = models.with_map(map_options.load(source), map_options, name=source)
     projection = xtok.reapply_exact(
         projection,
         special_tokens=special_tokens,
         canonicalization=canonicalization,
         student_model=pair,
     )
-    name = refined_name(map_path, "reapply-exact", projection)
-    output.write(projection, output.path(name, map_path))
+    files.write(projection, refined_name(source, "reapply-exact", projection))

@@ -53,7 +53,7 @@ def render(
         output = _checked(output, file)
     chats = read_conversations(file)
     first = next(chats)
-    [tokenizer] = loading.load([model])
+    tokenizer = loading.tokenizer(model)
     xtok.conversation.find_template(tokenizer, chat_template)
     counts, noted = Counter[str](), Counter[str]()
 
@@ -119,21 +119,13 @@ def _naming(place: str) -> Iterator[None]:
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     """Write rows in groups of a thousand."""
     arrow, parquet = need("pyarrow", path), need("pyarrow.parquet", path)
-    ids = arrow.list_(arrow.int32())
-    span = arrow.struct([(unit, ids) for unit in ("chars", "bytes", "tokens")])
-    of_message = arrow.struct(
-        [
-            *(("role", arrow.string()), ("whole", span), ("content", span)),
-            *(("source", ids), ("verbatim", arrow.bool_())),
-        ]
-    )
-    schema = arrow.schema(
-        [
-            *(("text", arrow.string()), ("input_ids", ids)),
-            *(("assistant_masks", arrow.list_(arrow.int8())), ("labels", ids)),
-            ("message_spans", arrow.list_(of_message)),
-        ]
-    )
+    text, ids = arrow.string(), arrow.list_(arrow.int32())
+    mask, flag = arrow.list_(arrow.int8()), arrow.bool_()
+    span = arrow.struct(dict.fromkeys(("chars", "bytes", "tokens"), ids))
+    spans = {"role": text, "whole": span, "content": span, "source": ids, "verbatim": flag}
+    columns = {"text": text, "input_ids": ids, "assistant_masks": mask, "labels": ids}
+    columns["message_spans"] = arrow.list_(arrow.struct(spans))
+    schema = arrow.schema(columns)
     with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(rows, 1000)):
             writer.write_table(arrow.Table.from_pylist(group, schema))

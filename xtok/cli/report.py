@@ -1,50 +1,33 @@
 """`xtok report`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from xtok import report as reports
 from xtok.cli.command import command
-from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_files, text_option
-from xtok.config import OUTPUT, Config, option
+from xtok.cli.options import TEXT_FIELD, MapOptions, Models, map_option, text_option
+from xtok.config import OUTPUT, option
 from xtok.counting.texts import check_texts
+from xtok.io import check_output, write
 from xtok.report.stdout import print_path
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageOutput(Config):
-    """Where a page is written."""
-
-    panel = OUTPUT
-    output: Path = option(Path("report.html"), "Where to write the page: .html.", short="-o")
-    json: bool = option(False, "Also write the page's data as JSON, beside it.", flag=True)
-
-    def files(self) -> dict[Path, Path]:
-        """Return the files as they are called, and where they are written, which can be."""
-        from xtok.io import check_output
-
-        files = {self.output: check_output(self.output, [".html"], "page")}
-        if self.json:
-            data = self.output.with_suffix(".json")
-            files[data] = check_output(data, [".json"], "page")
-        return files
 
 
 @command
 def report(
     *,
-    map_paths: list[Path] = option(
-        ...,
-        "A map file, or two of one pair to put side by side.",
-        argument="MAP...",
-        autocompletion=map_files,
+    map_paths: list[Path] = map_option(
+        "A map file, or two of one pair to put side by side.", ..., argument="MAP..."
     ),
     text: list[str] = text_option("With both models: measure the maps on this text: "),
     models: Models,
     field: str = TEXT_FIELD,
-    page_output: PageOutput,
+    output: Path = option(
+        Path("report.html"), "Where to write the page: .html.", short="-o", panel=OUTPUT
+    ),
+    json: bool = option(
+        False, "Also write the page's data as JSON, beside it.", flag=True, panel=OUTPUT
+    ),
     map_options: MapOptions,
 ) -> None:
     """Write a page to look at: one HTML file that says what a map is fit for, and lets you search.
@@ -53,11 +36,12 @@ def report(
     """
     if len(map_paths) > 2:
         raise typer.BadParameter("give one map, or two of one pair")
-    if text or models.sides():
-        models.both()
-    page_output.files()
+    names = models.both() if text or models.names() else None
+    files = {output: check_output(output, [".html"], "page")}
+    if json:
+        data = output.with_suffix(".json")
+        files[data] = check_output(data, [".json"], "page")
     from xtok.inspection.report import examine
-    from xtok.io import write
     from xtok.report.page import render
 
     check_texts(text, field)
@@ -69,13 +53,13 @@ def report(
         maps,
         texts=text,
         pair=pair,
-        models=models.both() if models.sides() else None,
+        models=names,
         names=[path.name for path in map_paths],
         field=field,
         progress=reports.progress_bar,
         text_progress=reports.text_progress_bar,
     )
     contents = render(examined), f"{reports.to_json(examined.report)}\n".encode()
-    for (name, path), content in zip(page_output.files().items(), contents, strict=False):
+    for (name, path), content in zip(files.items(), contents, strict=False):
         write(path, [content])
         print_path(name)

@@ -2,7 +2,7 @@
 
 import xtok
 from xtok.cli.command import command
-from xtok.cli.options import PRESERVE_LAST, MapArgument, RefinedOutput
+from xtok.cli.options import PRESERVE_LAST, RefinedMap
 from xtok.cli.spellings import refined_name
 from xtok.config import SortCutConfig
 
@@ -10,16 +10,12 @@ from xtok.config import SortCutConfig
 @command
 def sort_cut(
     *,
-    source: MapArgument,
-    output: RefinedOutput,
+    files: RefinedMap,
     config: SortCutConfig,
     preserve_last: bool | None = PRESERVE_LAST,
 ) -> None:
     """Cut each row of a map to its heaviest entries and normalize it; a scale slot stays last."""
-    map_path = source.one_path()
-    output.check(map_path)
-    projection = xtok.sort_cut(
-        xtok.ProjectionMap.load(map_path, preserve_last=preserve_last), config
-    )
-    name = refined_name(map_path, "sort-cut", projection)
-    output.write(projection, output.path(name, map_path))
+    files.check()
+    projection = xtok.ProjectionMap.load(files.source(), preserve_last=preserve_last)
+    projection = xtok.sort_cut(projection, config)
+    files.write(projection, refined_name(files.source(), "sort-cut", projection))

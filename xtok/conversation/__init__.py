@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,9 @@ from xtok.conversation.templates import (
     render_template,
 )
 from xtok.errors import XtokError
-from xtok.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 NO_END_OF_TURN = "no token that ends the turn is a target: a model does not learn to stop there"
 _DATED = "the template writes today's date"

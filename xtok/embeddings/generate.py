@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,6 @@ from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
-    import torch
-
     from xtok.embeddings.sources import InputLayer, SentenceModel
 
 OWN = "own"
@@ -152,7 +151,8 @@ def _edges_by_spelling(
     if config.canonicalization == "relaxed":
         rows, columns = list(map(relaxed_form, rows)), list(map(relaxed_form, columns))
     values, places = most_similar(rows, columns, config.top_k, progress)
-    weights = np.where(places >= 0, _weights(values, config, power=_power), 0)
+    weights = _weights(values, values[:, :1], config, power=_power)
+    weights = np.where(places >= 0, weights, 0)
     edges, counts = _kept(row_ids, column_ids, places, weights, weights.sum(axis=1), config)
     alone = row_ids[places[:, 0] < 0].tolist()
     return edges, counts, [f"no byte in common: {examples_of(alone, student)}"] if alone else []
@@ -168,15 +168,16 @@ def _power(base: NDArray[np.float64], exponent: NDArray[np.float64]) -> NDArray[
     return result
 
 
-def _weights(values: NDArray[Any], config: GenerateConfig, power: Any = np.power) -> NDArray[Any]:
-    """Return weights of sorted cosines, float64 `[n, k]`, that are not normalized yet."""
-    values, largest = values.astype(np.float64), values[:, :1]
-    weights: NDArray[np.float64]
+def _weights(
+    cosines: Any, largest: Any, config: GenerateConfig, *, power: Any = pow, exp: Any = np.exp
+) -> Any:
+    """Return weights `[n, k]` that are not normalized yet, of arrays or tensors.
+
+    `largest` is the largest cosine of each row, `[n, 1]`.
+    """
     if config.transform == "softmax":
-        weights = np.exp((values - largest) / config.temperature)
-    else:
-        weights = power(values, POWER_OF_LARGEST * largest)
-    return weights
+        return exp((cosines - largest) / config.temperature)
+    return power(abs(cosines), POWER_OF_LARGEST * largest)
 
 
 def _kept(
@@ -271,23 +272,18 @@ def _similar(
     progress: Progress,
 ) -> tuple[Edges, dict[str, float]]:
     """Return the edges of the `top_k` most similar columns, of weights that sum to 1 per row."""
-    power = config.transform == "power"
     k = min(config.top_k, len(column_ids))
     if not (len(row_ids) and k):
         return Edges(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)), {}
+    import torch
 
-    def weigh(cosines: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-        if power:
-            return cosines.abs().pow(POWER_OF_LARGEST * largest)
-        return ((cosines - largest) / config.temperature).exp()
-
+    # A threshold is on a share of the whole row, of which the `top_k` are the largest.
+    weigh = partial(_weights, config=config, exp=torch.exp) if config.weight_threshold else None
     with one_thread_each() as pool, progress("comparing", len(x)) as advance:
         cosine = Cosine(
             y, device=config.device, dtype=config.dtype, chunk_size=config.chunk_size, pool=pool
         )
-        # A threshold is on a share of the whole row, of which these are the largest.
-        values, places, sums = cosine.top_k(
-            x, k, absolute=power, advance=advance, weigh=weigh if config.weight_threshold else None
-        )
-    weights = _weights(values, config)
+        absolute = config.transform == "power"
+        values, places, sums = cosine.top_k(x, k, absolute=absolute, advance=advance, weigh=weigh)
+    weights = _weights(values.astype(np.float64), values[:, :1], config)
     return _kept(row_ids, column_ids, places, weights, sums, config)

@@ -18,10 +18,10 @@ from xtok.embeddings.checkpoint import Model, input_layer
 from xtok.embeddings.similarity import Vectors
 from xtok.errors import EmbeddingError, install_hint
 from xtok.io import cache_folder, replacing
+from xtok.maps.results import examples_of
 from xtok.progress import Progress
 from xtok.threads import one_thread_each
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.vocab.display import quoted
 from xtok.vocab.table import TokenTable
 
 _BATCH = 256  # texts; fixed, because what they are padded to changes the last bits
@@ -206,10 +206,8 @@ def require_finite(
     """Check that no embedding holds NaN or infinity; the error names the tokens."""
     bad = ids[~np.isfinite(vectors).all(axis=1)].tolist()
     if bad:
-        rows = ", ".join(f"{i} {quoted(table.name(i))}" for i in bad[:5])
         raise EmbeddingError(
-            f"{len(bad)} embeddings by {model_id} are not finite: of tokens {rows}"
-            + (", …" if len(bad) > 5 else ""),
+            f"embeddings by {model_id} are not finite: of {examples_of(bad, table)}",
             hint="check the checkpoint, or give float32 with {option}",
             parameter="dtype",
         )

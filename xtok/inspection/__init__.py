@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 from xtok.vocab.pair import Pair
@@ -25,6 +27,15 @@ class Check:
     name: str
     level: Level
     message: str
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Number the repeated names: a, a (2)."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name} ({n})" if n > 1 else name for n in count(1))
+        found.append(next(one for one in numbered if one not in found))
+    return found
 
 
 def pair_of_map(

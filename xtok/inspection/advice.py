@@ -153,7 +153,7 @@ def p_kl_fit(
 def _gold(pair: PairFacts, exact: int) -> Judgement:
     if not exact:
         return "bad", "It compares rows of equal bytes, and the map has none."
-    missing = pair.numbers.student - pair.numbers.both
+    missing = pair.numbers.only_student
     if missing > pair.numbers.student / 2:
         of_all = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
         return "care", f"{of_all} have no exact counterpart: they are compared by rank."

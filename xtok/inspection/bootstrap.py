@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xtok.config import Loss, check_loss
 
 _RESAMPLES = 1000
-_LABELS = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
+LOSS_NAMES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def rank(
     values = [float(one.sum() / max(1, counts.sum())) for one in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
-    verdict = f"For {_LABELS[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
+    verdict = f"For {LOSS_NAMES[loss]}, {names[best]} measures {values[best]:.3f} nats {where}."
     if others:
         other = others[0]
         difference = sums[other] - sums[best]
@@ -90,7 +90,7 @@ def rank(
             if lead.low <= 0:
                 which = f"this text does not tell {names[best]} from {names[other]}"
         verdict = (
-            f"For {_LABELS[loss]}, {which}: {values[best]:.3f} nats {where}, against "
+            f"For {LOSS_NAMES[loss]}, {which}: {values[best]:.3f} nats {where}, against "
             f"{values[other]:.3f} of {names[other]} ({spread})."
         )
     names = tuple(names[n] for n in order)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.counts import edge_keys
-from xtok.maps.file import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
-from xtok.vocab.pair import Pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,42 +41,23 @@ _SAME = 1e-6  # a total variation distance that is rounding
 
 
 def compare(
-    first: MapLike,
-    second: MapLike,
-    *,
-    token_counts: NDArray[np.int64] | None = None,
-    num_examples: int = 10,
-    names: Sequence[str] = (),
-) -> Comparison:
-    """Compare two maps of one pair row by row, by total variation distance.
-
-    The distance of two rows is half the sum of the differences of their weights: the share of the
-    row that has to move. An empty row is at distance 1 from one that is not.
-
-    Args:
-        first: a map, or the path of one.
-        second: another of the same pair, or its path.
-        token_counts: how often each student token occurs, int64 `[V_student]`, to weigh the rows.
-        num_examples: how many rows to show.
-        names: what errors call the maps.
-
-    Raises:
-        XtokError: if the maps are of different pairs.
-    """
-    maps, names = as_maps([first, second], names)
-    pair = Pair.of(*maps)
-    a, b = (pair.admit(one, name=name) for one, name in zip(maps, names, strict=True))
-    return comparison_of(a, b, token_counts=token_counts, num_examples=num_examples)
-
-
-def comparison_of(
     a: ProjectionMap,
     b: ProjectionMap,
     *,
     token_counts: NDArray[np.int64] | None = None,
     num_examples: int = 10,
 ) -> Comparison:
-    """Return what `compare` says of two maps that are known to be of one pair."""
+    """Compare two maps that are known to be of one pair, by total variation distance.
+
+    The distance of two rows is half the sum of the differences of their weights: the share of the
+    row that has to move. An empty row is at distance 1 from one that is not.
+
+    Args:
+        a: a map.
+        b: another.
+        token_counts: how often each student token occurs, int64 `[V_student]`, to weigh the rows.
+        num_examples: how many rows to show.
+    """
     distance = _distances(a, b)
     filled = (a.row_kind != RowKind.EMPTY) | (b.row_kind != RowKind.EMPTY)
     share = filled / max(1, int(filled.sum()))

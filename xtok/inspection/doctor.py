@@ -246,7 +246,7 @@ def _diagnose(
     diagnosis = TokenizerDiagnosis(
         model_id=vocabulary.model_id,
         backend=vocabulary.backend or "unknown",
-        text_changes={change.normalizer: change.changes for change in tokenizer.text_changes},
+        text_changes=dict(tokenizer.text_changes),
         vocab_size=vocabulary.vocab_size,
         width_source=vocabulary.width_source,
         tokenizer_vocab_size=vocabulary.tokenizer_vocab_size or vocabulary.vocab_size,
@@ -269,7 +269,7 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     if not tokenizer.text_changes:
         yield Check("normalizer", "ok", "none: text is its tokens' bytes")
     for change in tokenizer.text_changes:
-        yield Check("normalizer", "warning", f"{change.normalizer}: {change.changes}")
+        yield Check("normalizer", "warning", ": ".join(change))
     num_unused = len(tokenizer.table.ids_of_type(TokenType.UNUSED))
     message = (
         f"{vocabulary.vocab_size:,} (from the {vocabulary.width_source}), largest id "

@@ -18,7 +18,6 @@ H-KL, which compare the first tokens there.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
@@ -35,10 +34,11 @@ from xtok.counting.pair_text import PairText, PerDocument, Wanted
 from xtok.counting.smoothing import losses, weights_at
 from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
+from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
 from xtok.maps.edges import Edges, heaviest, ranks
 from xtok.maps.events import EventMap
-from xtok.maps.file import AnyMap, AnyMapLike, as_any_map, as_maps
+from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.exact import with_exact
@@ -222,7 +222,7 @@ def evaluate(
             hint="evaluate the event maps alone, without a loss",
         )
     admitted = (pair.admit(one, name=name) for name, one in zip(names, loaded, strict=True))
-    named = dict(zip(_distinct(names), admitted, strict=True))
+    named = dict(zip(distinct(names), admitted, strict=True))
     text = PairText.read(
         pair, texts, Wanted(per_document=True), field=field, group_by=group_by,
         progress=text_progress,
@@ -230,16 +230,6 @@ def evaluate(
     return evaluation_of(
         named, pair, text, for_loss=for_loss, num_worst=num_worst, seed=seed, progress=progress
     )
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Number the repeated names: a, a (2)."""
-    times: Counter[str] = Counter()
-    distinct = []
-    for name in names:
-        times[name] += 1
-        distinct.append(name if times[name] == 1 else f"{name} ({times[name]})")
-    return distinct
 
 
 def evaluation_of(

@@ -16,15 +16,15 @@ from xtok.inspection import pair_of_map
 from xtok.inspection.rows import InspectedRow, inspect_row, inspect_token
 from xtok.maps.edges import row_starts
 from xtok.maps.events import EventMap
-from xtok.maps.file import AnyMapLike, MapLike, as_any_map
+from xtok.maps.map_like import AnyMapLike, MapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.classes import TokenClass, classes_named, token_classes
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenType, Vocabulary
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
     from xtok.tokenizers import ModelLike, PairLike
-    from xtok.vocab.pair import Pair
 
 _LARGEST = 10
 _MEMBERS = 8
@@ -159,9 +159,10 @@ def inspect(
 
             text = PairText.read(replace(pair, teacher_tokenizer=None), texts, field=field)
             [counts] = text.tokens
-        comparison = compare(
-            projection, against, token_counts=counts, num_examples=num_examples or 10, names=names
-        )
+        maps, names = as_maps([projection, against], names)
+        of_both = Pair.of(*maps)
+        a, b = (of_both.admit(one, name=name) for one, name in zip(maps, names, strict=True))
+        comparison = compare(a, b, token_counts=counts, num_examples=num_examples or 10)
     kinds = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
     slots = projection.weights[projection.is_slot]
     total = float(projection.weights.sum(dtype=np.float64))

@@ -28,6 +28,16 @@ class Shared:
     teacher: int
     both: int
 
+    @property
+    def only_student(self) -> int:
+        """How many only the student has."""
+        return self.student - self.both
+
+    @property
+    def only_teacher(self) -> int:
+        """How many only the teacher has."""
+        return self.teacher - self.both
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextFacts:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xtok import __version__
 from xtok.counting.pair_text import PairText, Wanted
+from xtok.inspection import distinct
 from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
-from xtok.inspection.compare import Comparison, comparison_of
+from xtok.inspection.compare import Comparison, compare
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
 from xtok.inspection.inspect import Inspection, inspect
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
 from xtok.maps import file as mapfile
-from xtok.maps.file import MapLike, as_maps
+from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
@@ -108,8 +108,7 @@ def examine(
     pair = Pair.of(*loaded) if pair is None else pair.at_widths_of(loaded[0])
     has_tokenizers = pair.teacher_tokenizer is not None
     loaded = [pair.admit(m, name=name) for m, name in zip(loaded, names, strict=True)]
-    repeated = {name for name, times in Counter(names).items() if times > 1}
-    names = [f"{n} ({i})" if n in repeated else n for i, n in enumerate(names, start=1)]
+    names = distinct(names)
     evaluation = text = None
     if texts:
         wanted = Wanted(per_document=True, excerpts=True)
@@ -118,8 +117,8 @@ def examine(
         evaluation = evaluation_of(named, pair, text, for_loss="p-kl", progress=progress)
     of_pair = events(pair, progress=progress) if has_tokenizers else None
     facts = pair_facts(pair, text, of_pair)
-    reports, findings = [], list(_of_pair(facts, evaluation))
-    for number, (m, name) in enumerate(zip(loaded, names, strict=True), start=1):
+    reports, of_maps = [], []
+    for m, name in zip(loaded, names, strict=True):
         measures, empty_text = None, 0.0
         if evaluation is not None and text is not None:
             measures = [one for one in evaluation.measures if one.name == name][-1]
@@ -136,17 +135,17 @@ def examine(
                 ),
             )
         )
-        about = number if len(loaded) > 1 else None
-        of_map = _of_map(description, facts, measures, empty_text)
-        findings += [replace(finding, map_number=about) for finding in of_map]
-    both = [replace(one, map_number=None) for one in findings]
-    alike = Counter(both)
-    merged = [each if alike[each] > 1 else one for one, each in zip(findings, both, strict=True)]
-    findings = sorted(dict.fromkeys(merged), key=lambda one: _GRADES.index(one.level))
+        of_maps.append(list(_of_map(description, facts, measures, empty_text)))
+    findings = list(_of_pair(facts, evaluation))
+    for number, own in enumerate(of_maps, start=1):
+        findings += [
+            one if all(one in other for other in of_maps) else replace(one, map_number=number)
+            for one in own
+        ]
+    findings = sorted(dict.fromkeys(findings), key=lambda one: _GRADES.index(one.level))
     comparison = None
     if len(loaded) == 2:
-        student_counts = None if text is None else text.tokens[0]
-        comparison = comparison_of(*loaded, token_counts=student_counts)
+        comparison = compare(*loaded, token_counts=None if text is None else text.tokens[0])
     report = Report(
         pair=facts,
         advice=advise(facts, models),
@@ -172,7 +171,7 @@ def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding
         at_place = pair.text.tokens.both / max(1, pair.text.tokens.student)
         same += f"; {at_place:.0%} of the text's tokens are the same token at the same place"
     yield Finding("note", f"{pair.student_share:.0%}", f"{same}.", "pair")
-    missing = pair.numbers.student - pair.numbers.both
+    missing = pair.numbers.only_student
     if missing:
         in_text, often = pair.missing_numbers_text, missing > pair.numbers.student / 2
         words = (

@@ -13,7 +13,7 @@ from xtok.inspection import Check, Level
 from xtok.maps import file as mapfile
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
-from xtok.maps.file import AnyMap, AnyMapLike
+from xtok.maps.map_like import AnyMap, AnyMapLike
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
 from xtok.vocab.pair import Pair, can_grow
 from xtok.vocab.roles import ROLES
@@ -69,11 +69,13 @@ def verify(
     loaded: AnyMap
     try:
         if parts is None:
-            loaded = mapfile.load(
+            loaded = ProjectionMap.load(
                 path, student_vocab_size=student_vocab_size, teacher_vocab_size=teacher_vocab_size
             )
         else:
-            loaded, digests = mapfile.assemble(*parts)
+            fields, digests = mapfile.assemble(*parts)
+            kind = EventMap if mapfile.is_events(fields) else ProjectionMap
+            loaded = kind(**fields)
         checks = tuple(_all(loaded, digests, tokenizers))
     except mapfile.MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""

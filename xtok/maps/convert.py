@@ -10,6 +10,7 @@ from xtok.config import MapFormat
 from xtok.errors import XtokError
 from xtok.io import check_output, write
 from xtok.maps import file as mapfile
+from xtok.maps.map_like import MapLike
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.subtokens import nemo_table
 from xtok.progress import Note, silent_note
@@ -25,7 +26,7 @@ SUFFIX_OF: dict[MapFormat, str] = {
 
 
 def convert(
-    projection: mapfile.MapLike,
+    projection: MapLike,
     output: str | PathLike[str],
     *,
     to: MapFormat | None = None,
@@ -56,11 +57,11 @@ def convert(
     if isinstance(projection, ProjectionMap) and options:
         raise TypeError(f"{', '.join(options)}: options of reading a file, not of a map")
     if not isinstance(projection, ProjectionMap):
-        projection = mapfile.load(projection, **options)
+        projection = ProjectionMap.load(projection, **options)
     if to == "nemo-subtokens":
         pair = pair_of(student_model, teacher_model, of=projection)
         return _write_subtokens(projection, target, pair, note)
-    mapfile.save(projection, target)
+    projection.save(target)
     return [target]
 
 

@@ -53,20 +53,24 @@ def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the edges' order by student, then teacher id, and where each pair begins in it."""
-    pairs = edges.student_ids.astype(np.int64)
-    pairs <<= 32
-    pairs |= edges.teacher_ids
+    pairs = _pairs(edges)
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
 
 
 def num_duplicates(edges: Edges) -> int:
     """Return how many edges have the student and the teacher id of another one before them."""
+    pairs = _pairs(edges)
+    pairs.sort()
+    return int(np.count_nonzero(pairs[1:] == pairs[:-1]))
+
+
+def _pairs(edges: Edges) -> NDArray[np.int64]:
+    """Return both ids of each edge as one number."""
     pairs = edges.student_ids.astype(np.int64)
     pairs <<= 32  # in place: a map may be large
     pairs |= edges.teacher_ids
-    pairs.sort()
-    return int(np.count_nonzero(pairs[1:] == pairs[:-1]))
+    return pairs
 
 
 def sum_duplicates(edges: Edges) -> Edges:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from xtok.errors import MapFileError
+from xtok.maps import file as mapfile
+from xtok.vocab.table import SIDES
 
 if TYPE_CHECKING:
     from xtok.maps.projection_map import StageReport
@@ -54,11 +58,6 @@ class EventMap:
         """The number of events E; their ids are 0 to E − 1."""
         return int(self.student_event.max()) + 1
 
-    def with_side(self, side: str, vocabulary: Vocabulary) -> EventMap:
-        """Return the event map with another vocabulary as a side; see `Pair.admit`."""
-        changed: dict[str, Any] = {side: vocabulary}
-        return replace(self, **changed)
-
     def check(self) -> None:
         """Check what holds for every event map.
 
@@ -70,23 +69,26 @@ class EventMap:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the events as `.safetensors`; see `file.save`."""
-        from xtok.maps import file as mapfile
-
         mapfile.save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str]) -> EventMap:
-        """Read an event map; see `file.load_events`."""
-        from xtok.maps import file as mapfile
+        """Read an event map.
 
-        return mapfile.load_events(path)
+        Raises:
+            MapFileError: if the file is not an event map, or is damaged.
+        """
+        fields = mapfile.read(path)
+        if not mapfile.is_events(fields):
+            raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
+        return mapfile.made(EventMap, fields, path)
 
 
 def _check_events(m: EventMap) -> None:
     if not len(m.student_event) or not len(m.teacher_event):
         raise ValueError("a side has no tokens")
     num_events = max(int(m.student_event.max()), int(m.teacher_event.max())) + 1
-    for side, width in zip(("student", "teacher"), m.shape, strict=True):
+    for side, width in zip(SIDES, m.shape, strict=True):
         events = getattr(m, f"{side}_event")
         if events.shape != (width,):
             raise ValueError(f"{side}_event is not of shape [{width}]")

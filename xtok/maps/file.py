@@ -1,22 +1,21 @@
 """Files of maps and event maps: `.safetensors` here, NeMo-RL's `.pt` by `nemo`.
 
-Both formats store a map as named tensors and one JSON text, which `pack` and `assemble` convert.
+Both formats store a map as named tensors and one JSON text, which `pack` and `assemble` convert
+from and to the fields of its class; this module makes no maps itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +24,15 @@ from safetensors import SafetensorError, safe_open
 from xtok import io
 from xtok.errors import MAP_HINT, MapFileError
 from xtok.maps import nemo
-from xtok.maps.edges import in_map_order
-from xtok.maps.events import EventMap
 from xtok.maps.nemo import require
-from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
-from xtok.vocab.table import MAX_WIDTH, TokenTable, TokenType, Vocabulary
+from xtok.maps.parts import InvariantError, StageReport, history_step
+from xtok.vocab.table import MAX_WIDTH, SIDES, TokenTable, TokenType, Vocabulary
+
+if TYPE_CHECKING:
+    from xtok.maps.events import EventMap
+    from xtok.maps.projection_map import ProjectionMap
+
+M = TypeVar("M", bound="ProjectionMap | EventMap")
 
 FORMAT_VERSION = 1
 
@@ -43,50 +46,13 @@ MALFORMED = (
 
 _NO_MAP = "give the path of a .safetensors or .pt map; xtok build makes one of two models"
 
-AnyMap: TypeAlias = ProjectionMap | EventMap
-MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
-AnyMapLike: TypeAlias = MapLike | EventMap
-"""What functions take for a map: the map, or the path of its file."""
-
-
-def as_map(source: MapLike) -> ProjectionMap:
-    """Return a map as it is, and load a path with the defaults of `load`."""
-    return source if isinstance(source, ProjectionMap) else load(source)
-
-
-def as_any_map(source: AnyMapLike) -> AnyMap:
-    """Return a map or an event map as it is, and load a path, whichever its file holds."""
-    return source if isinstance(source, ProjectionMap | EventMap) else _load(Path(source))
-
-
-def as_maps(
-    sources: Any, names: Sequence[str] = (), read: Callable[[Any], Any] = as_map
-) -> tuple[list[Any], list[str]]:
-    """Return the maps of one source or several, and what messages call them.
-
-    Args:
-        sources: maps or paths.
-        names: a name for each; by default a file's path, and `map 1` and so on for other maps.
-        read: makes a map of a source.
-
-    Raises:
-        ValueError: if there are other numbers of names than of maps.
-    """
-    if isinstance(sources, str) or not isinstance(sources, Sequence):
-        sources = [sources]
-    if names and len(names) != len(sources):
-        raise ValueError(f"{len(sources)} maps, {len(names)} names")
-    defaults = [
-        os.fspath(source) if isinstance(source, str | PathLike) else f"map {number}"
-        for number, source in enumerate(sources, 1)
-    ]
-    return [read(source) for source in sources], list(names or defaults)
-
+SUFFIXES = (".safetensors", ".pt")
+"""Of a map's file; an event map has no `.pt`."""
 
 # Writing
 
 
-def save(any_map: AnyMap, path: str | PathLike[str]) -> None:
+def save(any_map: ProjectionMap | EventMap, path: str | PathLike[str]) -> None:
     """Write a map: `.safetensors`, or `.pt` in NeMo-RL's layout. The same map, the same bytes.
 
     The file is written under a temporary name in the same folder, which is made if it is missing,
@@ -96,21 +62,18 @@ def save(any_map: AnyMap, path: str | PathLike[str]) -> None:
         OutputError: if the path has another suffix or cannot be written; an event map has no `.pt`.
         ValueError: if the map breaks an invariant of its class.
     """
-    target = check_output(path, type(any_map))
+    target = check_output(path, SUFFIXES[: 1 if is_events(vars(any_map)) else 2])
     any_map.check()
-    if isinstance(any_map, ProjectionMap) and target.suffix == ".pt":
-        io.write(target, [to_nemo(any_map)])
-    else:
-        io.write(target, [to_safetensors(any_map)])
+    make = to_nemo if target.suffix == ".pt" else to_safetensors
+    io.write(target, [make(any_map)])
 
 
-def check_output(path: str | PathLike[str], kind: type[AnyMap] = ProjectionMap) -> Path:
+def check_output(path: str | PathLike[str], suffixes: Sequence[str] = SUFFIXES) -> Path:
     """Check, before any work is done, that a map can be written there; see `io.check_output`."""
-    suffixes = (".safetensors", ".pt") if kind is ProjectionMap else (".safetensors",)
     return io.check_output(path, suffixes, or_folder=True)
 
 
-def to_safetensors(any_map: AnyMap) -> bytes:
+def to_safetensors(any_map: ProjectionMap | EventMap) -> bytes:
     """Return the bytes of the map's `.safetensors` file."""
     from safetensors.numpy import save
 
@@ -118,7 +81,7 @@ def to_safetensors(any_map: AnyMap) -> bytes:
     return bytes(save(tensors, {"xtok": metadata}))  # several keys would be in random order
 
 
-def to_nemo(projection: ProjectionMap) -> bytes:
+def to_nemo(projection: Any) -> bytes:
     """Return the bytes of the map's `.pt` file; see `nemo.to_nemo`."""
     return nemo.to_nemo(projection, *pack(projection))
 
@@ -131,114 +94,86 @@ def sha256(projection: ProjectionMap) -> str:
 # Reading
 
 
-def load(
-    path: str | PathLike[str],
-    *,
-    student_vocab_size: int | None = None,
-    teacher_vocab_size: int | None = None,
-    preserve_last: bool | None = None,
-    normalize: bool = False,
-) -> ProjectionMap:
-    """Read a map from `.safetensors`, or from any `.pt` that NeMo-RL's tools write.
+def read(
+    path: str | PathLike[str], preserve_last: bool | None = None, normalize: bool = False
+) -> dict[str, Any]:
+    """Return the fields of the map or event map in a file, as far as it tells them; see `made`.
 
     Args:
         path: the kind of file is told from its contents.
-        student_vocab_size: the width of the rows, for a file that does not tell it; else it is at
-            least the largest id + 1.
-        teacher_vocab_size: the width of the columns.
-        preserve_last: whether the last column holds scale slots, whatever the file says.
-        normalize: divide rows of learned weights by their sums, slots included. Those of a `.pt`
-            always are; a `.safetensors` is else taken only as it is.
+        preserve_last: whether the last column of a file by another program holds scale slots.
+        normalize: put weights that were trained in order.
 
     Raises:
-        MapFileError: if the file is not a map, is damaged, or is of other widths.
+        MapFileError: if the file is not a map, or is damaged.
     """
     source = Path(path)
-    projection = _load(source, preserve_last, normalize)
-    if isinstance(projection, EventMap):
-        raise MapFileError(
-            f"{source} is an event map, not a projection map",
-            hint="xtok inspect, verify and evaluate read it; xtok build makes a map",
-        )
-    if preserve_last is not None:
-        projection = _with_slots(projection, preserve_last)
-    for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):
-        if width is not None:
-            projection = projection.at_width(side, width, name=str(source))
-    return projection
-
-
-def load_events(path: str | PathLike[str]) -> EventMap:
-    """Read an event map.
-
-    Raises:
-        MapFileError: if the file is not an event map, or is damaged.
-    """
-    events = _load(Path(path))
-    if not isinstance(events, EventMap):
-        raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
-    return events
-
-
-def _load(source: Path, preserve_last: bool | None = None, normalize: bool = False) -> AnyMap:
-    """Read a map of any kind, as far as the file tells it."""
-    with _opened(source) as (contents, is_pt):
-        try:
-            loaded: AnyMap
-            if is_pt:
-                loaded = nemo.read_pt(contents, source, preserve_last, unpack)
-            else:
-                loaded = _read(*_tensors(contents, source), source, preserve_last, normalize)
-            loaded.check()
-        except (*MALFORMED, RuntimeError) as error:
-            raise _not_a_map(source, error) from error
-    return loaded
-
-
-def _read(
-    tensors: dict[str, NDArray[Any]],
-    header: Mapping[str, str],
-    source: Path,
-    preserve_last: bool | None,
-    normalize: bool,
-) -> AnyMap:
-    """Make a map of a safetensors file; the invariants of its class are not yet checked."""
-    if "xtok" in header and normalize and "student_event" not in tensors:
-        return nemo.from_trained(tensors, header["xtok"], unpack)
-    if "xtok" in header:
-        return unpack(tensors, header["xtok"])
-    if {"indices", "likelihoods"} & tensors.keys():
-        return nemo.from_padded(tensors, header, preserve_last)
+    with _opened(source) as (contents, is_pt), _naming(source):
+        if is_pt:
+            return _imported(nemo.read_pt(contents, source), preserve_last)
+        tensors, header = _tensors(contents, source)
+        if "xtok" in header and normalize and not is_events(tensors):
+            return _imported(nemo.trained(tensors, header["xtok"]), normalize=True)
+        if "xtok" in header:
+            return unpack(tensors, header["xtok"])
+        if {"indices", "likelihoods"} & tensors.keys():
+            slots = header.get("enable_scale_trick", "").lower() == "true"
+            says = {**header, "enable_scale_trick": slots}
+            found = nemo.padded(tensors["indices"], tensors["likelihoods"], says)
+            return _imported(found, preserve_last)
     raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
 
 
-def _not_a_map(source: Path, error: Exception) -> MapFileError:
-    """Return the error of a damaged file; one whose weights were trained can be read."""
-    missing = "it lacks " if isinstance(error, KeyError) else ""
-    message = f"{source} is not a valid map: {missing}{error}"
-    # Training breaks these invariants, and `normalize` restores them.
-    if isinstance(error, InvariantError) and error.invariant in ("weights", "order", "sums"):
-        hint = "if its weights were trained, convert the map once with {option}"
-        return MapFileError(message, hint=hint, parameter="normalize")
-    return MapFileError(message, hint=MAP_HINT)
+def _imported(
+    entries: nemo.Entries, preserve_last: bool | None = None, normalize: bool = False
+) -> dict[str, Any]:
+    """Return the fields of a map that may have to be put in order, with a report of that."""
+    if entries.own is None:
+        fields, counts, notes = nemo.foreign(entries, preserve_last)
+        return fields | {
+            "history": (history_step("import", {}),),
+            "reports": (StageReport("import", counts, notes),),
+        }
+    tensors, metadata = entries.own
+    tensors, counts = nemo.in_order(entries, tensors)
+    fields = unpack(tensors, metadata)
+    if counts or normalize:
+        step = history_step("import", {"normalize": True} if normalize else {})
+        fields["history"] += (step,)
+        fields["reports"] = (StageReport("import", counts),)
+    return fields
 
 
-def _with_slots(projection: ProjectionMap, preserve_last: bool) -> ProjectionMap:
-    """Take the entries of the last column as scale slots, or slots as entries like any others."""
-    if preserve_last == projection.enable_scale_trick:
-        return projection
-    edges, slot = projection.edges, None
-    if preserve_last:
-        full = (projection.entries_per_row == projection.top_k) & (projection.top_k > 1)
-        slot = full.astype(np.uint8)
-        counts = {"rows whose last column is a scale slot": int(full.sum())}
-        note = "the entries of the last column are scale slots, which a cut keeps"
-    else:
-        edges = in_map_order(edges, np.zeros(projection.nnz, np.bool_))
-        counts = {"scale slots turned into entries": int(projection.is_slot.sum())}
-        note = "the map has no scale slots any more: a cut may drop the entries that they were"
-    result = replace(projection, **edges._asdict(), scale_slot=slot)
-    return result.after("import", {"preserve_last": preserve_last}, counts, (note,))
+def made(kind: type[M], fields: Mapping[str, Any], source: str | PathLike[str]) -> M:
+    """Make a map of the fields that `read` gives, and check its invariants.
+
+    Raises:
+        MapFileError: if it breaks one.
+    """
+    with _naming(Path(source)):
+        any_map = kind(**fields)
+        any_map.check()
+        return any_map
+
+
+def is_events(names: Container[str]) -> bool:
+    """Whether tensors or fields of these names are an event map's."""
+    return "student_event" in names
+
+
+@contextmanager
+def _naming(source: Path) -> Iterator[None]:
+    """Turn what reading a damaged file raises into an error that names it."""
+    try:
+        yield
+    except (*MALFORMED, RuntimeError) as error:
+        missing = "it lacks " if isinstance(error, KeyError) else ""
+        message = f"{source} is not a valid map: {missing}{error}"
+        # Training breaks these invariants, and `normalize` restores them.
+        if isinstance(error, InvariantError) and error.invariant in ("weights", "order", "sums"):
+            hint = "if its weights were trained, convert the map once with {option}"
+            raise MapFileError(message, hint=hint, parameter="normalize") from error
+        raise MapFileError(message, hint=MAP_HINT) from error
 
 
 @contextmanager
@@ -293,7 +228,7 @@ def holds_events(path: str | PathLike[str]) -> bool:
         return False
     try:
         with safe_open(path, framework="np") as file:
-            return "student_event" in file.keys()  # noqa: SIM118
+            return is_events(file.keys())
     except (OSError, SafetensorError):
         return False
 
@@ -307,7 +242,6 @@ def _tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]], dic
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             json.loads(file.read(size), object_pairs_hook=_without_duplicates)
-        check_json(header.get("xtok", ""))
     except (*MALFORMED, SafetensorError) as error:  # types that NumPy lacks raise several kinds
         message = f"{source} is not a whole safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP
@@ -332,14 +266,13 @@ def check_json(text: str) -> None:
 
 # A map as tensors and JSON
 
-_SIDES = ("student", "teacher")
-_DTYPES: dict[type[AnyMap], dict[str, str]] = {
-    ProjectionMap: {"student_ids": "int32", "teacher_ids": "int32", "weights": "float32",
-                    "row_kind": "uint8", "scale_slot": "uint8"},
-    EventMap: {f"{side}_{name}": "int32" for side in _SIDES for name in ("event", "link")},
+_OF_MAP = {
+    "student_ids": "int32", "teacher_ids": "int32", "weights": "float32", "row_kind": "uint8",
+    "scale_slot": "uint8",
 }  # fmt: skip
+_OF_EVENTS = {f"{side}_{name}": "int32" for side in SIDES for name in ("event", "link")}
 _OF_TABLE = {"bytes": "uint8", "offsets": "int64", "types": "uint8"}
-_OF_TABLES = {f"{s}_token_{name}": d for s in _SIDES for name, d in _OF_TABLE.items()}
+_OF_TABLES = {f"{s}_token_{name}": d for s in SIDES for name, d in _OF_TABLE.items()}
 
 _OF_VOCABULARY = {
     "model_id": (str,),
@@ -351,18 +284,19 @@ _OF_VOCABULARY = {
 }
 
 
-def pack(any_map: AnyMap) -> tuple[dict[str, NDArray[Any]], str]:
+def pack(any_map: ProjectionMap | EventMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
 
     JSON that would be too long to be read is a `ValueError`.
     """
-    tensors = {name: getattr(any_map, name) for name in _DTYPES[type(any_map)]}
+    arrays, own = [*_OF_MAP], ["method", "top_k", "enable_scale_trick"]
     fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
-    if isinstance(any_map, EventMap):
-        fields |= {"kind": "events", "rest": any_map.rest}
-    else:
-        fields |= {n: getattr(any_map, n) for n in ("method", "top_k", "enable_scale_trick")}
-    for side in _SIDES:
+    if is_events(vars(any_map)):
+        arrays, own = [*_OF_EVENTS], ["rest"]
+        fields["kind"] = "events"
+    tensors = {name: getattr(any_map, name) for name in arrays}
+    fields |= {name: getattr(any_map, name) for name in own}
+    for side in SIDES:
         vocabulary: Vocabulary = getattr(any_map, side)
         table = vocabulary.table
         fields[side] = {name: getattr(vocabulary, name) for name in _OF_VOCABULARY}
@@ -380,64 +314,59 @@ def pack(any_map: AnyMap) -> tuple[dict[str, NDArray[Any]], str]:
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
-def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> AnyMap:
-    """Make a map of a file's tensors and JSON text as `assemble` does, and check its digests."""
-    any_map, digests = assemble(tensors, metadata)
+def unpack(tensors: Mapping[str, NDArray[Any]], metadata: str) -> dict[str, Any]:
+    """Return the fields of a map's class as `assemble` does, and check the tables' digests."""
+    fields, digests = assemble(tensors, metadata)
     for side, digest in digests.items():
-        table = getattr(any_map, side).table
+        table = fields[side].table
         require(table is None or table.sha256() == digest, f"the {side}'s table_sha256")
-    return any_map
+    return fields
 
 
 def assemble(
     tensors: Mapping[str, NDArray[Any]], metadata: str
-) -> tuple[AnyMap, dict[str, str | None]]:
-    """Make a map of a file's parts, whose invariants and digests are not yet checked.
+) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """Return the fields of a map's class from a file's tensors and JSON text.
+
+    Its invariants and digests are not yet checked; an event map has the field `student_event`.
 
     Returns:
-        the map, and what the file says of each side's `table_sha256`.
+        the fields, and what the file says of each side's `table_sha256`.
 
     Raises:
         ValueError: if they are not a map; or any other of `MALFORMED`.
     """
-    kind: type[AnyMap] = EventMap if "student_event" in tensors else ProjectionMap
+    dtypes = _OF_EVENTS if is_events(tensors) else _OF_MAP
     check_json(metadata)
-    fields: dict[str, Any] = json.loads(metadata)
-    version = fields["format_version"]
+    header: dict[str, Any] = json.loads(metadata)
+    version = header["format_version"]
     if version != FORMAT_VERSION:
         raise ValueError(
             f"format version {version!r} is not {FORMAT_VERSION}, which this xtok reads"
         )
-    for name, dtype in (_DTYPES[kind] | _OF_TABLES).items():
+    for name, dtype in (dtypes | _OF_TABLES).items():
         if name in tensors and (tensors[name].dtype != dtype or tensors[name].ndim != 1):
             raise ValueError(f"{name} is not a list of {dtype}")
-    json.dumps(fields, ensure_ascii=False).encode()  # no lone surrogates
-    for step in fields["history"]:
+    json.dumps(header, ensure_ascii=False).encode()  # no lone surrogates
+    for step in header["history"]:
         require(type(step["stage"]) is str and type(step["options"]) is dict, "history")
-    parts: dict[str, Any] = {side: _vocabulary(side, fields[side], tensors) for side in _SIDES}
-    digests = {side: fields[side].get("table_sha256") for side in _SIDES}
-    parts |= {name: tensors[name] for name in _DTYPES[kind] if name != "scale_slot"}
-    parts["history"] = tuple(dict(step) for step in fields["history"])
-    if kind is EventMap:
+    fields: dict[str, Any] = {side: _vocabulary(side, header[side], tensors) for side in SIDES}
+    digests = {side: header[side].get("table_sha256") for side in SIDES}
+    fields |= {name: tensors[name] for name in dtypes if name != "scale_slot"}
+    fields["history"] = tuple(dict(step) for step in header["history"])
+    if is_events(tensors):
+        fields["rest"] = header["rest"]
         require(type(fields["rest"]) in (int, NoneType), "rest")
-        for side in _SIDES:
-            require(parts[side].table is not None, f"the {side}'s tokens")
-        return EventMap(**parts, rest=fields["rest"]), digests
-    if bool(fields["enable_scale_trick"]) != ("scale_slot" in tensors):
+        for side in SIDES:
+            require(fields[side].table is not None, f"the {side}'s tokens")
+        return fields, digests
+    if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
         raise ValueError("scale_slot and enable_scale_trick do not agree")
-    top_k = fields["top_k"]
+    top_k = header["top_k"]
     require(type(top_k) is int and top_k <= MAX_WIDTH, "top_k")
-    parts |= {"scale_slot": tensors.get("scale_slot"), "method": str(fields["method"])}
-    parts["row_kind"] = _row_kind(parts["row_kind"], parts["history"])
-    return ProjectionMap(**parts, top_k=top_k), digests
-
-
-def _row_kind(kind: NDArray[np.uint8], history: Sequence[Mapping[str, Any]]) -> NDArray[np.uint8]:
-    """Return the kinds of rows; older files call those that `multitoken` counted pieces."""
-    weights = {s["options"].get("weights") for s in history if s["stage"] == "multitoken"}
-    if weights != {"prior"}:
-        return kind
-    return np.where(kind == RowKind.PIECES, np.uint8(RowKind.COUNTED), kind)
+    fields |= {"scale_slot": tensors.get("scale_slot"), "method": str(header["method"])}
+    fields["top_k"] = top_k
+    return fields, digests
 
 
 def _vocabulary(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251 - what torch.load raises; nothing is unpickled
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,15 @@ from xtok.maps.edges import (
     row_sums,
     sum_duplicates,
 )
-from xtok.maps.projection_map import InvariantError, ProjectionMap, RowKind
-from xtok.vocab.table import MAX_WIDTH, Vocabulary
+from xtok.maps.parts import InvariantError, RowKind
+from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import torch
 
-Unpack: TypeAlias = Callable[[Mapping[str, NDArray[Any]], str], Any]
+    from xtok.maps.projection_map import ProjectionMap
+
+Tensors = Mapping[str, NDArray[Any]]
 
 _MAX_CELLS = 2**30
 
@@ -50,7 +52,7 @@ def require(holds: object, what: str) -> None:
 # Writing
 
 
-def to_nemo(projection: ProjectionMap, tensors: Mapping[str, NDArray[Any]], metadata: str) -> bytes:
+def to_nemo(projection: ProjectionMap, tensors: Tensors, metadata: str) -> bytes:
     """Return the bytes of a `.pt` file in NeMo-RL's layout.
 
     `indices` int64 and `likelihoods` float32 are `[V_student, k]`, k = max(2, top_k), padded with
@@ -101,11 +103,11 @@ def to_nemo(projection: ProjectionMap, tensors: Mapping[str, NDArray[Any]], meta
     return buffer.getvalue()
 
 
-# Reading: every layout as `_Entries`, put in order and made a map
+# Reading: every layout as `Entries`, then put in order
 
 
 @dataclass(frozen=True)
-class _Entries:
+class Entries:
     """The entries of a file, and what it says of them."""
 
     edges: Edges  # in arrays of their own, sorted by student id; ids int32, weights not integers
@@ -115,32 +117,28 @@ class _Entries:
     shape: tuple[int | None, int | None] = (None, None)  # None: the file does not say it
     says: Mapping[str, Any] = field(default_factory=dict)  # names of models, whether slots
     without_id: int = 0  # how many weights have no teacher id
+    own: tuple[Tensors, str] | None = None  # the tensors and the JSON text of a map that xtok wrote
 
 
-def read_pt(path: Path, source: Path, preserve_last: bool | None, unpack: Unpack) -> ProjectionMap:
-    """Read a `.pt` map: one that xtok wrote, without loss, or any that NeMo-RL's tools write.
+def read_pt(path: Path, source: Path) -> Entries:
+    """Read a `.pt` map: one that xtok wrote, or any that NeMo-RL's tools write.
 
     Args:
         path: where its bytes are.
         source: what messages call it.
-        preserve_last: whether the last column holds scale slots, where the file does not say.
-        unpack: makes a map of the arrays and the JSON text that xtok wrote into the file.
 
     Raises:
         MapFileError: if it holds more than tensors, numbers and strings, or is damaged.
         ValueError: if it is something else; or a `RuntimeError`, or what its shape provokes.
     """
     size = path.stat().st_size
-    loaded = _load(path, source)
-    entries = _read_entries(loaded, size)
+    entries = _read_entries(_load(path, source), size)
     own = entries.says.get("xtok")
     if not isinstance(own, dict):
-        return _foreign(entries, preserve_last)
+        return entries
     named = own["tensors"].items()  # copied: the map outlives the file
     tensors = {name: _strided(tensor, size).numpy().copy() for name, tensor in named}
-    parts, counts = _own(entries, tensors)
-    projection: ProjectionMap = unpack(parts, own["metadata"])
-    return projection.after("import", {}, counts) if counts else projection
+    return replace(entries, own=(tensors, own["metadata"]))
 
 
 def _load(path: Path, source: Path) -> Any:
@@ -172,19 +170,7 @@ def _load(path: Path, source: Path) -> Any:
         raise MapFileError(f"{source} is not a whole .pt file: {error}", hint=MAP_HINT) from error
 
 
-def from_padded(
-    tensors: Mapping[str, NDArray[Any]], says: Mapping[str, str], preserve_last: bool | None
-) -> ProjectionMap:
-    """Read `indices` and `likelihoods` out of a safetensors file, with its metadata."""
-    scale_trick = says.get("enable_scale_trick", "").lower() == "true"
-    told = {**says, "enable_scale_trick": scale_trick}
-    entries = _padded(tensors["indices"], tensors["likelihoods"], told)
-    return _foreign(entries, preserve_last)
-
-
-def from_trained(
-    tensors: Mapping[str, NDArray[Any]], metadata: str, unpack: Unpack
-) -> ProjectionMap:
+def trained(tensors: Tensors, metadata: str) -> Entries:
     """Read the tensors of a map by xtok whose weights were trained since.
 
     If more of it is wrong than the sums and order of its rows, that is a `ValueError`.
@@ -194,19 +180,16 @@ def from_trained(
     require(s.ndim == 1 and all(a.shape == s.shape for a in edges), "the shape of the entries")
     require((s[1:] >= s[:-1]).all(), "the order of student_ids")
     ends_row = np.append(s[1:] != s[:-1], True)[: len(s)]
-    entries = replace(_coo(edges), is_last=ends_row, has_order=True)
-    parts, counts = _own(entries, tensors)
-    projection: ProjectionMap = unpack(parts, metadata)
-    return projection.after("import", {"normalize": True}, counts)
+    return replace(_coo(edges), is_last=ends_row, has_order=True, own=(tensors, metadata))
 
 
-def _read_entries(loaded: Any, size: int) -> _Entries:
+def _read_entries(loaded: Any, size: int) -> Entries:
     """Read any of the layouts that NeMo-RL's tools write, from a file of `size` bytes."""
     import torch
 
     if isinstance(loaded, dict) and {"indices", "likelihoods"} & loaded.keys():
         indices, likelihoods = (_strided(loaded[n], size) for n in ("indices", "likelihoods"))
-        return _padded(indices.numpy(), likelihoods.numpy(), loaded)
+        return padded(indices.numpy(), likelihoods.numpy(), loaded)
     if isinstance(loaded, torch.Tensor) and loaded.ndim == 2:
         if loaded.layout == torch.strided:
             matrix = _strided(loaded, size).numpy()
@@ -249,8 +232,11 @@ def _counted(counts: Mapping[Any, Any]) -> Edges:
     return Edges(s, t, np.fromiter(counts.values(), np.float64, n))
 
 
-def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> _Entries:
-    """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`."""
+def padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str, Any]) -> Entries:
+    """Take `indices`, padded with -1, and `likelihoods`, both `[num_rows, top_k]`.
+
+    `says` is what the file says beside them: names of models, and whether there are scale slots.
+    """
     require(indices.ndim == 2 and indices.shape == likelihoods.shape, "the shape of indices")
     require(indices.dtype.kind == "i", "the type of indices")
     num_rows, top_k = indices.shape
@@ -271,9 +257,9 @@ def _padded(indices: NDArray[Any], likelihoods: NDArray[Any], says: Mapping[str,
     )
 
 
-def _coo(edges: Edges) -> _Entries:
+def _coo(edges: Edges) -> Entries:
     """Take entries in any order; those of a row stay in theirs."""
-    for side, ids in zip(("student", "teacher"), edges[:2], strict=True):
+    for side, ids in zip(SIDES, edges[:2], strict=True):
         lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
         require(lowest >= 0, f"the {side} id {lowest}")
         require(highest < MAX_WIDTH, f"the {side} id {highest}")
@@ -283,12 +269,12 @@ def _coo(edges: Edges) -> _Entries:
         order = np.argsort(s, kind="stable")
         s, t, w = s[order], t[order], w[order]
     sizes = np.diff(row_starts(s), append=len(s))
-    return _Entries(Edges(s, t, w), np.zeros(len(s), np.bool_), int(sizes.max(initial=0)))
+    return Entries(Edges(s, t, w), np.zeros(len(s), np.bool_), int(sizes.max(initial=0)))
 
 
-def _own(
-    entries: _Entries, tensors: Mapping[str, NDArray[Any]]
-) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+def in_order(
+    entries: Entries, tensors: Tensors
+) -> tuple[dict[str, NDArray[Any]], dict[str, float]]:
     """Put in order what was edited of a map that xtok wrote; count what had to be changed.
 
     NeMo-RL's tools copy what they do not know, so kinds and slots may be those of earlier rows.
@@ -302,16 +288,18 @@ def _own(
     has_entries[edges.student_ids] = True
     kind[~has_entries] = RowKind.EMPTY
     kind[has_entries & (kind == RowKind.EMPTY)] = RowKind.MIXED
-    parts = {**tensors, **edges._asdict(), "row_kind": kind}
+    changed = {**tensors, **edges._asdict(), "row_kind": kind}
     if "scale_slot" in tensors:
-        parts["scale_slot"] = np.zeros(len(kind), np.uint8)
-        parts["scale_slot"][slotted] = 1
-    return parts, counts
+        changed["scale_slot"] = np.zeros(len(kind), np.uint8)
+        changed["scale_slot"][slotted] = 1
+    return changed, counts
 
 
-def _foreign(entries: _Entries, preserve_last: bool | None) -> ProjectionMap:
-    """Make a map of what other programs wrote, whose invariants are not yet checked."""
-    student, teacher = (_vocabulary(place, entries) for place in (0, 1))
+def foreign(
+    entries: Entries, preserve_last: bool | None
+) -> tuple[dict[str, Any], dict[str, float], tuple[str, ...]]:
+    """Return the fields of a map of what other programs wrote, counts of changes, and notes."""
+    student, teacher = sides = [_vocabulary(place, entries) for place in (0, 1)]
     scale_trick = bool(entries.says.get("enable_scale_trick") or preserve_last)
     s, _, w = entries.edges
     starts = row_starts(s)
@@ -331,25 +319,25 @@ def _foreign(entries: _Entries, preserve_last: bool | None) -> ProjectionMap:
     if not entries.has_order:
         starts = row_starts(edges.student_ids)
         top_k = int(np.diff(starts, append=len(edges.weights)).max(initial=0))
-    projection = ProjectionMap(
-        student=student,
-        teacher=teacher,
-        student_ids=edges.student_ids,
-        teacher_ids=edges.teacher_ids,
-        weights=edges.weights,
-        row_kind=kind,
-        scale_slot=scale_slot if scale_trick else None,
-        method="imported",
-        top_k=top_k,
+    fields = {
+        "student": student,
+        "teacher": teacher,
+        **edges._asdict(),
+        "row_kind": kind,
+        "scale_slot": scale_slot if scale_trick else None,
+        "method": "imported",
+        "top_k": top_k,
+    }
+    unknown = tuple(
+        f"the width of the {side} is not in the file, and taken from its largest id: "
+        f"{vocabulary.vocab_size:,}"
+        for side, vocabulary in zip(SIDES, sides, strict=True)
+        if vocabulary.width_source == "ids"
     )
-    unknown = [f"the width of the {side} is not in the file, and taken from its largest id: "
-               f"{vocabulary.vocab_size:,}"
-               for side, vocabulary in (("student", student), ("teacher", teacher))
-               if vocabulary.width_source == "ids"]  # fmt: skip
-    return projection.after("import", {}, counts, tuple(unknown))
+    return fields, counts, unknown
 
 
-def _vocabulary(place: int, entries: _Entries) -> Vocabulary:
+def _vocabulary(place: int, entries: Entries) -> Vocabulary:
     """Return a side as far as a file tells: a width that it does not is at least its ids."""
     side, old = (("student", "model_A"), ("teacher", "model_B"))[place]
     told, highest = entries.shape[place], int(entries.edges[place].max(initial=0))
@@ -372,7 +360,7 @@ def _vocabulary(place: int, entries: _Entries) -> Vocabulary:
 
 def _in_order(
     edges: Edges, last: NDArray[np.bool_], has_order: bool, tolerance: float = _ROUNDING
-) -> tuple[Edges, NDArray[np.int32], dict[str, int]]:
+) -> tuple[Edges, NDArray[np.int32], dict[str, float]]:
     """Add up duplicates, drop zero weights, normalize and sort; count what had to be done.
 
     Rows that are in order keep their bits.
@@ -404,7 +392,7 @@ def _in_order(
     )
     weights = weights.astype(np.float32, copy=False)
     seen = weights > 0  # in float32
-    counts = {
+    counts: dict[str, float] = {
         "zero weights dropped": int((~keep).sum()) + int((~seen).sum()),
         "rows reordered": len(np.unique(moved)),
         "slots added to an entry of the same id": num_slots,

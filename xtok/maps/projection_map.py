@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok import __version__
 from xtok.errors import MapFileError, XtokError
+from xtok.maps import file as mapfile
 from xtok.maps.edges import (
     SUM_TOLERANCE,
     Edges,
     Ids,
     Weights,
+    in_map_order,
     num_duplicates,
     out_of_order,
     row_starts,
 )
+from xtok.maps.parts import InvariantError, history_step
+from xtok.maps.parts import RowKind as RowKind
+from xtok.maps.parts import StageReport as StageReport
 from xtok.vocab.pair import SIDES, is_lower_bound
 from xtok.vocab.table import MAX_WIDTH, Vocabulary
 
@@ -29,19 +33,6 @@ if TYPE_CHECKING:
     import pandas
     import torch
     from scipy import sparse
-
-
-class RowKind(IntEnum):
-    """How a row of a map came about."""
-
-    EMPTY = 0
-    EXACT = 1
-    PIECES = 2
-    ROLE = 3
-    SIMILAR = 4
-    COUNTED = 5
-    MIXED = 6
-    RELAXED = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +53,6 @@ class Row:
     token: str | None
     kind: str
     entries: tuple[RowEntry, ...]
-
-
-@dataclass(frozen=True)
-class StageReport:
-    """What a stage did: counts, and notes for a person."""
-
-    stage: str
-    counts: Mapping[str, float]  # what was counted, to how many
-    notes: tuple[str, ...] = ()  # a sentence for each thing that was left out
-    failures: tuple[str, ...] = ()  # a sentence on tokens that could not be decoded or spelled
-
-
-class InvariantError(ValueError):
-    """A map that breaks one of `INVARIANTS`, whose name is `invariant`."""
-
-    def __init__(self, invariant: str, message: str) -> None:
-        super().__init__(message)
-        self.invariant = invariant
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,8 +96,8 @@ class ProjectionMap:
 
     @property
     def stages(self) -> list[str]:
-        """The stages of the history; what is `count` now was `estimate` in older files."""
-        return ["count" if s["stage"] == "estimate" else str(s["stage"]) for s in self.history]
+        """The stages of the history."""
+        return [str(step["stage"]) for step in self.history]
 
     @property
     def edges(self) -> Edges:
@@ -240,7 +213,7 @@ class ProjectionMap:
         **details: Any,
     ) -> ProjectionMap:
         """Return the map with one more step in its history, and its report if there are counts."""
-        step = {"stage": stage, "options": options, **details, "xtok_version": __version__}
+        step = history_step(stage, options, **details)
         reports = () if counts is None else (StageReport(stage, counts, notes),)
         return replace(self, history=(*self.history, step), reports=(*self.reports, *reports))
 
@@ -358,16 +331,61 @@ class ProjectionMap:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the map as `.safetensors`, or in NeMo-RL's layout as `.pt`; see `file.save`."""
-        from xtok.maps import file as mapfile
-
         mapfile.save(self, path)
 
     @staticmethod
-    def load(path: str | PathLike[str], **options: Any) -> ProjectionMap:
-        """Read a `.safetensors` or `.pt` map; see `file.load`."""
-        from xtok.maps import file as mapfile
+    def load(
+        path: str | PathLike[str],
+        *,
+        student_vocab_size: int | None = None,
+        teacher_vocab_size: int | None = None,
+        preserve_last: bool | None = None,
+        normalize: bool = False,
+    ) -> ProjectionMap:
+        """Read a map from `.safetensors`, or from any `.pt` that NeMo-RL's tools write.
 
-        return mapfile.load(path, **options)
+        Args:
+            path: the kind of file is told from its contents.
+            student_vocab_size: the width of the rows, for a file that does not tell it; else it is
+                at least the largest id + 1.
+            teacher_vocab_size: the width of the columns.
+            preserve_last: whether the last column holds scale slots, whatever the file says.
+            normalize: divide rows of learned weights by their sums, slots included. Those of a
+                `.pt` always are; a `.safetensors` is else taken only as it is.
+
+        Raises:
+            MapFileError: if the file is not a map, is damaged, or is of other widths.
+        """
+        fields = mapfile.read(path, preserve_last, normalize)
+        if mapfile.is_events(fields):
+            raise MapFileError(
+                f"{os.fspath(path)} is an event map, not a projection map",
+                hint="xtok inspect, verify and evaluate read it; xtok build makes a map",
+            )
+        projection = mapfile.made(ProjectionMap, fields, path)
+        if preserve_last is not None:
+            projection = projection._with_slots(preserve_last)
+        for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):
+            if width is not None:
+                projection = projection.at_width(side, width, name=os.fspath(path))
+        return projection
+
+    def _with_slots(self, preserve_last: bool) -> ProjectionMap:
+        """Take the entries of the last column as scale slots, or slots as entries like others."""
+        if preserve_last == self.enable_scale_trick:
+            return self
+        edges, slot = self.edges, None
+        if preserve_last:
+            full = (self.entries_per_row == self.top_k) & (self.top_k > 1)
+            slot = full.astype(np.uint8)
+            counts = {"rows whose last column is a scale slot": int(full.sum())}
+            note = "the entries of the last column are scale slots, which a cut keeps"
+        else:
+            edges = in_map_order(edges, np.zeros(self.nnz, np.bool_))
+            counts = {"scale slots turned into entries": int(self.is_slot.sum())}
+            note = "the map has no scale slots any more: a cut may drop the entries that they were"
+        result = replace(self, **edges._asdict(), scale_slot=slot)
+        return result.after("import", {"preserve_last": preserve_last}, counts, (note,))
 
 
 def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:

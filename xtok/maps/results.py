@@ -93,8 +93,8 @@ def tokenizer_notes(pair: Pair) -> list[str]:
             f"(from the {vocabulary.width_source})"
         )
         notes += [
-            f"{vocabulary.model_id} changes text: {change.normalizer}: {change.changes}"
-            for change in tokenizer.text_changes
+            f"{vocabulary.model_id} changes text: {normalizer}: {changes}"
+            for normalizer, changes in tokenizer.text_changes
         ]
     return notes
 

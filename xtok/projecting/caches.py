@@ -41,9 +41,9 @@ _PREDICTIONS = ("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "reali
 _PER_TOKEN = (*_PREDICTIONS, "loss_mask", "labels", "attention_mask", "position_ids")
 _DISTILLKIT = ("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values")
 _ANSWER = (
-    *("choices", "prompt_logprobs", "prompt_token_ids", "prompt", "response", "error", "object"),
+    *("choices", "prompt_logprobs", "prompt_token_ids", "prompt", "object"),
     *("created", "model", "usage", "service_tier", "system_fingerprint", "kv_transfer_params"),
-    *("custom_id", "meta_info", "output_ids", *_PER_TOKEN),
+    *("meta_info", "output_ids", *_PER_TOKEN),
 )
 _AGAIN = "make the cache again, or fetch it again"
 _FORMATS = "xtok help project names the formats"
@@ -290,24 +290,19 @@ class _Answer(NamedTuple):
 
 
 def _answers(value: Any) -> Iterator[dict[str, Any]]:
-    """Return the answers of a line: a body, its choices, or that of OpenAI's batch files."""
+    """Return the answers of a line: a body, its choices, or several of them."""
     if isinstance(value, list):
         for one in value:
             yield from _answers(one)
         return
     if not isinstance(value, dict):
         return
-    response = value.get("response")
-    body = response.get("body") if isinstance(response, dict) else None
-    of_line = {**value, **body} if isinstance(body, dict) else value
-    if "custom_id" in value:
-        of_line = {**of_line, "id": value["custom_id"]}
-    choices = of_line.get("choices")
+    choices = value.get("choices")
     choices = choices if isinstance(choices, list) else []
     chosen = [c for c in choices if isinstance(c, dict) and c.get("prompt_logprobs")]
-    prompt = of_line.get("prompt_token_ids", of_line.get("input_ids", of_line.get("prompt")))
+    prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
     for number, choice in enumerate(chosen or [{}]):
-        answer = {name: v for name, v in of_line.items() if name != "choices"}
+        answer = {name: v for name, v in value.items() if name != "choices"}
         answer |= {name: choice[name] for name in choice if name in _ANSWER}
         ids = choice.get("prompt_token_ids", prompt)
         if isinstance(ids, list) and ids and isinstance(ids[0], list):

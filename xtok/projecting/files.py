@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.input_files import need
 from xtok.io import check_output, write, writing
 from xtok.maps import file as mapfile
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.projecting import caches, distillkit
@@ -100,7 +100,7 @@ def text_totals(topk: TopK, table: TokenTable) -> Totals:
 class Projected:
     """What `project` did: the file that it wrote, and what the predictions in it are worth."""
 
-    output: str
+    paths: tuple[str, ...]
     student: str
     teacher: str
     documents: int
@@ -173,10 +173,6 @@ class Job:
         )
 
 
-Work = Callable[[Job], list[list[Totals]]]
-"""Makes all parts of a job, and returns their totals, shard by shard."""
-
-
 def project(
     teacher_topk: str | Path | Sequence[str | Path],
     student_model: PairLike,
@@ -184,11 +180,12 @@ def project(
     output: str | Path,
     config: ProjectConfig | None = None,
     *,
-    back_map: mapfile.MapLike | None = None,
+    back_map: MapLike | None = None,
     student_template: str | Path | None = None,
     teacher_template: str | Path | None = None,
     student_topk: str | Path | Sequence[str | Path] = (),
-    work: Work | None = None,
+    sources: Sequence[TokenizerSource] = (),
+    address: str | None = "auto",
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
     note: Note = silent_note,
@@ -209,7 +206,8 @@ def project(
         student_template: of conversations, as `conversation.render` takes it.
         teacher_template: the same for the teacher's side.
         student_topk: the student's own predictions on the text, to compare with the teacher's.
-        work: makes the parts in another way, such as on a cluster.
+        sources: what the nodes of a Ray cluster load both tokenizers from; then they do the work.
+        address: the cluster's, as `ray.init` takes it.
         progress: called for each pass over a vocabulary.
         text_progress: called for the files.
         note: called with a sentence on what was assumed, and on what was there already.
@@ -223,7 +221,7 @@ def project(
     paths = find_texts(teacher_topk)
     pair = pair_of(student_model, teacher_model)
     if back_map is not None:
-        back_map = mapfile.as_map(back_map)
+        back_map = as_map(back_map)
         pair = pair.reversed.at_widths_of(back_map).reversed
     student, teacher = pair.tokenizers
     if any(path.exists() and target.exists() and path.samefile(target) for path in paths):
@@ -251,9 +249,8 @@ def project(
         digests=(digest_of(student), digest_of(teacher)),
     )
     _begin(job, paths, note)
-    work = work or partial(project_here, student=student, teacher=teacher, progress=text_progress)
     try:
-        parts = work(job)
+        parts = _parts(job, pair, sources, address, text_progress)
         _write(job, parts, target, student, teacher)
     except (OutputError, OSError):
         raise  # what is done is kept
@@ -359,25 +356,23 @@ def _begin(job: Job, paths: Sequence[Path], note: Note) -> None:
     write(plan, [text.encode()])
 
 
-def project_here(
+def _parts(
     job: Job,
-    *,
-    student: Tokenizer,
-    teacher: Tokenizer,
-    progress: TextProgress = silent_texts,
-) -> list[list[Totals]]:
-    """Make all parts of a job on this machine, but for those that are there."""
-    worker = job.worker(student, teacher)
-    with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
-        return [project_shard(job, number, worker, advance) for number in range(len(job.shards))]
-
-
-def project_on_ray(
-    job: Job,
-    *,
+    pair: Pair,
     sources: Sequence[TokenizerSource],
-    address: str | None = "auto",
-    progress: TextProgress = silent_texts,
+    address: str | None,
+    progress: TextProgress,
+) -> list[list[Totals]]:
+    """Make all parts of a job, but for those that are there; return their totals, by shard."""
+    if sources:
+        return _project_on_ray(job, sources, address, progress)
+    worker = job.worker(*pair.tokenizers)
+    with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
+        return [_project_shard(job, n, worker, advance) for n in range(len(job.shards))]
+
+
+def _project_on_ray(
+    job: Job, sources: Sequence[TokenizerSource], address: str | None, progress: TextProgress
 ) -> list[list[Totals]]:
     """Make all parts of a job on a Ray cluster, a task per shard: the same files, byte for byte.
 
@@ -402,7 +397,7 @@ def _shard_task(whole: tuple[Job, tuple[TokenizerSource, ...]], number: int) -> 
     job, sources = whole
     try:
         require_here(job.shards[number][1])
-        return project_shard(job, number, _worker(job.folder, job, sources), lambda *_: None)
+        return _project_shard(job, number, _worker(job.folder, job, sources), lambda *_: None)
     except XtokError as error:
         return ErrorArguments.of(error)
 
@@ -422,7 +417,7 @@ def _worker(folder: Path, job: Job, sources: tuple[TokenizerSource, ...]) -> Row
     return _workers[folder]
 
 
-def project_shard(
+def _project_shard(
     job: Job, number: int, worker: RowProjector, advance: Callable[[int, int], object]
 ) -> list[Totals]:
     """Make the parts of a shard, but for those that are there; return their totals."""
@@ -565,7 +560,7 @@ def _projected(
     if not totals.targets:
         notes.append("no student token has a prediction")
     return Projected(
-        output=os.fspath(target),
+        paths=(os.fspath(target),),
         student=student.vocabulary.model_id,
         teacher=teacher.vocabulary.model_id,
         documents=totals.documents,

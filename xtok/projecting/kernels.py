@@ -16,6 +16,8 @@ ROOT = 62  # the bit that marks what is left of a token, in a key of `Stems`
 ID_BITS = 24  # an id's in a key; `MAX_WIDTH` fits
 NEGLIGIBLE = 2.0**-24  # parts of a row of the map below this are rest: half a float32's step at 1
 
+NEARLY = 1 + 2.0**-9  # probabilities that differ more have other float32 logarithms, up to 2**13
+_HASH = np.uint64(0xCBF29CE484222325)
 BUCKETS = 1024  # of probabilities, the lowest for all below 2**-64
 
 
@@ -91,6 +93,86 @@ def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
         slots[_slot(slots, keys, keys[e])] = e
 
 
+@kernel
+def find_seams(student, stems, more, joins, grows):  # type: ignore[no-untyped-def]
+    """Tell what byte strings, and a token after each, are to the student.
+
+    Args:
+        student: its tokens and their offsets; their ids in the order of their bytes, none twice;
+            and the hashes of their bytes, uint64 `[2**n]`, 0 where the table is free.
+        stems: bytes; their offsets; and which one each pair begins with, int64 `[pairs]`.
+        more: the teacher's tokens, and where the other of each pair begins and ends there.
+        joins: bool `[pairs]`, is filled: whether a student token reaches over the seam.
+        grows: bool `[pairs]`, is filled: whether one begins with both, and is longer.
+    """
+    data, offsets, order, hashes = student
+    stem_data, stem_offsets, stem_of = stems
+    more_data, more_begins, more_ends = more
+    mask = np.uint64(len(hashes) - 1)
+    longest = np.diff(offsets).max()
+    both = np.empty(0, np.uint8)
+    for n in range(len(stem_of)):
+        begin, end = stem_offsets[stem_of[n]], stem_offsets[stem_of[n] + 1]
+        seam = end - begin
+        size = seam + more_ends[n] - more_begins[n]
+        if size > len(both):
+            both = np.empty(2 * size, np.uint8)
+        both[:seam] = stem_data[begin:end]
+        both[seam:size] = more_data[more_begins[n] : more_ends[n]]
+        joins[n] = False
+        for start in range(max(0, seam - longest + 1), seam):
+            key = _HASH
+            for i in range(start, min(size, start + longest)):
+                key = _hashed(key, both[i])
+                if i >= seam and not joins[n]:
+                    slot = key & mask
+                    while hashes[slot] != 0 and hashes[slot] != key:
+                        slot = (slot + np.uint64(1)) & mask
+                    joins[n] = hashes[slot] == key
+        low, high = 0, len(order)
+        while low < high:  # the first token behind these bytes
+            middle = (low + high) // 2
+            a, b = offsets[order[middle]], offsets[order[middle] + 1]
+            same = 0
+            while same < size and a + same < b and data[a + same] == both[same]:
+                same += 1
+            if same == size:
+                is_behind = b - a > size
+            else:
+                is_behind = a + same < b and data[a + same] > both[same]
+            if is_behind:
+                high = middle
+            else:
+                low = middle + 1
+        grows[n] = False
+        if low < len(order):
+            a, b = offsets[order[low]], offsets[order[low] + 1]
+            same = 0
+            while same < size and a + same < b and data[a + same] == both[same]:
+                same += 1
+            grows[n] = same == size
+
+
+@inner_kernel
+def _hashed(key, byte):  # type: ignore[no-untyped-def]
+    """Return the FNV-1a hash of one byte more; 0 is for what is free."""
+    return max(np.uint64(1), (key ^ np.uint64(byte)) * np.uint64(0x100000001B3))
+
+
+@kernel
+def add_hashes(data, offsets, hashes):  # type: ignore[no-untyped-def]
+    """Enter the hashes of byte strings into a table, which has room for them."""
+    mask = np.uint64(len(hashes) - 1)
+    for n in range(len(offsets) - 1):
+        key = _HASH
+        for i in range(offsets[n], offsets[n + 1]):
+            key = _hashed(key, data[i])
+        slot = key & mask
+        while hashes[slot] != 0 and hashes[slot] != key:
+            slot = (slot + np.uint64(1)) & mask
+        hashes[slot] = key
+
+
 @inner_kernel
 def _begins(data, offsets, t, prefix, length):  # type: ignore[no-untyped-def]
     """Tell whether token t begins with the first bytes of another."""
@@ -129,7 +211,8 @@ def project_rows(  # type: ignore[no-untyped-def]
     token_ids, starts, ids, logprobs, rest_logprob, realized_logprob = given
     slots, keys, stem_first, settled, grows = stems
     misses = np.int64(0)
-    order = np.empty_like(touched)
+    kept, order = np.empty_like(touched), np.empty_like(touched)
+    values = np.empty(len(touched))
     places = np.zeros(BUCKETS, np.int64)
     goes_to = np.empty(1024, np.int32)  # parts: a student's token, or a row, as `settled` has it
     part = np.empty(1024, np.float64)
@@ -244,38 +327,41 @@ def project_rows(  # type: ignore[no-untyped-def]
         scale = 1.0
         if u > 0:
             scale = (1.0 - rest) / total if total > 0.0 else 0.0
-        count = np.int64(0)
+        count = np.uint64(0)  # an unsigned index is not checked for counting from the end
         for n in range(num_parts):
             s, p = goes_to[n], part[n] * scale
             if s >= 0:
                 if mass[s] == 0.0 and p > 0.0:
                     touched[count] = s
-                    count += 1
+                    count += np.uint64(1)
                 mass[s] += p
             elif s == -1:
                 rest += p
             else:
-                for k in range(row_bounds[-2 - s], row_bounds[-1 - s]):
-                    q = part[n] * scale * np.float64(weights[2 * k + 1])
+                whole = p
+                for k in range(np.uint64(row_bounds[-2 - s]), np.uint64(row_bounds[-1 - s])):
+                    q = whole * np.float64(weights[k + k + np.uint64(1)])
                     if q < NEGLIGIBLE:
                         break
                     p -= q
-                    s = columns[2 * k]
-                    if mass[s] == 0.0:
-                        touched[count] = s
-                        count += 1
-                    mass[s] += q
+                    column = np.uint32(columns[k + k])
+                    before = mass[column]
+                    touched[count] = column  # without a branch, which would be guessed wrong
+                    count += np.uint64(before == 0.0)
+                    mass[column] = before + q
                 rest += p
         own = mass[rows.realized[x]]
         rows.own[x] = np.log(own) if own > 0.0 else np.nan
-        size = _keep_best(mass, touched, count, top_k, places, order)
-        for n in range(size):
-            rows.ids[x, n] = order[n]
-            rows.logprobs[x, n] = _rounded(mass[order[n]])
-            mass[order[n]] = 0.0
         for n in range(count):
-            rest += mass[touched[n]]
+            values[n] = mass[touched[n]]
             mass[touched[n]] = 0.0
+        size = _keep_best(values, touched, count, top_k, places, kept, order)
+        for n in range(size):
+            rows.ids[x, n] = touched[order[n]]
+            rows.logprobs[x, n] = _rounded(values[order[n]])
+            values[order[n]] = 0.0
+        for n in range(count):
+            rest += values[n]
         rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if known and size else np.nan
         rows.size[x] = size
     return misses
@@ -308,42 +394,61 @@ def _copy(given, j, rows, x, top_k):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _keep_best(mass, touched, count, top_k, places, order):  # type: ignore[no-untyped-def]
-    """Put the heaviest tokens first, ties by the lower id; return how many.
+def _keep_best(values, tokens, count, top_k, places, kept, order):  # type: ignore[no-untyped-def]
+    """Put where the heaviest tokens are first, ties by the lower id; return how many.
 
     By buckets of 16 to an octave, so that few are left to be compared. Takes `places`, zeros.
     """
-    bits = mass.view(np.int64)
+    bits = values.view(np.int64)
+    lowest, above = np.int64(0), np.int64(BUCKETS if count > top_k else 1)
+    while above - lowest > 1:
+        middle = (lowest + above) // 2
+        edge, at_least = _edge(middle), np.int64(0)
+        for n in range(count):
+            at_least += bits[n] >= edge
+        if at_least < top_k:
+            above = middle
+        else:
+            lowest = middle
+    edge, size = _edge(lowest) if lowest else np.int64(0), np.uint64(0)
     for n in range(count):
-        places[_bucket(bits[touched[n]])] += 1
-    size = np.int64(0)
-    lowest = BUCKETS
-    while lowest > 0 and size < top_k:
-        lowest -= 1
-        places[lowest], size = size, size + places[lowest]
-    for n in range(count):
-        bucket = _bucket(bits[touched[n]])
-        if bucket >= lowest:
-            order[places[bucket]] = touched[n]
-            places[bucket] += 1
-    places[:] = 0
+        kept[size] = n
+        size += np.uint64(bits[n] >= edge)
+    for n in range(size):
+        places[_bucket(bits[kept[n]])] += 1
+    before = np.int64(0)
+    for bucket in range(BUCKETS - 1, lowest - 1, -1):
+        places[bucket], before = before, before + places[bucket]
+    for n in range(size):
+        bucket = _bucket(bits[kept[n]])
+        order[places[bucket]] = kept[n]
+        places[bucket] += 1
+    places[lowest:] = 0
     for n in range(1, size):
-        s = order[n]
+        new = order[n]
+        value = values[new]
         m = n
         while m > 0 and (
-            mass[order[m - 1]] < mass[s] or (mass[order[m - 1]] == mass[s] and order[m - 1] > s)
+            values[order[m - 1]] < value
+            or (values[order[m - 1]] == value and tokens[order[m - 1]] > tokens[new])
         ):
             order[m] = order[m - 1]
             m -= 1
-        order[m] = s
+        order[m] = new
     for n in range(1, size):  # what is equal after rounding goes by id, at the cut too
-        s = order[n]
+        new = order[n]
+        most = NEARLY * values[new]
         m = n
-        while m > 0 and order[m - 1] > s and _rounded(mass[order[m - 1]]) == _rounded(mass[s]):
+        while (
+            m > 0
+            and values[order[m - 1]] < most
+            and tokens[order[m - 1]] > tokens[new]
+            and _rounded(values[order[m - 1]]) == _rounded(values[new])
+        ):
             order[m] = order[m - 1]
             m -= 1
-        order[m] = s
-    return min(size, top_k)
+        order[m] = new
+    return min(np.int64(size), top_k)
 
 
 @inner_kernel
@@ -356,3 +461,9 @@ def _rounded(p):  # type: ignore[no-untyped-def]
 def _bucket(bits):  # type: ignore[no-untyped-def]
     """Return the bucket of a probability, of its exponent and first four bits; 1 has the last."""
     return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
+
+
+@inner_kernel
+def _edge(bucket):  # type: ignore[no-untyped-def]
+    """Return the bits of the least probability of a bucket, but for the first."""
+    return (bucket + (1023 << 4) - BUCKETS + 1) << 48

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import string
-from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,13 +19,15 @@ from xtok.projecting.kernels import (
     Rows,
     Stems,
     Teacher,
+    add_hashes,
     add_stems,
+    find_seams,
     project_rows,
 )
-from xtok.projecting.stored import TopK
+from xtok.projecting.stored import TopK, bounds_of
 from xtok.threads import available_cores
 from xtok.tokenizers import Tokenizer
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 
 _ROWS_AT_ONCE = 1 << 16
 _LEAST_ROOM = 1 << 18
@@ -80,7 +81,8 @@ class Projector:
         self._teacher = _arrays(teacher, student.table, back_map)
         self._tokens = teacher.tokens()
         self._id_of = teacher.canonical_ids()
-        self._sorted = sorted(student.table.canonical_ids())
+        self._student = _spellings(student.table)
+        self._is_utf8 = np.array([len(utf8_runs(token)) == 1 for token in self._tokens])
         self._forget()
 
     def project(
@@ -167,7 +169,7 @@ class Projector:
             missing = np.empty(room, np.int64)
             misses = project_rows(
                 self._teacher, given, self._stems, rows, todo, self.is_same, top_k,
-                np.zeros(num_students), np.empty(num_students, np.int32), missing,
+                np.zeros(num_students), np.empty(num_students + 1, np.int32), missing,
             )  # fmt: skip
             return missing[:misses]
 
@@ -177,7 +179,9 @@ class Projector:
         with ThreadPoolExecutor(self.num_threads) as pool:
             while len(todo):
                 parts = pool.map(run, np.array_split(todo, self.num_threads))
-                self._learn(np.unique(np.concatenate(list(parts))))
+                keys = np.unique(np.concatenate(list(parts)))
+                if len(keys):
+                    self._learn(keys)
                 todo = todo[rows.size[todo] < 0]
 
     def _forget(self) -> None:
@@ -185,21 +189,11 @@ class Projector:
         self._stems = _no_stems(_LEAST_ROOM)
 
     def _learn(self, keys: NDArray[np.int64]) -> None:
-        """Add stems; see `Stems`."""
-        is_root = keys >> ROOT != 0
-        token = keys & (1 << ID_BITS) - 1
-        other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
-        parents = {e: self._bytes(e - 1) for e in np.unique(other[~is_root]).tolist()}
-        stems = [
-            self._tokens[t][x:] if root else parents[x] + self._tokens[t]
-            for root, t, x in zip(is_root.tolist(), token.tolist(), other.tolist(), strict=True)
-        ]
-        distinct = list(dict.fromkeys(stems))
-        spelled = self.student.segment_batch(distinct)
-        about = {
-            stem: (ids[0] if ids else -1, self._grows(stem))
-            for stem, ids in zip(distinct, spelled, strict=True)
-        }
+        """Add stems; see `Stems`.
+
+        A token after a stem changes the stem's first token only if one of the student's reaches
+        over the seam, or if the stem may be split in another way: only then are both spelled.
+        """
         size = self._size + len(keys)
         old = self._stems
         if size > len(old.keys):
@@ -208,15 +202,42 @@ class Projector:
             for array, before in arrays:
                 array[: self._size] = before[: self._size]
             add_stems(self._stems.slots, self._stems.keys[: self._size], 0)
-        new = slice(self._size, size)
         _, all_keys, first, settled, grows = self._stems
+        new = slice(self._size, size)
         all_keys[new] = keys
-        first[new] = [about[stem][0] for stem in stems]
-        grows[new] = [about[stem][1] for stem in stems]
-        whole = np.array([self._id_of.get(stem, -1) for stem in stems], np.int64)
-        whole = np.where(is_root & (other == 0), token, whole)
-        has_row = is_root & (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
-        settled[new] = np.where(has_row, -2 - whole, first[new])
+        is_root = keys >> ROOT != 0
+        token = keys & (1 << ID_BITS) - 1
+        other = (keys & (1 << ROOT) - 1) >> ID_BITS  # bytes left out, or a stem's number + 1
+        left = other[is_root]
+        # The stem of each key: what is left of a token and nothing more, or one with a token more.
+        numbers, of = np.unique(np.where(is_root, -1, other), return_inverse=True)
+        stems = [self._bytes(e - 1) if e > 0 else b"" for e in numbers.tolist()]
+        of[is_root] = len(stems) + np.arange(len(left))
+        roots = zip(token[is_root].tolist(), left.tolist(), strict=True)
+        stems += [self._tokens[t][x:] for t, x in roots]
+        data, offsets = self._teacher[:2]
+        begins = offsets[token + is_root]
+        is_spelled = np.empty(len(keys), np.bool_)
+        both = np.frombuffer(b"".join(stems), np.uint8), bounds_of([*map(len, stems)]), of
+        more = data, begins, offsets[token + 1]
+        find_seams(self._student, both, more, is_spelled, grows[new])
+        is_spelled |= is_root | ~self._is_utf8[token]
+        is_spelled |= np.array([may_split(stem) for stem in stems])[of]
+        asked = np.flatnonzero(is_spelled)
+        texts = [
+            stems[stem] + data[begin:end].tobytes()
+            for stem, begin, end in zip(
+                of[asked].tolist(), begins[asked].tolist(), offsets[token[asked] + 1].tolist(),
+                strict=True,
+            )
+        ]  # fmt: skip
+        first[new] = first[other - 1]
+        first[new][asked] = [ids[0] if ids else -1 for ids in self.student.segment_batch(texts)]
+        whole = np.array([self._id_of.get(stem, -1) for stem in stems[len(numbers) :]], np.int64)
+        whole = np.where(left == 0, token[is_root], whole)
+        has_row = (whole >= 0) & (np.diff(self._teacher.row_bounds)[whole] > 0)
+        settled[new] = first[new]
+        settled[new][is_root] = np.where(has_row, -2 - whole, first[new][is_root])
         add_stems(self._stems.slots, all_keys[:size], self._size)
         self._size = size
 
@@ -227,16 +248,31 @@ class Projector:
             return token[other - (1 << ROOT - ID_BITS) :]
         return self._bytes(other - 1) + token
 
-    def _grows(self, stem: bytes) -> bool:
-        place = bisect_right(self._sorted, stem)
-        return place < len(self._sorted) and self._sorted[place].startswith(stem)
-
 
 def _no_stems(room: int) -> Stems:
     """Return an empty table, with room for so many."""
     slots = np.full(1 << (2 * room).bit_length(), -1, np.int32)
     first, settled = np.empty((2, room), np.int32)
     return Stems(slots, np.empty(room, np.int64), first, settled, np.empty(room, np.bool_))
+
+
+def _spellings(student: TokenTable) -> tuple[NDArray[Any], ...]:
+    """Return a student's tokens as `find_seams` takes them."""
+    known = student.canonical_ids()
+    order = np.array([known[token] for token in sorted(known)], np.int32)
+    hashes = np.zeros(1 << (2 * len(order)).bit_length(), np.uint64)
+    add_hashes(student.data, student.offsets, hashes)
+    return np.ascontiguousarray(student.data), student.offsets, order, hashes
+
+
+def may_split(stem: bytes) -> bool:
+    """Whether what follows bytes may change how a tokenizer splits them into words.
+
+    Spaces look ahead; an apostrophe begins a contraction, or not; a capital may be the last of a
+    word, or its first.
+    """
+    [text, *more] = utf8_runs(stem)
+    return bool(more) or text != text.rstrip().lower() or "'" in text or "’" in text
 
 
 def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:

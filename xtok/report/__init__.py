@@ -7,9 +7,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,8 +18,6 @@ from xtok.report.stdout import safe_json
 from xtok.vocab.display import printable
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from xtok.maps.projection_map import StageReport
 
 
@@ -26,24 +25,8 @@ EVERY = 10.0
 """Seconds from line to line where there is no room for a bar."""
 
 
-@dataclass
-class _Step:
-    label: str
-    total: int
-    start: float = field(default_factory=time.monotonic)
-    done: int = 0
-
-    def advance(self, size: int) -> None:
-        self.done += size
-
-    def __str__(self) -> str:
-        if not (self.total and self.done):
-            return self.label
-        left = (time.monotonic() - self.start) * max(self.total - self.done, 0) / self.done
-        return f"{self.label}: {min(self.done / self.total, 1):.0%}, about {_duration(left)} left"
-
-
-_steps: list[_Step] = []  # what the command is at, and has no bar; the innermost is the last
+_steps: list[Callable[[], str]] = []
+"""What a command is at, and has no bar, to be asked for its line; the innermost is the last."""
 
 
 @contextmanager
@@ -53,8 +36,9 @@ def telling() -> Iterator[None]:
 
     def tell() -> None:
         while not ended.wait(EVERY):
-            if _steps or not _columns():
-                step = printable(str(_steps[-1] if _steps else "working"))
+            steps = [*_steps]
+            if steps or not _columns():
+                step = printable(steps[-1]() if steps else "working")
                 with suppress(OSError, ValueError):  # nobody reads it
                     sys.stderr.write(f"{_duration(time.monotonic() - start)}: {step}\n")
                     sys.stderr.flush()
@@ -69,14 +53,25 @@ def telling() -> Iterator[None]:
 
 
 @contextmanager
-def announced(label: str, total: int = 0) -> Iterator[Callable[[int], object]]:
+def announced(label: str, total: int = 0) -> Iterator[Callable[..., object]]:
     """Have `telling` tell of a step that has no bar."""
-    step = _Step(label, total)
-    _steps.append(step)
+    start, done = time.monotonic(), 0
+
+    def advance(size: int, tokens: int = 0) -> None:
+        nonlocal done
+        done += size
+
+    def line() -> str:
+        if not (total and done):
+            return label
+        left = (time.monotonic() - start) * max(total - done, 0) / done
+        return f"{label}: {min(done / total, 1):.0%}, about {_duration(left)} left"
+
+    _steps.append(line)
     try:
-        yield step.advance
+        yield advance
     finally:
-        _steps.remove(step)
+        _steps.remove(line)
 
 
 def _duration(seconds: float) -> str:
@@ -84,34 +79,18 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Callable[[int], object]]:
+def progress_bar(label: str, total: int, unit: str = "") -> Iterator[Callable[..., object]]:
     """Show a bar on stderr; where there is no room for one, a line every ten seconds."""
     if _columns():
-        with _new_bar(label, total, "") as bar:
-            yield bar.update
+        with _new_bar(label, total, unit) as bar:
+            yield bar.advance
     else:
         with announced(label, total) as advance:
             yield advance
 
 
-@contextmanager
-def text_progress_bar(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """Show a bar of the bytes of text with tokens per second, or lines, as `progress_bar` does."""
-    if not _columns():
-        with announced(label, total) as advance:
-            yield lambda size, tokens: advance(size)
-        return
-    with _new_bar(label, total, "B") as bar:
-        done = 0
-
-        def advance_bar(size: int, tokens: int) -> None:
-            nonlocal done
-            done += tokens
-            if elapsed := bar.format_dict["elapsed"]:
-                bar.set_postfix_str(f"{done / elapsed:,.0f} student tok/s", refresh=False)
-            bar.update(size)
-
-        yield advance_bar
+text_progress_bar = partial(progress_bar, unit="B")
+"""Show a bar of the bytes of text with tokens per second."""
 
 
 def _columns() -> int:
@@ -125,6 +104,14 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
+        tokens = 0
+
+        def advance(self, size: int, tokens: int = 0) -> None:
+            self.tokens += tokens
+            if self.tokens and (elapsed := self.format_dict["elapsed"]):
+                self.set_postfix_str(f"{self.tokens / elapsed:,.0f} student tok/s", refresh=False)
+            self.update(size)
+
         @property
         def format_dict(self) -> dict[str, Any]:
             """As wide as the terminal is now, less the ^C that it may show behind the bar."""
@@ -133,10 +120,9 @@ def _new_bar(label: str, total: int, unit: str) -> Any:
     return Bar(total=total, desc=label, unit=unit, unit_scale=True, leave=False)
 
 
-def to_json(result: DataclassInstance | Sequence[DataclassInstance]) -> str:
-    """Return a dataclass as one JSON object, or several as a list; tokens are escaped."""
-    shown = [asdict(r) for r in result] if isinstance(result, Sequence) else asdict(result)
-    return safe_json(json.dumps(shown, ensure_ascii=False, indent=2))
+def to_json(result: object) -> str:
+    """Return a result, dataclasses in it or itself one, as JSON; tokens are escaped."""
+    return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
 
 
 def print_reports(reports: Iterable[StageReport]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -42,35 +44,36 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 def _checks(one: TokenizerDiagnosis) -> Table:
     table = new_table(header(one.model_id), "", "finding")
-    name = ""
-    for check in one.checks:
-        repeated = "" if check.name == name else check.name
-        name = check.name
-        level = Text(check.level, STYLES[check.level])
-        table.add_row(cell(repeated), level, cell(check.message))
+    for name, checks in groupby(one.checks, key=attrgetter("name")):
+        for number, check in enumerate(checks):
+            level = Text(check.level, STYLES[check.level])
+            table.add_row(cell("" if number else name), level, cell(check.message))
     return table
 
 
 def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
-    table = new_table("a map between them", header(pair.student), header(pair.teacher))
     share = f"{pair.shared:,} of the student's ids, {pair.student_share:.1%}; "
     share += f"{pair.vocabulary.both:,} different byte strings"
-    table.add_row("role in the map", "student (rows)", "teacher (columns)")
-    table.add_row("shared tokens", share, "")
     ids = "every id is the same token"
     if pair.differing:
         ids = f"{pair.differing:,} are not the same token: {', '.join(pair.differing_examples)}"
-    if pair.differing < pair.num_ids / 2:  # of one family
-        table.add_row("ids", cell(f"{ids}; {pair.num_ids:,} in all"), "")
-    table.add_row("digits in a token", f"at most {pair.digits[0]}", f"at most {pair.digits[1]}")
+    of_one_family = pair.differing < pair.num_ids / 2
     numbers = pair.numbers
-    table.add_row(
-        "numbers, 2+ ASCII digits",
-        f"{numbers.student:,}",
-        f"{numbers.teacher:,}, {numbers.both:,} same",
-    )
-    table.add_row("spaces in a token", f"at most {pair.spaces[0]}", f"at most {pair.spaces[1]}")
-    table.add_row("unmatched roles", ", ".join(pair.roles_alone) or "none", "")
+    rows = [
+        ("role in the map", "student (rows)", "teacher (columns)"),
+        ("shared tokens", share),
+        *([("ids", f"{ids}; {pair.num_ids:,} in all")] if of_one_family else []),
+        ("digits in a token", *(f"at most {n}" for n in pair.digits)),
+        (
+            "numbers, 2+ ASCII digits",
+            f"{numbers.student:,}",
+            f"{numbers.teacher:,}, {numbers.both:,} same",
+        ),
+        ("spaces in a token", *(f"at most {n}" for n in pair.spaces)),
+        ("unmatched roles", ", ".join(pair.roles_alone) or "none"),
+    ]
+    heads = "a map between them", header(pair.student), header(pair.teacher)
+    table = new_table(*heads, rows=rows)
     for check in checks:
         table.add_row(check.name, cell(check.message), Text(check.level, STYLES[check.level]))
     return table
@@ -78,23 +81,23 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
 
 def _on_text(text: TextFacts, events: EventFacts, overlap: Overlap | None) -> Table:
     """Show the uncertainty in either direction of a map on the text, and what the events do."""
-    table = new_table("on the text", "", "")
-    table.caption = (
+    caption = (
         "Uncertainty: the conditional entropy of the other side's token where both begin; no map "
         "in that direction has less. Leak: how often the two tokens are in different events."
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
     )
-    table.add_row("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes")
+    rows = [("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes")]
     if overlap is not None and overlap.text_shares is not None:
         (_, there), (back, _) = overlap.text_shares
-        table.add_row("tokens that both have", f"{there:.1%} of these", f"{back:.1%} of these")
-    for way, bits in zip(
-        ("student → teacher", "teacher → student"), text.conditional_entropy, strict=True
-    ):
-        table.add_row(way, f"{bits:.2f} bits of uncertainty", "")
-    table.add_row("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits")
-    table.add_row("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits")
-    return table
+        rows.append(("tokens that both have", f"{there:.1%} of these", f"{back:.1%} of these"))
+    forward, backward = text.conditional_entropy
+    rows += [
+        ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
+        ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
+        ("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits"),
+        ("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits"),
+    ]
+    return new_table("on the text", "", "", rows=rows, caption=caption)
 
 
 def _print_overlap(console: Console, names: Sequence[str], overlap: Overlap) -> None:

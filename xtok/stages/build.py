@@ -15,11 +15,12 @@ from xtok.config import WAIT, BuildConfig, Loss
 from xtok.errors import XtokError
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
-from xtok.stages.exact import with_exact
-from xtok.stages.matches import compared, exact_matches, matching_options
+from xtok.stages.exact import used_options, with_exact
+from xtok.stages.matches import exact_matches, matching_options
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
 from xtok.tokenizers import ModelLike, PairLike
@@ -38,7 +39,7 @@ def build(
     for_loss: Loss | None = None,
     texts: TextLike = (),
     field: str = "text",
-    initial: mapfile.MapLike | None = None,
+    initial: MapLike | None = None,
     checkpoint: Path | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
@@ -72,11 +73,11 @@ def build(
             options.
     """
     config = _config_of(config, for_loss)
-    earlier = None if initial is None else mapfile.as_map(initial)
+    earlier = None if initial is None else as_map(initial)
     pair = pair_of(student_model, teacher_model, of=earlier)
     if texts:
         from xtok.counting.pair_text import counted
-        from xtok.stages.counted import counted_map, wanted_by
+        from xtok.stages.counted import map_of_counts, wanted_by
 
         config = config.for_text()
         earlier = None if earlier is None else pair.admit(earlier)
@@ -84,19 +85,22 @@ def build(
             pair, texts, wanted_by(config), field=field, checkpoint=checkpoint,
             progress=text_progress,
         )  # fmt: skip
-        projection = counted_map(pair, text, config, initial=earlier, progress=progress)
+        options = config.multitoken if earlier is None else used_options(earlier)
+        base = earlier or multitoken(pair, config=options, progress=progress)
+        projection = map_of_counts(text, base, config)
+        if config.exact_match:
+            projection = with_exact(projection, exact_matches(pair, options), options)
         if checkpoint is not None:
             checkpoint.unlink(missing_ok=True)
     elif initial is not None:
         raise ValueError("initial goes with texts; multitoken extends a map")
     else:
-        matches = None
+        make = partial(multitoken, pair, config=config.multitoken, progress=progress)
         if config.exact_match:
-            matches = exact_matches(compared(pair, config), config)
-        open_rows = None if matches is None else ~matches.is_exact
-        projection = multitoken(pair, config=config.multitoken, only=open_rows, progress=progress)
-        if matches is not None:
-            projection = with_exact(projection, matches, config)
+            matches = exact_matches(pair, config)
+            projection = with_exact(make(only=~matches.is_exact), matches, config)
+        else:
+            projection = make()
         projection = sort_cut(projection, config.sort_cut)
     # One report of what the map is; those of single stages count what was replaced.
     of_stage = {report.stage: report for report in projection.reports}
@@ -123,7 +127,7 @@ def get_map(
     for_loss: Loss | None = None,
     texts: str | Path | Sequence[str | Path] = (),
     field: str = "text",
-    initial: mapfile.MapLike | None = None,
+    initial: MapLike | None = None,
     timeout: float = WAIT,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
@@ -159,7 +163,7 @@ def get_map(
         raise ValueError(f"timeout is {timeout}, and must be a number of seconds")
     config = _config_of(config, for_loss)
     texts = [texts] if isinstance(texts, str | Path) else texts
-    earlier = None if initial is None else mapfile.as_map(initial)
+    earlier = None if initial is None else as_map(initial)
     pair = pair_of(student_model, teacher_model, of=earlier)
     asked: dict[str, Any] = {"pair": pair, "config": config, "texts": texts, "initial": earlier}
     target = _cached(**asked) if path is None else Path(path)
@@ -205,7 +209,7 @@ def load_or_build(
         if not path.exists():
             return None
         try:
-            projection = mapfile.load(path)
+            projection = ProjectionMap.load(path)
         except XtokError as error:
             replaced = error.message
             return None

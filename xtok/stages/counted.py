@@ -1,4 +1,4 @@
-"""A map counted on text, smoothed towards another one; `build` with texts."""
+"""A map counted on text, smoothed towards another one, for `build` with texts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
-from xtok.progress import Progress, silent
-from xtok.stages.exact import used_options, with_exact
-from xtok.stages.matches import compared, exact_matches
-from xtok.stages.multitoken import multitoken
 from xtok.vocab.display import plural
-from xtok.vocab.pair import Pair
 
 
 def wanted_by(config: BuildConfig) -> Wanted:
@@ -30,37 +25,19 @@ def wanted_by(config: BuildConfig) -> Wanted:
     return Wanted(target=config.target, hold_out=config.alpha is None)
 
 
-def counted_map(
-    pair: Pair,
-    text: PairText,
-    config: BuildConfig,
-    *,
-    initial: ProjectionMap | None = None,
-    progress: Progress = silent,
-) -> ProjectionMap:
+def map_of_counts(text: PairText, base: ProjectionMap, config: BuildConfig) -> ProjectionMap:
     """Make a map of how likely teacher token t is where student token s begins.
 
-    `W[s, t] = (count(s, t) + alpha * initial[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
+    `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. What
     is counted depends on `config.target`; within chunks, in a second step of EM. Counts
     stay integers until all are added up, so the result depends on the texts alone, not on how they
-    were read or interrupted. Without an initial map, it is one counted on synthetic text.
+    were read or interrupted.
 
     Raises:
         ValueError: if the text was counted for other options.
     """
     if text.wanted != wanted_by(config):
         raise ValueError(f"the text was counted as {text.wanted}, not as {wanted_by(config)}")
-    options = config.multitoken if initial is None else used_options(initial)
-    base = initial or multitoken(pair, config=options, progress=progress)
-    projection = map_of_counts(text, base, config)
-    if config.exact_match:
-        matches = exact_matches(compared(pair, options), options)
-        projection = with_exact(projection, matches, options)
-    return projection
-
-
-def map_of_counts(text: PairText, base: ProjectionMap, config: BuildConfig) -> ProjectionMap:
-    """Smooth counts towards a base map, and cut each row."""
     towards = base.edges.take(~base.is_slot).normalized()
     edges, alpha, rows = _edges_of_counts(text, towards, base.shape, config)
     if config.target != "start":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok import __version__
 from xtok.config import EventsConfig
 from xtok.counting.measures import entropy_of, share_of
 from xtok.counting.pair_text import TextLike, counted
 from xtok.counting.texts import little_text
 from xtok.maps.events import EventMap
-from xtok.maps.projection_map import StageReport
+from xtok.maps.parts import StageReport, history_step
 from xtok.maps.results import tokenizer_notes
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.tokenizers import ModelLike, PairLike
@@ -26,16 +25,6 @@ from xtok.tokenizers import pair as pair_of
 from xtok.vocab.pair import Pair
 
 Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventMeasures:
-    """How many events tell how much, on counted text."""
-
-    num_events: int
-    leak: float  # how often the two tokens at a shared boundary are in different events
-    student_bits: float  # the entropy of the student's events at shared boundaries
-    teacher_bits: float
 
 
 def events(
@@ -82,7 +71,7 @@ def events(
         mass = pairs.mass
     s_link, t_link = _links(pair, progress), _links(pair.reversed, progress)
     joined = _components(s_link, t_link)
-    measures: list[EventMeasures] = []
+    measures: list[dict[str, float]] = []
     notes: list[str] = []
     if pairs is not None:
         measures.append(pairs.measures(np.concatenate(pair.common_ids)))
@@ -92,9 +81,8 @@ def events(
     if pairs is not None:
         measures.append(pairs.measures(labels))
         notes = little_text(about["counted"]["num_bytes"])
-        about["measures"] = [asdict(point) for point in measures]
+        about["measures"] = measures
     options = {"max_leak": config.max_leak} if pairs is not None else {}
-    step = {"stage": "events", "options": options, **about, "xtok_version": __version__}
     result = EventMap(
         student=pair.student,
         teacher=pair.teacher,
@@ -103,7 +91,7 @@ def events(
         student_link=s_link.astype(np.int32),
         teacher_link=t_link.astype(np.int32),
         rest=rest,
-        history=(step,),
+        history=(history_step("events", options, **about),),
     )
     result.check()
     if checkpoint is not None:
@@ -114,7 +102,7 @@ def events(
 def _report(
     result: EventMap,
     pair: Pair,
-    measures: Sequence[EventMeasures],
+    measures: Sequence[Mapping[str, float]],
     more: Sequence[str],
 ) -> StageReport:
     alone = [int((links < 0).sum()) for links in (result.student_link, result.teacher_link)]
@@ -127,13 +115,14 @@ def _report(
     if measures:
         shared, by_bytes, final = measures
         notes.append(
-            f"leak {final.leak:.2%} of the text's shared token boundaries, {by_bytes.leak:.2%} by "
-            f"the bytes alone, {shared.leak:.2%} for a shared vocabulary"
+            f"leak {final['leak']:.2%} of the text's shared token boundaries, "
+            f"{by_bytes['leak']:.2%} by the bytes alone, {shared['leak']:.2%} for a shared "
+            "vocabulary"
         )
         notes.append(
-            f"{final.student_bits:.2f} bits on the student's side, {final.teacher_bits:.2f} on the "
-            f"teacher's; a shared vocabulary keeps {shared.student_bits:.2f} and "
-            f"{shared.teacher_bits:.2f}"
+            f"{final['student_bits']:.2f} bits on the student's side, "
+            f"{final['teacher_bits']:.2f} on the teacher's; a shared vocabulary keeps "
+            f"{shared['student_bits']:.2f} and {shared['teacher_bits']:.2f}"
         )
     return StageReport("events", counts, (*notes, *more))
 
@@ -175,12 +164,6 @@ def _components(s_link: Ids, t_link: Ids) -> Ids:
     return np.array([root(node) for node in range(len(parent))])
 
 
-def _sums(
-    places: NDArray[np.intp], values: NDArray[np.float64], num: int = 0
-) -> NDArray[np.float64]:
-    return np.bincount(places, values, num).astype(np.float64)
-
-
 class _Pairs(NamedTuple):
     """Pairs of tokens at shared boundaries, as places in one list of both vocabularies."""
 
@@ -193,19 +176,24 @@ class _Pairs(NamedTuple):
     def of(keys: Ids, amounts: Ids, offset: int) -> _Pairs:
         student, teacher = keys >> 32, (keys & 0xFFFFFFFF) + offset
         shares = np.asarray(amounts / amounts.sum(), np.float64)
-        mass = _sums(np.concatenate([student, teacher]), np.tile(shares / 2, 2))
+        both = np.concatenate([student, teacher])
+        mass = np.asarray(np.bincount(both, np.tile(shares / 2, 2)), np.float64)
         return _Pairs(student, teacher, shares, mass)
 
-    def measures(self, events: NDArray[Any]) -> EventMeasures:
-        """Measure events: the event of each token, any integers."""
+    def measures(self, events: NDArray[Any]) -> dict[str, float]:
+        """Measure events: the event of each token, any integers.
+
+        `leak` is how often the two tokens at a shared boundary are in different events; the bits
+        are the entropy of a side's events there.
+        """
         labels, places = np.unique(events, return_inverse=True)
         a, b = places[self.student], places[self.teacher]
-        return EventMeasures(
-            num_events=len(labels),
-            leak=share_of(self.shares, a != b),
-            student_bits=entropy_of(a, self.shares),
-            teacher_bits=entropy_of(b, self.shares),
-        )
+        return {
+            "num_events": len(labels),
+            "leak": share_of(self.shares, a != b),
+            "student_bits": entropy_of(a, self.shares),
+            "teacher_bits": entropy_of(b, self.shares),
+        }
 
     def merged(self, events: Ids, max_leak: float) -> Ids:
         """Merge events greedily until at most `max_leak` is left; return each token's event.
@@ -281,7 +269,7 @@ def _numbered(
     """Put what one side alone has into one event, and number all by falling mass."""
     labels, first, places = np.unique(joined, return_index=True, return_inverse=True)
     num, mass = len(labels), np.pad(mass, (0, len(places) - len(mass)))
-    weight = _sums(places, mass, num)
+    weight = np.bincount(places, mass, num)
     order = np.lexsort((first, -weight))  # labels are the lowest token, students before teachers
     has = np.stack([np.bincount(part, minlength=num) > 0 for part in np.split(places, [offset])])
     alone = np.logical_not(has.all(0))
@@ -290,7 +278,7 @@ def _numbered(
         both = has[:, alone].any(1).all()
         rest = int(np.flatnonzero(alone)[0] if both else order[~alone[order]][-1])
         places = np.where(alone[places], rest, places)
-        weight = _sums(places, mass, num)
+        weight = np.bincount(places, mass, num)
         order = np.lexsort((first, -weight))
     used = order[np.isin(order, places)]
     number = np.full(num, -1, np.int32)

@@ -11,10 +11,10 @@ import numpy as np
 from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
-from xtok.maps.file import MapLike, as_map
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
-from xtok.stages.matches import ExactMatches, compared, exact_matches, matching_options
+from xtok.stages.matches import ExactMatches, exact_matches, matching_options
 from xtok.tokenizers import ModelLike, PairLike
 from xtok.tokenizers import pair as pair_of
 
@@ -55,7 +55,7 @@ def reapply_exact(
         special_tokens=special_tokens or options.special_tokens,
         canonicalization=canonicalization or options.canonicalization,
     )
-    return with_exact(projection, exact_matches(compared(pair, options), options), options, notes)
+    return with_exact(projection, exact_matches(pair, options), options, notes)
 
 
 def with_exact(

@@ -29,7 +29,8 @@ def compared(pair: Pair, config: MultitokenConfig) -> Pair:
 
 
 def exact_matches(pair: Pair, config: MultitokenConfig) -> ExactMatches:
-    """Match the tokens of a pair that is in the form that they are compared in."""
+    """Match the tokens of a pair, in the form that they are compared in."""
+    pair = compared(pair, config)
     equal = single_edges(pair.equal_bytes)
     special = special_edges(pair, config)
     is_exact = np.zeros(pair.shape[0], np.bool_)

@@ -13,6 +13,7 @@ from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.edges import Edges, add_slots, heaviest, ranks, sum_duplicates
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import (
     examples_of,
@@ -38,7 +39,7 @@ def multitoken(
     teacher_model: ModelLike | None = None,
     config: MultitokenConfig | None = None,
     *,
-    initial: mapfile.MapLike | None = None,
+    initial: MapLike | None = None,
     only: NDArray[np.bool_] | None = None,
     progress: Progress = silent,
 ) -> ProjectionMap:
@@ -64,7 +65,7 @@ def multitoken(
     config = MultitokenConfig.or_default(config)
     if config.target != "start" and config.weights != "prior":
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
-    earlier = None if initial is None else mapfile.as_map(initial)
+    earlier = None if initial is None else as_map(initial)
     pair = pair_of(student_model, teacher_model, of=earlier)
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
     for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 from xtok.config import SortCutConfig
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
-from xtok.maps.file import MapLike, as_map
+from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_of_edges
 

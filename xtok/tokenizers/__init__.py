@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers._backend import Backend, TextChange, no_panic
+from xtok.tokenizers._backend import Backend, no_panic
 from xtok.tokenizers._bytes import BytesBackend, NullBackend
 from xtok.tokenizers._folder import NAMES, FolderBackend
 from xtok.tokenizers._hf import HuggingFaceBackend
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "Encoding",
-    "TextChange",
     "Tokenizer",
     "from_transformers",
     "load_tokenizer",

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,12 +22,8 @@ SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 """The roles that `tokenizer_config.json` gives to tokens, each as `bos_token` and the like."""
 
 
-@dataclass(frozen=True)
-class TextChange:
-    """What a component of a tokenizer changes about a text before it becomes tokens."""
-
-    normalizer: str
-    changes: str
+TextChange = tuple[str, str]
+"""A component of a tokenizer, and what it changes about a text before it becomes tokens."""
 
 
 class Backend(ABC):

@@ -299,18 +299,18 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
     for component in components(rust.normalizer):
         kind = component["type"]
         if kind in _CHANGES:
-            yield TextChange(kind, _CHANGES[kind])
+            yield kind, _CHANGES[kind]
         elif kind == "Replace":
             old, new = component["pattern"].get("String"), component["content"]
             if (old, new) not in undone:
                 what = repr(old or component["pattern"].get("Regex"))
-                yield TextChange(kind, f"{what} becomes {new!r}")
+                yield kind, f"{what} becomes {new!r}"
         elif kind not in ("Prepend", "ByteLevel"):
             options = [name for name, value in component.items() if value is True]
-            yield TextChange(kind, ", ".join(options) or "not known here")
+            yield kind, ", ".join(options) or "not known here"
     if any(c["type"] == "WordPiece" for c in decoder):
         what = "whitespace is not kept: one space before each word, none before . , ? !"
-        yield TextChange("WordPiece", what)
+        yield "WordPiece", what
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")

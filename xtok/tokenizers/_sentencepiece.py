@@ -115,4 +115,4 @@ class SentencePieceBackend(Backend):
         if not spec.precompiled_charsmap:
             return ()
         what = "characters that its table maps, compatibility characters as a rule (ﬁ → fi, ① → 1)"
-        return (TextChange(spec.name or "charsmap", what),)
+        return ((spec.name or "charsmap", what),)

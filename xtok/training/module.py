@@ -36,7 +36,7 @@ class ProjectionModule(nn.Module):
     student_ids: Tensor  # int64 [nnz]
     teacher_ids: Tensor  # int64 [nnz]
     offsets: Tensor  # int64 [V_teacher + 1]
-    is_slot: Tensor  # bool [nnz], which entries are scale slots beside others of their row
+    is_slot: Tensor  # bool [nnz], which entries are scale slots; none is alone in its row
     weights: Tensor  # float32 [nnz], the map's; training does not change them
     logits: nn.Parameter | None  # float32 [nnz], the parameters of a learnable module
 
@@ -46,10 +46,10 @@ class ProjectionModule(nn.Module):
         super().__init__()
         if not isinstance(projection, ProjectionMap):
             projection = ProjectionMap.load(projection)
+        projection.check()
         projection.require_widths()
         self.map = projection
         order = np.lexsort((projection.student_ids, projection.teacher_ids))
-        has_others = projection.entries_per_row[projection.student_ids] > 1
         num_columns = projection.shape[1]
         offsets = np.zeros(num_columns + 1, np.int64)
         np.cumsum(np.bincount(projection.teacher_ids, minlength=num_columns), out=offsets[1:])
@@ -57,7 +57,7 @@ class ProjectionModule(nn.Module):
             ("student_ids", projection.student_ids[order].astype(np.int64)),
             ("teacher_ids", projection.teacher_ids[order].astype(np.int64)),
             ("offsets", offsets),
-            ("is_slot", (projection.is_slot & has_others)[order]),
+            ("is_slot", projection.is_slot[order]),
             ("weights", projection.weights[order]),
         ):
             self.register_buffer(name, torch.from_numpy(np.array(array)))

@@ -14,6 +14,7 @@ from xtok.config import TokenForm
 from xtok.errors import XtokError
 from xtok.vocab.relaxed import match_relaxed
 from xtok.vocab.roles import match_roles
+from xtok.vocab.table import SIDES as SIDES
 from xtok.vocab.table import (
     TokenTable,
     Vocabulary,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 M = TypeVar("M", bound="ProjectionMap | EventMap")
-
-SIDES = "student", "teacher"
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +160,8 @@ class Pair:
             theirs: Vocabulary = getattr(self, side)
             if ours is theirs:
                 continue
-            if not _agree(ours, theirs):
+            is_known = ours.table is not None and theirs.table is not None
+            if is_known and not same_tokens(ours.table, theirs.table):
                 raise self._other_tokens(side, projection, name)
             same = ours.vocab_size == theirs.vocab_size
             if not (same or can_grow(ours, theirs) or can_grow(theirs, ours)):
@@ -174,8 +174,8 @@ class Pair:
                         ours, vocab_size=theirs.vocab_size, width_source=theirs.width_source
                     )
                 if ours is not getattr(projection, side):
-                    changed: Any = projection.with_side(side, ours)
-                    projection = changed
+                    made: Any = projection  # no event map, which has the tokens of both sides
+                    projection = made.with_side(side, ours)
         return projection
 
     def is_swapped(self, projection: ProjectionMap | EventMap) -> bool:
@@ -245,12 +245,6 @@ def _in_form(
         return table
     changed, _ = decode_vocabulary(table.entries(), width=len(table), form=form, ignore=ignored)
     return changed.like(table)
-
-
-def _agree(ours: Vocabulary, theirs: Vocabulary) -> bool:
-    """Whether nothing speaks against two sides having the same tokens."""
-    unknown = ours.table is None or theirs.table is None
-    return unknown or same_tokens(ours.table, theirs.table)
 
 
 def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xtok.conversation.templates import Message, constants
 from xtok.errors import XtokError
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.table import TokenTable, TokenType
+
+if TYPE_CHECKING:
+    from xtok.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from xtok.inspection.bootstrap import Interval
+from xtok.inspection.bootstrap import LOSS_NAMES, Interval
 from xtok.maps.projection_map import RowKind
 from xtok.report._tables import spread, visible, weight
 from xtok.report.alignment import chunks
 from xtok.report.page import pictures
-from xtok.report.page.search import pack
+from xtok.report.page.search import cut_sizes, pack
 from xtok.vocab.display import plural, printable, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection.evaluate import MapMeasures
     from xtok.inspection.report import PageData
 
-_LOSSES = {"p-kl": "P-KL", "gold": "gold", "h-kl": "H-KL", "event-kl": "event KL"}
+_LOSSES = {**LOSS_NAMES, "event-kl": "event KL"}
 _MARKS = {
     "good": ("✓", "fits", "good"),
     "note": ("i", "note", "note"),
@@ -44,10 +44,11 @@ _MARKS = {
 
 def render(examined: PageData) -> bytes:
     """Return the page of one map, or of two."""
-    report, search = examined.report, pack(examined)
+    report = examined.report
+    columns, left_out = pack(examined)
     data = {
-        "columns": search.columns,
-        "long": search.long,
+        "columns": columns,
+        "long": [cut_sizes(table) for table in examined.pair.tables],
         "kinds": [[kind.name.lower() for kind in RowKind]] * len(examined.maps),
         "sides": [_name(name) for name in (report.pair.student, report.pair.teacher)],
     }
@@ -55,7 +56,7 @@ def render(examined: PageData) -> bytes:
     measured = () if report.evaluation is None else report.evaluation.classes
     html = _template().render(
         report=report,
-        left_out=search.left_out,
+        left_out=left_out,
         on_text={(one.name, one.token_class): one for one in measured},
         data=Markup(text.replace("<", "\\u003c")),  # it stands in a script element
     )

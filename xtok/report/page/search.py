@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.maps.projection_map import ProjectionMap
-from xtok.vocab.pair import Pair
+from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
@@ -38,21 +37,15 @@ Columns = dict[str, tuple[int, str]]
 """Name to bytes per number, and base64."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """What the page searches."""
-
-    columns: Columns
-    long: tuple[dict[int, int], ...]  # true sizes of cut tokens, by side and id
-    left_out: tuple[str, ...]  # sentences about what is not on the page
-
-
-def pack(examined: PageData, max_size: int | None = None) -> Search:
+def pack(examined: PageData, max_size: int | None = None) -> tuple[Columns, list[str]]:
     """Pack maps into at most `max_size` characters; by default more for larger vocabularies.
 
     Tokens and the heaviest entry of each row are always there. What does not fit is left out in
     this order: the lightest entries, by weight times how often the token occurs in the text; the
     pieces of tokens.
+
+    Returns:
+        the columns, and phrases that name what is left out.
     """
     maps, text = examined.maps, examined.text
     tables = examined.pair.tables
@@ -92,14 +85,12 @@ def pack(examined: PageData, max_size: int | None = None) -> Search:
         weight = max(one.weight_without(kept) for one in of_maps)
         by_text = ", counted by the text" if text else ""
         left_out.append(f"the lightest entries of rows, {weight:.2%} of the weight{by_text}")
-    long = [np.flatnonzero(table.lengths > SHOWN_BYTES).tolist() for table in tables]
-    return Search(
-        columns=columns | entries,
-        long=tuple(
-            {i: int(table.lengths[i]) for i in ids} for table, ids in zip(tables, long, strict=True)
-        ),
-        left_out=tuple(left_out),
-    )
+    return columns | entries, left_out
+
+
+def cut_sizes(table: TokenTable) -> dict[int, int]:
+    """Return the true sizes of the tokens that a page cuts, by id."""
+    return {i: int(table.lengths[i]) for i in np.flatnonzero(table.lengths > SHOWN_BYTES).tolist()}
 
 
 def _size(columns: Columns) -> int:
@@ -117,15 +108,12 @@ def packed(numbers: NDArray[Any] | bytes) -> tuple[int, str]:
     return width, base64.b64encode(data).decode()
 
 
-_SIDES = "student", "teacher"
-
-
 def _tokens(
     tables: Sequence[TokenTable], partners: Sequence[NDArray[np.int64]], text: PairText | None
 ) -> Columns:
     """Pack the tokens' bytes, or names."""
     columns = {"partner": packed(_deltas(partners[0]))}
-    for number, (side, table) in enumerate(zip(_SIDES, tables, strict=True)):
+    for number, (side, table) in enumerate(zip(SIDES, tables, strict=True)):
         shown = [
             (token or table.control_names.get(i, "").encode())[:SHOWN_BYTES]
             for i, token in enumerate(table.tokens())
@@ -147,7 +135,7 @@ def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> Columns:
     """
     columns: Columns = {}
     spellers = pair.teacher_tokenizer, pair.student_tokenizer
-    for side, table, partner, other in zip(_SIDES, pair.tables, partners, spellers, strict=True):
+    for side, table, partner, other in zip(SIDES, pair.tables, partners, spellers, strict=True):
         if other is None:
             continue
         is_long = table.lengths > SHOWN_BYTES

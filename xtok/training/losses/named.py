@@ -43,7 +43,8 @@ def _starts(batch: Batch, side: Batch) -> int:
     return count_chunks(side["shifted"], starts_only=True)
 
 
-def _targets(batch: Batch, side: Batch) -> int:
+def count_targets(batch: Batch, side: Batch) -> int:
+    """Return how many of the batch's tokens are targets that something predicts."""
     return int((batch["targets"] >= 0).sum())
 
 
@@ -138,7 +139,9 @@ LOSSES: dict[LossName, NamedLoss] = {
         call=_aligned(gold), config=GoldConfig, artefact=MAP,
         prepared=partial(_pairs, threshold=H_KL_THRESHOLD),
     ),
-    "same-tokenizer": NamedLoss(call=_same_tokenizer, config=SameTokenizerConfig, count=_targets),
+    "same-tokenizer": NamedLoss(
+        call=_same_tokenizer, config=SameTokenizerConfig, count=count_targets
+    ),
     "topk-kl": NamedLoss(call=_top_k, is_stored=True, count=_stored),
 }  # fmt: skip
 

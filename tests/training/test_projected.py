@@ -1,0 +1,139 @@
+"""A running teacher, projected along the path, beside the same predictions stored and projected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+from stored_teachers import write_neutral
+from torch import Tensor
+
+import xtok
+from xtok.config import ProjectConfig
+from xtok.errors import XtokError
+from xtok.projecting.files import BACK_MAP
+from xtok.tokenizers import Tokenizer
+from xtok.training.collator import DistillationCollator, TopKCollator, prepare
+from xtok.training.losses import topk_kl
+from xtok.training.objective import make_objective
+from xtok.training.projected import ProjectedTeacher
+
+TEXTS = ["There were 1234 of them in 2024, or so.", "Äpfel? 12.50", "the other words of the text"]
+
+
+def logits_for(side: dict[str, Any], width: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(*side["input_ids"].shape, width, generator=generator)
+
+
+def given(
+    student: Tokenizer, teacher: Tokenizer, top_k: int
+) -> tuple[ProjectedTeacher, dict[str, Any], Tensor]:
+    """What projects, a batch, and the teacher's logits on it."""
+    back_map = xtok.build(teacher, student, BACK_MAP)
+    of_teacher = ProjectedTeacher(student, teacher, back_map, top_k=top_k, num_threads=1)
+    batch = prepare(DistillationCollator(student, teacher, bos=False)(TEXTS))
+    return of_teacher, batch, logits_for(batch["teachers"][0], len(teacher.table))
+
+
+@pytest.mark.parametrize("top_k", [8, 4096])
+def test_equal_logits_of_one_tokenizer_lose_nothing(byte_level: Tokenizer, top_k: int) -> None:
+    of_teacher, batch, logits = given(byte_level, byte_level, top_k)
+    logits[..., 70] = -torch.inf  # a masked token is no candidate
+    side = batch["teachers"][0]
+    assert float(of_teacher.loss(logits, logits, batch, side)) == pytest.approx(0, abs=1e-6)
+    assert float(of_teacher.loss(logits.roll(1, 1), logits, batch, side)) > 1
+
+
+@pytest.mark.parametrize("top_k", [8, 300])
+def test_it_is_the_projection_of_stored_rows(
+    tmp_path: Path, byte_level: Tokenizer, digits: Tokenizer, top_k: int
+) -> None:
+    """Bit for bit: the file has the best candidates, the rest, and the text's own tokens."""
+    of_teacher, batch, logits = given(digits, byte_level, top_k)
+    side = batch["teachers"][0]
+    rows = []
+    for text, ids, mask, log_p in zip(
+        TEXTS, side["input_ids"], side["attention_mask"], logits.log_softmax(-1), strict=True
+    ):
+        own = ids[mask != 0]
+        before = log_p[: len(own) - 1]
+        best = before.topk(min(top_k, before.shape[1]))
+        rest = before.scatter(1, best.indices, -torch.inf).logsumexp(1)
+        realized = before.gather(1, own[1:, None])[:, 0]
+        rows.append({
+            "text": text, "input_ids": own.tolist(), "topk_ids": [[], *best.indices.tolist()],
+            "topk_logprobs": [[], *best.values.tolist()], "rest_logprob": [None, *rest.tolist()],
+            "realized_logprob": [None, *realized.tolist()],
+        })  # fmt: skip
+    cache, out = write_neutral(tmp_path / "teacher.parquet", rows), tmp_path / "student.parquet"
+    back_map = xtok.build(byte_level, digits, BACK_MAP)
+    xtok.project(cache, digits, byte_level, out, ProjectConfig(top_k=top_k), back_map=back_map)
+    stored = TopKCollator()(pyarrow.parquet.read_table(out).to_pylist())
+    [expected] = (side["stored"] for side in stored["teachers"])
+    assert torch.equal(stored["input_ids"][stored["attention_mask"] != 0],
+                       batch["input_ids"][batch["attention_mask"] != 0])  # fmt: skip
+    made = of_teacher(logits, batch, side)
+    assert torch.equal(made.top_ids, expected.top_ids)
+    assert torch.equal(made.top_logprobs, expected.top_logprobs)
+    predicted = expected.valid
+    assert torch.equal(made.rest_logprob[predicted], expected.rest_logprob[predicted])
+    # Where nothing is predicted all is rest, which loses nothing; every target counts.
+    assert torch.equal(made.valid, batch["labels"] != -100)
+    assert not made.rest_logprob[made.valid & ~predicted].any()
+    ours = logits_for(batch, len(digits.table), seed=1)
+    sums = [float(topk_kl(ours, **vars(x))) * int(x.valid[:, 1:].sum()) for x in (made, expected)]
+    assert sums[0] == pytest.approx(sums[1])
+
+
+def test_only_the_student_has_a_gradient(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    of_teacher, batch, logits = given(digits, byte_level, 8)
+    ours = logits_for(batch, len(digits.table), seed=1).requires_grad_()
+    of_teacher.loss(ours, logits.requires_grad_(), batch, batch["teachers"][0]).backward()
+    assert logits.grad is None
+    assert ours.grad is not None
+    assert bool(ours.grad[:, 0].any())
+
+
+def test_rows_are_what_they_are_alone(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    """In an objective: with any padding, and as shares of all."""
+    of_teacher, batch, logits = given(digits, byte_level, 8)
+    side, ours = batch["teachers"][0], logits_for(batch, len(digits.table), seed=1)
+    collate = DistillationCollator(digits, byte_level, bos=False)
+    objective = make_objective(collate.pairs, of_teacher.loss)
+    whole, totals = objective.terms(ours, [logits], batch), objective.count(batch)
+    assert totals.tolist() == [int((batch["labels"][:, 1:] >= 0).sum())] * 2
+    parts = []
+    for i, text in enumerate(TEXTS):
+        one = prepare(collate([text]))
+        sizes = one["input_ids"].shape[1], one["teachers"][0]["input_ids"].shape[1]
+        mine, theirs = ours[i : i + 1, : sizes[0]], logits[i : i + 1, : sizes[1]]
+        parts.append(objective.terms(mine, [theirs], one, totals).distillation)
+    assert float(sum(parts)) == pytest.approx(float(whole.distillation))
+    moved = dict(batch)
+    for name in ("input_ids", "attention_mask", "labels"):
+        moved[name] = batch[name].clone()
+        moved[name][1] = moved[name][1].roll(int((batch["attention_mask"][1] == 0).sum()))
+    made, left = of_teacher(logits, batch, side), of_teacher(logits, moved, side)
+    for mask, found in ((batch, made), (moved, left)):
+        assert not found.valid[mask["attention_mask"] == 0].any()
+    for name in vars(made):
+        kept = [
+            vars(found)[name][mask["attention_mask"] != 0]
+            for mask, found in ((batch, made), (moved, left))
+        ]
+        assert torch.equal(*kept)
+
+
+def test_logits_have_the_teachers_width(byte_level: Tokenizer, digits: Tokenizer) -> None:
+    of_teacher, batch, logits = given(digits, byte_level, 8)
+    side = batch["teachers"][0]
+    wider = torch.nn.functional.pad(logits, (0, 3), value=50.0)
+    made, expected = of_teacher(wider, batch, side), of_teacher(logits, batch, side)
+    assert torch.equal(made.top_logprobs, expected.top_logprobs)
+    with pytest.raises(XtokError, match="teacher's logits") as raised:
+        of_teacher(logits[..., :-1], batch, side)
+    assert raised.value.parameter == "vocab_size"

@@ -1,0 +1,54 @@
+"""What functions take for a map: the map, or the path of its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, TypeAlias
+
+from xtok.maps import file as mapfile
+from xtok.maps.events import EventMap
+from xtok.maps.projection_map import ProjectionMap
+
+AnyMap: TypeAlias = ProjectionMap | EventMap
+MapLike: TypeAlias = str | PathLike[str] | ProjectionMap
+AnyMapLike: TypeAlias = MapLike | EventMap
+
+
+def as_map(source: MapLike) -> ProjectionMap:
+    """Return a map as it is, and load a path with the defaults of `ProjectionMap.load`."""
+    return source if isinstance(source, ProjectionMap) else ProjectionMap.load(source)
+
+
+def as_any_map(source: AnyMapLike) -> AnyMap:
+    """Return a map or an event map as it is, and load a path, whichever its file holds."""
+    if isinstance(source, ProjectionMap | EventMap):
+        return source
+    fields = mapfile.read(source)
+    kind = EventMap if mapfile.is_events(fields) else ProjectionMap
+    return mapfile.made(kind, fields, source)
+
+
+def as_maps(
+    sources: Any, names: Sequence[str] = (), read: Callable[[Any], Any] = as_map
+) -> tuple[list[Any], list[str]]:
+    """Return the maps of one source or several, and what messages call them.
+
+    Args:
+        sources: maps or paths.
+        names: a name for each; by default a file's path, and `map 1` and so on for other maps.
+        read: makes a map of a source.
+
+    Raises:
+        ValueError: if there are other numbers of names than of maps.
+    """
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        sources = [sources]
+    if names and len(names) != len(sources):
+        raise ValueError(f"{len(sources)} maps, {len(names)} names")
+    defaults = [
+        os.fspath(source) if isinstance(source, str | PathLike) else f"map {number}"
+        for number, source in enumerate(sources, 1)
+    ]
+    return [read(source) for source in sources], list(names or defaults)

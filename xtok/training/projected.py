@@ -1,0 +1,120 @@
+"""A running teacher's predictions along the path, in the student's tokens, for `topk_kl`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xtok.maps.projection_map import ProjectionMap
+from xtok.projecting.project import Projector
+from xtok.projecting.stored import TopK, bounds_of
+from xtok.tokenizers import Tokenizer
+from xtok.training.collator import IGNORED, StoredTopK
+from xtok.training.losses.named import BatchLoss, count_targets
+from xtok.training.losses.topk_kl import topk_kl
+from xtok.training.sparse import block_length, check_width
+
+
+class ProjectedTeacher:
+    """Turns a teacher's logits on a batch into what `project` would have stored of them.
+
+    `loss` is `topk_kl` of it, which trainers take as `losses=ProjectedTeacher(…).loss`. Every
+    target counts; of one without a prediction everything is rest, which adds 0 to the sum. Nothing
+    here has a gradient; the projection runs on the CPU.
+
+    Args:
+        student: its tokenizer, as the collator has it.
+        teacher: its tokenizer.
+        back_map: from the teacher to the student, as `Projector` takes it.
+        top_k: the most candidates of a position, of the teacher and then of the student.
+        num_threads: of the projection; one per available core if None.
+
+    Raises:
+        ValueError: if the map is not of these two.
+    """
+
+    def __init__(
+        self,
+        student: Tokenizer,
+        teacher: Tokenizer,
+        back_map: ProjectionMap,
+        *,
+        top_k: int = 64,
+        num_threads: int | None = None,
+    ) -> None:
+        self.projector = Projector(student, teacher.table, back_map, num_threads)
+        self.width, self.top_k = len(teacher.table), top_k
+        self.loss = BatchLoss(self._mean, count_targets)
+
+    def _mean(self, logits: Tensor, theirs: Any, batch: Any, side: Any) -> Tensor:
+        return topk_kl(logits, **vars(self(theirs, batch, side)))
+
+    @torch.no_grad()
+    def __call__(
+        self, teacher_logits: Tensor, batch: Mapping[str, Any], side: Mapping[str, Any]
+    ) -> StoredTopK:
+        """Return the predictions for the student's tokens of a batch, on the logits' device.
+
+        Args:
+            teacher_logits: `[B, T_t, V]`; columns beyond the teacher's width are ignored.
+            batch: a `DistillationCollator`'s.
+            side: the teacher's part of it.
+
+        Raises:
+            XtokError: if the logits are narrower than the teacher's tokens.
+        """
+        check_width("teacher", teacher_logits.shape[-1], self.width)
+        mask = batch["attention_mask"].cpu() != 0
+        ids = batch["input_ids"].cpu()[mask].numpy().astype(np.int32)
+        given = self._top_k(teacher_logits, side["input_ids"], side["attention_mask"] != 0)
+        out = self.projector.project(given, ids, bounds_of(mask.sum(1).numpy()), self.top_k)
+        sizes = np.diff(out.starts)
+        filled = np.arange(max(1, sizes.max(initial=0))) < sizes[:, None]
+        top_ids = np.zeros(filled.shape, np.int64)
+        top_logprobs = np.full(filled.shape, -np.inf, np.float32)
+        top_ids[filled], top_logprobs[filled] = out.ids, out.logprobs
+        rest = np.nan_to_num(out.rest_logprob, nan=0.0, neginf=-np.inf)
+
+        def in_batch(values: Any, fill: float) -> Tensor:
+            flat = torch.from_numpy(values)
+            padded = flat.new_full((*mask.shape, *flat.shape[1:]), fill)
+            padded[mask] = flat
+            return padded.to(teacher_logits.device)
+
+        return StoredTopK(
+            top_ids=in_batch(top_ids, 0), top_logprobs=in_batch(top_logprobs, -np.inf),
+            rest_logprob=in_batch(rest, -np.inf), valid=batch["labels"] != IGNORED,
+        )  # fmt: skip
+
+    def _top_k(self, logits: Tensor, input_ids: Tensor, mask: Tensor) -> TopK:
+        """Return the best candidates for each token of rows; none for their first tokens."""
+        rows, places = mask.nonzero(as_tuple=True)
+        tokens = input_ids[mask]
+        is_first = torch.ones_like(rows, dtype=torch.bool)
+        is_first[1:] = rows[1:] != rows[:-1]
+        told = (~is_first).nonzero()[:, 0]
+        ids, values, rests, own = [], [], [], []
+        for some in told.split(block_length(logits, self.width)):
+            picked = logits[rows[some - 1], places[some - 1]][:, : self.width]
+            log_p = torch.log_softmax(picked.float(), -1)
+            best = log_p.topk(min(self.top_k, self.width)).indices.sort(1).values
+            of_best, order = log_p.gather(1, best).sort(dim=1, descending=True, stable=True)
+            ids.append(best.gather(1, order))
+            values.append(of_best)
+            own.append(log_p.gather(1, tokens[some, None])[:, 0])
+            rests.append(log_p.scatter(1, best, -torch.inf).logsumexp(1))
+        rest, realized = np.full((2, len(tokens)), np.nan, np.float32)
+        sizes = np.zeros(len(tokens), np.int64)
+        kept = torch.cat(values) > -torch.inf
+        for array, parts in ((sizes, [kept.sum(1)]), (rest, rests), (realized, own)):
+            array[told.cpu().numpy()] = torch.cat(parts).cpu().numpy()
+        bounds = bounds_of(mask.sum(1).cpu().numpy())
+        return TopK(
+            tokens.cpu().numpy().astype(np.int32), bounds, bounds_of(sizes),
+            torch.cat(ids)[kept].cpu().numpy().astype(np.int32),
+            torch.cat(values)[kept].cpu().numpy(), rest, realized,
+        )  # fmt: skip
