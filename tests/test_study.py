@@ -37,7 +37,6 @@ def test_every_student_is_trained_once(
     assert len(results) == 2 * 2
     lines = [json.loads(x) for p in results for x in p.read_text("utf-8").splitlines()]
     assert len(lines) == 2 * 2 * 10
-    bits = {(loss, artefact): value for loss, artefact, value in lines}
-    assert bits["topk-kl + ce", "path-16"] != bits["topk-kl + ce", "map-16"]
+    assert {kind for kind, artefact, _ in lines if artefact == "path-16"} == {"topk-kl + ce"}
     map_study.main()
     assert {path: path.stat().st_mtime_ns for path in results} == results

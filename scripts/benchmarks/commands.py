@@ -3,7 +3,7 @@
 In a line of the table, `file:NAME` is a fetched tokenizer and `folder:NAME` a model folder of it;
 `pattern:NAME` splits text for it; `text:N` is N megabytes of JSON lines; `map:` is a map from
 Llama 3 to Qwen, with options of `build` behind it; `map:wide` one of 32 entries per row;
-`ranks:N` a made-up vocabulary of N tokens.
+`ranks:N` a made-up vocabulary of N tokens, `gemma:N` a folder as Gemma's with one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from argparse import Namespace
 from base64 import b64encode
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain, count, cycle
+from itertools import chain, count, cycle, zip_longest
 from pathlib import Path
 
 import hub_folders
@@ -50,6 +50,7 @@ STARTS = {  # the first word of a line, and what Python is called with
     "bare": [BARE],
 }
 PAIR, FOLDERS = "file:llama3 file:qwen", "folder:llama3 folder:qwen"
+FAR = "gemma:262144 folder:qwen"  # share little
 ENCODE = f"{PAIR} pattern:llama3 pattern:qwen"
 COMMANDS = (  # the command, what runs beside it, how many times of that it may take
     (f"xtok build {PAIR}", f"bare build {ENCODE}", 1.5),
@@ -58,20 +59,22 @@ COMMANDS = (  # the command, what runs beside it, how many times of that it may 
     ("xtok build file:claude-2 file:mistral-v3", "bare build file:claude-2 file:mistral-v3", 1.5),
     ("xtok build file:deepseek-v3 file:qwen",
      "bare build file:deepseek-v3 file:qwen '' pattern:qwen", 1.5),
-    (f"xtok build {FOLDERS}", f"bare build {FOLDERS}", 0.8),
+    (f"xtok build {FOLDERS}", f"bare build {FOLDERS}", 0.4),
+    (f"xtok build {FAR}", f"bare build {FAR}", 0.6),
     ("xtok build folder:qwen folder:deepseek-v3", "bare build folder:qwen folder:deepseek-v3", 0.8),
     ("xtok build folder:mistral-v3 folder:llama3",
      "bare build folder:mistral-v3 folder:llama3", 0.8),
     (f"xtok build {PAIR} --for p-kl", f"xtok build {PAIR}", 3),
-    (f"xtok build {FOLDERS} --for p-kl", f"bare build {FOLDERS}", 1.5),
+    (f"xtok build {FOLDERS} --for p-kl", f"bare build {FOLDERS}", 0.9),
+    (f"xtok build {FAR} --for p-kl", f"bare build {FAR}", 1.5),
     *((f"xtok build {PAIR} --for p-kl --text text:{size}", beside, 1.5) for size in (2, 12)
       for beside in (f"xtok build {PAIR} --for p-kl", f"bare encode text:{size} {ENCODE}")),
     (f"xtok doctor {FOLDERS}", f"xtok build {FOLDERS}", 1),
-    (f"xtok verify map: {PAIR}", f"bare load {PAIR}", 1.5),
-    (f"xtok align {PAIR} 'Hello there'", f"bare load {PAIR}", 1.5),
+    (f"xtok verify map: {PAIR}", f"bare load {PAIR}", 1.1),
+    (f"xtok align {PAIR} 'Hello there'", f"bare load {PAIR}", 1.3),
     (f"xtok align {PAIR} 'Hello there'", "bare kernel", 1),
-    ("without-kernels align file:claude-2 file:qwen 'ﬁne'", "bare kernel", 6),
-    ("xtok convert map: -o new.pt", "bare imports torch", 1.5),
+    ("without-kernels align file:claude-2 file:qwen 'ﬁne'", "bare kernel", 4),
+    ("xtok convert map: -o new.pt", "bare imports torch", 1.15),
     ("xtok report 'map:--for p-kl' -o a.html", "xtok report map: -o b.html", 1.1),
     (f"xtok generate {PAIR} --embedding-model spelling", f"xtok build {PAIR}", 4),
     ("xtok generate ranks:512000 file:qwen --embedding-model spelling",
@@ -150,6 +153,24 @@ def write_ranks(path: Path, number: str, options: Namespace) -> None:
     path.write_text("".join(lines), encoding="ascii")
 
 
+def write_gemma(path: Path, number: str, options: Namespace) -> None:
+    """Write Gemma's folder with the tokens of four vocabularies in turn, and merges of them."""
+    hub_folders.write("gemma3", path)
+    file = path / "tokenizer.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    place = document["model"]["vocab"]
+    names = ("o200k", "deepseek-v3", "claude-2", "tekken")
+    for token in chain.from_iterable(zip_longest(*(tokenizer(n).table.tokens() for n in names))):
+        text = (token or b"").decode("utf-8", "ignore").replace(" ", "▁")
+        if 0 < len(text) <= 32 and len(place) < int(number) * options.size:
+            place.setdefault(text, len(place))
+    halves = ((t[:i], t[i:]) for t in place for i in range(1, len(t)))
+    document["model"]["merges"] = [pair for pair in halves if place.keys() >= {*pair}]
+    file.write_text(json.dumps(document), encoding="utf-8")
+    config = {"model_type": "gemma3", "vocab_size": len(place)}
+    (path / "config.json").write_text(json.dumps(config), encoding="ascii")
+
+
 def write_map(path: Path, name: str, options: Namespace) -> None:
     """Build a map; or write one of random ids whose two sides share every other token."""
     if name != "wide":
@@ -167,5 +188,8 @@ def write_map(path: Path, name: str, options: Namespace) -> None:
     synthetic_map(np.full(widths[0], 32), ids, widths, tables).save(path)
 
 
-MAKERS = {"folder": write_folder, "text": write_text, "ranks": write_ranks, "map": write_map}
+MAKERS = {
+    "folder": write_folder, "gemma": write_gemma, "text": write_text, "ranks": write_ranks,
+    "map": write_map,
+}  # fmt: skip
 SUFFIXES = {"text": ".jsonl", "ranks": ".tiktoken", "map": ".safetensors"}

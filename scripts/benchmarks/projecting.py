@@ -3,7 +3,8 @@
 The teacher is an n-gram model over a real tokenizer's tokens; it writes on from places of held-out
 text. A prediction's bits are −log2 of the student's next token on what it wrote, a proper score: no
 prediction has fewer than the truth. `sampled` is the truth by samples, each scored by the others: a
-bound of it from above. A token that is no candidate has its part of the rest: `rest / V_student`.
+bound of it from above; `of K` is the same for who knows K candidates of the teacher's next token. A
+token that is no candidate has its part of the rest: `rest / V_student`.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ class Place(NamedTuple):
     at: int  # the teacher's
     context: list[int]
     drawn: NDArray[np.int64]  # the student's next token, one of each continuation
+    firsts: NDArray[np.int64]  # the teacher's next token of each
     bits: float  # of the teacher's own next token
 
 
@@ -252,10 +254,13 @@ def write_on(
             text += tokens[all_ids[-1]]
         written.append(left + text.decode("utf-8", "ignore").encode())
     spelled = student.segment_batch(written)
-    drawn = [x[len(before)] for x in spelled if x and x[: len(before)] == before]
+    drawn, their = np.array([
+        (x[len(before)], first) for first, x in zip(firsts, spelled, strict=True)
+        if x and x[: len(before)] == before
+    ]).reshape(-1, 2).T  # fmt: skip
     p_of = dict(zip(ids.tolist(), (p / p[kept].sum()).tolist(), strict=True))
     bits = fmean(-np.log2(p_of[first]) for first in firsts)
-    return Place(row, at, context, np.array(drawn), bits) if len(drawn) >= FEWEST else None
+    return Place(row, at, context, drawn, their, bits) if len(drawn) >= FEWEST else None
 
 
 def predictions(
@@ -297,6 +302,8 @@ def scores(
     width = len(projector.student.table)
     row: Row = {"own next token": fmean(place.bits for place in places)}
     row["sampled"] = fmean(sampled(place.drawn, width) for place in places)
+    if top_k is not None:
+        row["sampled, of K"] = fmean(of_known(place, given, width) for place in places)
     for name, most in (("along the path", UNCUT), ("cut to K", top_k)):
         if most is not None:
             out = projector.project(given, sides.s_ids, sides.s_bounds, most)
@@ -325,6 +332,19 @@ def bits(
     """Return the mean bits of tokens under a prediction."""
     q = dict(zip(ids.tolist(), p.tolist(), strict=True))
     return fmean(-np.log2(q.get(s, 0.0) + max(rest, 1e-9) / width) for s in drawn.tolist())
+
+
+def of_known(place: Place, given: TopK, width: int) -> float:
+    """Return the mean bits of the truth by samples for who knows the candidates alone.
+
+    What the teacher begins with another token has the rest.
+    """
+    ids, _, rest = row_of(given, place.at)
+    is_known = np.isin(place.firsts, ids)
+    other = -np.log2(max(rest, 1e-9) / width)
+    known = place.drawn[is_known]
+    inside = sampled(known, width) - np.log2(1 - rest) if len(known) > 1 else other
+    return float(is_known.mean() * min(inside, other) + (~is_known).mean() * other)
 
 
 def sampled(drawn: NDArray[np.int64], width: int) -> float:

@@ -275,7 +275,7 @@ def test_few_tokens_that_differ_are_not_worth_compiling_for(
     monkeypatch.setattr(kernels, "align_rest", align_rest)
     s = spell(tokenizers, "byte_level", "cafe\u0301" + " of the end" * 20)
     t = spell(tokenizers, "sentencepiece", "caf\u00e9" + " of the end" * 20)
-    for number in range(1, 6):  # 130 tokens each
+    for number in range(1, 6):  # 168 tokens each
         runs.append(f"call {number}")
         found = readable(aligner, s, t)
         assert [correct for _, _, correct in found[-60:]] == [True] * 60

@@ -21,13 +21,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make import TINY, edited
+from make import TINY, edited, tiny_vocabulary
 from safetensors.numpy import load as load_tensors
 from safetensors.torch import save_file
 
 import xtok
 from xtok.config import BuildConfig
-from xtok.errors import MapFileError, OutputError
+from xtok.errors import MapFileError, OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
@@ -666,6 +666,17 @@ def test_an_edited_own_map_is_put_in_order(tmp_path: Path) -> None:
     assert again.reports[0].counts["rows normalized"] == 1
     assert again.reports[0].counts["rows reordered"] == 1
     assert [step["stage"] for step in again.history] == ["multitoken", "import"]
+
+
+def test_names_too_long_together_to_be_read_again_are_an_error(tmp_path: Path) -> None:
+    table = tiny_vocabulary("org/student", width=9000).table
+    assert table is not None
+    table = replace(table, control_names=dict.fromkeys(range(9000), "x" * 1000))
+    found = TINY.with_side("student", replace(TINY.student, vocab_size=9000, table=table))
+    with pytest.raises(XtokError, match=r"org/student and org/teacher .* take 9\d{6} bytes") as e:
+        mapfile.save(found, tmp_path / "map.safetensors")
+    assert "names" in e.value.hint
+    assert not list(tmp_path.iterdir())
 
 
 def test_maps_without_the_scale_trick_have_no_slots(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from naive_projecting import (
 )
 
 import xtok
+from xtok.projecting.kernels import ID_BITS, ROOT
 from xtok.projecting.project import Projector, seams
 from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer
@@ -270,3 +272,48 @@ def test_a_seam_that_no_token_reaches_over_changes_nothing(
     both = student.segment_batch([tokens[a] + tokens[b] for a, b in pairs])
     assert len(pairs) > 8_000
     assert [ids and ids[0] for ids in alone] == [ids and ids[0] for ids in both]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("o200k.tiktoken", "claude-2"),  # these two split after capitals and apostrophes, too
+        ("claude-2", "qwen.tiktoken"),
+        ("mistral-v3.model", "llama3.tiktoken"),
+    ],
+)
+def test_what_is_not_spelled_is_what_spelling_would_say(
+    names: tuple[str, str], load_real: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, teacher = map(load_real, names)
+    tokens, ids = teacher.table.tokens(), teacher.table.text_ids
+    projector = Projector(student, teacher.table, map_of({}, teacher, student))
+    rng = np.random.default_rng(0)
+    stems = np.unique(rng.choice(ids[teacher.table.lengths[ids] <= 6], 1500))
+    projector._learn(1 << ROOT | stems)
+    keys = (np.arange(len(stems)).repeat(10) + 1) << ID_BITS | rng.choice(ids, 10 * len(stems))
+    keys = np.unique(keys)
+    spelled: list[bytes] = []
+    spell = student.segment_batch
+
+    def counting(texts: Sequence[bytes]) -> Any:
+        spelled.extend(texts)
+        return spell(texts)
+
+    monkeypatch.setattr(student, "segment_batch", counting)
+    projector._learn(keys)
+    texts = [
+        tokens[stems[(key >> ID_BITS) - 1]] + tokens[key & (1 << ID_BITS) - 1]
+        for key in keys.tolist()
+    ]
+    learnt = slice(len(stems), len(stems) + len(keys))
+    assert len(spelled) < 0.6 * len(keys)
+    expected = [ids[0] if ids else -1 for ids in spell(texts)]
+    assert projector._stems.first[learnt].tolist() == expected
+    longer = sorted(student.table.canonical_ids())
+    behind = [longer[bisect_right(longer, text) :][:1] for text in texts]
+    grows = [
+        any(token.startswith(text) for token in b) for b, text in zip(behind, texts, strict=True)
+    ]
+    assert projector._stems.grows[learnt].tolist() == grows

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any] | torch.Tensor
 
-FEW_TOKENS = 500
-"""Tokens behind a difference that an aligner walks in Python, before it compiles for seconds."""
+FEW_TOKENS = 600
+"""Tokens that an aligner walks in Python, before it compiles for seconds, or reads what it kept."""
 
 
 @dataclass
@@ -228,13 +228,14 @@ class TokenAligner:
             total=np.zeros(num_rows, np.int64),
             differs=np.empty((num_rows, 2), np.int64),
         )
-        align_documents(s, t, self._exact, chunks)
-        if (differ := chunks.differs[:, 0] >= 0).any():
-            max_comb_len = min(self.max_comb_len, len(s.ids) + len(t.ids))  # fits into an int64
-            ends = np.stack([s.bounds[1:], t.bounds[1:]], axis=1)
-            self._few_tokens -= int((ends - chunks.differs)[differ].sum())
-            rest = align_rest if self._few_tokens < 0 else in_python(align_rest)
-            rest(s, t, max_comb_len, chunks)
+        num_tokens = len(s.ids) + len(t.ids)
+        self._few_tokens -= num_tokens
+        walk, walk_on = align_documents, align_rest
+        if self._few_tokens >= 0:
+            walk, walk_on = in_python(walk), in_python(walk_on)
+        walk(s, t, self._exact, chunks)
+        if (chunks.differs[:, 0] >= 0).any():
+            walk_on(s, t, min(self.max_comb_len, num_tokens), chunks)  # fits into an int64
         lengths = np.diff(s.bounds)
         place = np.arange(len(s.ids)) - np.repeat(s.bounds[:-1], lengths)
         has_chunk = place < np.repeat(chunks.total, lengths)

@@ -16,7 +16,6 @@ from xtok.cli.options import (
     ModelArguments,
 )
 from xtok.config import option
-from xtok.conversation.files import read_conversations
 from xtok.errors import XtokError
 from xtok.report.alignment import print_alignment
 
@@ -51,6 +50,8 @@ def align(
         data = _text(text, file)
         alignment = xtok.align(*models.pair().tokenizers, data, max_comb_len=max_comb_len)
     else:
+        from xtok.conversation.files import read_conversations  # which a text does not need
+
         record, *others = read_conversations(chat)
         if others:
             raise XtokError(

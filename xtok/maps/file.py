@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from xtok import io
-from xtok.errors import MAP_HINT, MapFileError
+from xtok.errors import MAP_HINT, MapFileError, XtokError
 from xtok.maps import nemo
 from xtok.maps.nemo import require
 from xtok.maps.parts import InvariantError, StageReport, history_step
@@ -287,7 +287,8 @@ _OF_VOCABULARY = {
 def pack(any_map: ProjectionMap | EventMap) -> tuple[dict[str, NDArray[Any]], str]:
     """Return a map's arrays by their names in a file, and all else as JSON with sorted keys.
 
-    JSON that would be too long to be read is a `ValueError`.
+    Raises:
+        XtokError: if the JSON is too long to be read, as with thousands of very long names.
     """
     arrays, own = [*_OF_MAP], ["method", "top_k", "enable_scale_trick"]
     fields: dict[str, Any] = {"format_version": FORMAT_VERSION, "history": any_map.history}
@@ -310,7 +311,14 @@ def pack(any_map: ProjectionMap | EventMap) -> tuple[dict[str, NDArray[Any]], st
                 "preferred_ids": table.preferred_ids,
             }
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
-    check_json(text)
+    try:
+        check_json(text)
+    except ValueError as error:
+        sides = " and ".join(getattr(any_map, side).model_id for side in SIDES)
+        raise XtokError(
+            f"a map of {sides} cannot be written: {error}",
+            hint="shorten the names of the special tokens in the tokenizer's files",
+        ) from error
     return {n: np.ascontiguousarray(t) for n, t in tensors.items() if t is not None}, text
 
 
