@@ -4,7 +4,8 @@
     python scripts/cli_reference.py --check    # exit with 1 if it is not current
 
 Typer's `utils docs` does the work; this script adds links and whole sentences, which Typer cuts, to
-the list of commands. The wording of types depends on Typer's version, noted in the first line.
+the list of commands, and states once what several commands share. The wording of types depends on
+Typer's version, noted in the first line.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -45,7 +47,32 @@ def render() -> str:
         return f"* [`{line[1]}`](#xtok-{line[1]}): {summaries[line[1]]}"
 
     text = re.sub(r"^\* `([a-z][a-z-]*)`: .*$", whole, text, flags=re.MULTILINE)
-    return HEADER.format(typer_version()) + text
+    return HEADER.format(typer_version()) + stated_once(text)
+
+
+SHARED = """## Shared options
+
+These mean the same in each command that names them.
+
+"""
+ENTRY = re.compile(r"^\* `([^`]+)`: .*$\n", re.MULTILINE)  # an option or argument, and its meaning
+LIST = re.compile(r"(?:^\* `.*$\n)+", re.MULTILINE)
+
+
+def stated_once(text: str) -> str:
+    """Move what three commands or more say alike of an option to a section of its own."""
+    head, *commands = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    counts = Counter(e.group(0, 1) for command in commands for e in ENTRY.finditer(command))
+    most = {name: line for (line, name), number in reversed(counts.most_common()) if number > 2}
+    alike = most.values()
+
+    def shortened(lines: re.Match[str]) -> str:
+        own = "".join(e[0] for e in ENTRY.finditer(lines[0]) if e[0] not in alike)
+        names = [f"`{e[1]}`" for e in ENTRY.finditer(lines[0]) if e[0] in alike]
+        return f"{own}* {', '.join(names)}: [shared](#shared-options)\n" if names else own
+
+    shared = SHARED + "".join(sorted(alike, key=lambda line: line.lower().lstrip("* `-"))) + "\n"
+    return head + shared + "".join(LIST.sub(shortened, command) for command in commands)
 
 
 def main() -> int:

@@ -76,7 +76,7 @@ def test_text_by_hand(tmp_path: Path) -> None:
     ("conditional_entropy", "leak", "loss", "direction", "by_text"),
     [
         ((0.25, 0.5), 0.01, "P-KL", "student → teacher", False),
-        ((0.5, 0.25), 0.06, "teacher-to-student KL", "teacher → student", True),
+        ((0.5, 0.25), 0.06, "teacher → student KL", "teacher → student", True),
     ],
 )
 def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
@@ -103,6 +103,9 @@ def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
     assert build[2:4] == (("s", "t") if loss == "P-KL" else ("t", "s"))
     without = advise(facts_of(byte_level, digits))
     assert (without.loss, without.map_loss, without.direction) == ("event KL", "P-KL", None)
+    assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
+    merged = "event KL with events merged on text" if by_text else "event KL"
+    assert advice.sentence.startswith(f"Use {merged}, or {loss} if your trainer only takes a map. ")
 
 
 def test_everything_says_the_same_sentence(

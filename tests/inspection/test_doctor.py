@@ -311,7 +311,7 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
     warnings = sum(c.level == "warning" for one in found.tokenizers for c in one.checks)
     assert not found.failed
     assert found.verdict == (
-        f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings; "
+        f"ok: small-byte-level → small-digits: no check failed, {warnings} warnings. "
         f"{found.advice.sentence}"
     )
 

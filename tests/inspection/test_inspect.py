@@ -131,6 +131,25 @@ def test_counted_weights_are_not_those_of_pieces(pair: Pair) -> None:
     assert row.stages[0].startswith("multitoken: counted on synthetic text, target both;")
 
 
+def test_a_counted_row_says_what_was_counted(pair: Pair) -> None:
+    """Of 201, the first piece has (1 + 1/3) / 2; a token with other spellings has no such sum."""
+    counted = xtok.build(*pair, for_loss="p-kl")
+    row = explained(counted, 257)
+    assert [(e.token, round(e.weight or 0, 3)) for e in row.entries] == [
+        ("2", 0.667), ("0", 0.167), ("1", 0.167)
+    ]  # fmt: skip
+    assert row.why == (
+        "'2' begins where it begins (1) and is one of the 3 tokens beside it (1/3); only beside "
+        "it: '0' (1/3), '1' (1/3); divided by 2"
+    )
+    assert explained(counted, 258).why == (
+        "each time, 1 for the token that begins where it begins, and 1 shared by the tokens beside "
+        "it in its chunk; divided by 2"
+    )
+    start = explained(xtok.build(*pair, BuildConfig.for_loss("p-kl", target="start")), 257)
+    assert start.why == "how often each of its tokens begins where this one begins"
+
+
 def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     projection = xtok.build(byte_level, sentencepiece)
     bos = byte_level.table.roles["bos"][0]

@@ -1,8 +1,8 @@
 """The one place that recommends a loss, an artefact, a direction, and the next command.
 
-What it goes by is in docs/guides/study.md: beside cross-entropy, event KL did best whichever side
-had the longer tokens, unless its events leak; a map does better in the direction that leaves less
-open. The share of the vocabularies that is the same decides nothing.
+docs/guides/choosing.md says the same, and why: beside cross-entropy, event KL did best whichever
+side had the longer tokens, unless its events leak; a map does better in the direction that leaves
+less open. The share of the vocabularies that is the same decides nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
         names: the models as the commands should have them; their ids by default.
     """
     if pair.same:
-        sentence = "plain KL suits: both have the same vocabulary, so no map is needed; compare "
-        sentence += f"the first {pair.num_ids:,} columns, what is wider is padding"
+        sentence = "Use plain KL: both have the same vocabulary, so no map is needed. Compare the "
+        sentence += f"first {pair.num_ids:,} columns; what is wider is padding."
         return Advice(
             loss="plain KL", map_loss=None, direction=None, sentence=sentence, commands=()
         )
@@ -63,24 +63,20 @@ def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
     given = ("--text", TRAINING_TEXT) if pair.text is not None else ()
     events: tuple[str, ...] = "xtok", "events", student, teacher
     build: tuple[str, ...] = "xtok", "build", student, teacher, "--for", "p-kl"
-    map_loss, direction = "P-KL", None
-    if pair.text is None or pair.events is None or pair.events.leak is None:
-        sentence = "event KL suits, or P-KL where the trainer takes a map; text tells how much "
-        sentence += "the events leak, and the direction of the map"
-    else:
+    loss, map_loss, direction, measured = "event KL", "P-KL", None, ""
+    if pair.text is not None and pair.events is not None and pair.events.leak is not None:
         leak, (forward, back) = pair.events.leak, pair.text.conditional_entropy
-        sentence = f"event KL suits: its events leak at {leak:.1%}"
         if leak > MOST_LEAK:
-            sentence = "event KL suits, its events merged by text: those of the bytes alone leak "
-            sentence += f"at {leak:.1%}"
+            loss = "event KL with events merged on text"
             events += given
         direction = "student → teacher"
         if forward > back:
-            map_loss, direction = "teacher-to-student KL", "teacher → student"
+            map_loss, direction = "teacher → student KL", "teacher → student"
             build = "xtok", "build", teacher, student, "--for", "p-kl", "--target", "start"
-        sentence += f" of the text's shared boundaries; where the trainer takes a map, {map_loss}: "
-        sentence += f"student → teacher leaves {forward:.2f} bits of uncertainty, "
-        sentence += f"teacher → student {back:.2f}"
+        measured = f" On this text, events of bytes leak at {leak:.1%} of the shared token "
+        measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
+        measured += f"teacher, {back:.2f} from teacher to student."
+    sentence = f"Use {loss}, or {map_loss} if your trainer only takes a map.{measured}"
     return Advice(
         loss="event KL",
         map_loss=map_loss,

@@ -106,7 +106,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """A line: failed checks, the number of warnings and, for a pair, the loss that suits."""
+        """A line: failed checks, the number of warnings and, for a pair, the advice."""
         joined = " → " if self.pair is not None else ", "
         who = joined.join(one.model_id for one in self.tokenizers)
         checks = [*self.pair_checks, *(c for one in self.tokenizers for c in one.checks)]
@@ -115,8 +115,8 @@ class Diagnosis:
             result = f"{plural(len(self.failed), 'check')} failed ({'; '.join(self.failed)})"
         else:
             result = f"no check failed, {plural(warnings, 'warning')}"
-        suits = "" if self.advice is None else f"; {self.advice.sentence}"
-        return f"{'failed' if self.failed else 'ok'}: {who}: {result}{suits}"
+        advice = "" if self.advice is None else f". {self.advice.sentence}"
+        return f"{'failed' if self.failed else 'ok'}: {who}: {result}{advice}"
 
 
 def doctor(

@@ -79,7 +79,11 @@ def inspect_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Inspe
     forward = reverse = None
     why, token, decay = "", b"", _decay(projection)
     if rows is not None and columns is not None:
-        why, token = _why(kind, rows, columns, student_id), rows[student_id]
+        token = rows[student_id]
+        if kind == RowKind.COUNTED:
+            why = _counted(projection, row.entries, columns, token)
+        else:
+            why = _why(kind, rows, columns, student_id)
         if pair.teacher_tokenizer is not None and token:
             forward = _forward(token, pair.teacher_tokenizer, columns, decay)
         if pair.student_tokenizer is not None and token and decay:
@@ -232,9 +236,39 @@ _REASONS = {
     RowKind.RELAXED: "no teacher token has these bytes; one has the same relaxed form",
     RowKind.PIECES: "no teacher token has these bytes: spelled in pieces, both ways",
     RowKind.SIMILAR: "by the similarity of spelling or embeddings",
-    RowKind.COUNTED: "counted on text, given or synthetic, and not exact",
     RowKind.MIXED: "from several sources, or an unknown one",
 }
+
+
+_COUNTS = {
+    "start": "how often each of its tokens begins where this one begins",
+    "chunk": "each time, the tokens beside it in its chunk share 1",
+    "both": "each time, 1 for the token that begins where it begins, and 1 shared by the "
+    "tokens beside it in its chunk; divided by 2",
+}
+
+
+def _counted(
+    projection: ProjectionMap, entries: Sequence[RowEntry], columns: TokenTable, token: bytes
+) -> str:
+    """Return what was counted for a row; in numbers if the token is always spelled alike.
+
+    Then, of its n pieces, the first has the weight (1 + 1/n) / 2 and each other one (1/n) / 2.
+    """
+    targets = [s["options"]["target"] for s in projection.history if "target" in s["options"]]
+    target = targets[-1] if targets else "start"
+    pieces = [columns[e.teacher_id] for e in entries]
+    shares = 2 * np.array([e.weight for e in entries]) - np.eye(1, len(entries))[0]
+    is_spelled = target == "both" and token.startswith(pieces[0])
+    for n in range(2, len(token) + 1) if is_spelled else ():
+        times = np.rint(n * shares).astype(int)
+        if np.allclose(times, n * shares, atol=0.01) and times @ [*map(len, pieces)] == len(token):
+            first, *rest = (columns.quoted(e.teacher_id) for e in entries)
+            others = ", ".join(f"{name} ({k}/{n})" for name, k in zip(rest, times[1:], strict=True))
+            why = f"{first} begins where it begins (1) and is one of the {n} tokens "
+            why += f"beside it ({times[0]}/{n})"
+            return f"{why}; only beside it: {others}; divided by 2" if rest else why
+    return _COUNTS.get(target, "counted on text, given or synthetic")
 
 
 def _relation(
