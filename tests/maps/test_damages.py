@@ -437,5 +437,5 @@ def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
 
 
 def test_a_header_that_could_not_be_read_is_not_written() -> None:
-    with pytest.raises(ValueError, match="metadata take"):
+    with pytest.raises(XtokError, match="metadata take"):
         mapfile.to_safetensors(replace(TINY, method="x" * MAX_HEADER))
