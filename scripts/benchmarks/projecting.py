@@ -252,7 +252,8 @@ def write_on(
         while len(text) < ENOUGH:
             all_ids.append(model.draw(all_ids[-ORDER + 1 :]))
             text += tokens[all_ids[-1]]
-        written.append(left + text.decode("utf-8", "ignore").encode())
+        last = max(i for i, byte in enumerate(text) if byte & 0xC0 != 0x80)
+        written.append(left + text[:last])  # the last character may be cut
     spelled = student.segment_batch(written)
     drawn, their = np.array([
         (x[len(before)], first) for first, x in zip(firsts, spelled, strict=True)
