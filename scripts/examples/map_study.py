@@ -296,6 +296,17 @@ def train_students(args: argparse.Namespace, name: str, seed: int) -> dict[Kind,
     }
 
 
+def follow_no_path(projector: Any) -> None:
+    """Let what the text goes on with count as any other candidate: it goes through the map."""
+    learn = projector._learn
+
+    def learn_that_none_grows(keys: NDArray[np.int64]) -> None:
+        learn(keys)
+        projector._stems.grows[:] = False
+
+    projector._learn = learn_that_none_grows
+
+
 def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dict[Kind, Any]:
     """Return the loss of each kind."""
     from xtok.training.losses import BatchLoss, make_loss, topk_kl
@@ -307,8 +318,7 @@ def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dic
         back_map = xtok.ProjectionMap.load(folder / "to-project.safetensors")
         of_teacher = ProjectedTeacher(*sides, back_map, top_k=int(top_k), num_threads=1)
         if way == "map":
-            # No path is followed: what the text goes on with counts as any other candidate.
-            of_teacher.projector._grows = lambda stem: False
+            follow_no_path(of_teacher.projector)
 
         def mean(logits: Any, theirs: Any, batch: Any, side: Any) -> Any:
             if artefact not in side["projected"]:  # for the first student of a batch
