@@ -309,14 +309,16 @@ def follow_no_path(projector: Any) -> None:
 
 def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dict[Kind, Any]:
     """Return the loss of each kind."""
+    from distill import read_map
+
     from xtok.training.losses import BatchLoss, make_loss, topk_kl
-    from xtok.training.losses.named import LOSSES
     from xtok.training.projected import ProjectedTeacher
 
     def projected(artefact: str) -> BatchLoss:
         way, _, top_k = artefact.partition("-")
         back_map = xtok.ProjectionMap.load(folder / "to-project.safetensors")
-        of_teacher = ProjectedTeacher(*sides, back_map, top_k=int(top_k), num_threads=1)
+        student, teacher = sides
+        of_teacher = ProjectedTeacher(student, teacher, back_map, top_k=int(top_k), num_threads=1)
         if way == "map":
             follow_no_path(of_teacher.projector)
 
@@ -332,9 +334,9 @@ def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dic
         if name == "topk-kl":
             made[name, artefact] = projected(artefact)
             continue
-        of = LOSSES[name].artefact
-        module = of.to_torch(of.of_file.load(folder / f"{artefact}.safetensors")).to(device)
-        made[name, artefact] = make_loss(name, module=module)
+        loss: Any = name
+        module = read_map(loss, folder / f"{artefact}.safetensors", learnable=False).to(device)
+        made[name, artefact] = make_loss(loss, module=module)
     return made
 
 
