@@ -296,19 +296,31 @@ def train_students(args: argparse.Namespace, name: str, seed: int) -> dict[Kind,
     }
 
 
+def follow_no_path(projector: Any) -> None:
+    """Let what the text goes on with count as any other candidate: it goes through the map."""
+    learn = projector._learn
+
+    def learn_that_none_grows(keys: NDArray[np.int64]) -> None:
+        learn(keys)
+        projector._stems.grows[:] = False
+
+    projector._learn = learn_that_none_grows
+
+
 def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dict[Kind, Any]:
     """Return the loss of each kind."""
+    from distill import read_map
+
     from xtok.training.losses import BatchLoss, make_loss, topk_kl
-    from xtok.training.losses.named import LOSSES
     from xtok.training.projected import ProjectedTeacher
 
     def projected(artefact: str) -> BatchLoss:
         way, _, top_k = artefact.partition("-")
         back_map = xtok.ProjectionMap.load(folder / "to-project.safetensors")
-        of_teacher = ProjectedTeacher(*sides, back_map, top_k=int(top_k), num_threads=1)
+        student, teacher = sides
+        of_teacher = ProjectedTeacher(student, teacher, back_map, top_k=int(top_k), num_threads=1)
         if way == "map":
-            # No path is followed: what the text goes on with counts as any other candidate.
-            of_teacher.projector._grows = lambda stem: False
+            follow_no_path(of_teacher.projector)
 
         def mean(logits: Any, theirs: Any, batch: Any, side: Any) -> Any:
             if artefact not in side["projected"]:  # for the first student of a batch
@@ -322,9 +334,9 @@ def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dic
         if name == "topk-kl":
             made[name, artefact] = projected(artefact)
             continue
-        of = LOSSES[name].artefact
-        module = of.to_torch(of.of_file.load(folder / f"{artefact}.safetensors")).to(device)
-        made[name, artefact] = make_loss(name, module=module)
+        loss: Any = name
+        module = read_map(loss, folder / f"{artefact}.safetensors", learnable=False).to(device)
+        made[name, artefact] = make_loss(loss, module=module)
     return made
 
 

@@ -154,6 +154,6 @@ def test_bad_maps() -> None:
     learnable = ProjectionModule(module_of(WEIGHTS).map, learnable=True)
     with pytest.raises(ValueError, match="no gradient for a learnable map"):
         teacher_to_student_kl(student, teacher, learnable, ALIGNED)
-    wrong_way = module_of(np.ascontiguousarray(WEIGHTS.T))
+    wrong_way = module_of(WEIGHTS.T / WEIGHTS.sum(0).clip(1e-9)[:, None])
     with pytest.raises(XtokError, match="teacher's logits are 6 wide, the map's teacher 7"):
         teacher_to_student_kl(student, teacher, wrong_way, ALIGNED)

@@ -29,6 +29,10 @@ class ProjectionModule(nn.Module):
     Args:
         projection: a map, or the path of its file.
         learnable: train the weights.
+
+    Raises:
+        ValueError: if the map does not hold what `ProjectionMap.check` asks for.
+        XtokError: if its file does not tell a width.
     """
 
     # Entries sorted by teacher id, then by student id; column t is entries offsets[t] to
