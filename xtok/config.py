@@ -92,10 +92,6 @@ def _types(config: Any) -> dict[str, Any]:
     return get_type_hints(config)
 
 
-def _top_k(default: int, help: str = "Entries per row, the scale slot included.") -> Any:
-    return option(default, help, short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
-
-
 class Config:
     """What all configs have in common: their values are checked against their fields."""
 
@@ -173,7 +169,14 @@ def check_loss(loss: Loss) -> None:
 class MultitokenConfig(Config):
     """How `multitoken` makes a map."""
 
-    top_k: int = _top_k(32)
+    top_k: int = option(
+        32,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
+    )
     max_pieces: int = option(
         4,
         "How many of a token's pieces on the other side count.",
@@ -270,7 +273,14 @@ class MultitokenConfig(Config):
 class SortCutConfig(Config):
     """How `sort_cut` cuts a map."""
 
-    top_k: int = _top_k(4)
+    top_k: int = option(
+        4,
+        "Entries per row, the scale slot included.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,9 +290,13 @@ class BuildConfig(MultitokenConfig):
     `top_k` is that of the result; `multitoken` has its own default.
     """
 
-    top_k: int = _top_k(
+    top_k: int = option(
         SortCutConfig.top_k,
         "Entries per row, the scale slot included; with --for, 8 unless given.",
+        short="-k",
+        min=1,
+        max=MAX_ENTRIES,
+        panel=MAIN,
     )
     exact_match: bool = option(True, "Give tokens that both sides have a single entry of weight 1.")
     alpha: float | None = option(
@@ -327,7 +341,7 @@ class BuildConfig(MultitokenConfig):
 class GenerateConfig(Config):
     """How `generate` makes a map."""
 
-    top_k: int = _top_k(10, "Entries per row.")
+    top_k: int = option(10, "Entries per row.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
     weight_threshold: float = option(
         0.0,
         "Drop entries whose share of the row is less: of the whole row by embeddings, of its "
@@ -383,7 +397,7 @@ class ProjectConfig(Config):
     """How `project` turns a teacher's predictions into a student's."""
 
     panel = MAIN
-    top_k: int = _top_k(64, "Candidates per token.")
+    top_k: int = option(64, "Candidates per token.", short="-k", min=1, max=MAX_ENTRIES, panel=MAIN)
     to: CacheFormat = option(
         "neutral",
         "What to write: the neutral Parquet, the columns that axolotl or DistillKit reads, or "

@@ -2,7 +2,8 @@
 
 The teacher is an n-gram model over a real tokenizer's tokens; it writes on from places of held-out
 text. A prediction's bits are −log2 of the student's next token on what it wrote, a proper score: no
-prediction has fewer than the truth. `sampled` is the truth by samples, each scored by the others: a
+prediction has fewer than the truth; `text` is the same of the token that the text itself has, which
+a path knows more of. `sampled` is the truth by samples, each scored by the others: a
 bound of it from above; `of K` is the same for who knows K candidates of the teacher's next token. A
 token that is no candidate has its part of the rest: `rest / V_student`.
 """
@@ -298,24 +299,31 @@ def stored(sides: Sides, rows: dict[int, Sparse], top_k: int | None) -> TopK:
 def scores(
     places: list[Place], sides: Sides, given: TopK, maps: Maps, top_k: int | None, *, common: bool
 ) -> Row:
-    """Return the mean bits of each prediction."""
+    """Return the mean bits of each prediction: of what was drawn, and of the text's own token."""
     projector = maps.projector
     width = len(projector.student.table)
     row: Row = {"own next token": fmean(place.bits for place in places)}
     row["sampled"] = fmean(sampled(place.drawn, width) for place in places)
+    row["text, sampled"] = fmean(
+        bits(own(place, sides), *frequencies(place.drawn), width) for place in places
+    )
     if top_k is not None:
         row["sampled, of K"] = fmean(of_known(place, given, width) for place in places)
     for name, most in (("along the path", UNCUT), ("cut to K", top_k)):
         if most is not None:
             out = projector.project(given, sides.s_ids, sides.s_bounds, most)
             row[name] = fmean(bits(place.drawn, *row_of(out, place.row), width) for place in places)
+            row[f"text, {name}"] = fmean(
+                bits(own(place, sides), *row_of(out, place.row), width) for place in places
+            )
     for name, m in maps.context_free.items() if common else ():
         found = []
         for place in places:
             ids, p, _ = row_of(given, place.at)
             q = csr_array((p, (np.zeros(len(p), np.int64), ids)), shape=(1, m.shape[0])) @ m
-            found.append(bits(place.drawn, q.indices, q.data, max(0.0, 1 - q.sum()), width))
-        row[name] = fmean(found)
+            given_all = q.indices, q.data, max(0.0, 1 - q.sum()), width
+            found.append([bits(x, *given_all) for x in (place.drawn, own(place, sides))])
+        row[name], row[f"text, {name}"] = np.mean(found, axis=0).tolist()
     return row
 
 
@@ -333,6 +341,18 @@ def bits(
     """Return the mean bits of tokens under a prediction."""
     q = dict(zip(ids.tolist(), p.tolist(), strict=True))
     return fmean(-np.log2(q.get(s, 0.0) + max(rest, 1e-9) / width) for s in drawn.tolist())
+
+
+def own(place: Place, sides: Sides) -> NDArray[np.int64]:
+    """Return the student's token that the text has."""
+    return sides.s_ids[[place.row]].astype(np.int64)
+
+
+def frequencies(drawn: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
+    """Return the prediction that samples give, and what it leaves to others, as `sampled`."""
+    ids, counts = np.unique(drawn, return_counts=True)
+    new = max(1, int((counts == 1).sum())) / (len(drawn) + 1)
+    return ids, (1 - new) * counts / len(drawn), new
 
 
 def of_known(place: Place, given: TopK, width: int) -> float:
