@@ -143,7 +143,9 @@ def write_text(path: Path, megabytes: str, options: Namespace) -> None:
 def write_ranks(path: Path, number: str, options: Namespace) -> None:
     """Write the tokens of o200k, then joined ones until there are enough."""
     tokens = [token for token in tokenizer("o200k").table.tokens() if token]
-    joined = (tokens[i % len(tokens)] + tokens[i * 7 % len(tokens)] for i in count())
+    joined = (
+        tokens[i % len(tokens)] + tokens[(7 * i + i // len(tokens)) % len(tokens)] for i in count()
+    )
     ranks: dict[bytes, int] = {}
     for token in chain(tokens, joined):
         ranks.setdefault(token, len(ranks))
