@@ -133,7 +133,7 @@ class Projector:
             count[some], rest[some] = rows.size, rows.rest
             realized[some] = np.where(np.isnan(whole[some]), rows.own, whole[some])
         return TopK(
-            student.ids, student.bounds, np.concatenate([[0], np.cumsum(count)]),
+            student.ids, student.bounds, bounds_of(count),
             np.concatenate(ids), np.concatenate(logprobs), rest, realized,
         )  # fmt: skip
 
@@ -276,8 +276,6 @@ def may_split(stem: bytes) -> bool:
 
 
 def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -> Teacher:
-    bounds = np.zeros(len(teacher) + 1, np.int64)
-    np.cumsum(back_map.entries_per_row, out=bounds[1:])
     is_open, joined = seams(teacher, student)
     entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
     return Teacher(
@@ -286,7 +284,7 @@ def _arrays(teacher: TokenTable, student: TokenTable, back_map: ProjectionMap) -
         is_text=teacher.lengths > 0,
         ends_text=teacher.types == TokenType.CONTROL,
         is_open=is_open,
-        row_bounds=bounds,
+        row_bounds=bounds_of(back_map.entries_per_row),
         columns=entries.ravel(),
         weights=entries.ravel().view(np.float32),
         joined=joined,

@@ -330,11 +330,9 @@ class TopKCollator:
             )
         if [len(best) for best in given["topk_logprobs"]] != counts.tolist():
             raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
-        filled = np.arange(width) < counts[:, None]
-        top_ids = np.zeros(filled.shape, np.int64)
-        top_logprobs = np.full(filled.shape, -np.inf, np.float32)
-        top_ids[filled] = np.fromiter(chain.from_iterable(given["topk_ids"]), np.int64)
-        top_logprobs[filled] = np.fromiter(chain.from_iterable(given["topk_logprobs"]), np.float32)
+        flat_ids = np.fromiter(chain.from_iterable(given["topk_ids"]), np.int64)
+        flat_logprobs = np.fromiter(chain.from_iterable(given["topk_logprobs"]), np.float32)
+        top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         everything = np.ones(len(ids), np.bool_)
         is_target = np.asarray(given.get("loss_mask", everything), np.bool_)
         rest = [-np.inf if value is None else value for value in given["rest_logprob"]]
@@ -352,6 +350,17 @@ class TopKCollator:
 
 
 _PER_TOKEN = ("topk_ids", "topk_logprobs", "rest_logprob", "valid", "loss_mask")
+
+
+def pad_candidates(
+    counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return candidates that lie one after another as rows, `[rows, width]`: id 0, −inf behind."""
+    filled = np.arange(width) < counts[:, None]
+    top_ids = np.zeros(filled.shape, np.int64)
+    top_logprobs = np.full(filled.shape, -np.inf, np.float32)
+    top_ids[filled], top_logprobs[filled] = ids, logprobs
+    return top_ids, top_logprobs
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:

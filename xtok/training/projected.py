@@ -13,7 +13,7 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import TopK, bounds_of
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import IGNORED, StoredTopK
+from xtok.training.collator import IGNORED, StoredTopK, pad_candidates
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.sparse import block_length, check_width
@@ -73,10 +73,8 @@ class ProjectedTeacher:
         given = self._top_k(teacher_logits, side["input_ids"], side["attention_mask"] != 0)
         out = self.projector.project(given, ids, bounds_of(mask.sum(1).numpy()), self.top_k)
         sizes = np.diff(out.starts)
-        filled = np.arange(max(1, sizes.max(initial=0))) < sizes[:, None]
-        top_ids = np.zeros(filled.shape, np.int64)
-        top_logprobs = np.full(filled.shape, -np.inf, np.float32)
-        top_ids[filled], top_logprobs[filled] = out.ids, out.logprobs
+        width = max(1, int(sizes.max(initial=0)))
+        top_ids, top_logprobs = pad_candidates(sizes, out.ids, out.logprobs, width)
         rest = np.nan_to_num(out.rest_logprob, nan=0.0, neginf=-np.inf)
 
         def in_batch(values: Any, fill: float) -> Tensor:
