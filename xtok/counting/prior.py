@@ -275,7 +275,9 @@ class _EvenNumbers:
         sequence = (first + _GOLDEN * np.arange(len(given) + 1)) % 1
         self._next[decision] = float(sequence[-1])
         numbers = np.empty(len(given))
-        numbers[np.argsort(given, kind="stable")] = sequence[:-1]
+        bits = len(given).bit_length()  # sorting places with what they are sorted by is faster
+        order = np.sort(given << bits | np.arange(len(given))) & (1 << bits) - 1
+        numbers[order] = sequence[:-1]
         return numbers
 
 
@@ -430,10 +432,11 @@ class _Source:
             bits = 8 * (_CONTEXT - length)
             context = tail[rows] >> bits
             low = np.searchsorted(self.keys, context << bits)
-            high = np.searchsorted(self.keys, context + 1 << bits)
-            serves = (high > low) & (tail_length[rows] >= length)
+            serves = self.keys[low.clip(max=len(self.keys) - 1)] >> bits == context
+            serves &= tail_length[rows] >= length
             serves &= self.draw(("serves", length), context) < _SERVES
-            low, high, chosen = low[serves], high[serves], rows[serves]
+            low, chosen = low[serves], rows[serves]
+            high = np.searchsorted(self.keys, context[serves] + 1 << bits)
             below, above = self.cumulated[low], self.cumulated[high]
             goal = below + self.draw(("continuation", length), low) * (above - below)
             found = np.searchsorted(self.cumulated, goal, side="right") - 1
