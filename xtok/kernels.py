@@ -1,52 +1,40 @@
-"""How Numba compiles kernels, once per machine, and which folder keeps them."""
+"""Kernels: functions on flat arrays that Numba compiles, or Python runs where there is little."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
-import tempfile
+import functools
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import config, njit
-from numba.core import event
-from numba.core.caching import IndexDataCacheFile
-
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a kernel when it is first called. It is serial, and releases the GIL.
+class Kernel:
+    """A function that is compiled when it is first called: to import Numba takes 0.4 seconds.
 
-    Numba keeps it beside the package, else in the user's cache folder; if it may write neither, in
-    a folder that only this user can read, below the one for temporary files. What is damaged there
-    is compiled anew, and replaced.
+    The compiled one has all other attributes, by which Numba knows it in other kernels.
     """
-    try:
-        compiled = njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:  # there is no folder to keep it in
-        folder = _private_folder()
-        if folder is None:
-            return njit(**OPTIONS)(function)
-        config.CACHE_DIR = str(folder)
-        compiled = njit(cache=True, **OPTIONS)(function)
-    cache = compiled._cache
-    source = cache._impl.locator.get_source_stamp()
-    cache._cache_file = _CheckedFile(cache.cache_path, cache._impl.filename_base, source)
-    return compiled
+
+    def __init__(self, function: Callable[..., Any], *, is_inner: bool = False) -> None:
+        self.py_func, self._is_inner = function, is_inner
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the compiled function."""
+        return self._compiled(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        from xtok.compiling import compiled, compiled_inner
+
+        return (compiled_inner if self._is_inner else compiled)(self.py_func)
 
 
-def inner_kernel(function: Callable[..., Any]) -> Any:
-    """Compile a kernel that only other kernels call: the way in from Python takes long to compile.
-
-    A literal argument would compile it a second time: hence `np.int64(0)`.
-    """
-    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)(function)
+kernel = Kernel
+inner_kernel = functools.partial(Kernel, is_inner=True)
 
 
 def in_python(kernel: Any) -> Any:
@@ -58,69 +46,3 @@ def in_python(kernel: Any) -> Any:
     called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}
     names |= {name: in_python(other) for name, other in called.items()}
     return np.errstate(over="ignore")(FunctionType(code, names))
-
-
-class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
-    """The files that keep a kernel: one for each version of Numba and each signature.
-
-    Numba's own trust what they read: a file that a full disk or a killed copy cut short makes every
-    later run raise, or LLVM abort it. Here each ends with its sha256.
-    """
-
-    def load(self, key: object) -> Any:
-        """Return what is kept under a key, or None."""
-        name = self._name(key)
-        try:
-            content = Path(self._data_path(name)).read_bytes()
-        except OSError:
-            return None
-        return self._load_data(name) if content == self._signed(name, content[:-32]) else None
-
-    def save(self, key: object, data: object) -> None:
-        """Keep data under a key; without room for it, the next run compiles again."""
-        name = self._name(key)
-        with suppress(OSError), self._open_for_write(self._data_path(name)) as file:
-            file.write(self._signed(name, self._dump(data)))
-
-    def _name(self, key: object) -> str:
-        digest = hashlib.sha256(repr((self._version, key)).encode()).digest()
-        return str(self._data_name(int.from_bytes(digest[:6], "big")))
-
-    def _signed(self, name: str, data: bytes) -> bytes:
-        """Return data with the digest of them, their name and their source; unpickling skips it."""
-        about = repr((name, self._source_stamp)).encode()
-        return data + hashlib.sha256(about + data).digest()
-
-
-def _private_folder() -> Path | None:
-    """Return a folder for kernels, which are code: nobody else may write there."""
-    user = os.getuid() if hasattr(os, "getuid") else 0
-    folder = Path(tempfile.gettempdir()) / f"xtok-kernels-{user}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        about = folder.lstat()
-        is_private = about.st_uid == user and about.st_mode & 0o777 == 0o700
-        return folder if is_private and os.access(folder, os.W_OK) and folder.is_dir() else None
-    except OSError:
-        return None
-
-
-class _Announcer(event.Listener):  # type: ignore[misc]
-    """Prints on a terminal, once per process, that kernels are being compiled."""
-
-    def __init__(self) -> None:
-        self.is_silent = not sys.stderr.isatty()
-
-    def on_start(self, event: Any) -> None:
-        if not self.is_silent and "xtok" in getattr(event.data["dispatcher"], "__module__", ""):
-            from tqdm import tqdm  # which writes above a bar, not into it
-
-            self.is_silent = True
-            words = "note: compiling kernels, once on this machine, for some seconds"
-            tqdm.write(words, file=sys.stderr)
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-event.register("numba:compile", _Announcer())

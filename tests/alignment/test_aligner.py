@@ -272,7 +272,7 @@ def test_few_tokens_that_differ_are_not_worth_compiling_for(
         kernel(*args)
 
     align_rest.py_func = kernel.py_func  # type: ignore[attr-defined]
-    monkeypatch.setattr(kernels, "align_rest", align_rest)
+    monkeypatch.setattr("xtok.alignment.aligner.align_rest", align_rest)
     s = spell(tokenizers, "byte_level", "cafe\u0301" + " of the end" * 20)
     t = spell(tokenizers, "sentencepiece", "caf\u00e9" + " of the end" * 20)
     for number in range(1, 6):  # 168 tokens each

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.alignment.kernels import CONTROL, Chunks, Side, align_documents, align_rest
 from xtok.alignment.rows import FlatIds, Rows, SymbolTable, filled, like
+from xtok.kernels import in_python
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
@@ -143,8 +145,6 @@ class TokenAligner:
         projection_matrix_path: str | PathLike[str] | None = None,
         max_comb_len: int = 4,
     ) -> None:
-        from xtok.alignment.kernels import CONTROL
-
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
         path = projection_matrix_path
@@ -168,8 +168,8 @@ class TokenAligner:
         self.max_comb_len = max_comb_len
         self._few_tokens = FEW_TOKENS
         self._exact = np.full(len(rows), -1, np.int32)
-        for s, t in (pair.equal_bytes | roles).items():
-            self._exact[s] = t
+        exact = pair.equal_bytes | roles
+        self._exact[list(exact)] = list(exact.values())
 
     def align(
         self,
@@ -209,9 +209,6 @@ class TokenAligner:
 
     def align_rows(self, student: Rows | FlatIds, teacher: Rows | FlatIds) -> FlatAlignment:
         """Align sequences whose ids are checked; `ValueError` for other numbers of them."""
-        from xtok.alignment.kernels import Chunks, Side, align_documents, align_rest
-        from xtok.kernels import in_python
-
         num_rows = len(student.bounds) - 1
         if num_rows != len(teacher.bounds) - 1:
             raise ValueError(

@@ -23,7 +23,7 @@ from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.pair import Pair
-from xtok.vocab.table import TokenTable, TokenType
+from xtok.vocab.table import TokenTable, TokenType, utf8_text
 
 _EXAMPLES = 3
 _AT_ONCE = 1 << 13
@@ -208,7 +208,10 @@ def _overlap(tokenizers: Sequence[Tokenizer], text: PairText | None) -> Overlap:
             for one, of_one in zip(tokenizers, text.tokens, strict=True)
         )
     return Overlap(
-        counts=tuple(tuple(len(row & column) for column in strings) for row in strings),
+        counts=tuple(
+            tuple(len(row if row is column else row & column) for column in strings)
+            for row in strings
+        ),
         text_tokens=text_tokens,
         text_shares=text_shares,
     )
@@ -301,32 +304,30 @@ def _round_trips(
 ) -> tuple[NotRoundTripping, ...]:
     """Encode every token alone, and return what does not round-trip, by cause."""
     table, tokens = tokenizer.table, tokenizer.table.tokens()
-    ids, texts = [], []
+    texts: dict[int, str] = {}
     causes: dict[str, list[int]] = defaultdict(list)
     for token_id, token in enumerate(tokens):
-        if token:
-            try:
-                texts.append(token.decode())
-                ids.append(token_id)
-            except UnicodeDecodeError:
-                causes["part of a character"].append(token_id)
+        text = utf8_text(token)
+        if text is None:
+            causes["part of a character"].append(token_id)
+        elif text:
+            texts[token_id] = text
     advance(sum(map(len, causes.values())))
-    encoded: list[list[int]] = []
-    for start in range(0, len(texts), _AT_ONCE):
-        encoded += tokenizer.library_ids(texts[start : start + _AT_ONCE])
-        advance(len(encoded) - start)
-    for token_id, spelled in zip(ids, encoded, strict=True):
-        if spelled == [token_id]:
-            continue
-        if b"".join([tokens[i] for i in spelled]) != tokens[token_id]:
-            cause = "the normalizer changes it"
-        elif table.types[token_id] == TokenType.BYTE:
-            cause = "a byte token; another is given for this character"
-        elif len(spelled) == 1:
-            cause = "another id has its bytes"
-        else:
-            cause = "the pattern or the merges never give it"
-        causes[cause].append(token_id)
+    left = iter(texts.items())
+    while batch := dict(islice(left, _AT_ONCE)):
+        for token_id, spelled in zip(batch, tokenizer.library_ids([*batch.values()]), strict=True):
+            if spelled == [token_id]:
+                continue
+            if b"".join([tokens[i] for i in spelled]) != tokens[token_id]:
+                cause = "the normalizer changes it"
+            elif table.types[token_id] == TokenType.BYTE:
+                cause = "a byte token; another is given for this character"
+            elif len(spelled) == 1:
+                cause = "another id has its bytes"
+            else:
+                cause = "the pattern or the merges never give it"
+            causes[cause].append(token_id)
+        advance(len(batch))
     return tuple(
         NotRoundTripping(cause=cause, count=len(lost), examples=_first_few(table, lost))
         for cause, lost in causes.items()

@@ -179,8 +179,9 @@ def _exact_rows(m: ProjectionMap) -> Found:
     if rows is None or columns is None:
         return _NO_TOKENS
     ours, theirs = rows.tokens(), columns.tokens()
-    partner = dict(zip(m.student_ids.tolist(), m.teacher_ids.tolist(), strict=True))
-    wrong = [s for s in exact.tolist() if ours[s] != theirs[partner[s]]]
+    partners = m.teacher_ids[m.row_kind[m.student_ids] == RowKind.EXACT]  # one of each row
+    pairs = zip(exact.tolist(), partners.tolist(), strict=True)
+    wrong = [s for s, t in pairs if ours[s] != theirs[t]]
     if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
         return "failed", f"other bytes in the rows of {_some(wrong, rows)}"
     only = f", but for {len(wrong):,} that are equal in another token form" if wrong else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
@@ -162,25 +162,26 @@ def _spell(
 ) -> tuple[Edges, list[str]]:
     """Segment tokens of a table: edges from the tokens to their first pieces, and failures."""
     all_tokens = table.tokens()
-    tokens = [all_tokens[i] for i in ids.tolist()]
-    pieces: list[Sequence[int] | None] = []
-    with progress(f"spelling tokens in {tokenizer.vocabulary.model_id}", len(tokens)) as advance:
-        for start in range(0, len(tokens), _CHUNK):
-            chunk = tokens[start : start + _CHUNK]
-            pieces += tokenizer.segment_batch(chunk)
+    failed: list[int] = []
+    # The pieces of all tokens in one array: `counts` of each token, `owner` is the token of each,
+    # `place` which it is.
+    counts, flat = np.zeros(len(ids), np.int64), [np.empty(0, np.int32)]
+    with progress(f"spelling tokens in {tokenizer.vocabulary.model_id}", len(ids)) as advance:
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK].tolist()
+            pieces = tokenizer.segment_batch([all_tokens[i] for i in chunk])
+            failed += [i for i, spelling in zip(chunk, pieces, strict=True) if spelling is None]
+            counts[start : start + len(chunk)] = [len(spelling or ()) for spelling in pieces]
+            flat.append(np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32))
             advance(len(chunk))
-    failed = [i for i, spelling in zip(ids.tolist(), pieces, strict=True) if spelling is None]
-    # The pieces of all tokens in one array: `owner` is the token of each, `place` which it is.
-    counts = np.fromiter((len(spelling or ()) for spelling in pieces), np.int64)
-    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
-    owner = np.repeat(np.arange(len(pieces)), counts)
+    owner = np.repeat(np.arange(len(ids)), counts)
     place = ranks(owner)
     first = place < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
     total = np.concatenate([[1.0], np.cumsum(decay)])
     edges = Edges(
         ids[owner[first]].astype(np.int32),
-        flat[first],
+        np.concatenate(flat)[first],
         decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
     )
     return edges, _unspelled(tokenizer, failed, table)

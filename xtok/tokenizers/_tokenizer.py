@@ -29,11 +29,13 @@ from xtok.tokenizers.hub import ModelFiles
 from xtok.vocab.roles import find_roles
 from xtok.vocab.table import (
     MAX_WIDTH,
+    Decoded,
     TokenTable,
     TokenType,
     Vocabulary,
     decode_vocabulary,
     utf8_runs,
+    utf8_text,
 )
 
 
@@ -71,10 +73,11 @@ class Tokenizer:
         self.location = location
         self.notes = backend.notes
         self._backend, self._files = backend, files
-        entries = list(backend.entries())
-        largest = max((entry.id for entry in entries), default=-1)
-        width, source = _width(files, model_id, vocab_size, largest, len(entries))
-        table, self.undecodable = decode_vocabulary(entries, width=width)
+        decoded = Decoded(backend.entries())
+        self.undecodable = decoded.undecodable
+        largest = max(decoded.ids, default=-1)
+        width, source = _width(files, model_id, vocab_size, largest, len(decoded.ids))
+        table = decoded.table(width)
         self.table = replace(table, roles=find_roles(table, self._declared_roles))
         self.vocabulary = Vocabulary(
             model_id=model_id,
@@ -280,7 +283,8 @@ class Tokenizer:
 
     def _by_library(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
         """Encode what is valid UTF-8 in the library's own way."""
-        texts = {row: runs[0] for row, runs in enumerate(map(utf8_runs, pieces)) if not runs[1:]}
+        decoded = enumerate(map(utf8_text, pieces))
+        texts = {row: text for row, text in decoded if text is not None}
         result: list[list[int] | None] = [None] * len(pieces)
         for row, ids in zip(texts, self.library_ids(list(texts.values())), strict=True):
             result[row] = ids

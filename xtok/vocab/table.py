@@ -228,40 +228,83 @@ def decode_vocabulary(
         TokenizerError: if an id is outside the width or occurs twice, or a special token has a
             name that is no name.
     """
-    kept = [entry for entry in entries if entry.id not in ignore] if ignore else list(entries)
-    control, unknown, unused = TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED
-    kinds: list[TokenType | None] = [None] * width
-    tokens = [b""] * width
-    names: dict[int, str] = {}
-    undecodable: list[int] = []
-    for token_id, kind, content, display in kept:
-        if not 0 <= token_id < width or kinds[token_id] is not None:
-            raise TokenizerError(
-                f"token id {token_id} ({quoted(escape(content))}) is duplicated in the vocabulary, "
-                f"or is outside its size {width}",
-                hint="the tokenizer's files are damaged: fetch them again",
-            )
-        kinds[token_id] = kind
-        if kind is control or kind is unknown:
-            if len(content) > MAX_NAME:
-                raise TokenizerError(
-                    f"the special token {token_id} has a name of {len(content):,} bytes",
-                    hint=f"names may have {MAX_NAME:,}: fix the tokenizer's files",
-                )
-            names[token_id] = content.decode("utf-8", "backslashreplace")
-        elif kind is not unused:
-            if form == "text":
-                tokens[token_id] = content.decode("utf-8", "replace").encode()
+    decoded = Decoded(entries, form=form, ignore=ignore)
+    return decoded.table(width), decoded.undecodable
+
+
+class Decoded:
+    """What a tokenizer's entries say, before the width of the table is known.
+
+    Entries are not kept: 100,000 of them keep Python's garbage collector busy for a tenth of a
+    second. The arguments are those of `decode_vocabulary`.
+
+    Raises:
+        TokenizerError: if an id occurs twice, or a special token has a name that is no name.
+    """
+
+    def __init__(
+        self, entries: Iterable[Entry], *, form: TokenForm = "bytes", ignore: Collection[int] = ()
+    ) -> None:
+        tokens: dict[int, bytes] = {}
+        kinds: list[TokenType] = []
+        names: dict[int, str] = {}
+        undecodable: list[int] = []
+        control, unknown, unused = TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED
+        for token_id, kind, content, display in entries:
+            if ignore and token_id in ignore:
+                continue
+            if token_id in tokens:
+                raise _misplaced(token_id, content, "is duplicated in the vocabulary")
+            token = content
+            if kind is control or kind is unknown:
+                if len(content) > MAX_NAME:
+                    raise TokenizerError(
+                        f"the special token {token_id} has a name of {len(content):,} bytes",
+                        hint=f"names may have {MAX_NAME:,}: fix the tokenizer's files",
+                    )
+                names[token_id] = content.decode("utf-8", "backslashreplace")
+                token = b""
+            elif kind is unused:
+                token = b""
             else:
-                tokens[token_id] = (form == "raw" and display) or content
-            if not content:
-                undecodable.append(token_id)
-    types = np.array([kind or unused for kind in kinds], np.uint8)
-    offsets = np.zeros(width + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, tokens), np.int64, width), out=offsets[1:])
-    names = dict(sorted(names.items()))
-    table = TokenTable(np.frombuffer(b"".join(tokens), np.uint8), offsets, types, names)
-    return table, tuple(sorted(undecodable))
+                if form == "text":
+                    token = content.decode("utf-8", "replace").encode()
+                elif form == "raw":
+                    token = display or content
+                if not content:
+                    undecodable.append(token_id)
+            tokens[token_id] = token
+            kinds.append(kind)
+        self._tokens, self._kinds, self._names = tokens, kinds, dict(sorted(names.items()))
+        self.ids = tokens.keys()
+        self.undecodable = tuple(sorted(undecodable))
+
+    def table(self, width: int) -> TokenTable:
+        """Return the table of `width` ids.
+
+        Raises:
+            TokenizerError: if an id is outside the width.
+        """
+        outside = next((i for i in self.ids if not 0 <= i < width), None)
+        if outside is not None:
+            content = self._tokens[outside] or self._names.get(outside, "").encode()
+            raise _misplaced(outside, content, f"of the vocabulary is outside its size {width}")
+        ids = np.fromiter(self.ids, np.int64, len(self.ids))
+        types = np.full(width, TokenType.UNUSED, np.uint8)
+        types[ids] = np.frombuffer(bytes(self._kinds), np.uint8)
+        lengths = np.zeros(width, np.int64)
+        lengths[ids] = np.fromiter(map(len, self._tokens.values()), np.int64, len(ids))
+        tokens = list(self._tokens.values())
+        data = b"".join([tokens[place] for place in np.argsort(ids).tolist()])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return TokenTable(np.frombuffer(data, np.uint8), offsets, types, self._names)
+
+
+def _misplaced(token_id: int, content: bytes, problem: str) -> TokenizerError:
+    return TokenizerError(
+        f"token id {token_id} ({quoted(escape(content))}) {problem}",
+        hint="the tokenizer's files are damaged: fetch them again",
+    )
 
 
 def same_tokens(ours: TokenTable | None, other: TokenTable | None) -> bool:
@@ -319,6 +362,14 @@ def byte_offsets(text: str) -> NDArray[np.int64]:
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def utf8_text(data: bytes) -> str | None:
+    """Return bytes as text; None for what is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 _INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, by `surrogateescape`
