@@ -84,8 +84,11 @@ def add_up_and_keep_largest(  # type: ignore[no-untyped-def]
                 sums[column] += squares[gram]
         for i in range(num_touched):
             column = touched[i]
-            x, id = sums[column] * per_length[column], column_places[column]
+            x = sums[column] * per_length[column]
             sums[column] = 0
+            if x < values[row, k - 1]:
+                continue
+            id = column_places[column]
             place = k
             while place > 0 and (
                 values[row, place - 1] < x

@@ -26,6 +26,7 @@ times as long, and the first entries stay the same."""
 _LONGEST = 2048  # bytes of a token that are cut into n-grams: sums of squares stay below 2**31
 _TOKEN_BITS, _TIMES_BITS = 25, 12
 _BLOCK = 4096  # rows
+_PARTS = 4  # of the n-grams of one length
 
 Ints = NDArray[np.int32]
 
@@ -52,10 +53,9 @@ def most_similar(
     )
     tokens = [rows[i] for i in row_order.tolist()] + [columns[i] for i in column_order.tolist()]
     for limit in (most_columns, len(columns)):
-        shared = _shared_ngrams(tokens, len(rows), limit)
-        _fill(values, places, shared, column_order, progress)
-        if (places[:, 0] >= 0).all():
-            break
+        is_empty = places[:, 0] < 0
+        if is_empty.any():
+            _fill(values, places, _shared_ngrams(tokens, is_empty, limit), column_order, progress)
     in_order = np.argsort(row_order)
     return values[in_order], places[in_order]
 
@@ -63,33 +63,52 @@ def most_similar(
 class _Shared(NamedTuple):
     """The n-grams that a row and a column have, and the length of every token's vector."""
 
-    grams: Ints
-    owners: Ints  # beside each n-gram, the place of its token; the rows come before the columns
+    row_starts: NDArray[np.int64]  # [rows + 1], where each row's n-grams begin
+    row_grams: Ints
+    starts: NDArray[np.int64]  # [n-grams + 1], where each n-gram's columns begin
+    columns: Ints
     squares: Ints  # [n-grams], the squared weight of each
     lengths: NDArray[np.float64]  # [tokens]
 
 
-def _shared_ngrams(tokens: list[bytes], num_rows: int, most_columns: int) -> _Shared:
-    """Return the n-grams that up to so many columns have, of one number of bytes after another."""
-    sums = np.zeros(len(tokens))
-    parts: list[tuple[Ints, Ints]] = []
-    weights = [np.zeros(0, np.int32)]
+def _shared_ngrams(tokens: list[bytes], is_wanted: NDArray[np.bool_], most_columns: int) -> _Shared:
+    """Return the n-grams of the wanted rows that up to so many columns have.
+
+    The rows come before the columns in `tokens`; all of them count for an n-gram's weight.
+    """
+    num_rows, sums = len(is_wanted), np.zeros(len(tokens))
+    entries: list[NDArray[np.int64]] = []  # a row, and in the low half its n-gram
+    columns: list[Ints] = []
+    sizes, weights = [np.zeros(1, np.int64)], [np.zeros(0, np.int32)]
     size = 0
     for grams, owners in _ngrams(tokens):
-        of_row = owners < num_rows
+        of_column = owners >= num_rows
+        of_row = ~of_column
+        of_row[of_row] = is_wanted[owners[of_row]]
         counts = np.bincount(grams)
-        in_rows = np.bincount(grams[of_row], minlength=len(counts))
+        in_rows, in_columns = (
+            np.bincount(grams[of_side], minlength=len(counts)) for of_side in (of_row, of_column)
+        )
         squares = np.square(np.rint(16 * np.log2((len(tokens) + 1) / counts) + 1).astype(np.int32))
-        squares[counts - in_rows > most_columns] = 0
+        squares[in_columns > most_columns] = 0
         sums += np.bincount(owners, squares[grams], minlength=len(tokens))
-        is_shared = (squares > 0) & (in_rows > 0) & (counts > in_rows)
-        number = np.cumsum(is_shared, dtype=np.int32) - 1 + np.int32(size)
+        is_shared = (squares > 0) & (in_rows > 0) & (in_columns > 0)
+        number = np.cumsum(is_shared) - 1 + size
         kept = is_shared[grams]
-        parts.append((number[grams[kept]], owners[kept]))
+        of_row &= kept
+        entries.append(owners[of_row].astype(np.int64) << 32 | number[grams[of_row]])
+        columns.append(owners[kept & of_column] - np.int32(num_rows))
+        sizes.append(in_columns[is_shared])
         weights.append(squares[is_shared])
         size += len(weights[-1])
-    grams, owners = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return _Shared(grams, owners, np.concatenate(weights), np.sqrt(sums))
+    by_row = np.concatenate(entries)
+    entries.clear()
+    by_row.sort()
+    return _Shared(
+        np.searchsorted(by_row, np.arange(num_rows + 1) << 32), by_row.astype(np.int32),
+        np.cumsum(np.concatenate(sizes)), np.concatenate(columns),
+        np.concatenate(weights), np.sqrt(sums),
+    )  # fmt: skip
 
 
 def _fill(
@@ -102,20 +121,15 @@ def _fill(
     """Fill the rows that are empty, in the order of `values` and `column_places`."""
     from xtok.embeddings.kernels import add_up_and_keep_largest
 
-    num_rows = len(values)
-    of_row = shared.owners < num_rows
-    columns = shared.owners[~of_row] - np.int32(num_rows)
-    starts = _starts(shared.grams[~of_row], len(shared.squares))
-    owners = shared.owners[of_row]
-    row_grams = shared.grams[of_row][np.argsort(owners, kind="stable")]
-    row_starts, lengths = _starts(owners, num_rows), shared.lengths
+    num_rows, lengths = len(values), shared.lengths
     with progress("comparing spellings", num_rows) as advance:
 
         def work(first: int) -> None:
             part = slice(first, min(first + _BLOCK, num_rows))
             add_up_and_keep_largest(
-                row_starts[part.start : part.stop + 1], row_grams, lengths[part], shared.squares,
-                starts, columns, 1 / lengths[num_rows:], column_places, values[part], places[part],
+                shared.row_starts[part.start : part.stop + 1], shared.row_grams, lengths[part],
+                shared.squares, shared.starts, shared.columns, 1 / lengths[num_rows:],
+                column_places, values[part], places[part],
             )  # fmt: skip
             advance(part.stop - part.start)
 
@@ -123,39 +137,36 @@ def _fill(
             list(pool.map(work, range(0, num_rows, _BLOCK)))
 
 
-def _starts(numbers: Ints, size: int) -> NDArray[np.int64]:
-    """Return where each of so many numbers would begin if they were sorted, and the end."""
-    starts = np.zeros(size + 1, np.int64)
-    np.cumsum(np.bincount(numbers, minlength=size), out=starts[1:])
-    return starts
-
-
 def _ngrams(tokens: list[bytes]) -> Iterator[tuple[Ints, Ints]]:
     """Give the n-grams of all tokens, numbered from 0, and beside each its token's place.
 
-    First those of one symbol, then of two, three and four, then whole tokens: one kind at a time
-    takes a part of the memory. They are sorted by n-gram, then token.
+    First whole tokens, then n-grams of one symbol, of two, three and four, in parts by the last
+    symbol: a part at a time takes little memory. Each is sorted by n-gram, then token.
     """
+    number: dict[bytes, int] = {}
+    whole = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
+    del number
+    yield _numbered(whole, np.arange(len(tokens), dtype=np.int32))
     cut = [token[:_LONGEST] for token in tokens]
     sizes = np.fromiter(map(len, cut), np.int64, len(cut)) + 2
     owners = np.repeat(np.arange(len(cut), dtype=np.int32), sizes)
     ends = np.cumsum(sizes)
     # Symbols of 9 bits: 1 and 2 are the marks, 3 to 258 the bytes.
+    is_byte = np.ones(len(owners), np.bool_)
+    is_byte[ends - sizes] = is_byte[ends - 1] = False
     symbols = np.zeros(len(owners), np.int16)
+    symbols[is_byte] = np.frombuffer(b"".join(cut), np.uint8)
+    symbols += 3
     symbols[ends - sizes], symbols[ends - 1] = 1, 2
-    inner = symbols == 0
-    symbols[inner] = np.frombuffer(b"".join(cut), np.uint8).astype(np.int16) + 3
-    yield _numbered(symbols[inner].astype(np.int64), owners[inner])
-    for n in range(2, 5):
-        is_within = owners[n - 1 :] == owners[: len(owners) - n + 1]
-        codes = np.zeros(int(is_within.sum()), np.int64)
-        for place in range(n):
-            codes <<= 9
-            codes |= symbols[place : len(owners) - n + 1 + place][is_within]
-        yield _numbered(codes, owners[n - 1 :][is_within])
-    number: dict[bytes, int] = {}
-    whole = np.array([number.setdefault(token, len(number)) for token in tokens], np.int64)
-    yield _numbered(whole, np.arange(len(tokens), dtype=np.int32))
+    for n in range(1, 5):
+        is_within = is_byte if n == 1 else owners[n - 1 :] == owners[: len(owners) - n + 1]
+        for part in range(_PARTS):
+            places = np.flatnonzero(is_within & (symbols[n - 1 :] % _PARTS == part))
+            codes = np.zeros(len(places), np.int64)
+            for place in range(n):
+                codes <<= 9
+                codes |= symbols[place:][places]
+            yield _numbered(codes, owners[places])
 
 
 def _numbered(codes: NDArray[np.int64], owners: Ints) -> tuple[Ints, Ints]:

@@ -148,6 +148,8 @@ def _spelled_edges(
 
 def _without(edges: Edges, config: MultitokenConfig) -> Edges:
     """Return the edges but for those of ignored ids."""
+    if not (config.ignore_student_ids or config.ignore_teacher_ids):
+        return edges
     is_ignored = np.isin(edges.student_ids, config.ignore_student_ids)
     is_ignored |= np.isin(edges.teacher_ids, config.ignore_teacher_ids)
     return edges.take(~is_ignored)

@@ -20,6 +20,9 @@ Spec = dict[str, Any]
 """One component of a tokenizer.json: its `type`, and what it is made of."""
 
 
+_TEXTS_AT_ONCE = 4096
+
+
 class HuggingFaceBackend(Backend):
     """A fast Hugging Face tokenizer.
 
@@ -28,17 +31,13 @@ class HuggingFaceBackend(Backend):
         model: what errors call it.
 
     Raises:
-        TokenizerError: if its tokens are not byte strings, or two have the same id.
+        TokenizerError: if its tokens are not byte strings.
     """
 
     name = "hf"
 
     def __init__(self, tokenizer: Any, model: str) -> None:
         self._hf, self._model, rust = tokenizer, model, tokenizer.backend_tokenizer
-        self._ids = rust.get_vocab(with_added_tokens=True)
-        if len(set(self._ids.values())) < len(self._ids):
-            what = "its tokenizer.json is damaged"
-            raise damaged(f"two tokens of {model} have the same id", what)
         _check_growth(rust, model)
         self._rust = _within_text(rust)
         self._added = dict(tokenizer.added_tokens_decoder)
@@ -49,9 +48,17 @@ class HuggingFaceBackend(Backend):
         self._text_changes = tuple(_text_changes(self._rust, decoder))
 
     def entries(self) -> Iterable[Entry]:
-        """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL."""
+        """Added tokens are CONTROL where marked special, else USER_DEFINED; the rest NORMAL.
+
+        Raises:
+            TokenizerError: if two have the same id.
+        """
+        ids = self._hf.backend_tokenizer.get_vocab(with_added_tokens=True)
+        if len(set(ids.values())) < len(ids):
+            what = "its tokenizer.json is damaged"
+            raise damaged(f"two tokens of {self._model} have the same id", what)
         unknown = self._unknown_id()
-        for display, i in self._ids.items():
+        for display, i in ids.items():
             added = self._added.get(i)
             kind, content = TokenType.NORMAL, None
             if i == unknown:
@@ -89,6 +96,11 @@ class HuggingFaceBackend(Backend):
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode on all cores, special tokens as plain text; no ids for what the model refuses."""
+        # The library's results are many times as large as the ids.
+        starts = range(0, len(texts), _TEXTS_AT_ONCE)
+        return [ids for i in starts for ids in self._encoded(texts[i : i + _TEXTS_AT_ONCE])]
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         try:
             batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
@@ -97,7 +109,7 @@ class HuggingFaceBackend(Backend):
                 raise
             if len(texts) == 1:
                 return [[]]
-            return [ids for text in texts for ids in self.encode_texts([text])]
+            return [ids for text in texts for ids in self._encoded([text])]
         return [encoding.ids for encoding in batch]
 
     def encode_bytes(self, data: bytes) -> list[int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -247,12 +248,18 @@ class RankBackend(Backend):
         from tiktoken import Encoding
 
         self.name, self._ranks, self._added, self._roles = name, ranks, added, roles
-        self._encoding = Encoding(
-            name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=dict(text or {})
-        )
-        self._text = splitting_at(text or ())
-        if _attempt(self._encoding.encode_ordinary, "a 1") is None:
+        self._encoding_of = functools.partial(Encoding, name, pat_str=pattern)
+        self._text_ids = dict(text or {})
+        self._text = splitting_at(self._text_ids)
+        single_bytes = {bytes([byte]): byte for byte in range(256)}
+        trial = self._encoding_of(mergeable_ranks=single_bytes, special_tokens={})
+        if _attempt(trial.encode_ordinary, "a 1") is None:
             raise ValueError("it matches nothing")
+
+    @functools.cached_property
+    def _encoding(self) -> Encoding:
+        """Made when bytes are first encoded: its copies of the ranks take most of the memory."""
+        return self._encoding_of(mergeable_ranks=self._ranks, special_tokens=self._text_ids)
 
     def entries(self) -> Iterable[Entry]:
         """Ranks are NORMAL."""
