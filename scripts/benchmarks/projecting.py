@@ -28,6 +28,7 @@ from scipy.sparse import csr_array
 
 import xtok
 from benchmarks.harness import Pair, Row, chosen, documents, tokenizer
+from xtok.projecting.files import BACK_MAP
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import TopK
 from xtok.tokenizers import Tokenizer
@@ -127,11 +128,10 @@ class Maps:
     """Maps from the teacher to the student, and projectors that use them."""
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
-        config = xtok.BuildConfig.for_loss("p-kl", target="start", top_k=32)
-        start = xtok.build(teacher, student, config)
+        start = xtok.build(teacher, student, BACK_MAP)
         recipe = xtok.build(teacher, student, xtok.BuildConfig(scale_trick=False, top_k=32))
         p_kl = xtok.build(teacher, student, for_loss="p-kl")
-        self.projector = Projector(student, teacher.table, start)
+        self.projector = Projector(student, teacher, start)
         self.context_free = {
             "through the map": matrix(start),
             "recipe": matrix(recipe),
@@ -397,10 +397,14 @@ def speed(options: Namespace) -> Iterator[Row]:
         some = texts[: max(10, int(40 * options.size))]
         sides = Sides(*flat(student.library_arrays(some)), *flat(teacher.library_arrays(some)))
         given = stored(sides, predictions(sides, model, range(len(sides.t_ids)), 64), 64)
-        projector = Maps(student, teacher).projector
+        back_map = xtok.build(teacher, student, BACK_MAP)
+        along, alone = (
+            Projector(student, teacher, back_map, along_path=along_path)
+            for along_path in (True, False)
+        )
         cut = len(some) * 9 // 10
 
-        def project(first: int, last: int) -> float:
+        def project(first: int, last: int, projector: Projector = along) -> float:
             part = documents_of(given, first, last)  # noqa: B023
             a, b = sides.s_bounds[[first, last]]  # noqa: B023
             bounds = sides.s_bounds[first : last + 1] - a  # noqa: B023
@@ -412,8 +416,8 @@ def speed(options: Namespace) -> Iterator[Row]:
         row: Row = {"student ← teacher": label, "positions": len(sides.s_ids)}
         row |= {"first time /s": project(0, cut), "at last": project(cut, len(some))}
         row["again"] = project(0, len(some))
-        projector._stems.grows[:] = False
-        row["through the map"] = project(0, len(some))
+        project(0, len(some), alone)
+        row["through the map"] = project(0, len(some), alone)
         row["Parquet"] = len(sides.t_ids) / parquet_seconds(given)
         yield row
 

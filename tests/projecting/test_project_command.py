@@ -26,6 +26,8 @@ from xtok.errors import XtokError
 from xtok.projecting import files
 from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
+from xtok.vocab import pair
+from xtok.vocab.table import TokenTable
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 
@@ -72,6 +74,31 @@ def test_the_command(
     assert found["student_bits_per_byte"] > 0
     assert (tmp_path / "same.parquet").read_bytes() == (tmp_path / "out.parquet").read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {"a.parquet", "out.parquet", "same.parquet"}
+
+
+@pytest.mark.parametrize("with_map", [True, False])
+def test_bytes_and_roles_are_matched_once(
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, with_map: bool,
+) -> None:  # fmt: skip
+    matched: list[tuple[str, bool]] = []
+
+    def counted(name: str) -> Callable[..., dict[int, int]]:
+        match: Callable[..., dict[int, int]] = getattr(pair, name)
+
+        def count(ours: TokenTable, theirs: TokenTable) -> dict[int, int]:
+            matched.append((name, ours is digits.table))
+            return match(ours, theirs)
+
+        return count
+
+    for name in ("match_bytes", "match_roles"):
+        monkeypatch.setattr(pair, name, counted(name))
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    given = back_map if with_map else None
+    xtok.project(path, digits, byte_level, tmp_path / "out.parquet", back_map=given)
+    assert sorted(matched) == sorted(set(matched))
+    assert ("match_roles", False) in matched
 
 
 def test_mistakes(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> None:

@@ -159,13 +159,11 @@ class Job:
             folder=self.folder.absolute(),
         )
 
-    def worker(
-        self, student: Tokenizer, teacher: Tokenizer, num_threads: int | None = None
-    ) -> RowProjector:
+    def worker(self, pair: Pair, num_threads: int | None = None) -> RowProjector:
         """Return what projects this job's rows."""
         return RowProjector(
-            student,
-            teacher,
+            pair,
+            None,
             self.back_map,
             top_k=self.config.top_k,
             num_threads=num_threads,
@@ -366,7 +364,7 @@ def _parts(
     """Make all parts of a job, but for those that are there; return their totals, by shard."""
     if sources:
         return _project_on_ray(job, sources, address, progress)
-    worker = job.worker(*pair.tokenizers)
+    worker = job.worker(pair)
     with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
         return [_project_shard(job, n, worker, advance) for n in range(len(job.shards))]
 
@@ -412,8 +410,8 @@ def _worker(folder: Path, job: Job, sources: tuple[TokenizerSource, ...]) -> Row
     if folder not in _workers:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
         _workers.clear()
-        student, teacher = load_same(sources, job.digests)
-        _workers[folder] = job.worker(student, teacher, num_threads=1)
+        pair = pair_of(*load_same(sources, job.digests))
+        _workers[folder] = job.worker(pair, num_threads=1)
     return _workers[folder]
 
 
