@@ -104,9 +104,13 @@ def test_bytes_and_roles_are_matched_once(
 def test_mistakes(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> None:
     teachers.write_neutral(tmp_path / "a.parquet", rows)
     models = [small / "small-digits", small / "small-byte-level"]
-    done = cli("project", "none-*.parquet", *models, "-o", "out.parquet")
+    done = cli("project", "none-*.parquet", "no-model", "no-model", "-o", "out.parquet")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no file none-*.parquet\nhint: ")
+    hint = "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), "
+    hint += "or a glob in quotes: 'cache/*.parquet'"
+    assert done.stderr == f"error: there is no file none-*.parquet\nhint: {hint}\n"
+    done = cli("project", "a.parquet", *models, "-o", "out.parquet", "--student-topk", "no.jsonl")
+    assert done.stderr == f"error: there is no file no.jsonl\nhint: {hint}\n"
     done = cli("project", "a.parquet", *models, "-o", "out.jsonl")
     assert done.stderr.startswith("error: the output out.jsonl does not end in .parquet\nhint: ")
     done = cli("project", "a.parquet", *models, "-o", "a.parquet")

@@ -48,6 +48,10 @@ _SUFFIXES: Mapping[CacheFormat, tuple[str, ...]] = {
     "distillkit": (".parquet",),
     "vllm": (".jsonl",),
 }
+_CACHES = (
+    "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
+    "glob in quotes: 'cache/*.parquet'"
+)
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
 
@@ -215,20 +219,14 @@ def project(
             prediction; if the map is of another pair; if the output cannot be written.
     """
     config = ProjectConfig.or_default(config)
-    target = check_output(output, _SUFFIXES[config.to])
-    paths = find_texts(teacher_topk)
+    target, paths, of_student = find_files(teacher_topk, student_topk, output, config)
     pair = pair_of(student_model, teacher_model)
     if back_map is not None:
         back_map = as_map(back_map)
         pair = pair.reversed.at_widths_of(back_map).reversed
     student, teacher = pair.tokenizers
-    if any(path.exists() and target.exists() and path.samefile(target) for path in paths):
-        raise OutputError(f"the output {target} is an input", hint="give another path")
     inputs = tuple(_opened(path, config, teacher, note) for path in paths)
-    own = [
-        _opened(path, replace(config, source=None), student, note)
-        for path in (find_texts(student_topk) if student_topk else ())
-    ]
+    own = [_opened(path, replace(config, source=None), student, note) for path in of_student]
     if len({(cache.temperature, cache.renormalized) for cache in inputs}) > 1:
         raise XtokError(
             "the files differ in temperature, or only some are renormalized",
@@ -264,6 +262,24 @@ def project(
         for rows in _checked_rows(cache, shards_of(cache.path), student):
             students.add(text_totals(rows.topk, student.table))
     return _projected(target, student, teacher, totals, students)
+
+
+def find_files(
+    teacher_topk: str | Path | Sequence[str | Path],
+    student_topk: str | Path | Sequence[str | Path],
+    output: str | Path,
+    config: ProjectConfig,
+) -> tuple[Path, list[Path], list[Path]]:
+    """Return the path of the output, and those of the teacher's and of the student's caches.
+
+    Raises:
+        XtokError: if there is no such file, or the output is one of them, or cannot be written.
+    """
+    target = check_output(output, _SUFFIXES[config.to])
+    paths, of_student = (find_texts(given, _CACHES) for given in (teacher_topk, student_topk))
+    if any(target.exists() and path.samefile(target) for path in (*paths, *of_student)):
+        raise OutputError(f"the output {target} is an input", hint="give another path")
+    return target, paths, of_student
 
 
 def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note) -> Cache:
