@@ -438,6 +438,48 @@ def test_renormalized_values_have_no_rest(
     assert all(v is None for row in table["rest_logprob"].to_pylist() for v in row)
 
 
+@pytest.mark.parametrize("kind", ["neutral", "vllm"])
+def test_rows_of_the_whole_vocabulary_have_no_rest(
+    kind: str, byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """They sum to 1 as renormalized ones do; a server says −9999 of what is impossible."""
+    width = byte_level.vocabulary.vocab_size
+    rows = teachers.rows_of(byte_level, TEXTS, width)
+    for row in rows:
+        for logprobs in row["topk_logprobs"][1:]:
+            total = sum(map(math.exp, logprobs))
+            logprobs[:] = [value - math.log(total) for value in logprobs]
+            logprobs[-1] = -9999.0
+    path = write(tmp_path, kind, rows, width)
+    notes: list[str] = []
+    out = tmp_path / "out.parquet"
+    projected = xtok.project(path, digits, byte_level, out, back_map=back_map, note=notes.append)
+    assert notes == []
+    assert projected.mean_rest is not None
+    for part in read(path, byte_level):
+        assert np.isneginf(part.topk.rest_logprob[part.topk.valid]).all()
+
+
+@pytest.mark.parametrize("told", ["normalized", "rest_logprob"])
+def test_a_cache_may_tell_that_it_is_not_renormalized(
+    told: str, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer,
+    back_map: xtok.ProjectionMap, tmp_path: Path,
+) -> None:  # fmt: skip
+    """A sure teacher's rows sum to 1, too."""
+    sure = json.loads(json.dumps(rows))
+    for row in sure:
+        for logprobs in row["topk_logprobs"][1:]:
+            logprobs[:] = [-1e-4, *(-12.0 - i for i in range(1, K))]
+        if told == "rest_logprob":
+            row["rest_logprob"] = [None] + [-11.0] * (len(row["input_ids"]) - 1)
+    about: dict[str, Any] = {"normalized": "false"} if told == "normalized" else {}
+    path = teachers.write_neutral(tmp_path / "a.parquet", sure, **about)
+    out = tmp_path / "out.parquet"
+    projected = xtok.project(path, digits, byte_level, out, back_map=back_map)
+    assert projected.mean_rest is not None
+
+
 def test_other_tokenizers_are_refused(
     rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
     tmp_path: Path,

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -259,8 +260,8 @@ def project(
         totals.add(part)
     students = Totals()
     for cache in own:
-        for rows in _checked_rows(cache, shards_of(cache.path), student):
-            students.add(text_totals(rows.topk, student.table))
+        for rows, _ in chain(*(read_cache(cache, shard) for shard in shards_of(cache.path))):
+            students.add(text_totals(_checked(cache, rows, student).topk, student.table))
     return _projected(target, student, teacher, totals, students)
 
 
@@ -293,8 +294,10 @@ def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note)
             f"not those of {model}",
             "give the model whose predictions these are",
         )
-    first = next(_checked_rows(cache, shards_of(path)[:1], tokenizer, _FIRST_LOOK), None)
-    if first is not None and not cache.renormalized and is_renormalized(first.topk):
+    for first, _ in islice(read_cache(cache, shards_of(path)[0], _FIRST_LOOK), 1):
+        _checked(cache, first, tokenizer)
+        if "normalized" in cache.about or not is_renormalized(first.topk, tokenizer.vocabulary):
+            continue
         note(
             f"{path}: its probabilities sum to 1 in each row, so they are renormalized over the "
             "candidates: the rest is not known, and none is written"
@@ -308,17 +311,6 @@ def shards_of(path: Path) -> list[TextShard]:
     with path.open("rb") as raw:
         kind: Format = "parquet" if raw.read(4) == b"PAR1" else "jsonl"
     return shards(path, "", kind=kind)
-
-
-def _checked_rows(
-    cache: Cache,
-    of: Sequence[TextShard],
-    tokenizer: Tokenizer,
-    candidates: int = caches.CANDIDATES,
-) -> Iterator[StoredRows]:
-    for shard in of:
-        for rows, _ in read_cache(cache, shard, candidates):
-            yield _checked(cache, rows, tokenizer)
 
 
 def _checked(cache: Cache, rows: StoredRows, tokenizer: Tokenizer) -> StoredRows:

@@ -113,9 +113,15 @@ def masses(topk: TopK) -> NDArray[np.float64]:
     return sums.astype(np.float64)  # of no rows they are integers
 
 
-def is_renormalized(topk: TopK) -> bool:
-    """Whether all rows sum to 1, so that they were made to, but for a vocabulary's last token."""
-    sums = masses(topk)[topk.valid]
+def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """Return which rows have the whole vocabulary, so that there is no rest, bool `[N]`."""
+    return np.diff(topk.starts) >= (vocabulary.tokenizer_vocab_size or vocabulary.vocab_size)
+
+
+def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
+    """Whether all rows sum to 1 though they lack tokens and tell no rest: they were made to."""
+    is_told = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
+    sums = masses(topk)[topk.valid & ~is_told]
     return len(sums) >= _ENOUGH and bool((np.abs(sums - 1) < 1e-3).all())
 
 
@@ -127,7 +133,8 @@ def checked(
     Args:
         rows: as they were read.
         vocabulary: whose ids they are.
-        renormalized: whether the rest is unknown, whatever the candidates sum to.
+        renormalized: whether the rest is unknown, whatever the candidates sum to, but for rows
+            of the whole vocabulary.
         complete: whether the token that a text really has is always a candidate, as with vLLM.
 
     Raises:
@@ -157,6 +164,7 @@ def checked(
     if complete:
         differs |= topk.valid & np.isnan(own)
     _check_places(rows, topk, row_of, differs)
+    has_all = _has_all(topk, vocabulary)
     if (topk.logprobs < IMPOSSIBLE).any():
         kept = topk.logprobs >= IMPOSSIBLE
         starts = bounds_of(np.bincount(row_of[kept], minlength=len(own)))
@@ -173,6 +181,7 @@ def checked(
         rest = np.log1p(-np.minimum(sums, 1)).astype(np.float32)
     rest = np.where(np.isnan(topk.rest_logprob), rest, topk.rest_logprob)
     rest[~topk.valid | renormalized] = np.nan
+    rest[has_all] = -np.inf
     realized = np.where(known, topk.realized_logprob, own)
     return rows._replace(topk=topk._replace(rest_logprob=rest, realized_logprob=realized))
 
