@@ -169,32 +169,6 @@ def test_a_teacher_of_pairs_is_projected_as_all_that_it_may_write_says(
         start += len(student.table[s])
 
 
-@settings(max_examples=100, phases=QUICK)
-@given(st.data(), words)
-def test_inside_a_token_bytes_are_predicted_as_all_that_it_may_write_says(
-    data: st.DataObject, theirs: list[bytes]
-) -> None:
-    """A student of bytes; the teacher that had stopped at the byte is the rest."""
-    student, teacher = small(LETTERS), small(theirs)
-    assume(theirs != LETTERS)
-    tokens = teacher.table.tokens()
-    [(ids, rows), *_] = data.draw(documents(theirs))
-    back = {t: {student.segment(tokens[t])[0]: 1.0} for t in range(1, len(tokens))}
-    projector = Projector(student, teacher, map_of(back, teacher, student))
-    spelling = spelled(student, ids, tokens)
-    found = projector.project(top_k([ids], rows, None), *flat([spelling]), 9)
-    want: list[dict[int, float]] = []
-    for i, row in zip(ids, rows, strict=True):
-        for inside in range(max(1, len(tokens[i]))):
-            fits = {c: p for c, p in row.items() if tokens[c].startswith(tokens[i][:inside])}
-            want.append({})
-            for c, p in fits.items():
-                for s in student.segment(tokens[c])[inside : inside + 1]:
-                    want[-1][s] = want[-1].get(s, 0.0) + p / sum(fits.values())
-    for row, expected in zip(rows_of(found), want, strict=True):
-        assert_close(row, expected)
-
-
 def test_equal_tokenizers_give_the_input_bit_for_bit(byte_level: Tokenizer) -> None:
     rng = np.random.default_rng(0)
     ids = np.array(byte_level.encode_batch(["A text, and some more of it: 12345."])[0], np.int32)

@@ -440,15 +440,10 @@ class Target(NamedTuple):
     pad_id: int  # fills rows; one that a student gives next to nothing
 
 
-class Targets(NamedTuple):
-    """Rows of one width K, row i of token i + 1, as trainers' losses gather them."""
-
-    ids: NDArray[np.int32]  # [N, K]
-    logprobs: NDArray[np.float32]  # [N, K]
-    is_real: NDArray[np.bool_]  # [N, K]; the rest is padding
-
-
-def _targets(topk: TopK, target: Target) -> Targets:
+def _targets(
+    topk: TopK, target: Target
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
+    """Return ids, log-probabilities and which are real, `[N, K]`; row i is of token i + 1."""
     lengths = np.diff(topk.bounds)
     rows = np.arange(1, len(topk.token_ids) + 1)
     rows[topk.bounds[1:][lengths > 0] - 1] = -1  # the last token's
@@ -459,7 +454,7 @@ def _targets(topk: TopK, target: Target) -> Targets:
     logprobs = np.full(is_real.shape, PAD, np.float32)
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], counts) < target.width
     ids[is_real], logprobs[is_real] = topk.ids[kept][within], topk.logprobs[kept][within]
-    return Targets(ids, logprobs, is_real)
+    return ids, logprobs, is_real
 
 
 def _matrices(bounds: NDArray[np.int64], values: NDArray[Any]) -> Any:

@@ -15,7 +15,6 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.kernels import (
     ID_BITS,
     ROOT,
-    Predictions,
     Rows,
     Stems,
     Teacher,
@@ -121,7 +120,7 @@ class Projector:
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
         ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
-        given = Predictions(texts.ids, teacher.starts, *teacher[3:])
+        given = teacher._replace(token_ids=texts.ids)
         count = np.zeros(len(place), np.int64)
         rest, realized = np.full((2, len(place)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
@@ -167,7 +166,7 @@ class Projector:
         is_one = shared & (np.bincount(ours_in, minlength=len(shared)) == 1)
         return place, inside, np.where(is_one, sums, np.nan)[ours_in].astype(np.float32)
 
-    def _fill(self, rows: Rows, given: Predictions, top_k: int) -> None:
+    def _fill(self, rows: Rows, given: TopK, top_k: int) -> None:
         """Project rows, and work out what the student makes of bytes that are new."""
         room = max(_LEAST_ROOM, 2 * int(np.diff(given.starts).max()) + 2)
         num_students = len(self.student.table)

@@ -206,7 +206,12 @@ class RowProjector:
                 "its ids are not those of its messages by the teacher's template",
                 f"give the teacher whose ids these are, or {_OTHER_TEXT}",
             )
-        theirs = _cut(theirs, len(ids))
+        theirs = replace(
+            theirs,
+            ids=ids,
+            bounds=theirs.bounds[: len(ids) + 1],
+            assistant_mask=theirs.assistant_mask[: len(ids)],
+        )
         spans = [self._with_end(ours, theirs, *spans) for spans in written_alike(ours, theirs)]
         return _Told(ours.ids, spans, ours.assistant_mask)
 
@@ -238,13 +243,3 @@ class RowProjector:
                 has_bytes = self.student.table.lengths[one.ids] > 0
                 mask = of_teacher[np.where(has_bytes, of_text, of_control)]
             yield mask
-
-
-def _cut(chat: Conversation, size: int) -> Conversation:
-    """Return the first tokens of a conversation."""
-    return replace(
-        chat,
-        ids=chat.ids[:size],
-        bounds=chat.bounds[: size + 1],
-        assistant_mask=chat.assistant_mask[:size],
-    )

@@ -85,11 +85,9 @@ def candidates_of(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the starts of chosen rows, −1 for an empty one, and where their candidates are."""
-    if len(starts) == 1:
-        return np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.int64)
-    chosen = bounds_of(np.where(rows < 0, 0, np.diff(starts)[rows]))
-    shift = np.where(rows < 0, 0, starts[rows]) - chosen[:-1]
-    return chosen, np.arange(chosen[-1]) + np.repeat(shift, np.diff(chosen))
+    sizes = np.append(np.diff(starts), 0)[rows]
+    chosen = bounds_of(sizes)
+    return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
 
 
 def chosen_rows(
@@ -97,13 +95,11 @@ def chosen_rows(
 ) -> TopK:
     """Return predictions for other documents, whose tokens have these rows; −1 for none."""
     starts, kept = candidates_of(topk.starts, rows)
-    given = [
-        np.where(rows < 0, np.float32(np.nan), values[rows]) if len(values) else np.full(
-            len(rows), np.nan, np.float32
-        )
+    rest, realized = (
+        np.append(values, np.float32(np.nan))[rows]
         for values in (topk.rest_logprob, topk.realized_logprob)
-    ]  # fmt: skip
-    return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], *given)
+    )
+    return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], rest, realized)
 
 
 def masses(topk: TopK) -> NDArray[np.float64]:
