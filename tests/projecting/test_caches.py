@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import small_tokenizers
 import stored_teachers as teachers
+from naive_projecting import top_k
 from stored_teachers import Row
 
 import xtok
@@ -23,7 +24,7 @@ from xtok.errors import XtokError
 from xtok.projecting import caches, files
 from xtok.projecting.caches import Target, open_cache, read_cache
 from xtok.projecting.distillkit import config_for, decompressed_rows
-from xtok.projecting.stored import StoredRows, TopK, checked
+from xtok.projecting.stored import StoredRows, checked
 from xtok.tokenizers import Tokenizer
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
@@ -174,28 +175,8 @@ def test_distillkits_approximation() -> None:
 # What is written
 
 
-def topk_of(*rows: tuple[list[int], list[list[tuple[int, float]]]]) -> TopK:
-    """Return predictions from ids and each one's candidates with their probabilities."""
-    tokens = [i for ids, _ in rows for i in ids]
-    candidates = [row for _, of_row in rows for row in of_row]
-    sums = np.array([sum(p for _, p in row) for row in candidates])
-    own = [dict(row).get(token, math.nan) for token, row in zip(tokens, candidates, strict=True)]
-    return TopK(
-        np.array(tokens, np.int32),
-        np.cumsum([0, *(len(ids) for ids, _ in rows)]),
-        np.cumsum([0, *map(len, candidates)]),
-        np.array([i for row in candidates for i, _ in row], np.int32),
-        np.log([p for row in candidates for _, p in row]).astype(np.float32),
-        np.where(sums > 0, np.log1p(-sums), np.nan).astype(np.float32),
-        np.log(own).astype(np.float32),
-    )
-
-
 STORED = StoredRows(
-    topk_of(
-        ([5, 6, 7], [[], [(6, 0.5), (2, 0.25)], [(9, 0.5)]]),
-        ([4, 8], [[], []]),
-    ),
+    top_k([[5, 6, 7], [4, 8]], [{}, {6: 0.5, 2: 0.25}, {9: 0.5}, {}, {}], None),
     {"id": pyarrow.array(["a", None])},
     ["row 0", "row 1"],
     np.array([False, True, True, True, True]),

@@ -102,6 +102,13 @@ def chosen_rows(
     return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], rest, realized)
 
 
+def without_impossible(topk: TopK) -> TopK:
+    """Return predictions without the candidates that are padding; NaN, an error, is kept."""
+    kept = ~(topk.logprobs < IMPOSSIBLE)
+    starts = bounds_of(kept)[topk.starts]
+    return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
+
+
 def masses(topk: TopK) -> NDArray[np.float64]:
     """Return the probability of each row's candidates together."""
     probabilities = np.exp(topk.logprobs, dtype=np.float64)
@@ -161,10 +168,7 @@ def checked(
         differs |= topk.valid & np.isnan(own)
     _check_places(rows, topk, row_of, differs)
     has_all = _has_all(topk, vocabulary)
-    if (topk.logprobs < IMPOSSIBLE).any():
-        kept = topk.logprobs >= IMPOSSIBLE
-        starts = bounds_of(np.bincount(row_of[kept], minlength=len(own)))
-        topk = topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
+    topk = without_impossible(topk)
     sums = masses(topk)
     if (sums > 1 + _ROUNDING).any():
         index = int(np.argmax(sums > 1 + _ROUNDING))
