@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok.config import BuildConfig, CacheFormat, ProjectConfig
+from xtok.config import BuildConfig, ProjectConfig
 from xtok.counting.checkpoint import digest_of
 from xtok.counting.texts import FileDigest, Format, TextShard, find_texts, shards
 from xtok.errors import OutputError, XtokError
@@ -43,12 +43,6 @@ FORMAT_VERSION = 1
 BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 """How a map from the teacher to the student is built, where none is given."""
 
-_SUFFIXES: Mapping[CacheFormat, tuple[str, ...]] = {
-    "neutral": (".parquet",),
-    "axolotl": (".parquet",),
-    "distillkit": (".parquet",),
-    "vllm": (".jsonl",),
-}
 _CACHES = (
     "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
     "glob in quotes: 'cache/*.parquet'"
@@ -276,7 +270,7 @@ def find_files(
     Raises:
         XtokError: if there is no such file, or the output is one of them, or cannot be written.
     """
-    target = check_output(output, _SUFFIXES[config.to])
+    target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
     paths, of_student = (find_texts(given, _CACHES) for given in (teacher_topk, student_topk))
     if any(target.exists() and path.samefile(target) for path in (*paths, *of_student)):
         raise OutputError(f"the output {target} is an input", hint="give another path")
@@ -540,7 +534,7 @@ def _about(job: Job, student: Tokenizer, teacher: Tokenizer) -> dict[str, str]:
         "format_version": str(FORMAT_VERSION),
         "convention": "T" if job.config.to == "neutral" else "N",
         "k": str(job.config.top_k),
-        "temperature": str(cache.temperature),
+        "temperature": cache.temperature,
         "log_base": "e",
         "normalized": "topk" if cache.renormalized or job.config.to == "axolotl" else "false",
         "tokenizer": student.vocabulary.model_id,
