@@ -109,9 +109,10 @@ class Projection:
 
     def __init__(
         self, ids: Sequence[int], rows: Sequence[Row], tokens: Sequence[bytes], back: Rows,
-        student: Tokenizer,
+        student: Tokenizer, *, along_path: bool,
     ) -> None:  # fmt: skip
         self.ids, self.rows, self.tokens, self.back, self.student = ids, rows, tokens, back, student
+        self.along_path = along_path
 
     def at(self, place: int, inside: int) -> dict[int, float] | None:
         """What is predicted for the student's token `inside` bytes into the teacher's token."""
@@ -137,7 +138,7 @@ class Projection:
         """The text goes on with the prediction at the next place, while a token may grow."""
         may_grow = any(x.startswith(text) and x != text for x in self.student.table.tokens())
         following = self.rows[place + 1] if place + 1 < len(self.rows) else {}
-        if not may_grow or not following:
+        if not self.along_path or not may_grow or not following:
             self.settle(text, p, token)
             return
         for c, q in following.items():

@@ -76,7 +76,7 @@ class About:
     above: float | None = None  # exclusive, as is below
     below: float | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Other options, to a value or True for any: without one of these it does nothing."""
+    """Other options of the command, to a value or True for any: without one it does nothing."""
     no_effect_with: Mapping[str, Any] = field(default_factory=dict)
     parser: Callable[[str], Any] | None = None
     autocompletion: Callable[[str], list[str]] | None = None  # if not choices or any file

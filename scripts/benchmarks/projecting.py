@@ -21,15 +21,16 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 from scipy.sparse import csr_array
 
 import xtok
 from benchmarks.harness import Pair, Row, chosen, documents, tokenizer
+from xtok.projecting.caches import neutral_table
+from xtok.projecting.files import BACK_MAP
 from xtok.projecting.project import Projector
-from xtok.projecting.stored import TopK
+from xtok.projecting.stored import StoredRows, TopK, chosen_rows
 from xtok.tokenizers import Tokenizer
 
 PAIRS: tuple[Pair, ...] = (
@@ -127,11 +128,10 @@ class Maps:
     """Maps from the teacher to the student, and projectors that use them."""
 
     def __init__(self, student: Tokenizer, teacher: Tokenizer) -> None:
-        config = xtok.BuildConfig.for_loss("p-kl", target="start", top_k=32)
-        start = xtok.build(teacher, student, config)
+        start = xtok.build(teacher, student, BACK_MAP)
         recipe = xtok.build(teacher, student, xtok.BuildConfig(scale_trick=False, top_k=32))
         p_kl = xtok.build(teacher, student, for_loss="p-kl")
-        self.projector = Projector(student, teacher.table, start)
+        self.projector = Projector(student, teacher, start)
         self.context_free = {
             "through the map": matrix(start),
             "recipe": matrix(recipe),
@@ -397,11 +397,17 @@ def speed(options: Namespace) -> Iterator[Row]:
         some = texts[: max(10, int(40 * options.size))]
         sides = Sides(*flat(student.library_arrays(some)), *flat(teacher.library_arrays(some)))
         given = stored(sides, predictions(sides, model, range(len(sides.t_ids)), 64), 64)
-        projector = Maps(student, teacher).projector
+        back_map = xtok.build(teacher, student, BACK_MAP)
+        along, alone = (
+            Projector(student, teacher, back_map, along_path=along_path)
+            for along_path in (True, False)
+        )
         cut = len(some) * 9 // 10
 
-        def project(first: int, last: int) -> float:
-            part = documents_of(given, first, last)  # noqa: B023
+        def project(first: int, last: int, projector: Projector = along) -> float:
+            a, b = given.bounds[[first, last]]  # noqa: B023
+            of_part = given.bounds[first : last + 1] - a  # noqa: B023
+            part = chosen_rows(given, np.arange(a, b), given.token_ids[a:b], of_part)  # noqa: B023
             a, b = sides.s_bounds[[first, last]]  # noqa: B023
             bounds = sides.s_bounds[first : last + 1] - a  # noqa: B023
             start = time.process_time()
@@ -412,33 +418,17 @@ def speed(options: Namespace) -> Iterator[Row]:
         row: Row = {"student ← teacher": label, "positions": len(sides.s_ids)}
         row |= {"first time /s": project(0, cut), "at last": project(cut, len(some))}
         row["again"] = project(0, len(some))
-        projector._stems.grows[:] = False
-        row["through the map"] = project(0, len(some))
+        project(0, len(some), alone)
+        row["through the map"] = project(0, len(some), alone)
         row["Parquet"] = len(sides.t_ids) / parquet_seconds(given)
         yield row
 
 
-def documents_of(given: TopK, first: int, last: int) -> TopK:
-    """Return some documents of predictions."""
-    a, b = given.bounds[[first, last]]
-    start, end = given.starts[[a, b]]
-    return TopK(
-        given.token_ids[a:b], given.bounds[first : last + 1] - a, given.starts[a : b + 1] - start,
-        given.ids[start:end], given.logprobs[start:end], given.rest_logprob[a:b],
-        given.realized_logprob[a:b],
-    )  # fmt: skip
-
-
 def parquet_seconds(given: TopK) -> float:
     """Return the seconds that pyarrow takes to read predictions and to write them again."""
-    rows = [
-        pa.ListArray.from_arrays(given.bounds.astype(np.int32), pa.ListArray.from_arrays(
-            given.starts.astype(np.int32), pa.array(values)))
-        for values in (given.ids, given.logprobs)
-    ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder) / "in.parquet", Path(folder) / "out.parquet"
-        parquet.write_table(pa.table(rows, ["topk_ids", "topk_logprobs"]), paths[0])
+        parquet.write_table(neutral_table(StoredRows(given, {}, [])), paths[0])
         start = time.process_time()
         parquet.write_table(parquet.read_table(paths[0]), paths[1])
         return time.process_time() - start

@@ -296,17 +296,6 @@ def train_students(args: argparse.Namespace, name: str, seed: int) -> dict[Kind,
     }
 
 
-def follow_no_path(projector: Any) -> None:
-    """Let what the text goes on with count as any other candidate: it goes through the map."""
-    learn = projector._learn
-
-    def learn_that_none_grows(keys: NDArray[np.int64]) -> None:
-        learn(keys)
-        projector._stems.grows[:] = False
-
-    projector._learn = learn_that_none_grows
-
-
 def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dict[Kind, Any]:
     """Return the loss of each kind."""
     from distill import read_map
@@ -318,9 +307,10 @@ def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dic
         way, _, top_k = artefact.partition("-")
         back_map = xtok.ProjectionMap.load(folder / "to-project.safetensors")
         student, teacher = sides
-        of_teacher = ProjectedTeacher(student, teacher, back_map, top_k=int(top_k), num_threads=1)
-        if way == "map":
-            follow_no_path(of_teacher.projector)
+        of_teacher = ProjectedTeacher(
+            student, teacher, back_map,
+            top_k=int(top_k), num_threads=1, along_path=way == "path",
+        )  # fmt: skip
 
         def mean(logits: Any, theirs: Any, batch: Any, side: Any) -> Any:
             if artefact not in side["projected"]:  # for the first student of a batch

@@ -49,8 +49,8 @@ def pair() -> Pair:
             "STUDENT_TOKENIZER or TEACHER_TOKENIZER is not set",
             hint="export both in the environment of slime's rollout workers: repo ids or folders",
         )
-    student, teacher = (xtok.load_tokenizer(str(name)) for name in names)
-    return Pair(xtok.TokenAligner(student, teacher), xtok.Retokenizer(student, teacher))
+    both = xtok.pair(*map(str, names))
+    return Pair(xtok.TokenAligner(both), xtok.Retokenizer(both))
 
 
 def teacher_ids(tokens: Sequence[int], response_length: int) -> list[int]:

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 import small_tokenizers
 import stored_teachers as teachers
+from naive_projecting import top_k
 from stored_teachers import Row
 
 import xtok
@@ -23,7 +24,7 @@ from xtok.errors import XtokError
 from xtok.projecting import caches, files
 from xtok.projecting.caches import Target, open_cache, read_cache
 from xtok.projecting.distillkit import config_for, decompressed_rows
-from xtok.projecting.stored import StoredRows, TopK, checked
+from xtok.projecting.stored import StoredRows, checked
 from xtok.tokenizers import Tokenizer
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
@@ -174,28 +175,8 @@ def test_distillkits_approximation() -> None:
 # What is written
 
 
-def topk_of(*rows: tuple[list[int], list[list[tuple[int, float]]]]) -> TopK:
-    """Return predictions from ids and each one's candidates with their probabilities."""
-    tokens = [i for ids, _ in rows for i in ids]
-    candidates = [row for _, of_row in rows for row in of_row]
-    sums = np.array([sum(p for _, p in row) for row in candidates])
-    own = [dict(row).get(token, math.nan) for token, row in zip(tokens, candidates, strict=True)]
-    return TopK(
-        np.array(tokens, np.int32),
-        np.cumsum([0, *(len(ids) for ids, _ in rows)]),
-        np.cumsum([0, *map(len, candidates)]),
-        np.array([i for row in candidates for i, _ in row], np.int32),
-        np.log([p for row in candidates for _, p in row]).astype(np.float32),
-        np.where(sums > 0, np.log1p(-sums), np.nan).astype(np.float32),
-        np.log(own).astype(np.float32),
-    )
-
-
 STORED = StoredRows(
-    topk_of(
-        ([5, 6, 7], [[], [(6, 0.5), (2, 0.25)], [(9, 0.5)]]),
-        ([4, 8], [[], []]),
-    ),
+    top_k([[5, 6, 7], [4, 8]], [{}, {6: 0.5, 2: 0.25}, {9: 0.5}, {}, {}], None),
     {"id": pyarrow.array(["a", None])},
     ["row 0", "row 1"],
     np.array([False, True, True, True, True]),
@@ -436,6 +417,48 @@ def test_renormalized_values_have_no_rest(
     table = pyarrow.parquet.read_table(out)
     assert table.schema.metadata[b"normalized"] == b"topk"
     assert all(v is None for row in table["rest_logprob"].to_pylist() for v in row)
+
+
+@pytest.mark.parametrize("kind", ["neutral", "vllm"])
+def test_rows_of_the_whole_vocabulary_have_no_rest(
+    kind: str, byte_level: Tokenizer, digits: Tokenizer, back_map: xtok.ProjectionMap,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """They sum to 1 as renormalized ones do; a server says −9999 of what is impossible."""
+    width = byte_level.vocabulary.vocab_size
+    rows = teachers.rows_of(byte_level, TEXTS, width)
+    for row in rows:
+        for logprobs in row["topk_logprobs"][1:]:
+            total = sum(map(math.exp, logprobs))
+            logprobs[:] = [value - math.log(total) for value in logprobs]
+            logprobs[-1] = -9999.0
+    path = write(tmp_path, kind, rows, width)
+    notes: list[str] = []
+    out = tmp_path / "out.parquet"
+    projected = xtok.project(path, digits, byte_level, out, back_map=back_map, note=notes.append)
+    assert notes == []
+    assert projected.mean_rest is not None
+    for part in read(path, byte_level):
+        assert np.isneginf(part.topk.rest_logprob[part.topk.valid]).all()
+
+
+@pytest.mark.parametrize("told", ["normalized", "rest_logprob"])
+def test_a_cache_may_tell_that_it_is_not_renormalized(
+    told: str, rows: list[Row], byte_level: Tokenizer, digits: Tokenizer,
+    back_map: xtok.ProjectionMap, tmp_path: Path,
+) -> None:  # fmt: skip
+    """A sure teacher's rows sum to 1, too."""
+    sure = json.loads(json.dumps(rows))
+    for row in sure:
+        for logprobs in row["topk_logprobs"][1:]:
+            logprobs[:] = [-1e-4, *(-12.0 - i for i in range(1, K))]
+        if told == "rest_logprob":
+            row["rest_logprob"] = [None] + [-11.0] * (len(row["input_ids"]) - 1)
+    about: dict[str, Any] = {"normalized": "false"} if told == "normalized" else {}
+    path = teachers.write_neutral(tmp_path / "a.parquet", sure, **about)
+    out = tmp_path / "out.parquet"
+    projected = xtok.project(path, digits, byte_level, out, back_map=back_map)
+    assert projected.mean_rest is not None
 
 
 def test_other_tokenizers_are_refused(

@@ -26,6 +26,8 @@ from xtok.errors import XtokError
 from xtok.projecting import files
 from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
+from xtok.vocab import pair
+from xtok.vocab.table import TokenTable
 
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 
@@ -74,12 +76,41 @@ def test_the_command(
     assert {p.name for p in tmp_path.iterdir()} == {"a.parquet", "out.parquet", "same.parquet"}
 
 
+@pytest.mark.parametrize("with_map", [True, False])
+def test_bytes_and_roles_are_matched_once(
+    rows: list[Row], byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, with_map: bool,
+) -> None:  # fmt: skip
+    matched: list[tuple[str, bool]] = []
+
+    def counted(name: str) -> Callable[..., dict[int, int]]:
+        match: Callable[..., dict[int, int]] = getattr(pair, name)
+
+        def count(ours: TokenTable, theirs: TokenTable) -> dict[int, int]:
+            matched.append((name, ours is digits.table))
+            return match(ours, theirs)
+
+        return count
+
+    for name in ("match_bytes", "match_roles"):
+        monkeypatch.setattr(pair, name, counted(name))
+    path = teachers.write_neutral(tmp_path / "a.parquet", rows)
+    given = back_map if with_map else None
+    xtok.project(path, digits, byte_level, tmp_path / "out.parquet", back_map=given)
+    assert sorted(matched) == sorted(set(matched))
+    assert ("match_roles", False) in matched
+
+
 def test_mistakes(cli: Cli, small: Path, rows: list[Row], tmp_path: Path) -> None:
     teachers.write_neutral(tmp_path / "a.parquet", rows)
     models = [small / "small-digits", small / "small-byte-level"]
-    done = cli("project", "none-*.parquet", *models, "-o", "out.parquet")
+    done = cli("project", "none-*.parquet", "no-model", "no-model", "-o", "out.parquet")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no file none-*.parquet\nhint: ")
+    hint = "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), "
+    hint += "or a glob in quotes: 'cache/*.parquet'"
+    assert done.stderr == f"error: there is no file none-*.parquet\nhint: {hint}\n"
+    done = cli("project", "a.parquet", *models, "-o", "out.parquet", "--student-topk", "no.jsonl")
+    assert done.stderr == f"error: there is no file no.jsonl\nhint: {hint}\n"
     done = cli("project", "a.parquet", *models, "-o", "out.jsonl")
     assert done.stderr.startswith("error: the output out.jsonl does not end in .parquet\nhint: ")
     done = cli("project", "a.parquet", *models, "-o", "a.parquet")

@@ -20,11 +20,11 @@ class Retokenizer:
     left out, and so is an id that stands for nothing.
 
     Args:
-        student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
-        teacher: the same for the teacher.
+        student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer; or a pair of both.
+        teacher: the same for the teacher; None with a pair.
     """
 
-    def __init__(self, student: Any, teacher: Any) -> None:
+    def __init__(self, student: Any, teacher: Any = None) -> None:
         pair = pair_of(student, teacher)
         self.student, self.teacher = pair.tokenizers
         self._roles = pair.equal_roles

@@ -62,6 +62,9 @@ def project(
     Conversations (messages) and texts (text) that come with the rows are tokenized anew for the
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
+    from xtok.projecting.files import find_files
+
+    find_files(teacher_topk, student_topk or (), output, config)  # before models are loaded
     pair = models.pair(widths)
     try:
         projected = xtok.project(

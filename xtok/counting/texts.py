@@ -86,11 +86,15 @@ class Batch(NamedTuple):
     end: Place  # where the next batch begins
 
 
-def find_texts(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
+_TEXT_FILES = "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
+_TEXT_FILES += "'corpus/*.jsonl.gz'"
+
+
+def find_texts(patterns: str | Path | Sequence[str | Path], hint: str = _TEXT_FILES) -> list[Path]:
     """Expand a path or glob, or several, to files, each once, in the order given.
 
     Raises:
-        XtokError: if one matches no file.
+        XtokError: if one matches no file; its hint is `hint`.
     """
     if isinstance(patterns, str | Path):
         patterns = [patterns]
@@ -104,8 +108,7 @@ def find_texts(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
         if not matched:
             raise XtokError(
                 f"{path} is a folder" if path.is_dir() else f"there is no file {pattern}",
-                hint="give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in "
-                "quotes: 'corpus/*.jsonl.gz'",
+                hint=hint,
             )
         files.update(dict.fromkeys(matched))
     return list(files)

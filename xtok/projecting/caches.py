@@ -21,14 +21,13 @@ from xtok.counting.texts import TextShard, lines
 from xtok.input_files import decompressed, need, parquet_file, reading
 from xtok.projecting.distillkit import compression_of, decompressed_rows
 from xtok.projecting.stored import (
-    IMPOSSIBLE,
     StoredRows,
     TopK,
     bounds_of,
     cache_error,
     candidates_of,
     chosen_rows,
-    rows_of,
+    without_impossible,
 )
 
 CANDIDATES = 1 << 20
@@ -174,12 +173,8 @@ def _parquet_rows(
             first += len(batch)
 
 
-def _list_of(batch: Any, name: str, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return a column of lists, or of lists of lists, as bounds and flat values."""
-    return _flat(batch.column(name), dtype)
-
-
 def _flat(array: Any, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return an array of lists as bounds and flat values; without a dtype, they stay pyarrow's."""
     import pyarrow.compute
 
     lengths = pyarrow.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
@@ -191,7 +186,7 @@ def _flat(array: Any, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
 
 def _rows_of_lists(batch: Any, name: str, dtype: Any) -> tuple[Any, Any, NDArray[Any]]:
     """Return the bounds of documents, those of their rows, and flat values."""
-    bounds, rows = _list_of(batch, name, None)
+    bounds, rows = _flat(batch.column(name), None)
     return bounds, *_flat(rows, dtype)
 
 
@@ -203,7 +198,7 @@ def _others(batch: Any) -> dict[str, Any]:
 def _mask(batch: Any, bounds: NDArray[np.int64], names: list[str]) -> NDArray[np.bool_] | None:
     for name, dtype in (("loss_mask", np.bool_), ("labels", np.int64)):
         if name in batch.schema.names:
-            given, values = _list_of(batch, name, dtype)
+            given, values = _flat(batch.column(name), dtype)
             _same_lengths(bounds, given, names, name)
             mask: NDArray[np.bool_] = values if dtype is np.bool_ else values != -100
             return mask
@@ -223,7 +218,7 @@ def _same_lengths(
 def rows_of_neutral(batch: Any, places: list[str] | None = None) -> StoredRows:
     """Return the rows of a record batch of a neutral cache; they are not checked."""
     names = places or [f"row {i}" for i in range(len(batch))]
-    bounds, token_ids = _list_of(batch, "input_ids", np.int32)
+    bounds, token_ids = _flat(batch.column("input_ids"), np.int32)
     rows, starts, ids = _rows_of_lists(batch, "topk_ids", np.int32)
     _, other, logprobs = _rows_of_lists(batch, "topk_logprobs", np.float32)
     _same_lengths(bounds, rows, names, "topk_ids")
@@ -233,7 +228,7 @@ def rows_of_neutral(batch: Any, places: list[str] | None = None) -> StoredRows:
     for name in _PREDICTIONS[3:]:
         values = np.full(len(token_ids), np.nan, np.float32)
         if name in batch.schema.names:
-            of, values = _list_of(batch, name, np.float32)
+            of, values = _flat(batch.column(name), np.float32)
             _same_lengths(bounds, of, names, name)
         given.append(values)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, *given)
@@ -245,7 +240,7 @@ def _distillkit(cache: Cache, batch: Any, names: list[str]) -> StoredRows:
 
     Its row i predicts token i + 1; rows are of one width, padded with −inf or large negatives.
     """
-    bounds, token_ids = _list_of(batch, "input_ids", np.int32)
+    bounds, token_ids = _flat(batch.column("input_ids"), np.int32)
     if "token_ids" in batch.schema.names:
         rows, starts, ids = _rows_of_lists(batch, "token_ids", np.int32)
         _, other, logprobs = _rows_of_lists(batch, "top_values", np.float32)
@@ -266,10 +261,7 @@ def _distillkit(cache: Cache, batch: Any, names: list[str]) -> StoredRows:
     row[(place == 0) | (row >= np.repeat(rows[1:], lengths))] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     given = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
-    topk = chosen_rows(given, row, token_ids, bounds)
-    is_real = ~(topk.logprobs < IMPOSSIBLE)  # NaN is an error, later
-    starts = bounds_of(np.bincount(rows_of(topk.starts)[is_real], minlength=len(token_ids)))
-    topk = topk._replace(starts=starts, ids=topk.ids[is_real], logprobs=topk.logprobs[is_real])
+    topk = without_impossible(chosen_rows(given, row, token_ids, bounds))
     return StoredRows(topk, _others(batch), names, _mask(batch, bounds, names))
 
 
@@ -440,15 +432,10 @@ class Target(NamedTuple):
     pad_id: int  # fills rows; one that a student gives next to nothing
 
 
-class Targets(NamedTuple):
-    """Rows of one width K, row i of token i + 1, as trainers' losses gather them."""
-
-    ids: NDArray[np.int32]  # [N, K]
-    logprobs: NDArray[np.float32]  # [N, K]
-    is_real: NDArray[np.bool_]  # [N, K]; the rest is padding
-
-
-def _targets(topk: TopK, target: Target) -> Targets:
+def _targets(
+    topk: TopK, target: Target
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
+    """Return ids, log-probabilities and which are real, `[N, K]`; row i is of token i + 1."""
     lengths = np.diff(topk.bounds)
     rows = np.arange(1, len(topk.token_ids) + 1)
     rows[topk.bounds[1:][lengths > 0] - 1] = -1  # the last token's
@@ -459,7 +446,7 @@ def _targets(topk: TopK, target: Target) -> Targets:
     logprobs = np.full(is_real.shape, PAD, np.float32)
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], counts) < target.width
     ids[is_real], logprobs[is_real] = topk.ids[kept][within], topk.logprobs[kept][within]
-    return Targets(ids, logprobs, is_real)
+    return ids, logprobs, is_real
 
 
 def _matrices(bounds: NDArray[np.int64], values: NDArray[Any]) -> Any:

@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok.config import BuildConfig, CacheFormat, ProjectConfig
+from xtok.config import BuildConfig, ProjectConfig
 from xtok.counting.checkpoint import digest_of
 from xtok.counting.texts import FileDigest, Format, TextShard, find_texts, shards
 from xtok.errors import OutputError, XtokError
@@ -42,12 +43,10 @@ FORMAT_VERSION = 1
 BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
 """How a map from the teacher to the student is built, where none is given."""
 
-_SUFFIXES: Mapping[CacheFormat, tuple[str, ...]] = {
-    "neutral": (".parquet",),
-    "axolotl": (".parquet",),
-    "distillkit": (".parquet",),
-    "vllm": (".jsonl",),
-}
+_CACHES = (
+    "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
+    "glob in quotes: 'cache/*.parquet'"
+)
 _FIRST_LOOK = 1 << 16
 """Candidates of each file that are checked before any work."""
 
@@ -159,13 +158,11 @@ class Job:
             folder=self.folder.absolute(),
         )
 
-    def worker(
-        self, student: Tokenizer, teacher: Tokenizer, num_threads: int | None = None
-    ) -> RowProjector:
+    def worker(self, pair: Pair, num_threads: int | None = None) -> RowProjector:
         """Return what projects this job's rows."""
         return RowProjector(
-            student,
-            teacher,
+            pair,
+            None,
             self.back_map,
             top_k=self.config.top_k,
             num_threads=num_threads,
@@ -217,20 +214,14 @@ def project(
             prediction; if the map is of another pair; if the output cannot be written.
     """
     config = ProjectConfig.or_default(config)
-    target = check_output(output, _SUFFIXES[config.to])
-    paths = find_texts(teacher_topk)
+    target, paths, of_student = find_files(teacher_topk, student_topk, output, config)
     pair = pair_of(student_model, teacher_model)
     if back_map is not None:
         back_map = as_map(back_map)
         pair = pair.reversed.at_widths_of(back_map).reversed
     student, teacher = pair.tokenizers
-    if any(path.exists() and target.exists() and path.samefile(target) for path in paths):
-        raise OutputError(f"the output {target} is an input", hint="give another path")
     inputs = tuple(_opened(path, config, teacher, note) for path in paths)
-    own = [
-        _opened(path, replace(config, source=None), student, note)
-        for path in (find_texts(student_topk) if student_topk else ())
-    ]
+    own = [_opened(path, replace(config, source=None), student, note) for path in of_student]
     if len({(cache.temperature, cache.renormalized) for cache in inputs}) > 1:
         raise XtokError(
             "the files differ in temperature, or only some are renormalized",
@@ -263,9 +254,27 @@ def project(
         totals.add(part)
     students = Totals()
     for cache in own:
-        for rows in _checked_rows(cache, shards_of(cache.path), student):
-            students.add(text_totals(rows.topk, student.table))
+        for rows, _ in chain(*(read_cache(cache, shard) for shard in shards_of(cache.path))):
+            students.add(text_totals(_checked(cache, rows, student).topk, student.table))
     return _projected(target, student, teacher, totals, students)
+
+
+def find_files(
+    teacher_topk: str | Path | Sequence[str | Path],
+    student_topk: str | Path | Sequence[str | Path],
+    output: str | Path,
+    config: ProjectConfig,
+) -> tuple[Path, list[Path], list[Path]]:
+    """Return the path of the output, and those of the teacher's and of the student's caches.
+
+    Raises:
+        XtokError: if there is no such file, or the output is one of them, or cannot be written.
+    """
+    target = check_output(output, (".jsonl" if config.to == "vllm" else ".parquet",))
+    paths, of_student = (find_texts(given, _CACHES) for given in (teacher_topk, student_topk))
+    if any(target.exists() and path.samefile(target) for path in (*paths, *of_student)):
+        raise OutputError(f"the output {target} is an input", hint="give another path")
+    return target, paths, of_student
 
 
 def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note) -> Cache:
@@ -279,8 +288,10 @@ def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note)
             f"not those of {model}",
             "give the model whose predictions these are",
         )
-    first = next(_checked_rows(cache, shards_of(path)[:1], tokenizer, _FIRST_LOOK), None)
-    if first is not None and not cache.renormalized and is_renormalized(first.topk):
+    for first, _ in islice(read_cache(cache, shards_of(path)[0], _FIRST_LOOK), 1):
+        _checked(cache, first, tokenizer)
+        if "normalized" in cache.about or not is_renormalized(first.topk, tokenizer.vocabulary):
+            continue
         note(
             f"{path}: its probabilities sum to 1 in each row, so they are renormalized over the "
             "candidates: the rest is not known, and none is written"
@@ -294,17 +305,6 @@ def shards_of(path: Path) -> list[TextShard]:
     with path.open("rb") as raw:
         kind: Format = "parquet" if raw.read(4) == b"PAR1" else "jsonl"
     return shards(path, "", kind=kind)
-
-
-def _checked_rows(
-    cache: Cache,
-    of: Sequence[TextShard],
-    tokenizer: Tokenizer,
-    candidates: int = caches.CANDIDATES,
-) -> Iterator[StoredRows]:
-    for shard in of:
-        for rows, _ in read_cache(cache, shard, candidates):
-            yield _checked(cache, rows, tokenizer)
 
 
 def _checked(cache: Cache, rows: StoredRows, tokenizer: Tokenizer) -> StoredRows:
@@ -366,7 +366,7 @@ def _parts(
     """Make all parts of a job, but for those that are there; return their totals, by shard."""
     if sources:
         return _project_on_ray(job, sources, address, progress)
-    worker = job.worker(*pair.tokenizers)
+    worker = job.worker(pair)
     with progress("projecting", sum(shard.size for _, shard in job.shards)) as advance:
         return [_project_shard(job, n, worker, advance) for n in range(len(job.shards))]
 
@@ -412,8 +412,8 @@ def _worker(folder: Path, job: Job, sources: tuple[TokenizerSource, ...]) -> Row
     if folder not in _workers:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
         _workers.clear()
-        student, teacher = load_same(sources, job.digests)
-        _workers[folder] = job.worker(student, teacher, num_threads=1)
+        pair = pair_of(*load_same(sources, job.digests))
+        _workers[folder] = job.worker(pair, num_threads=1)
     return _workers[folder]
 
 
@@ -534,7 +534,7 @@ def _about(job: Job, student: Tokenizer, teacher: Tokenizer) -> dict[str, str]:
         "format_version": str(FORMAT_VERSION),
         "convention": "T" if job.config.to == "neutral" else "N",
         "k": str(job.config.top_k),
-        "temperature": str(cache.temperature),
+        "temperature": cache.temperature,
         "log_base": "e",
         "normalized": "topk" if cache.renormalized or job.config.to == "axolotl" else "false",
         "tokenizer": student.vocabulary.model_id,

@@ -35,17 +35,6 @@ class Teacher(NamedTuple):
     joined: NDArray[np.bool_]  # [256, 256], whether two bytes are neighbours in a student token
 
 
-class Predictions(NamedTuple):
-    """A teacher's predictions, as `stored.TopK` has them."""
-
-    token_ids: NDArray[np.int32]
-    starts: NDArray[np.int64]
-    ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    rest_logprob: NDArray[np.float32]
-    realized_logprob: NDArray[np.float32]
-
-
 class Stems(NamedTuple):
     """Byte strings that teacher tokens spell, and what the student makes of each.
 
@@ -181,7 +170,7 @@ def project_rows(  # type: ignore[no-untyped-def]
 
     Args:
         teacher: a `Teacher`.
-        given: `Predictions`.
+        given: a `TopK`.
         stems: `Stems`.
         rows: `Rows`; what is found is written there, where no stem is missing.
         todo: int64, which rows, none of which is done.
@@ -196,7 +185,7 @@ def project_rows(  # type: ignore[no-untyped-def]
     """
     # Arrays of their own: those of a tuple are counted references, in loops and calls as well.
     data, offsets, is_text, ends_text, is_open, row_bounds, columns, weights, joined = teacher
-    token_ids, starts, ids, logprobs, rest_logprob, realized_logprob = given
+    token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = given
     slots, keys, stem_first, settled, grows = stems
     misses = np.int64(0)
     kept, order = np.empty_like(touched), np.empty_like(touched)

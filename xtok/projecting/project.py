@@ -15,7 +15,6 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.kernels import (
     ID_BITS,
     ROOT,
-    Predictions,
     Rows,
     Stems,
     Teacher,
@@ -26,7 +25,8 @@ from xtok.projecting.kernels import (
 )
 from xtok.projecting.stored import TopK, bounds_of
 from xtok.threads import available_cores
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 
 _ROWS_AT_ONCE = 1 << 16
@@ -51,12 +51,14 @@ class Projector:
     with what it has seen. One call at a time; it uses several threads itself.
 
     Args:
-        student: its tokenizer, which spells what teacher tokens begin with.
-        teacher: its tokens.
+        student: the student, as `load_tokenizer` takes it; or a pair.
+        teacher: the teacher; None with a pair.
         back_map: from the teacher (rows) to the student (columns), without scale slots; `build`
             makes it of the teacher and the student, in this order, with
             `BuildConfig.for_loss("p-kl", target="start", top_k=32)`.
         num_threads: one per available core if None. The result does not depend on it.
+        along_path: if False, the token that the text really has goes through the map as well, and
+            what follows it is not used.
 
     Raises:
         ValueError: if the map is not of these two widths, or has scale slots.
@@ -64,24 +66,28 @@ class Projector:
 
     def __init__(
         self,
-        student: Tokenizer,
-        teacher: TokenTable,
+        student: PairLike,
+        teacher: ModelLike | None,
         back_map: ProjectionMap,
         num_threads: int | None = None,
+        *,
+        along_path: bool = True,
     ) -> None:
-        if back_map.shape != (len(teacher), len(student.table)) or back_map.enable_scale_trick:
+        pair = pair_of(student, teacher)
+        ours, theirs = pair.tables
+        if back_map.shape != (len(theirs), len(ours)) or back_map.enable_scale_trick:
             raise ValueError(
-                f"the map is {back_map.shape}, and must be {(len(teacher), len(student.table))}, "
+                f"the map is {back_map.shape}, and must be {(len(theirs), len(ours))}, "
                 "from the teacher to the student, without scale slots"
             )
-        self.student = student
-        self.is_same = student.table.sha256() == teacher.sha256()
-        self.num_threads = num_threads or available_cores()
-        self._aligner = TokenAligner(student.table, teacher)
-        self._teacher = _arrays(teacher, student.table, back_map)
-        self._tokens = teacher.tokens()
-        self._id_of = teacher.canonical_ids()
-        self._student = _spellings(student.table)
+        self.student, _ = pair.tokenizers
+        self.is_same = ours.sha256() == theirs.sha256()
+        self.num_threads, self.along_path = num_threads or available_cores(), along_path
+        self._aligner = TokenAligner(pair)
+        self._teacher = _arrays(theirs, ours, back_map)
+        self._tokens = theirs.tokens()
+        self._id_of = theirs.canonical_ids()
+        self._student = _spellings(ours)
         self._is_utf8 = np.array([len(utf8_runs(token)) == 1 for token in self._tokens])
         self._forget()
 
@@ -114,7 +120,7 @@ class Projector:
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
         ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
-        given = Predictions(texts.ids, teacher.starts, *teacher[3:])
+        given = teacher._replace(token_ids=texts.ids)
         count = np.zeros(len(place), np.int64)
         rest, realized = np.full((2, len(place)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
@@ -160,7 +166,7 @@ class Projector:
         is_one = shared & (np.bincount(ours_in, minlength=len(shared)) == 1)
         return place, inside, np.where(is_one, sums, np.nan)[ours_in].astype(np.float32)
 
-    def _fill(self, rows: Rows, given: Predictions, top_k: int) -> None:
+    def _fill(self, rows: Rows, given: TopK, top_k: int) -> None:
         """Project rows, and work out what the student makes of bytes that are new."""
         room = max(_LEAST_ROOM, 2 * int(np.diff(given.starts).max()) + 2)
         num_students = len(self.student.table)
@@ -221,6 +227,7 @@ class Projector:
         both = np.frombuffer(b"".join(stems), np.uint8), bounds_of([*map(len, stems)]), of
         more = data, begins, offsets[token + 1]
         find_seams(self._student, both, more, is_spelled, grows[new])
+        grows[new] &= self.along_path
         is_spelled |= is_root | ~self._is_utf8[token]
         is_spelled |= np.array([may_split(stem) for stem in stems])[of]
         asked = np.flatnonzero(is_spelled)

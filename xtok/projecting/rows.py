@@ -19,7 +19,8 @@ from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import StoredRows, bounds_of, cache_error, chosen_rows
-from xtok.tokenizers import Tokenizer, pair
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
 
@@ -39,8 +40,8 @@ class RowProjector:
     student's own library; a row without either is the bytes of its ids.
 
     Args:
-        student: its tokenizer.
-        teacher: its tokenizer.
+        student: the student, as `load_tokenizer` takes it; or a pair.
+        teacher: the teacher; None with a pair.
         back_map: from the teacher (rows) to the student (columns).
         top_k: the most candidates of a row.
         student_template: of conversations, as `conversation.render` takes it.
@@ -50,8 +51,8 @@ class RowProjector:
 
     def __init__(
         self,
-        student: Tokenizer,
-        teacher: Tokenizer,
+        student: PairLike,
+        teacher: ModelLike | None,
         back_map: ProjectionMap,
         *,
         top_k: int,
@@ -59,12 +60,14 @@ class RowProjector:
         teacher_template: str | Path | None = None,
         num_threads: int | None = None,
     ) -> None:
-        self.student, self.teacher, self.top_k = student, teacher, top_k
+        pair = pair_of(student, teacher)
+        (self.student, self.teacher), self.top_k = pair.tokenizers, top_k
         self._templates = student_template, teacher_template
-        self._projector = Projector(student, teacher.table, back_map, num_threads)
-        self._retold = Retokenizer(teacher, student)
-        self._roles = pair(teacher, student).equal_roles
-        self._control = np.isin(np.arange(len(teacher.table)), list(teacher.table.control_names))
+        self._projector = Projector(pair, None, back_map, num_threads)
+        self._retold = Retokenizer(pair.reversed)
+        self._roles = pair.reversed.equal_roles
+        of_teacher = self.teacher.table
+        self._control = np.isin(np.arange(len(of_teacher)), list(of_teacher.control_names))
 
     def __call__(self, rows: StoredRows) -> StoredRows:
         """Project rows that are checked.
@@ -203,7 +206,12 @@ class RowProjector:
                 "its ids are not those of its messages by the teacher's template",
                 f"give the teacher whose ids these are, or {_OTHER_TEXT}",
             )
-        theirs = _cut(theirs, len(ids))
+        theirs = replace(
+            theirs,
+            ids=ids,
+            bounds=theirs.bounds[: len(ids) + 1],
+            assistant_mask=theirs.assistant_mask[: len(ids)],
+        )
         spans = [self._with_end(ours, theirs, *spans) for spans in written_alike(ours, theirs)]
         return _Told(ours.ids, spans, ours.assistant_mask)
 
@@ -235,13 +243,3 @@ class RowProjector:
                 has_bytes = self.student.table.lengths[one.ids] > 0
                 mask = of_teacher[np.where(has_bytes, of_text, of_control)]
             yield mask
-
-
-def _cut(chat: Conversation, size: int) -> Conversation:
-    """Return the first tokens of a conversation."""
-    return replace(
-        chat,
-        ids=chat.ids[:size],
-        bounds=chat.bounds[: size + 1],
-        assistant_mask=chat.assistant_mask[:size],
-    )

@@ -85,11 +85,9 @@ def candidates_of(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the starts of chosen rows, −1 for an empty one, and where their candidates are."""
-    if len(starts) == 1:
-        return np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.int64)
-    chosen = bounds_of(np.where(rows < 0, 0, np.diff(starts)[rows]))
-    shift = np.where(rows < 0, 0, starts[rows]) - chosen[:-1]
-    return chosen, np.arange(chosen[-1]) + np.repeat(shift, np.diff(chosen))
+    sizes = np.append(np.diff(starts), 0)[rows]
+    chosen = bounds_of(sizes)
+    return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
 
 
 def chosen_rows(
@@ -97,13 +95,18 @@ def chosen_rows(
 ) -> TopK:
     """Return predictions for other documents, whose tokens have these rows; −1 for none."""
     starts, kept = candidates_of(topk.starts, rows)
-    given = [
-        np.where(rows < 0, np.float32(np.nan), values[rows]) if len(values) else np.full(
-            len(rows), np.nan, np.float32
-        )
+    rest, realized = (
+        np.append(values, np.float32(np.nan))[rows]
         for values in (topk.rest_logprob, topk.realized_logprob)
-    ]  # fmt: skip
-    return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], *given)
+    )
+    return TopK(token_ids, bounds, starts, topk.ids[kept], topk.logprobs[kept], rest, realized)
+
+
+def without_impossible(topk: TopK) -> TopK:
+    """Return predictions without the candidates that are padding; NaN, an error, is kept."""
+    kept = ~(topk.logprobs < IMPOSSIBLE)
+    starts = bounds_of(kept)[topk.starts]
+    return topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
 
 
 def masses(topk: TopK) -> NDArray[np.float64]:
@@ -113,9 +116,15 @@ def masses(topk: TopK) -> NDArray[np.float64]:
     return sums.astype(np.float64)  # of no rows they are integers
 
 
-def is_renormalized(topk: TopK) -> bool:
-    """Whether all rows sum to 1, so that they were made to, but for a vocabulary's last token."""
-    sums = masses(topk)[topk.valid]
+def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """Return which rows have the whole vocabulary, so that there is no rest, bool `[N]`."""
+    return np.diff(topk.starts) >= (vocabulary.tokenizer_vocab_size or vocabulary.vocab_size)
+
+
+def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
+    """Whether all rows sum to 1 though they lack tokens and tell no rest: they were made to."""
+    is_told = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
+    sums = masses(topk)[topk.valid & ~is_told]
     return len(sums) >= _ENOUGH and bool((np.abs(sums - 1) < 1e-3).all())
 
 
@@ -127,7 +136,8 @@ def checked(
     Args:
         rows: as they were read.
         vocabulary: whose ids they are.
-        renormalized: whether the rest is unknown, whatever the candidates sum to.
+        renormalized: whether the rest is unknown, whatever the candidates sum to, but for rows
+            of the whole vocabulary.
         complete: whether the token that a text really has is always a candidate, as with vLLM.
 
     Raises:
@@ -157,10 +167,8 @@ def checked(
     if complete:
         differs |= topk.valid & np.isnan(own)
     _check_places(rows, topk, row_of, differs)
-    if (topk.logprobs < IMPOSSIBLE).any():
-        kept = topk.logprobs >= IMPOSSIBLE
-        starts = bounds_of(np.bincount(row_of[kept], minlength=len(own)))
-        topk = topk._replace(starts=starts, ids=topk.ids[kept], logprobs=topk.logprobs[kept])
+    has_all = _has_all(topk, vocabulary)
+    topk = without_impossible(topk)
     sums = masses(topk)
     if (sums > 1 + _ROUNDING).any():
         index = int(np.argmax(sums > 1 + _ROUNDING))
@@ -173,6 +181,7 @@ def checked(
         rest = np.log1p(-np.minimum(sums, 1)).astype(np.float32)
     rest = np.where(np.isnan(topk.rest_logprob), rest, topk.rest_logprob)
     rest[~topk.valid | renormalized] = np.nan
+    rest[has_all] = -np.inf
     realized = np.where(known, topk.realized_logprob, own)
     return rows._replace(topk=topk._replace(rest_logprob=rest, realized_logprob=realized))
 

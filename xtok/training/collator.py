@@ -24,6 +24,7 @@ from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
 from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import pair as pair_of
 from xtok.vocab.table import Vocabulary
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -94,11 +95,9 @@ class DistillationCollator:
             raise ValueError(f"max_length is {max_length}, and must be at least 1")
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
-        self.aligners = [
-            TokenAligner(self.student, teacher, max_comb_len=max_comb_len)
-            for teacher in self.teachers
-        ]
-        self._retokenizers = [Retokenizer(self.student, teacher) for teacher in self.teachers]
+        pairs = [pair_of(self.student, teacher) for teacher in self.teachers]
+        self.aligners = [TokenAligner(pair, max_comb_len=max_comb_len) for pair in pairs]
+        self._retokenizers = [Retokenizer(pair) for pair in pairs]
         self.max_length, self.bos, self.eos = max_length, bos, eos
         self.student_template, self.teacher_templates = student_template, templates
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import TopK, bounds_of
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import ModelLike, PairLike
+from xtok.tokenizers import pair as pair_of
 from xtok.training.collator import IGNORED, StoredTopK, pad_candidates
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl
@@ -27,11 +28,12 @@ class ProjectedTeacher:
     here has a gradient; the projection runs on the CPU.
 
     Args:
-        student: its tokenizer, as the collator has it.
-        teacher: its tokenizer.
+        student: the student, as `load_tokenizer` takes it; or a pair.
+        teacher: the teacher; None with a pair.
         back_map: from the teacher to the student, as `Projector` takes it.
         top_k: the most candidates of a position, of the teacher and then of the student.
         num_threads: of the projection; one per available core if None.
+        along_path: as `Projector` takes it.
 
     Raises:
         ValueError: if the map is not of these two.
@@ -39,15 +41,17 @@ class ProjectedTeacher:
 
     def __init__(
         self,
-        student: Tokenizer,
-        teacher: Tokenizer,
+        student: PairLike,
+        teacher: ModelLike | None,
         back_map: ProjectionMap,
         *,
         top_k: int = 64,
         num_threads: int | None = None,
+        along_path: bool = True,
     ) -> None:
-        self.projector = Projector(student, teacher.table, back_map, num_threads)
-        self.width, self.top_k = len(teacher.table), top_k
+        pair = pair_of(student, teacher)
+        self.projector = Projector(pair, None, back_map, num_threads, along_path=along_path)
+        self.width, self.top_k = pair.shape[1], top_k
         self.loss = BatchLoss(self._mean, count_targets)
 
     def _mean(self, logits: Tensor, theirs: Any, batch: Any, side: Any) -> Tensor:

@@ -71,8 +71,10 @@ class Pair:
 
     @functools.cached_property
     def reversed(self) -> Pair:
-        """The same pair with the teacher as the student."""
-        return Pair(self.teacher, self.student, self.teacher_tokenizer, self.student_tokenizer)
+        """The same pair with the teacher as the student; reversed again, it is this one."""
+        other = Pair(self.teacher, self.student, self.teacher_tokenizer, self.student_tokenizer)
+        vars(other)["reversed"] = self
+        return other
 
     @functools.cached_property
     def equal_bytes(self) -> dict[int, int]:
