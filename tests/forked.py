@@ -148,8 +148,10 @@ def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, 
         if name == "xtok":
             runpy.run_module("xtok", run_name="__main__")
         elif args[0] == "-c":
+            sys.argv = ["-c", *args[2:]]
             exec(args[1], {"__name__": "__main__"})
         else:
+            sys.argv = args
             runpy.run_path(args[0], run_name="__main__")
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)

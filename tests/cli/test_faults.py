@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from checks import fails
 from conftest import ROOT, Cli
+from forked import Forks
 from make import TINY, two_files
 
 import xtok
@@ -35,13 +36,9 @@ TEMPORARY = re.compile(r"\.[a-z-]+\.[a-z]+\.[0-9a-f]{12}\.tmp")
 # Forks children that run a command over and over, and kills each after a random time. A fork has
 # imported everything already, so that it is the work and the write that are hit.
 KILLER = """
-import importlib, json, os, pkgutil, random, signal, sys, time
-import sentencepiece, sentencepiece.sentencepiece_model_pb2, torch, xtok
+import json, os, random, signal, sys, time
 from pathlib import Path
 from xtok.__main__ import program
-for module in pkgutil.walk_packages(xtok.__path__, "xtok."):
-    if not module.name.endswith("trl"):
-        importlib.import_module(module.name)
 def start(args, forever=False):
     child = os.fork()
     if not child:
@@ -87,7 +84,7 @@ WRITING = {
 
 
 def test_a_command_killed_at_any_moment_leaves_a_whole_file_or_none(
-    small: Path, tmp_path: Path
+    small: Path, tmp_path: Path, forks: Forks
 ) -> None:
     model = str(small / "small.model")
     xtok.build(model, "bytes").save(tmp_path / "map.safetensors")
@@ -99,8 +96,8 @@ def test_a_command_killed_at_any_moment_leaves_a_whole_file_or_none(
         for name, args in WRITING.items()
     ]
     done = subprocess.run(
-        [sys.executable, "-c", KILLER, json.dumps(work)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400,
+        [forks.folder / "python", "-c", KILLER, json.dumps(work)],
+        cwd=tmp_path, env=forks.env, capture_output=True, text=True, check=False, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     left = set(os.listdir(tmp_path)) - {*outputs.values(), "map.safetensors", "chat.json"}

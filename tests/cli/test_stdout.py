@@ -10,18 +10,15 @@ from pathlib import Path
 
 import numpy as np
 from conftest import Cli
+from forked import Forks
 from make import FIRST, TEACHER, WORK
 from safetensors.numpy import save_file
 
-# The commands run in forks of a process that has imported their libraries.
+# The commands run in forks of a process that has imported their libraries: what they write to the
+# streams themselves, by number, is kept.
 RUN_ALL = """
-import importlib, json, os, pkgutil, sys
-import torch, xtok
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+import json, os, sys
 from xtok.__main__ import program
-for module in pkgutil.walk_packages(xtok.__path__, "xtok."):
-    if not module.name.endswith("trl"):
-        importlib.import_module(module.name)
 for name, args in json.loads(sys.argv[1]):
     if not os.fork():
         for number, kind in ((1, "out"), (2, "err")):
@@ -33,7 +30,7 @@ for name, args in json.loads(sys.argv[1]):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code or 0)
-    print(name, os.waitstatus_to_exitcode(os.wait()[1]))
+    print(name, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 
@@ -54,7 +51,9 @@ def is_safe(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
-def test_no_library_writes_on_the_stdout_of_any_command(small: Path, tmp_path: Path) -> None:
+def test_no_library_writes_on_the_stdout_of_any_command(
+    small: Path, tmp_path: Path, forks: Forks
+) -> None:
     for name in ("small.model", "model"):
         talking(tmp_path / name, small)
     (tmp_path / "text.txt").write_text("In 2012 there were 201 of them.\n" * 20)
@@ -65,8 +64,8 @@ def test_no_library_writes_on_the_stdout_of_any_command(small: Path, tmp_path: P
     work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
     order = [*FIRST, *(work.keys() - set(FIRST))]
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL, json.dumps([[name, work[name]] for name in order])],
-        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600,
+        [forks.folder / "python", "-c", RUN_ALL, json.dumps([[n, work[n]] for n in order])],
+        cwd=tmp_path, env=forks.env, capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     printed = {name: (tmp_path / f"{name}.out").read_text(encoding="utf-8") for name in work}
     said = {name: (tmp_path / f"{name}.err").read_text(encoding="utf-8") for name in work}
