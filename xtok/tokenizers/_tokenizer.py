@@ -75,6 +75,7 @@ class Tokenizer:
         largest = max((entry.id for entry in entries), default=-1)
         width, source = _width(files, model_id, vocab_size, largest, len(entries))
         table, self.undecodable = decode_vocabulary(entries, width=width)
+        del entries  # their memory serves the tokens of the table
         self.table = replace(table, roles=find_roles(table, self._declared_roles))
         self.vocabulary = Vocabulary(
             model_id=model_id,
