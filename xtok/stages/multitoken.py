@@ -97,7 +97,9 @@ def multitoken(
         others = earlier.row_kind
         differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)
         kind = np.where(differ, np.uint8(RowKind.MIXED), np.maximum(kind, others))
-    edges = sum_duplicates(Edges.concatenate(parts)).normalized()
+    edges = Edges.concatenate(parts)
+    del spelled, parts  # counted ones are millions
+    edges = sum_duplicates(edges).normalized()
     filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0
     edges = heaviest(edges, config.top_k - config.scale_trick)
     slot = None

@@ -78,6 +78,7 @@ class Tokenizer:
         largest = max(decoded.ids, default=-1)
         width, source = _width(files, model_id, vocab_size, largest, len(decoded.ids))
         table = decoded.table(width)
+        del decoded  # its memory serves the tokens of the table
         self.table = replace(table, roles=find_roles(table, self._declared_roles))
         self.vocabulary = Vocabulary(
             model_id=model_id,
