@@ -336,7 +336,8 @@ class _Source:
             keys = keys << 8 | np.where(behind >= back, self.data[places - back], 0)
         order = np.argsort(keys, kind="stable")
         order = order[behind[order] >= 2]
-        self.keys, self.places, token_at = keys[order], places[order], token_at[order]
+        self.keys = np.append(keys[order], np.iinfo(np.int64).max)  # beyond all contexts
+        self.places, token_at = places[order], token_at[order]
         self.place_ends = self.ends[token_at]
         self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
 
@@ -432,7 +433,7 @@ class _Source:
             bits = 8 * (_CONTEXT - length)
             context = tail[rows] >> bits
             low = np.searchsorted(self.keys, context << bits)
-            serves = self.keys[low.clip(max=len(self.keys) - 1)] >> bits == context
+            serves = self.keys[low] >> bits == context
             serves &= tail_length[rows] >= length
             serves &= self.draw(("serves", length), context) < _SERVES
             low, chosen = low[serves], rows[serves]
