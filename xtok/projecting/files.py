@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,10 +288,11 @@ def _opened(path: Path, config: ProjectConfig, tokenizer: Tokenizer, note: Note)
             f"not those of {model}",
             "give the model whose predictions these are",
         )
-    for first, _ in islice(read_cache(cache, shards_of(path)[0], _FIRST_LOOK), 1):
-        _checked(cache, first, tokenizer)
-        if "normalized" in cache.about or not is_renormalized(first.topk, tokenizer.vocabulary):
-            continue
+    first = next((rows for rows, _ in read_cache(cache, shards_of(path)[0], _FIRST_LOOK)), None)
+    if first is None:
+        return cache
+    _checked(cache, first, tokenizer)
+    if "normalized" not in cache.about and is_renormalized(first.topk, tokenizer.vocabulary):
         note(
             f"{path}: its probabilities sum to 1 in each row, so they are renormalized over the "
             "candidates: the rest is not known, and none is written"
