@@ -144,11 +144,11 @@ def prior_edges(
         t, s, weights = _pieces(teacher.table, student)
         parts += [pieces, Edges(s, t, weights)]
     parts.append(_prefixes(student.table.canonical_ids(), teacher.table.canonical_ids()))
-    edges = Edges.concatenate([counted(), *parts])
+    given = None
     if target != "start":
-        given = Rows.of(sum_duplicates(edges).normalized(), len(student.table))
-        edges = Edges.concatenate([counted(given), *parts])
-    return edges, unspelled
+        equal_shares = sum_duplicates(Edges.concatenate([counted(), *parts]))
+        given = Rows.of(equal_shares.normalized(), len(student.table))
+    return Edges.concatenate([counted(given), *parts]), unspelled
 
 
 def _count(
