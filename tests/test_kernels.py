@@ -129,6 +129,12 @@ def test_kernels_that_there_is_no_room_to_keep(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_kernels_run_without_numbas_compiler() -> None:
+    """As `scripts/coverage.sh` has it, to see which of their lines run."""
+    program = PROGRAM.replace("print(", "assert not hasattr(kernels.keep_largest, 'signatures') # ")
+    assert run(program=program, NUMBA_DISABLE_JIT="1") == ""
+
+
 def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     """Another type of number, or a literal, compiles a kernel and all that it calls again."""
     functions = {

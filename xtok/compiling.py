@@ -33,6 +33,8 @@ def compiled(function: Callable[..., Any]) -> Any:
             return njit(**OPTIONS)(function)
         config.CACHE_DIR = str(folder)
         dispatcher = njit(cache=True, **OPTIONS)(function)
+    if config.DISABLE_JIT:  # then it is the function itself
+        return dispatcher
     cache = dispatcher._cache
     source = cache._impl.locator.get_source_stamp()
     cache._cache_file = _CheckedFile(cache.cache_path, cache._impl.filename_base, source)
