@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +16,7 @@ import pytest
 import torch
 from conftest import ROOT
 from datasets import Dataset
+from forked import Forks
 from tiny_models import logged, one_torch_thread, save_model, tiny_model, weights_of
 from transformers import TrainerCallback, TrainingArguments
 
@@ -436,22 +435,24 @@ def test_the_example_trains_from_stored_predictions(
     assert logged(one, "distillation")[-1] < logged(one, "distillation")[0]
 
 
-def test_two_processes_are_one_with_twice_the_batch(models: list[str], tmp_path: Path) -> None:
+def test_two_processes_are_one_with_twice_the_batch(
+    models: list[str], tmp_path: Path, forks: Forks
+) -> None:
     options = [*models, "--max_steps=3", "--gradient_accumulation_steps=2", "--save_strategy=no"]
     # Rows are dealt out in turn, so accumulation gives the four rows of a step to each.
     one = hf_trainer.main(
         [*options, f"--output_dir={tmp_path / 'one'}", "--per_device_train_batch_size=2"]
     )
+    python = str(forks.folder / "python")
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        python, "-c", "import sys; from torch.distributed.run import main; main(sys.argv[1:])",
+        "--standalone", "--nproc-per-node=2", "--no-python", python,
         str(ROOT / "scripts" / "examples" / "hf_trainer.py"), *options,
         f"--output_dir={tmp_path / 'two'}", "--per_device_train_batch_size=1",
     ]  # fmt: skip
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [*command, "--ddp_backend=gloo"], env=env, capture_output=True, text=True, timeout=600,
-        check=False,
+        [*command, "--ddp_backend=gloo"],
+        env=forks.env, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     from safetensors.torch import load_file

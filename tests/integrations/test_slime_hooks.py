@@ -79,7 +79,7 @@ def args() -> Iterator[Any]:
     """slime's arguments, of a teacher that runs."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
     Teacher.received, Teacher.status = [], 200
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield SimpleNamespace(rm_url=f"http://127.0.0.1:{server.server_port}/generate", reward_key=None)
     server.shutdown()

@@ -126,7 +126,7 @@ def hub() -> Iterator[Hub]:
     hub = Hub()
     server = Server(("127.0.0.1", 0), handler(hub))
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield hub
     server.shutdown()
     server.server_close()
@@ -314,9 +314,10 @@ def test_a_file_that_may_exist_is_not_left_out_when_the_hub_is_out_of_reach(
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_hub_that_hangs_up(hub: Hub, small: Path) -> None:
+def test_a_hub_that_hangs_up(hub: Hub, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/model", small / "small-byte-level")
     hub.hangs_up = True
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the library's attempts
     with pytest.raises(TokenizerError, match="org/model cannot be fetched: "):
         load_tokenizer("org/model")
 
