@@ -111,6 +111,8 @@ class TextEncoder:
         self.tokenizers = tokenizers
         self.num_threads = num_threads or available_cores()
         self._pool = ThreadPoolExecutor(self.num_threads)
+        for tokenizer in tokenizers:
+            tokenizer.library_arrays([""])  # its encoder is made here, not in each thread
 
     def __enter__(self) -> TextEncoder:
         return self
