@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 # A thread of PyTorch that waits for others leaves its core to the other process that tests. Read
 # by PyTorch's import: of 26 tests that train, two at once, this took 41 CPU seconds from 66.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import hub_folders
 import pytest
 import small_tokenizers
 from forked import TIMEOUT, Forks
@@ -40,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long tests, those of whole programs; one process loads the real tokenizers."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     for item in items:
-        if "load_real" in getattr(item, "fixturenames", ()):
+        if {"load_real", "hub_folder"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.xdist_group("real"))
 
 
@@ -137,6 +139,24 @@ def load_real(real: Callable[[str], str]) -> Callable[[str], Tokenizer]:
         return loaded[name]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def hub_folder(
+    real: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """One of `hub_folders.NAMES`, written once per session."""
+    parent = tmp_path_factory.mktemp("hub")
+
+    @cache
+    def write(name: str) -> Path:
+        return hub_folders.write(name, parent / name, REAL)
+
+    def find(name: str) -> Path:
+        real("qwen.tiktoken")
+        return write(name)
+
+    return find
 
 
 @pytest.fixture(scope="session")

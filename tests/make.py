@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save, save_file
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Rust
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.config import MultitokenConfig
@@ -52,9 +52,7 @@ def spelled(tokenizer: Tokenizer, data: bytes) -> list[bytes]:
     return [table_of(tokenizer)[i] for i in tokenizer.segment(data)]
 
 
-def hf_folder_of_ranks(
-    ranks: Path, pattern: str, folder: Path, normalizer: str | None, added: Any = ()
-) -> Path:
+def hf_folder_of_ranks(ranks: Path, pattern: str, folder: Path, normalizer: str | None) -> Path:
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     # By position: the name of the last one, special tokens, depends on the version.
@@ -63,9 +61,6 @@ def hf_folder_of_ranks(
     rust.model.ignore_merges = False
     if normalizer is not None:
         rust.normalizer = getattr(normalizers, normalizer)()
-    for name, special in added:
-        token = AddedToken(name, normalized=False, special=special)
-        (rust.add_special_tokens if special else rust.add_tokens)([token])
     return saved(folder, rust)
 
 

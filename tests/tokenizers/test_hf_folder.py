@@ -14,7 +14,6 @@ from typing import Any
 import hub_folders
 import pytest
 import transformers
-from conftest import REAL
 from make import check, texts
 from transformers import AutoTokenizer
 
@@ -357,12 +356,13 @@ def test_folders_of_vocabulary_files(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", [*hub_folders.NAMES, "claude-2"])
-def test_folders_as_on_the_hub(real: Callable[[str], str], tmp_path: Path, name: str) -> None:
+def test_folders_as_on_the_hub(
+    real: Callable[[str], str], hub_folder: Callable[[str], Path], name: str
+) -> None:
     if name == "claude-2":
         folder = Path(real(name))
     else:
-        real("qwen.tiktoken")
-        folder = hub_folders.write(name, tmp_path / name, REAL)
+        folder = hub_folder(name)
         # Llama 2's file has another normalizer than its class builds.
         assert is_short(folder) == (name != "llama2" and hf_folder.reads_alone())
     assert_as_transformers(folder, num_texts=150)
@@ -370,10 +370,9 @@ def test_folders_as_on_the_hub(real: Callable[[str], str], tmp_path: Path, name:
 
 @pytest.mark.real
 def test_a_mistral_folder_says_which_pattern_it_has(
-    real: Callable[[str], str], tmp_path: Path
+    hub_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    real("llama3.tiktoken")
-    folder = hub_folders.write("llama3", tmp_path / "mistral", REAL)
+    folder = Path(shutil.copytree(hub_folder("llama3"), tmp_path / "mistral"))
     edit(folder / "config.json", model_type="mistral")
     wrong = load_tokenizer(folder)
     assert len(wrong.notes) == 1
