@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import chain, compress, count, pairwise
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xtok.config import Target
 from xtok.counting.counts import Counts, Rows, Tally, pair_edges, unit_of
-from xtok.counting.encode import TextEncoder
+from xtok.counting.encode import EncodedTexts, TextEncoder
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
@@ -85,7 +85,6 @@ _LONGEST_TOKEN = 1024  # longer ones would fill the texts; the longest of Claude
 _PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
-_TEXTS_PER_DOCUMENT = 25  # where nothing in a document can keep the rest from being counted
 
 NUM_TEXTS = 50_000
 MANY_TEXTS = 150_000
@@ -160,22 +159,31 @@ def _count(
         ours, theirs = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
-    per_document = _TEXTS_PER_DOCUMENT if all(map(_keeps_text, pair.tokenizers)) else 1
+    per_document = 25 if all(map(_keeps_text, pair.tokenizers)) else 8
     source = _Source(tables, seed)
     tally = Tally(target)
+    left, alone = num_texts, list[str]()  # texts to draw; texts to count again, each on its own
+    waiting: tuple[list[list[str]], Callable[[], list[EncodedTexts]]] | None = None
     with (
         TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
-        sizes = [min(_TEXTS_AT_ONCE, num_texts - n) for n in range(0, num_texts, _TEXTS_AT_ONCE)]
-        encoded = None
-        for size, next_size in pairwise([0, *sizes, 0]):
-            texts = source.texts(next_size, per_document) if next_size else []
-            sides = None if encoded is None else encoded()
-            encoded = encoder.start_encoding(texts)
+        while left or alone or waiting:
+            texts = source.texts(min(left, _TEXTS_AT_ONCE)) if left else []
+            left -= len(texts)
+            documents = [texts[i : i + per_document] for i in range(0, len(texts), per_document)]
+            documents += [[text] for text in alone]
+            done, sides = ([], None) if waiting is None else (waiting[0], waiting[1]())
+            waiting, alone = None, []
+            if documents:
+                waiting = documents, encoder.start_encoding(["".join(some) for some in documents])
             if sides is not None:
-                tally.add(encoder.align(*sides))
-                advance(size)
+                aligned = encoder.align(*sides)
+                # What follows a difference is not counted: each text of such a document is alone.
+                counted = aligned.complete | np.array([len(some) == 1 for some in done])
+                tally.add(aligned, counted[aligned.documents])
+                alone = [text for some in compress(done, ~counted) for text in some]
+                advance(sum(map(len, done)) - len(alone))
     return tally.counts()
 
 
@@ -341,8 +349,8 @@ class _Source:
         self.place_ends = self.ends[token_at]
         self.cumulated = np.append(0.0, np.cumsum(self.weights[token_at]))
 
-    def texts(self, number: int, per_document: int = 1) -> list[str]:
-        """Draw texts, and put several after another into each document."""
+    def texts(self, number: int) -> list[str]:
+        """Draw texts."""
         starts, stops = self._spans(number)
         lengths = stops - starts
         ends = np.cumsum(lengths.sum(axis=1))
@@ -350,8 +358,10 @@ class _Source:
         shifts = (starts.ravel() - np.append(0, np.cumsum(lengths)[:-1])).astype(np.int32)
         places = np.arange(ends[-1], dtype=np.int32) + np.repeat(shifts, lengths.ravel())
         drawn = self.data[places].tobytes()
-        bounds = [0, *ends[per_document - 1 : -1 : per_document].tolist(), len(drawn)]
-        return [drawn[start:stop].decode("utf-8", "ignore") for start, stop in pairwise(bounds)]
+        return [
+            drawn[start:stop].decode("utf-8", "ignore")
+            for start, stop in pairwise([0, *ends.tolist()])
+        ]
 
     def _spans(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where each token of each text lies in the joined tokens, int64 `[number, 24]`."""
