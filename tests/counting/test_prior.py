@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
 import naive
 import numpy as np
 import pytest
+import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +95,28 @@ def test_tokens_that_begin_others_are_those_of_plain_loops(
         s_ids, t_ids, weights = (array.tolist() for array in prior._prefixes(student, teacher))
     found = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
     assert found == pytest.approx(expected)
+
+
+def test_a_text_that_one_side_changes_takes_no_other_with_it(
+    byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are encoded several at a time, and what follows a difference is not counted."""
+    small_tokenizers.byte_level_bpe(tmp_path / "a", vocab_size=900, digits=1, normalizer="NFKC")
+    changing = load_tokenizer(str(tmp_path / "a"))
+    drawn = ["Q", "Q", "２Q", *["Q"] * 27]
+    monkeypatch.setattr(prior._Source, "texts", lambda self, number: drawn[:number])
+    advanced: list[int] = []
+
+    @contextmanager
+    def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield advanced.append
+
+    pair = xtok.pair(byte_level, changing)
+    edges, _ = prior_edges(pair, num_texts=len(drawn), progress=progress)
+    of_q = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
+    assert sum(advanced) == 30
+    # 29 times, and where the bytes of one begin the other's, and as its first piece.
+    assert rows(edges)[of_q[0]][of_q[1]] == pytest.approx(29 + 1 / 3, abs=0.03)
 
 
 def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:

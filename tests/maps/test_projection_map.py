@@ -119,6 +119,12 @@ def test_order_puts_last_behind() -> None:
     assert map_order(found, np.array([True, False, False])).tolist() == [1, 2, 0]
 
 
+def test_order_is_that_of_numbers_for_any_sign_of_weights() -> None:
+    weights = np.array([-1, -0.0, 0, -2, 1e-40, np.inf])
+    found = Edges(np.array([1, 1, 1, 0, 1, 1]), np.array([5, 4, 3, 2, 1, 0]), weights)
+    assert map_order(found).tolist() == [3, 5, 4, 2, 1, 0]
+
+
 def test_a_map_whose_arrays_can_change_is_checked_each_time() -> None:
     weights = GOOD.weights.copy()
     found = replace(GOOD, weights=weights)

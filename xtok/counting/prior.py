@@ -213,12 +213,10 @@ def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
     A row has its token's beginnings, the shortest first, then the tokens that it begins.
     """
     tokens = sorted(rows.keys() | columns.keys())
-    place_of = {token: place for place, token in enumerate(tokens)}
-    # Of each token: its row, its column, the place of that among all columns, or −1.
-    row, column, order = np.full((3, len(tokens)), -1, np.int64)
-    row[[place_of[token] for token in rows]] = list(rows.values())
-    places = [place_of[token] for token in columns]
-    column[places], order[places] = list(columns.values()), np.arange(len(places))
+    # Of each token: its row and its column, or −1.
+    row, column = (np.array([of.get(t, -1) for t in tokens], np.int64) for of in (rows, columns))
+    order = np.zeros(max(columns.values(), default=0) + 1, np.int64)  # of each column among all
+    order[list(columns.values())] = np.arange(len(columns))
     longer = np.arange(len(tokens))
     shorter, before = longer, _longest_beginnings(tokens)
     pairs = []
@@ -229,13 +227,13 @@ def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
         if depth:
             reverse = (row[shorter] >= 0) & (column[longer] >= 0)
             t = longer[reverse]
-            pairs.append((row[shorter[reverse]], column[t], order[t]))
+            pairs.append((row[shorter[reverse]], column[t], order[column[t]]))
         more = before[shorter] >= 0
         longer, shorter = longer[more], before[shorter[more]]
         if not len(longer):
             break
     s_ids, t_ids, rank = map(np.concatenate, zip(*pairs, strict=True))
-    first = np.lexsort((rank, s_ids))
+    first = np.argsort((s_ids << 32) + rank)
     first = first[ranks(s_ids[first]) < _PREFIXES_PER_ROW]
     s_ids, t_ids = s_ids[first].astype(np.int32), t_ids[first].astype(np.int32)
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
@@ -247,15 +245,14 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> NDArray[np.int64]:
 
     Linear in the tokens' bytes: those that begin a token are among those that begin the one before.
     """
-    before = np.full(len(tokens), -1)
-    open_tokens: list[tuple[int, bytes]] = []
+    before: list[int] = []
+    begun: list[int] = []  # places of tokens that begin one another
     for place, token in enumerate(tokens):
-        while open_tokens and not token.startswith(open_tokens[-1][1]):
-            open_tokens.pop()
-        if open_tokens:
-            before[place] = open_tokens[-1][0]
-        open_tokens.append((place, token))
-    return before
+        while begun and not token.startswith(tokens[begun[-1]]):
+            begun.pop()
+        before.append(begun[-1] if begun else -1)
+        begun.append(place)
+    return np.array(before, np.int64)
 
 
 class _EvenNumbers:
@@ -280,7 +277,8 @@ class _EvenNumbers:
         first = self._next.get(decision)
         if first is None:
             first = self._rng.random()
-        sequence = (first + _GOLDEN * np.arange(len(given) + 1)) % 1
+        sequence = first + _GOLDEN * np.arange(len(given) + 1)
+        sequence -= np.floor(sequence)
         self._next[decision] = float(sequence[-1])
         numbers = np.empty(len(given))
         bits = len(given).bit_length()  # sorting places with what they are sorted by is faster
@@ -313,7 +311,10 @@ class _Source:
         tokens = [token for _, members, _ in parts for token in members]
         kinds = np.repeat([part[0] for part in parts], [len(part[1]) for part in parts])
         self.weights = np.concatenate([part[2] for part in parts])
-        self.data = np.frombuffer(b"".join(tokens), np.uint8)
+        padded = np.frombuffer(bytes(8) + b"".join(tokens), np.uint8)
+        self.data = padded[8:]
+        # The eight bytes before each place, the last one as the highest.
+        self.last_bytes = np.ndarray(len(self.data) + 1, "<u8", padded, strides=(1,))
         self.ends = np.cumsum([len(token) for token in tokens], dtype=np.int32)
         self.starts = np.append(np.int32(0), self.ends[:-1])
         self.pools = {kind: self._pool(np.flatnonzero(kinds == kind)) for kind in Kind}
@@ -368,7 +369,8 @@ class _Source:
         unspaced = self.draw.in_any_order("unspaced", number) < _SHARE_UNSPACED
         unspaced &= len(self.scripts) > 0
         script = self._draw_scripts(number)
-        chain = np.where(unspaced[:, None, None], np.cumsum(_UNSPACED, 1), np.cumsum(_SPACED, 1))
+        # What a kind's number must pass for each next one, after each kind in both sorts of texts.
+        chain = np.cumsum([_SPACED, _UNSPACED], 2)[:, :, :-1].reshape(2 * len(Kind), -1).T
         kind = np.where(unspaced, Kind.UNSPACED, Kind.WORD)
         indented = np.zeros(number, np.bool_)
         # The last bytes of each text, the very last one first; and how many there are.
@@ -379,8 +381,7 @@ class _Source:
             before, last = kind, start
             if step:
                 numbers = self.draw("kind", 2 * last + unspaced)
-                passed = numbers[:, None] > chain[np.arange(number), before]
-                kind = passed.sum(1).clip(0, len(Kind) - 1)
+                kind = (numbers > chain[:, before + len(Kind) * unspaced]).sum(0)
                 kind[indented & (kind == Kind.SPACE)] = Kind.WORD
             start, stop = self._draw_tokens(kind, script, last)
             if step:
@@ -388,11 +389,11 @@ class _Source:
                 rows = rows[self.draw("look up", last[rows]) < _LOOK_UP]
                 self._continue_words(rows, tail, tail_length, start, stop)
             starts[:, step], stops[:, step] = start, stop
-            for offset in range(-_CONTEXT, 0):
-                place = stop + offset
-                shifted = tail >> 8 | self.data[place.clip(0)].astype(np.int64) << 8 * _CONTEXT - 8
-                tail = np.where(place >= start, shifted, tail)
-            tail_length = np.minimum(tail_length + stop - start, _CONTEXT)
+            length = np.minimum(stop - start, _CONTEXT)
+            bits = 8 * (_CONTEXT - length)  # of the tail that stay
+            before_stop = (self.last_bytes[stop] >> 64 - 8 * _CONTEXT).astype(np.int64)
+            tail = before_stop >> bits << bits | tail >> 8 * length
+            tail_length = np.minimum(tail_length + length, _CONTEXT)
             indented = (kind == Kind.SPACE) & (self.data[(stop - 1).clip(0)] == ord(" "))
         return starts, stops
 
@@ -418,13 +419,16 @@ class _Source:
         script = np.where(script == _JAPANESE, np.where(kana, _KANA, _HAN), script)
         groups: list[tuple[object, NDArray[np.bool_], Pool]]
         groups = [(k, kind == k, self.pools[k]) for k in Kind if k != Kind.UNSPACED]
-        for s in np.unique(script[kind == Kind.UNSPACED]).tolist():
+        drawn = np.bincount(script[kind == Kind.UNSPACED] - _JAPANESE)  # how often each script is
+        for s in (np.flatnonzero(drawn) + _JAPANESE).tolist():
             pool = self.scripts.get(s, self.pools[Kind.UNSPACED])
             groups.append(((Kind.UNSPACED, s), (kind == Kind.UNSPACED) & (script == s), pool))
         for group, chosen, (ids, cumulated) in groups:
             rows = np.flatnonzero(chosen)
             if len(rows) and len(ids):
                 goal = self.draw(group, last[rows]) * cumulated[-1]
+                order = np.argsort(goal)  # neighbours are looked up together
+                rows, goal = rows[order], goal[order]
                 tokens = ids[np.searchsorted(cumulated, goal, "right").clip(0, len(ids) - 1)]
                 start[rows], stop[rows] = self.starts[tokens], self.ends[tokens]
         return start, stop
@@ -469,6 +473,8 @@ def kind_of(token: bytes) -> Kind | None:
     except UnicodeDecodeError:
         return None
     body = text.removeprefix(" ")
+    if text.isascii() and body.isalpha():  # most of them
+        return Kind.WORD if text[0] == " " else Kind.CONTINUATION
     if not text:
         return None
     if text.isspace():
@@ -497,18 +503,18 @@ def _block(token: bytes) -> int:
 def _zipf(kind: Kind, tokens: Sequence[bytes]) -> NDArray[np.float64]:
     """Weigh tokens by rank; single ASCII characters, whose rank says nothing, by their use."""
     shift, exponent = _ZIPF[kind]
-    single = np.array([len(token) == 1 for token in tokens], np.bool_)
+    lengths = np.array([len(token) for token in tokens], np.int64)
+    single = lengths == 1
     weights = np.asarray((np.cumsum(~single) + shift) ** -exponent, np.float64)
     if kind not in _SINGLE_SHARE or not single.any() or single.all():
         weights /= max(weights.sum(), 1.0)
         return weights
     weights[single] = 0
     weights /= weights.sum()
-    within: dict[int, float] = defaultdict(float)
-    for token, weight in zip(tokens, weights.tolist(), strict=True):
-        for byte in token:
-            within[byte] += weight
-    share = np.array([within[t[0]] + 1e-6 if len(t) == 1 else 0.0 for t in tokens])
+    data = np.frombuffer(b"".join(tokens), np.uint8)
+    within = np.bincount(data, np.repeat(weights, lengths), 256)
+    share = np.zeros(len(tokens))
+    share[single] = within[data[np.cumsum(lengths)[single] - 1]] + 1e-6
     share *= _SINGLE_SHARE[kind] / share.sum()
     weights *= 1 - _SINGLE_SHARE[kind]
     weights += share

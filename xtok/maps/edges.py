@@ -110,10 +110,15 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
 
     Weights are compared as float32, as a map has them.
     """
-    keys: list[NDArray[Any]] = [edges.teacher_ids, -edges.weights.astype(np.float32)]
+    order, _ = pair_order(edges)
+    # Of floats, the bits as integers have the same order, but that negative ones run backwards.
+    bits = np.subtract(0, edges.weights, dtype=np.float32, casting="same_kind").view(np.int32)
+    bits ^= bits >> 31 & np.iinfo(np.int32).max
+    rows = edges.student_ids.astype(np.int64) * 2
     if last is not None:
-        keys.append(last)
-    return np.lexsort((*keys, edges.student_ids))
+        rows += last
+    keys = (rows << 32) + bits
+    return order[np.argsort(keys[order], kind="stable")]
 
 
 def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
