@@ -2,7 +2,8 @@
 
 In a line of the table, `file:NAME` is a fetched tokenizer and `folder:NAME` a model folder of it;
 `pattern:NAME` splits text for it; `text:N` is N megabytes of JSON lines; `map:` is a map from
-Llama 3 to Qwen, with options of `build` behind it; `map:wide` one of 32 entries per row;
+Llama 3 to Qwen, with options of `build` behind it; `map:folders` one from folder to folder,
+`map:wide` one of 32 entries per row;
 `ranks:N` a made-up vocabulary of N tokens, `gemma:N` a folder as Gemma's with one.
 """
 
@@ -71,7 +72,9 @@ COMMANDS = (  # the command, what runs beside it, how many times of that it may 
       for beside in (f"xtok build {PAIR} --for p-kl", f"bare encode text:{size} {ENCODE}")),
     (f"xtok doctor {FOLDERS}", f"xtok build {FOLDERS}", 1),
     (f"xtok verify map: {PAIR}", f"bare load {PAIR}", 1.1),
+    (f"xtok verify map:folders {FOLDERS}", f"bare load {FOLDERS}", 1.1),
     (f"xtok align {PAIR} 'Hello there'", f"bare load {PAIR}", 1.3),
+    (f"xtok align {FOLDERS} 'Hello there'", f"bare load {FOLDERS}", 1.3),
     (f"xtok align {PAIR} 'Hello there'", "bare kernel", 1),
     ("without-kernels align file:claude-2 file:qwen 'ﬁne'", "bare kernel", 4),
     ("xtok convert map: -o new.pt", "bare imports torch", 1.15),
@@ -176,8 +179,9 @@ def write_gemma(path: Path, number: str, options: Namespace) -> None:
 def write_map(path: Path, name: str, options: Namespace) -> None:
     """Build a map; or write one of random ids whose two sides share every other token."""
     if name != "wide":
-        sides = path_of("llama3"), path_of("qwen")
-        run_python(str(path.parent), "-m", "xtok", "build", *sides, *name.split(), "-q", "-o", path)
+        kind, more = ("folder", []) if name == "folders" else ("file", name.split())
+        sides = [given(f"{kind}:{side}", path.parent, options) for side in ("llama3", "qwen")]
+        run_python(str(path.parent), "-m", "xtok", "build", *sides, *more, "-q", "-o", str(path))
         return
     rng, widths = np.random.default_rng(0), scaled_widths(options)
     tables = []
