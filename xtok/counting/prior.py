@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xtok.config import Target
 from xtok.counting.counts import Counts, Rows, Tally, pair_edges, unit_of
-from xtok.counting.encode import EncodedTexts, TextEncoder
+from xtok.counting.encode import AlignedTexts, EncodedTexts, TextEncoder
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
@@ -85,6 +85,7 @@ _LONGEST_TOKEN = 1024  # longer ones would fill the texts; the longest of Claude
 _PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
+_TEXTS_PER_DOCUMENT, _COMPLETE = 25, 0.75  # while so many documents have no difference, else 1
 
 NUM_TEXTS = 50_000
 MANY_TEXTS = 150_000
@@ -159,38 +160,42 @@ def _count(
         ours, theirs = (table.canonical_ids().keys() for table in tables)
         most = NUM_TEXTS if len(ours & theirs) > len(ours ^ theirs) else MANY_TEXTS
         num_texts = min(most, 2 * sum(map(len, tables)))
-    per_document = 25 if all(map(_keeps_text, pair.tokenizers)) else 8
+    per_document = _TEXTS_PER_DOCUMENT
     source = _Source(tables, seed)
     tally = Tally(target)
-    left, alone = num_texts, list[str]()  # texts to draw; texts to count again, each on its own
+    left, again = num_texts, list[list[str]]()  # texts to draw; documents that others left
     waiting: tuple[list[list[str]], Callable[[], list[EncodedTexts]]] | None = None
     with (
         TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
-        while left or alone or waiting:
+        while left or again or waiting:
             texts = source.texts(min(left, _TEXTS_AT_ONCE)) if left else []
             left -= len(texts)
-            documents = [texts[i : i + per_document] for i in range(0, len(texts), per_document)]
-            documents += [[text] for text in alone]
+            parts = range(0, len(texts), per_document)
+            documents = again + [texts[start : start + per_document] for start in parts]
             done, sides = ([], None) if waiting is None else (waiting[0], waiting[1]())
-            waiting, alone = None, []
+            waiting, again = None, []
             if documents:
                 waiting = documents, encoder.start_encoding(["".join(some) for some in documents])
             if sides is not None:
                 aligned = encoder.align(*sides)
-                # What follows a difference is not counted: each text of such a document is alone.
-                counted = aligned.complete | np.array([len(some) == 1 for some in done])
-                tally.add(aligned, counted[aligned.documents])
-                alone = [text for some in compress(done, ~counted) for text in some]
-                advance(sum(map(len, done)) - len(alone))
+                tally.add(aligned)
+                again = _texts_behind(done, aligned)
+                if aligned.complete.mean() < _COMPLETE:
+                    per_document = 1
+                advance(sum(map(len, done)) - sum(map(len, again)))
     return tally.counts()
 
 
-def _keeps_text(tokenizer: Tokenizer) -> bool:
-    """Tell whether the tokens of any text are its bytes."""
-    known = tokenizer.table.canonical_ids()
-    return not tokenizer.text_changes and all(bytes([byte]) in known for byte in range(256))
+def _texts_behind(documents: Sequence[list[str]], aligned: AlignedTexts) -> list[list[str]]:
+    """Return what was not counted: in each document, the texts behind that of a difference."""
+    found = []
+    for place in np.flatnonzero(~aligned.complete).tolist():
+        ends = np.cumsum([len(text.encode()) for text in documents[place]])
+        differing = int(np.searchsorted(ends, aligned.same_bytes[place], "right"))
+        found.append(documents[place][differing + 1 :])
+    return [texts for texts in found if texts]
 
 
 def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
