@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import xtok
 from xtok.config import MultitokenConfig, Target
 from xtok.counting import prior
+from xtok.counting.encode import EncodedTexts, TextEncoder
 from xtok.counting.prior import Kind, kind_of, prior_edges
 from xtok.maps.edges import Edges
 from xtok.stages.multitoken import multitoken
@@ -97,12 +98,18 @@ def test_tokens_that_begin_others_are_those_of_plain_loops(
     assert found == pytest.approx(expected)
 
 
+@pytest.fixture(scope="module")
+def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that makes compatibility characters plain, as Claude 2's does."""
+    folder = tmp_path_factory.mktemp("nfkc") / "nfkc"
+    small_tokenizers.byte_level_bpe(folder, vocab_size=900, digits=1, normalizer="NFKC")
+    return load_tokenizer(str(folder))
+
+
 def test_a_text_that_one_side_changes_takes_no_other_with_it(
-    byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts are encoded several at a time, and what follows a difference is not counted."""
-    small_tokenizers.byte_level_bpe(tmp_path / "a", vocab_size=900, digits=1, normalizer="NFKC")
-    changing = load_tokenizer(str(tmp_path / "a"))
     drawn = ["Q", "Q", "２Q", *["Q"] * 27]
     monkeypatch.setattr(prior._Source, "texts", lambda self, number: drawn[:number])
     advanced: list[int] = []
@@ -111,12 +118,28 @@ def test_a_text_that_one_side_changes_takes_no_other_with_it(
     def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield advanced.append
 
-    pair = xtok.pair(byte_level, changing)
+    pair = xtok.pair(byte_level, composing)
     edges, _ = prior_edges(pair, num_texts=len(drawn), progress=progress)
     of_q = [side.table.canonical_ids()[b"Q"] for side in pair.tokenizers]
     assert sum(advanced) == 30
     # 29 times, and where the bytes of one begin the other's, and as its first piece.
     assert rows(edges)[of_q[0]][of_q[1]] == pytest.approx(29 + 1 / 3, abs=0.03)
+
+
+def test_no_text_is_encoded_three_times_where_one_side_changes_all(
+    byte_level: Tokenizer, composing: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prior._Source, "texts", lambda self, number: ["２Q"] * number)
+    encoded: list[str] = []
+    start_encoding = TextEncoder.start_encoding
+
+    def recorded(self: TextEncoder, texts: Sequence[str]) -> Callable[[], list[EncodedTexts]]:
+        encoded.extend(texts)
+        return start_encoding(self, texts)
+
+    monkeypatch.setattr(TextEncoder, "start_encoding", recorded)
+    prior_edges(xtok.pair(byte_level, composing), num_texts=100)
+    assert 100 < sum(text.count("Q") for text in encoded) < 200
 
 
 def test_one_long_token_costs_its_bytes_and_no_more(tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def _count(
                 again = _texts_behind(done, aligned)
                 if aligned.complete.mean() < _COMPLETE:
                     per_document = 1
+                    again = [[text] for some in again for text in some]
                 advance(sum(map(len, done)) - sum(map(len, again)))
     return tally.counts()
 
