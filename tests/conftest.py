@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,9 @@ from xtok.vocab.pair import Pair
 
 ROOT = Path(__file__).parents[1]
 REAL = ROOT / "data" / "tokenizers"
+
+# A shell starts what runs in the background with Ctrl-C ignored, and children take that over.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure; and where a result decides, the same examples are tried each time.
 settings.register_profile("xtok", deadline=None, derandomize=bool(os.environ.get("CI")))
