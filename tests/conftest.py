@@ -81,6 +81,14 @@ def ranks(small: Path) -> Tokenizer:
     return load_tokenizer(f"{small / 'small.tiktoken'}@{small_tokenizers.tiktoken_pattern()}")
 
 
+@pytest.fixture(scope="session")
+def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer that makes compatibility characters plain, as Claude 2's does."""
+    folder = tmp_path_factory.mktemp("nfkc") / "nfkc"
+    small_tokenizers.byte_level_bpe(folder, vocab_size=900, digits=1, normalizer="NFKC")
+    return load_tokenizer(str(folder))
+
+
 KINDS = ("byte_level", "digits", "sentencepiece", "ranks")
 
 

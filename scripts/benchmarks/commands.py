@@ -181,7 +181,7 @@ def write_map(path: Path, name: str, options: Namespace) -> None:
     if name != "wide":
         kind, more = ("folder", []) if name == "folders" else ("file", name.split())
         sides = [given(f"{kind}:{side}", path.parent, options) for side in ("llama3", "qwen")]
-        run_python(str(path.parent), "-m", "xtok", "build", *sides, *more, "-q", "-o", str(path))
+        run_python(str(path.parent), "-m", "xtok", "build", *sides, *more, "-q", "-o", path)
         return
     rng, widths = np.random.default_rng(0), scaled_widths(options)
     tables = []

@@ -13,7 +13,6 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow
 import pytest
-import small_tokenizers
 from make import token, write_documents
 from pyarrow import parquet
 
@@ -85,14 +84,6 @@ def test_other_tokenizers_are_counted_beside_the_pair_and_one_alone(
         (*text.tokens, *alone.tokens), [*one_by_one, one_by_one[0]], strict=True
     ):
         assert of_one.tolist() == np.bincount(ids, minlength=len(of_one)).tolist()
-
-
-@pytest.fixture(scope="module")
-def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer that makes compatibility characters plain, as Claude 2's does."""
-    folder = tmp_path_factory.mktemp("nfkc") / "nfkc"
-    small_tokenizers.byte_level_bpe(folder, vocab_size=900, digits=1, normalizer="NFKC")
-    return load_tokenizer(str(folder))
 
 
 def test_documents_count_up_to_a_difference(

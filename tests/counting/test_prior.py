@@ -12,7 +12,6 @@ from typing import get_args
 import naive
 import numpy as np
 import pytest
-import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,14 +95,6 @@ def test_tokens_that_begin_others_are_those_of_plain_loops(
         s_ids, t_ids, weights = (array.tolist() for array in prior._prefixes(student, teacher))
     found = dict(zip(zip(s_ids, t_ids, strict=True), weights, strict=True))
     assert found == pytest.approx(expected)
-
-
-@pytest.fixture(scope="module")
-def composing(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer that makes compatibility characters plain, as Claude 2's does."""
-    folder = tmp_path_factory.mktemp("nfkc") / "nfkc"
-    small_tokenizers.byte_level_bpe(folder, vocab_size=900, digits=1, normalizer="NFKC")
-    return load_tokenizer(str(folder))
 
 
 def test_a_text_that_one_side_changes_takes_no_other_with_it(

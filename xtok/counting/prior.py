@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from itertools import chain, compress, count, pairwise
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xtok.config import Target
 from xtok.counting.counts import Counts, Rows, Tally, pair_edges, unit_of
-from xtok.counting.encode import AlignedTexts, EncodedTexts, TextEncoder
+from xtok.counting.encode import AlignedTexts, TextEncoder
 from xtok.maps.edges import Edges, ranks, sum_duplicates
 from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
@@ -85,7 +85,8 @@ _LONGEST_TOKEN = 1024  # longer ones would fill the texts; the longest of Claude
 _PREFIXES_PER_ROW = 32  # the shortest tokens, then the most frequent ones
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
-_TEXTS_PER_DOCUMENT, _COMPLETE = 25, 0.75  # while so many documents have no difference, else 1
+_TEXTS_PER_DOCUMENT = 25  # encoded as one, which is faster
+_COMPLETE = 0.75  # where a smaller share of documents has no difference, each text is a document
 
 NUM_TEXTS = 50_000
 MANY_TEXTS = 150_000
@@ -163,29 +164,28 @@ def _count(
     per_document = _TEXTS_PER_DOCUMENT
     source = _Source(tables, seed)
     tally = Tally(target)
-    left, again = num_texts, list[list[str]]()  # texts to draw; documents that others left
-    waiting: tuple[list[list[str]], Callable[[], list[EncodedTexts]]] | None = None
+    left = num_texts  # to draw
+    again: list[list[str]] = []
+    documents: list[list[str]] = []
     with (
         TextEncoder(*pair.tokenizers) as encoder,
         progress("counting synthetic texts", num_texts) as advance,
     ):
-        while left or again or waiting:
+        encoded = encoder.start_encoding([])
+        while left or again or documents:
             texts = source.texts(min(left, _TEXTS_AT_ONCE)) if left else []
             left -= len(texts)
+            done, sides = documents, encoded()
             parts = range(0, len(texts), per_document)
             documents = again + [texts[start : start + per_document] for start in parts]
-            done, sides = ([], None) if waiting is None else (waiting[0], waiting[1]())
-            waiting, again = None, []
-            if documents:
-                waiting = documents, encoder.start_encoding(["".join(some) for some in documents])
-            if sides is not None:
-                aligned = encoder.align(*sides)
-                tally.add(aligned)
-                again = _texts_behind(done, aligned)
-                if aligned.complete.mean() < _COMPLETE:
-                    per_document = 1
-                    again = [[text] for some in again for text in some]
-                advance(sum(map(len, done)) - sum(map(len, again)))
+            encoded = encoder.start_encoding(["".join(some) for some in documents])
+            aligned = encoder.align(*sides)
+            tally.add(aligned)
+            again = _texts_behind(done, aligned)
+            if aligned.complete.sum() < _COMPLETE * len(done):
+                per_document = 1
+                again = [[text] for some in again for text in some]
+            advance(sum(map(len, done)) - sum(map(len, again)))
     return tally.counts()
 
 
@@ -239,7 +239,7 @@ def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:
         if not len(longer):
             break
     s_ids, t_ids, rank = map(np.concatenate, zip(*pairs, strict=True))
-    first = np.argsort((s_ids << 32) + rank)
+    first = np.argsort((s_ids << 32) + rank)  # no two are equal
     first = first[ranks(s_ids[first]) < _PREFIXES_PER_ROW]
     s_ids, t_ids = s_ids[first].astype(np.int32), t_ids[first].astype(np.int32)
     edges = Edges(s_ids, t_ids, 1 / (t_ids + 1000.0)).normalized()
@@ -400,7 +400,7 @@ class _Source:
             before_stop = (self.last_bytes[stop] >> 64 - 8 * _CONTEXT).astype(np.int64)
             tail = before_stop >> bits << bits | tail >> 8 * length
             tail_length = np.minimum(tail_length + length, _CONTEXT)
-            indented = (kind == Kind.SPACE) & (self.data[(stop - 1).clip(0)] == ord(" "))
+            indented = (kind == Kind.SPACE) & (tail >> 8 * (_CONTEXT - 1) == ord(" "))
         return starts, stops
 
     def _draw_scripts(self, number: int) -> NDArray[np.int64]:

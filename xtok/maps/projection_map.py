@@ -21,6 +21,7 @@ from xtok.maps.edges import (
     in_map_order,
     num_duplicates,
     out_of_order,
+    pair_order,
     row_starts,
 )
 from xtok.maps.parts import InvariantError, history_step
@@ -280,7 +281,7 @@ class ProjectionMap:
         """Return W as a coalesced sparse COO tensor, float32 `[V_student, V_teacher]`."""
         import torch
 
-        order = np.lexsort((self.teacher_ids, self.student_ids))
+        order, _ = pair_order(self.edges)
         indices = np.stack([self.student_ids[order], self.teacher_ids[order]]).astype(np.int64)
         return torch.sparse_coo_tensor(
             torch.from_numpy(indices),
