@@ -131,7 +131,7 @@ class Maps:
         start = xtok.build(teacher, student, BACK_MAP)
         recipe = xtok.build(teacher, student, xtok.BuildConfig(scale_trick=False, top_k=32))
         p_kl = xtok.build(teacher, student, for_loss="p-kl")
-        self.projector = Projector(student, teacher, start)
+        self.projector = Projector(xtok.pair(student, teacher), start)
         self.context_free = {
             "through the map": matrix(start),
             "recipe": matrix(recipe),
@@ -398,9 +398,9 @@ def speed(options: Namespace) -> Iterator[Row]:
         sides = Sides(*flat(student.library_arrays(some)), *flat(teacher.library_arrays(some)))
         given = stored(sides, predictions(sides, model, range(len(sides.t_ids)), 64), 64)
         back_map = xtok.build(teacher, student, BACK_MAP)
+        both = xtok.pair(student, teacher)
         along, alone = (
-            Projector(student, teacher, back_map, along_path=along_path)
-            for along_path in (True, False)
+            Projector(both, back_map, along_path=along_path) for along_path in (True, False)
         )
         cut = len(some) * 9 // 10
 

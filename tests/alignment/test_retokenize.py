@@ -32,7 +32,7 @@ def spelled(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 )  # fmt: skip
 def test_the_bytes_stay(student: str, teacher: str, request: pytest.FixtureRequest) -> None:
     ours, theirs = (request.getfixturevalue(name) for name in (student, teacher))
-    retokenize = Retokenizer(ours, theirs)
+    retokenize = Retokenizer(xtok.pair(ours, theirs))
     data = TEXT.encode()
     for cut in (data, data[:31], data[35:], b" leading", b"", b"\xff\x00"):
         [ids] = retokenize([ours.segment(cut)])
@@ -44,7 +44,7 @@ def test_the_bytes_stay(student: str, teacher: str, request: pytest.FixtureReque
 def test_any_ids(data: st.DataObject, digits: Tokenizer, sentencepiece: Tokenizer) -> None:
     """Whatever a model writes: tokens that no tokenizer would put beside one another."""
     ids = data.draw(st.lists(st.sampled_from(digits.table.text_ids.tolist()), max_size=30))
-    [theirs] = Retokenizer(digits, sentencepiece)([ids])
+    [theirs] = Retokenizer(xtok.pair(digits, sentencepiece))([ids])
     assert spelled(sentencepiece, theirs) == spelled(digits, ids)
 
 
@@ -53,7 +53,7 @@ def test_control_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None
     [begin], [end] = theirs["bos"], theirs["eos"]
     hello = byte_level.segment(b"Hello")
     row = [roles["bos"][0], roles["turn_start"][0], *hello, roles["eos"][0]]
-    [ids] = Retokenizer(byte_level, sentencepiece)([row])  # it has no start of a turn
+    [ids] = Retokenizer(xtok.pair(byte_level, sentencepiece))([row])  # it has no start of a turn
     assert ids == [begin, *sentencepiece.segment(b"Hello"), end]
 
 
@@ -61,11 +61,11 @@ def test_whole_sequences(byte_level: Tokenizer, sentencepiece: Tokenizer, ranks:
     prompt, answer = byte_level.segment(b"The lamp wa"), byte_level.segment(b"s lit")
     [begin], [bos] = sentencepiece.table.roles["bos"], byte_level.table.roles["bos"]
     apart = [i for text in (b"The lamp wa", b"s lit") for i in sentencepiece.segment(text)]
-    retokenizer = Retokenizer(byte_level, sentencepiece)
+    retokenizer = Retokenizer(xtok.pair(byte_level, sentencepiece))
     assert retokenizer.sequence(prompt, answer) == [begin, *apart]
     assert retokenizer.sequence([bos, *prompt], answer) == [begin, *apart]
     assert retokenizer.sequence() == [begin]
-    without = Retokenizer(byte_level, ranks)  # a family that has no bos
+    without = Retokenizer(xtok.pair(byte_level, ranks))  # a family that has no bos
     assert without.sequence(prompt, answer) == ranks.segment(b"The lamp wa") + ranks.segment(
         b"s lit"
     )
@@ -75,7 +75,7 @@ def test_ids_beyond_the_tokenizer(small: Path, sentencepiece: Tokenizer) -> None
     """The model's width is 1,280, its tokenizer has 1,200 ids: the others stand for nothing."""
     wide = xtok.load_tokenizer(str(small / "small-byte-level"))
     hello = wide.segment(b"Hello")
-    retokenize = Retokenizer(wide, sentencepiece)
+    retokenize = Retokenizer(xtok.pair(wide, sentencepiece))
     assert len(wide.table) == 1280
     assert retokenize([[*hello, 1279]]) == retokenize([hello])
     with pytest.raises(ValueError, match=r"^student id 1280 is not in 0\.\.1279$"):
@@ -88,7 +88,7 @@ def test_a_teacher_that_normalizes_reads_what_its_library_reads(
     teacher = xtok.load_tokenizer(qwen_like(small, tmp_path / "nfc", "NFC"))
     text = "<think>cafe\u0301<think> hi "
     written = byte_level.segment(text.encode() + "東".encode()[:2])  # half a character at the end
-    [ids] = Retokenizer(byte_level, teacher)([written])
+    [ids] = Retokenizer(xtok.pair(byte_level, teacher))([written])
     assert ids == [*teacher.library_ids([text])[0], *teacher.segment("東".encode()[:2])]
 
 
@@ -96,7 +96,7 @@ def test_a_teacher_that_cannot_spell(ranks: Tokenizer) -> None:
     words = xtok.load_tokenizer("null:5")
     rows = [ranks.segment(b""), ranks.segment(b"The keeper")]
     with pytest.raises(XtokError, match=r"^null:5 cannot spell 'The keeper', which the student"):
-        Retokenizer(ranks, words)(rows)
+        Retokenizer(xtok.pair(ranks, words))(rows)
 
 
 # Batches of the student's ids

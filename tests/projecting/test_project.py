@@ -100,7 +100,8 @@ def test_every_row_is_what_the_rule_says(
     spellings = [spelled(student, ids, tokens) for ids in texts]
     back_map = map_of(back, teacher, student)
     projector, again = (
-        Projector(student, teacher, back_map, threads, along_path=along_path) for threads in (2, 1)
+        Projector(xtok.pair(student, teacher), back_map, threads, along_path=along_path)
+        for threads in (2, 1)
     )
     found = projector.project(predictions, *flat(spellings), 99)
     for one in (projector, again):  # what a projector has seen, and its threads, change nothing
@@ -158,7 +159,7 @@ def test_a_teacher_of_pairs_is_projected_as_all_that_it_may_write_says(
         ids.append(int(rng.choice(list(row), p=list(row.values()))))
     rows: list[Row] = [{}, *(model.rows[t] for t in ids[:-1])]
     spelling = spelled(student, ids, tokens)
-    projector = Projector(student, teacher, map_of(back, teacher, student))
+    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
     found = projector.project(top_k([ids], rows, None), *flat([spelling]), 99)
     begins = np.cumsum([0, *(len(tokens[i]) for i in ids)]).tolist()
     start = 0
@@ -181,7 +182,9 @@ def test_equal_tokenizers_give_the_input_bit_for_bit(byte_level: Tokenizer) -> N
     rest[0], realized[:2] = np.nan, np.nan
     bounds = np.array([0, n])
     predictions = TopK(ids, bounds, starts, given_ids, logprobs.ravel(), rest, realized)
-    projector = Projector(byte_level, byte_level, xtok.build(byte_level, byte_level, PLAIN))
+    projector = Projector(
+        xtok.pair(byte_level, byte_level), xtok.build(byte_level, byte_level, PLAIN)
+    )
     same(projector.project(predictions, ids, bounds, k), predictions)
     cut = projector.project(predictions, ids, bounds, 1)
     assert cut.logprobs.tolist() == logprobs[:, 0].tolist()
@@ -197,7 +200,7 @@ def test_realized_tokens_have_the_sum_of_a_whole_chunk_or_their_own_part() -> No
     ids = [b, ab, b, ba]
     rows: list[Row] = [{}, {ab: 0.5, a: 0.25, b: 0.25}, {b: 0.5, ba: 0.5}, {ba: 0.75, b: 0.25}]
     back = {t: {1 if tokens[t].startswith(b"a") else 2: 1.0} for t in (a, b, ab, ba)}
-    projector = Projector(student, teacher, map_of(back, teacher, student))
+    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
     found = projector.project(top_k([ids], rows, None), *flat([[2, 3, 2, 1]]), 9)
     assert rows_of(found)[0] == {}
     assert_close(rows_of(found)[1], {3: 0.5, 1: 0.25, 2: 0.25})  # all of `ab` goes on as `abb`
@@ -214,7 +217,7 @@ def test_rows_are_not_valid_where_the_texts_differ() -> None:
     text, other = b"a" * 20 + b"b" * 20, b"a" * 20 + b"c" + b"b" * 20
     ids = [teacher.segment(text)[0]] * 19 + teacher.segment(b"ab") + teacher.segment(b"b" * 19)
     rows: list[Row] = [{}, *({1: 0.5, 2: 0.5} for _ in ids[1:])]
-    projector = Projector(student, teacher, map_of({1: {1: 1.0}}, teacher, student))
+    projector = Projector(xtok.pair(student, teacher), map_of({1: {1: 1.0}}, teacher, student))
     found = projector.project(top_k([ids], rows, None), *flat([student.segment(other)]), 9)
     assert np.flatnonzero(~found.valid).tolist() == [0, 19, 20, 21]
 
@@ -224,7 +227,7 @@ def test_renormalized_predictions_have_no_rest() -> None:
     predictions = top_k([[1, 1, 1]], [{}, {1: 1.0}, {2: 1.0}], None)
     unknown = predictions._replace(rest_logprob=np.full(3, np.nan, np.float32))
     back = {1: {1: 1.0}, 2: {2: 1.0}}
-    projector = Projector(student, teacher, map_of(back, teacher, student))
+    projector = Projector(xtok.pair(student, teacher), map_of(back, teacher, student))
     found = projector.project(unknown, *flat([[1, 1, 1]]), 9)
     assert np.isnan(found.rest_logprob).all()
     assert [*map(sorted, rows_of(found))] == [[], [3], [2]]
@@ -233,7 +236,7 @@ def test_renormalized_predictions_have_no_rest() -> None:
 def test_maps_of_other_pairs_are_refused() -> None:
     student, teacher = small(LETTERS), small([*LETTERS, b"ab"])
     with pytest.raises(ValueError, match=r"\(3, 4\).*\(4, 3\)"):
-        Projector(student, teacher, map_of({}, student, teacher))
+        Projector(xtok.pair(student, teacher), map_of({}, student, teacher))
 
 
 @pytest.mark.real
@@ -270,7 +273,7 @@ def test_what_is_not_spelled_is_what_spelling_would_say(
 ) -> None:
     student, teacher = map(load_real, names)
     tokens, ids = teacher.table.tokens(), teacher.table.text_ids
-    projector = Projector(student, teacher, map_of({}, teacher, student))
+    projector = Projector(xtok.pair(student, teacher), map_of({}, teacher, student))
     rng = np.random.default_rng(0)
     stems = np.unique(rng.choice(ids[teacher.table.lengths[ids] <= 6], 1500))
     projector._learn(1 << ROOT | stems)

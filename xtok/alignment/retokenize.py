@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from xtok.errors import TokenizerError
-from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import utf8_runs
 
 
@@ -20,12 +19,10 @@ class Retokenizer:
     left out, and so is an id that stands for nothing.
 
     Args:
-        student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer; or a pair of both.
-        teacher: the same for the teacher; None with a pair.
+        pair: the student and the teacher, with their tokenizers.
     """
 
-    def __init__(self, student: Any, teacher: Any = None) -> None:
-        pair = pair_of(student, teacher)
+    def __init__(self, pair: Pair) -> None:
         self.student, self.teacher = pair.tokenizers
         self._roles = pair.equal_roles
 

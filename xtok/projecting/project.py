@@ -25,8 +25,7 @@ from xtok.projecting.kernels import (
 )
 from xtok.projecting.stored import TopK, bounds_of
 from xtok.threads import available_cores
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType, utf8_runs
 
 _ROWS_AT_ONCE = 1 << 16
@@ -51,8 +50,7 @@ class Projector:
     with what it has seen. One call at a time; it uses several threads itself.
 
     Args:
-        student: the student, as `load_tokenizer` takes it; or a pair.
-        teacher: the teacher; None with a pair.
+        pair: the student and the teacher, with their tokenizers.
         back_map: from the teacher (rows) to the student (columns), without scale slots; `build`
             makes it of the teacher and the student, in this order, with
             `BuildConfig.for_loss("p-kl", target="start", top_k=32)`.
@@ -66,14 +64,12 @@ class Projector:
 
     def __init__(
         self,
-        student: PairLike,
-        teacher: ModelLike | None,
+        pair: Pair,
         back_map: ProjectionMap,
         num_threads: int | None = None,
         *,
         along_path: bool = True,
     ) -> None:
-        pair = pair_of(student, teacher)
         ours, theirs = pair.tables
         if back_map.shape != (len(theirs), len(ours)) or back_map.enable_scale_trick:
             raise ValueError(

@@ -63,7 +63,7 @@ class RowProjector:
         pair = pair_of(student, teacher)
         (self.student, self.teacher), self.top_k = pair.tokenizers, top_k
         self._templates = student_template, teacher_template
-        self._projector = Projector(pair, None, back_map, num_threads)
+        self._projector = Projector(pair, back_map, num_threads)
         self._retold = Retokenizer(pair.reversed)
         self._roles = pair.reversed.equal_roles
         of_teacher = self.teacher.table

@@ -50,7 +50,7 @@ class ProjectedTeacher:
         along_path: bool = True,
     ) -> None:
         pair = pair_of(student, teacher)
-        self.projector = Projector(pair, None, back_map, num_threads, along_path=along_path)
+        self.projector = Projector(pair, back_map, num_threads, along_path=along_path)
         self.width, self.top_k = pair.shape[1], top_k
         self.loss = BatchLoss(self._mean, count_targets)
 
