@@ -50,7 +50,7 @@ aligner = xtok.TokenAligner(student, teacher)
 aligner._few_tokens = 0
 aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
 found = xtok.build(student, teacher, texts=sys.argv[3])
-xtok.evaluate(found, sys.argv[3], student, teacher)
+xtok.evaluate(xtok.pair(student, teacher), found, sys.argv[3])
 xtok.generate(student, teacher, "spelling")
 values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
 of_embeddings.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)

@@ -113,7 +113,7 @@ def test_inspect_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, pat
 
 def test_verify_takes_a_map_or_a_path(projection: ProjectionMap, of_bytes: str) -> None:
     assert xtok.verify(projection).failed == ()
-    assert xtok.verify(Path(of_bytes), student_model="bytes", teacher_model="bytes").failed == ()
+    assert xtok.verify(Path(of_bytes), xtok.pair("bytes", "bytes")).failed == ()
 
 
 def test_convert_takes_a_map_or_a_path(
@@ -132,10 +132,10 @@ def test_two_maps_may_be_paths(
     comparison = xtok.inspect(path, against=projection).comparison
     assert comparison is not None
     assert comparison.rows_that_differ == 0
-    alone = xtok.evaluate(of_bytes, [text], "bytes", "bytes")
+    alone = xtok.evaluate(xtok.pair("bytes", "bytes"), of_bytes, [text])
     assert [m.name for m in alone.measures] == [of_bytes]
     loaded = ProjectionMap.load(of_bytes)
-    two = xtok.evaluate([of_bytes, loaded], [text], "bytes", "bytes")
+    two = xtok.evaluate(xtok.pair("bytes", "bytes"), [of_bytes, loaded], [text])
     assert [m.name for m in two.measures] == [of_bytes, "map 2"]
     assert {m.coverage.value for m in two.measures} == {1.0}
 

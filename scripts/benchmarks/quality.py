@@ -42,7 +42,9 @@ def options_of_build(options: Namespace) -> Iterator[Row]:
     for label, pair in chosen((PAIRS[0], PAIRS[1], PAIRS[5]), options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
         maps = {option: xtok.build(*sides, config) for option, config in OPTIONS.items()}
-        found = xtok.evaluate([*maps.values()], texts, *sides, names=[*maps], num_worst=0)
+        found = xtok.evaluate(
+            xtok.pair(*sides), [*maps.values()], texts, names=[*maps], num_worst=0
+        )
         measures = {m.name: m for m in found.measures}  # the last group is all text
         for option, made in maps.items():
             kinds = np.bincount(made.row_kind, minlength=max(RowKind) + 1)
@@ -105,7 +107,9 @@ def chunks(options: Namespace) -> Iterator[Row]:
         if options.embedding_model is not None:
             near = xtok.GenerateConfig(top_k=8)
             maps["embeddings"] = xtok.generate(*sides, options.embedding_model, near)
-        found = xtok.evaluate([*maps.values()], held_out, *sides, names=[*maps], num_worst=0)
+        found = xtok.evaluate(
+            xtok.pair(*sides), [*maps.values()], held_out, names=[*maps], num_worst=0
+        )
         for m in found.measures[: -len(maps)]:  # the last group is all text
             of = label, m.name, m.group.partition(".")[0]
             here, floor = m.chunk_cross_entropy.value, m.chunk_floor
@@ -140,7 +144,7 @@ def events(options: Namespace) -> Iterator[Row]:
             start = time.perf_counter()
             made[name] = xtok.events(*sides, on)
             row[f"s of {name}"] = time.perf_counter() - start
-        found = xtok.evaluate([*made.values()], held_out, *sides, names=[*made])
+        found = xtok.evaluate(xtok.pair(*sides), [*made.values()], held_out, names=[*made])
         groups = found.event_measures[: -len(made)]
         row["a shared vocabulary"] = span(m.shared_leak for m in groups)
         for name in made:

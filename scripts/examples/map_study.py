@@ -175,14 +175,16 @@ def make_artefacts(work: Path, name: str) -> dict[str, str]:
     for artefact, made in (maps | back | events).items():
         made.save(folder / f"{artefact}.safetensors")
     measured = xtok.evaluate(
-        list(maps.values()), held_out, student, teacher, names=list(maps)
+        xtok.pair(student, teacher), list(maps.values()), held_out, names=list(maps)
     ).measures
     words = {m.name: f"{m.chunk_cross_entropy.value:.3f} nats over chunks" for m in measured}
     measured = xtok.evaluate(
-        list(back.values()), held_out, teacher, student, names=list(back)
+        xtok.pair(teacher, student), list(back.values()), held_out, names=list(back)
     ).measures
     words |= {m.name: f"{m.cross_entropy.value:.3f} nats at starts" for m in measured}
-    leaks = xtok.evaluate(list(events.values()), held_out, student, teacher, names=list(events))
+    leaks = xtok.evaluate(
+        xtok.pair(student, teacher), list(events.values()), held_out, names=list(events)
+    )
     return words | {
         m.name: f"leak {m.leak:.4f}, {m.kept:.3f} kept"
         for m in leaks.event_measures

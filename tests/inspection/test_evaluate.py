@@ -150,7 +150,7 @@ def test_chunks_are_averaged_as_p_kl_does(
 ) -> None:
     text = "In 2013, 201"
     (tmp_path / "a.txt").write_text(text)
-    [measures] = evaluate(maps["recipe"], tmp_path / "a.txt", *pair).measures
+    [measures] = evaluate(xtok.pair(*pair), maps["recipe"], tmp_path / "a.txt").measures
     s, t = (starts(side, text) for side in pair)
     rows, width = rows_of(maps["recipe"]), maps["recipe"].shape[1]
     losses = []
@@ -182,7 +182,7 @@ def test_recipe_and_floor_are_those_of_such_maps(
     expected = (one.chunk_recipe - one.chunk_cross_entropy.value) / gap
     assert known(one.chunk_closed).value == pytest.approx(expected)
     python = write_texts(tmp_path / "py.jsonl", [(TEXTS[3], "py")] * 3)
-    [alone] = evaluate(maps["plain"], python, *pair).measures
+    [alone] = evaluate(xtok.pair(*pair), maps["plain"], python).measures
     [group] = [m for m in evaluation.measures if (m.group, m.name) == ("py", "plain")]
     # Counted on these documents alone; sums are in another order.
     assert group.chunk_floor == pytest.approx(alone.chunk_floor, rel=1e-12)
@@ -217,7 +217,7 @@ def test_rows_and_classes_are_measured_as_the_loss_reads_them(tmp_path: Path) ->
     weights[rows] = 1 / 3
     thirds = replace(m, weights=weights)
     by_loss = {
-        loss: evaluate(thirds, tmp_path / "a.txt", both, for_loss=loss) for loss in ("p-kl", "gold")
+        loss: evaluate(both, thirds, tmp_path / "a.txt", for_loss=loss) for loss in ("p-kl", "gold")
     }
     worst = {loss: [row.token for row in found.worst_rows] for loss, found in by_loss.items()}
     assert "201" in worst["gold"]
@@ -249,7 +249,7 @@ def test_maps_that_a_text_cannot_tell_apart(
     pair: Pair, maps: dict[str, ProjectionMap], corpus: Path
 ) -> None:
     recipe = maps["recipe"]
-    result = evaluate([recipe] * 2, corpus, *pair, names=["a", "a"], for_loss="gold")
+    result = evaluate(xtok.pair(*pair), [recipe] * 2, corpus, names=["a", "a"], for_loss="gold")
     assert [m.name for m in result.measures] == ["a", "a (2)"]
     assert "does not tell a from a (2)" in known(result.ranking).verdict
     both = xtok.pair(*pair)
@@ -270,7 +270,7 @@ def test_a_map_measured_on_its_own_text_is_noted(
     (tmp_path / "other.jsonl").write_text(corpus.read_text().replace("cat", "cow"))
     own = [maps["starts"], maps["recipe"]]
     [little], (mine, again) = (
-        evaluate(own, tmp_path / name, *pair, names=["counted", "recipe"]).notes
+        evaluate(xtok.pair(*pair), own, tmp_path / name, names=["counted", "recipe"]).notes
         for name in ("other.jsonl", "copy.jsonl")
     )
     assert again == little
@@ -283,11 +283,11 @@ def test_names_of_groups(pair: Pair, maps: dict[str, ProjectionMap], tmp_path: P
     for path in paths:
         path.parent.mkdir(exist_ok=True)
         path.write_text("the text\n")
-    measures = evaluate(maps["recipe"], paths, *pair).measures
+    measures = evaluate(xtok.pair(*pair), maps["recipe"], paths).measures
     assert [m.group for m in measures] == [*map(str, paths[:2]), "b.txt", "all"]
     documents = [(TEXTS[0], lang) for lang in ("all", "en", "en", "all", "en")]
     path = write_texts(tmp_path / "a.jsonl", documents)
-    measures = evaluate(maps["recipe"], path, *pair, group_by="lang").measures
+    measures = evaluate(xtok.pair(*pair), maps["recipe"], path, group_by="lang").measures
     assert [(m.group, m.documents) for m in measures] == [("all", 2), ("en", 3), ("all", 5)]
 
 
@@ -295,12 +295,12 @@ def test_maps_of_another_pair_and_empty_text_are_errors(
     pair: Pair, maps: dict[str, ProjectionMap], corpus: Path, evaluation: Evaluation, tmp_path: Path
 ) -> None:
     with pytest.raises(XtokError, match="the sides are swapped"):
-        evaluate(maps["recipe"], corpus, *pair[::-1])
+        evaluate(xtok.pair(*pair[::-1]), maps["recipe"], corpus)
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(XtokError, match="0 documents, 0 bytes"):
-        evaluate(maps["recipe"], tmp_path / "empty.txt", *pair)
+        evaluate(xtok.pair(*pair), maps["recipe"], tmp_path / "empty.txt")
     with pytest.raises(ValueError, match="no map"):
-        evaluate([], corpus, *pair)
+        evaluate(xtok.pair(*pair), [], corpus)
     with pytest.raises(ValueError, match="max_cross_entropy"):
         evaluation.failing(max_cross_entropy=float("nan"))
 
@@ -343,5 +343,5 @@ def test_the_prior_closes_half_of_the_way_on_real_tokenizers(
     text = write_texts(tmp_path / "guides.jsonl", [(guide.read_text(), "en") for guide in guides])
     pair = load_real("llama3.tiktoken"), load_real("mistral-v3.model")
     prior = build(*pair, BuildConfig.for_loss("p-kl"))
-    [measures] = evaluate(prior, text, *pair).measures
+    [measures] = evaluate(xtok.pair(*pair), prior, text).measures
     assert known(measures.closed).value > 0.3

@@ -60,7 +60,7 @@ def edited(path: Path, edit: Edit) -> Verification:
 
 
 def test_a_whole_map(path: Path, pair: Pair) -> None:
-    whole = verify(path, student_model=pair[0], teacher_model=pair[1])
+    whole = verify(path, xtok.pair(*pair))
     assert [check.name for check in whole.checks if check.level == "ok"] == [
         "format", "student tokens", "teacher tokens", "shapes", "ids", "weights", "row kinds",
         "order", "sums", "as written", "scale slot", "exact rows", "student roles",
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_named(path: Path, edit: Edit, failed: str, message: st
 
 def test_another_model(path: Path, pair: Pair, tmp_path: Path) -> None:
     other = byte_ranks(tmp_path / "other.tiktoken", "202", "ab")
-    verification = verify(path, student_model=other, teacher_model=pair[1])
+    verification = verify(path, xtok.pair(other, pair[1]))
     assert verification.failed == ("student model",)
     differ = "1 ids differ from other.tiktoken: 256 '201' and '202'"
     assert messages(verification)["student model"] == differ
@@ -118,7 +118,7 @@ def test_another_model(path: Path, pair: Pair, tmp_path: Path) -> None:
 def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: Path) -> None:
     folder = str(small / "small-byte-level")
     narrow = xtok.load_tokenizer(folder, vocab_size=len(byte_level.table) - 1)
-    verification = verify(xtok.build(narrow, ranks), student_model=byte_level, teacher_model=ranks)
+    verification = verify(xtok.build(narrow, ranks), xtok.pair(byte_level, ranks))
     assert verification.failed == ("student width",)
     assert messages(verification)["student width"] == "1,279, and 1,280 by the config"
 

@@ -24,6 +24,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
+import xtok
 from xtok import ProjectionMap, XtokError
 from xtok.config import EventsConfig
 from xtok.errors import MapFileError
@@ -391,7 +392,7 @@ def test_the_commands_read_event_maps(
     assert row.kind == f"event {event_map.student_event[row.token_id]}"
     assert row.entries[0].side == "teacher"
     assert row.entries[0].relation == "same bytes as the student's ' the'"
-    assert verify(event_map, student_model=pair[0], teacher_model=pair[1]).failed == ()
+    assert verify(event_map, xtok.pair(*pair)).failed == ()
     for words, code in (
         (["inspect"], 0),
         (["inspect", " the", "-t", pair[1]], 0),
@@ -418,7 +419,7 @@ def test_two_event_maps_are_measured_side_by_side(
     by_bytes = events(sentencepiece, byte_level)
     merged = events(sentencepiece, byte_level, corpus, EventsConfig(max_leak=0))
     evaluation = evaluate(
-        [by_bytes, merged], corpus, sentencepiece, byte_level, names=["bytes", "text"]
+        xtok.pair(sentencepiece, byte_level), [by_bytes, merged], corpus, names=["bytes", "text"]
     )
     leaks = {m.name: m.leak for m in evaluation.event_measures}
     assert leaks["text"] == 0 < leaks["bytes"] < evaluation.event_measures[0].shared_leak

@@ -85,7 +85,7 @@ def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokeniz
         swapped.admit(m)
     with pytest.raises(XtokError, match="the sides are swapped"):
         xtok.inspect(m, student_model=digits, teacher_model=byte_level)
-    checks = xtok.verify(m, student_model=digits, teacher_model=byte_level).checks
+    checks = xtok.verify(m, xtok.pair(digits, byte_level)).checks
     assert [check.name for check in checks if check.level == "failed"] == ["sides"]
     same = xtok.build(digits, digits)
     assert not Pair.of(m).is_swapped(same)

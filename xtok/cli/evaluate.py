@@ -63,9 +63,9 @@ def evaluate(
     for one in maps:
         report.print_reports(one.reports)
     evaluation = xtok.evaluate(
+        pair,
         maps,
         text,
-        pair,
         names=names,
         field=field,
         group_by=group_by,

@@ -8,6 +8,13 @@ import xtok
 from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, ModelArguments, Widths
 from xtok.report.maps import print_verification
+from xtok.vocab.table import SIDES, Vocabulary
+
+_UNKNOWN = Vocabulary(
+    model_id="unknown", revision=None, backend=None, vocab_size=0, width_source="ids",
+    tokenizer_vocab_size=None, table=None,
+)  # fmt: skip
+"""A side whose model is not given."""
 
 
 @command
@@ -15,7 +22,11 @@ def verify(
     *, map_path: Path = MAP, models: ModelArguments, json: bool = JSON, widths: Widths
 ) -> None:
     """Check a map file, also against its models if given; exit with 3 if a check fails."""
-    verification = xtok.verify(map_path, **vars(widths), **models.given())
+    given = models.given()
+    student, teacher = (given.get(f"{side}_model") for side in SIDES)
+    ours, theirs = (_UNKNOWN if one is None else one.vocabulary for one in (student, teacher))
+    pair = xtok.Pair(ours, theirs, student, teacher)
+    verification = xtok.verify(map_path, pair, **vars(widths))
     show(verification, print_verification, json=json)
     if verification.failed:
         raise typer.Exit(3)

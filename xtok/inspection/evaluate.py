@@ -45,8 +45,6 @@ from xtok.stages.exact import with_exact
 from xtok.stages.matches import exact_matches
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
 from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.pair import Pair
 
@@ -175,10 +173,9 @@ class Evaluation:
 
 
 def evaluate(
+    pair: Pair,
     maps: AnyMapLike | Sequence[AnyMapLike],
     texts: str | Path | Sequence[str | Path],
-    student_model: PairLike,
-    teacher_model: ModelLike | None = None,
     *,
     names: Sequence[str] = (),
     field: str = "text",
@@ -192,10 +189,9 @@ def evaluate(
     """Measure maps or event maps of one pair on text, in one pass over it.
 
     Args:
+        pair: the maps', with its tokenizers.
         maps: a map or an event map, the path of one, or several of either kind, all of one pair.
         texts: paths and globs of text, as `build` takes them.
-        student_model: the model of the rows, as `build` takes it.
-        teacher_model: the model of the columns.
         names: what to call the maps; paths by default, or `map 1` and so on. Repeated ones get a
             number.
         field: the field of JSON lines, or column of Parquet, that holds the text.
@@ -214,7 +210,7 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    pair = pair_of(student_model, teacher_model, of=loaded[0])
+    pair = pair.at_widths_of(loaded[0])
     are_events = [isinstance(one, EventMap) for one in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(

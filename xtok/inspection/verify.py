@@ -20,7 +20,7 @@ from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary, differing_ids
 
 if TYPE_CHECKING:
-    from xtok.tokenizers import ModelLike, Tokenizer
+    from xtok.tokenizers import Tokenizer
 
 _EXAMPLES = 3
 
@@ -40,9 +40,8 @@ class Verification:
 
 def verify(
     projection: AnyMapLike,
+    pair: Pair | None = None,
     *,
-    student_model: ModelLike | None = None,
-    teacher_model: ModelLike | None = None,
     student_vocab_size: int | None = None,
     teacher_vocab_size: int | None = None,
 ) -> Verification:
@@ -50,19 +49,15 @@ def verify(
 
     Args:
         projection: a map or an event map, or the path of its file.
-        student_model: the model that the rows should be of, as `build` takes it; its width is what
-            its config says, where there is one.
-        teacher_model: the model that the columns should be of.
+        pair: the models that the map should be of; a side without a tokenizer is not compared.
         student_vocab_size: the width of the rows, for a `.pt` file that does not tell it.
         teacher_vocab_size: the width of the columns.
 
     Raises:
         MapFileError: if the file cannot be read, or is no map at all.
     """
-    models = {"student": student_model, "teacher": teacher_model}
-    tokenizers = {side: _loaded(model) for side, model in models.items() if model is not None}
     if isinstance(projection, ProjectionMap | EventMap):
-        return Verification(path="the map", checks=tuple(_all(projection, {}, tokenizers)))
+        return Verification(path="the map", checks=tuple(_all(projection, {}, pair)))
     path = fspath(projection)
     parts = mapfile.read_parts(path)
     digests: Mapping[str, str | None] = {}
@@ -76,22 +71,14 @@ def verify(
             fields, digests = mapfile.assemble(*parts)
             kind = EventMap if mapfile.is_events(fields) else ProjectionMap
             loaded = kind(**fields)
-        checks = tuple(_all(loaded, digests, tokenizers))
+        checks = tuple(_all(loaded, digests, pair))
     except mapfile.MALFORMED as error:
         missing = "it lacks " if isinstance(error, KeyError) else ""
         checks = (Check("format", "failed", f"{missing}{error}"),)
     return Verification(path=path, checks=checks)
 
 
-def _loaded(model: ModelLike) -> Tokenizer:
-    from xtok.tokenizers import load_tokenizer
-
-    return load_tokenizer(model)
-
-
-def _all(
-    m: AnyMap, digests: Mapping[str, str | None], tokenizers: Mapping[str, Tokenizer]
-) -> Iterator[Check]:
+def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Iterator[Check]:
     """Give every check of a map; `digests` are those that its file has of both tables, if any."""
     sides = {"student": m.student, "teacher": m.teacher}
     entries = "events" if isinstance(m, EventMap) else f"{m.nnz:,} entries"
@@ -114,19 +101,21 @@ def _all(
         yield Check("exact rows", *_exact_rows(m))
     for side, vocabulary in sides.items():
         yield Check(f"{side} roles", *_roles(vocabulary.table))
-    if len(tokenizers) == 2:
-        pair = Pair(tokenizers["student"].vocabulary, tokenizers["teacher"].vocabulary)
-        if pair.is_swapped(m):
-            yield Check(
-                "sides",
-                "failed",
-                f"swapped: the map's student is {m.student.model_id}, its teacher "
-                f"{m.teacher.model_id}; give the student first",
-            )
-            return
-    for side, tokenizer in tokenizers.items():
-        yield Check(f"{side} model", *_tokens(sides[side].table, tokenizer))
-        yield Check(f"{side} width", *_width(sides[side], tokenizer.vocabulary))
+    if pair is None:
+        return
+    tokenizers = [pair.student_tokenizer, pair.teacher_tokenizer]
+    if None not in tokenizers and pair.is_swapped(m):
+        yield Check(
+            "sides",
+            "failed",
+            f"swapped: the map's student is {m.student.model_id}, its teacher "
+            f"{m.teacher.model_id}; give the student first",
+        )
+        return
+    for (side, vocabulary), tokenizer in zip(sides.items(), tokenizers, strict=True):
+        if tokenizer is not None:
+            yield Check(f"{side} model", *_tokens(vocabulary.table, tokenizer))
+            yield Check(f"{side} width", *_width(vocabulary, tokenizer.vocabulary))
 
 
 def _invariants(
