@@ -13,17 +13,17 @@ run() {
 
 # The first Python that is new enough, or the one in the variable PYTHON.
 find_python() {
-  local candidate candidates=(python3 python python3.14 python3.13 python3.12 python3.11 python3.10)
+  local candidate candidates=(python3 python python3.14 python3.13 python3.12 python3.11)
   if [[ -n ${PYTHON:-} ]]; then
     candidates=("$PYTHON")
   fi
   for candidate in "${candidates[@]}"; do
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       echo "$candidate"
       return
     fi
   done
-  fail "no Python 3.10 or newer among: ${candidates[*]}" "install one, or name one: PYTHON=/path/to/python $0"
+  fail "no Python 3.11 or newer among: ${candidates[*]}" "install one, or name one: PYTHON=/path/to/python $0"
 }
 
 make_venv() {

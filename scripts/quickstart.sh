@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install xtok into .venv, build the README's projection map, from Llama 3 to Qwen, and look at it.
-# Needs Python 3.10 or newer (set PYTHON=... to choose one) and pip. A second run reuses the first's files.
+# Needs Python 3.11 or newer (set PYTHON=... to choose one) and pip. A second run reuses the first's files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/_venv.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Test the wheel with the lowest and the newest dependencies that pyproject.toml allows, on the oldest and
 # a new Python, in temporary environments: scripts/versions.sh [PYTEST ARGUMENTS]
-#   PYTHONS='3.10 3.13'                    which Pythons: versions that uv finds or fetches, or paths
+#   PYTHONS='3.11 3.14'                    which Pythons: versions that uv finds or fetches, or paths
 #   RESOLUTIONS='lowest-direct highest'    which versions
 #   UV_TORCH_BACKEND=cpu                   the CPU wheels of PyTorch (PyPI's bring CUDA: 6 GB each)
 # Needs uv. The tests run without the real tokenizers, Ray, datasets and the guides.
@@ -21,7 +21,7 @@ for left_out in benchmark docs hf_trainer house ray site wheel; do
   tests+=(--ignore-glob "*/test_$left_out.py") # in whichever folder it is
 done
 failed=()
-for python in ${PYTHONS:-3.10 3.13}; do
+for python in ${PYTHONS:-3.11 3.14}; do
   for resolution in ${RESOLUTIONS:-lowest-direct highest}; do
     env="$work/env"
     run uv venv --quiet --python "$python" "$env"

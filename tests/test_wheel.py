@@ -86,7 +86,7 @@ def test_the_metadata(wheel: Path) -> None:
     assert metadata["Version"] == xtok.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
-    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["Requires-Python"] == ">=3.11"
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     unbounded = [r for r in metadata.get_all("Requires-Dist", []) if ">=" not in r]
     assert unbounded == []
