@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         count = len(getattr(options, name.replace("-", "_")) or options.teacher)
         if count != len(options.teacher) and (name, count) != ("loss", 1):
             parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
+    if options.plot and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     train(options)
     if options.plot:
         print(plot(options.output / "log.jsonl"))

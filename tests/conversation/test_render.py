@@ -57,6 +57,18 @@ def lines(*values: object) -> str:
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
+def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps(SHORT))
+    options = ("--chat-template", "plain", "-q")
+    done = [
+        cli("render", "chat.json", *model, *options)
+        for model in (["bytes"], ["--model", "bytes"], [], ["bytes", "-m", "bytes"])
+    ]
+    assert [one.returncode for one in done] == [0, 0, 2, 2]
+    assert json.loads(done[0].stdout) == json.loads(done[1].stdout) == ROW
+    assert all("give one model: MODEL, or --model" in one.stderr for one in done[2:])
+
+
 # Reading
 
 

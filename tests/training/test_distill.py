@@ -173,6 +173,15 @@ def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path) -> None:
         run(mistaken, tmp_path / "f", steps=1)
 
 
+def test_a_plot_that_cannot_be_drawn_fails_before_training(
+    setting: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distill, "find_spec", {"torch": True}.get)  # a machine without matplotlib
+    with pytest.raises(SystemExit):
+        run(setting, tmp_path / "run", "--plot", steps=1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     texts = ["one\u2028two", "three\x85four"]  # which are line ends to Python's splitlines

@@ -25,7 +25,7 @@ def align(
     *,
     models: ModelArguments,
     text: str | None = option(
-        None, "The text itself, or - to read it from stdin.", argument="[TEXT|-]"
+        None, "The text itself, or - to read it from stdin.", argument="TEXT|-"
     ),
     file: Path | None = option(None, "Read the text from this file."),
     chat: Path | None = option(

@@ -18,7 +18,7 @@ def convert(
     target: Path | None = option(
         None,
         "Where to write: .safetensors, or .pt as NeMo-RL reads it.",
-        argument="[OUTPUT]",
+        argument="OUTPUT",
         parser=read_path,
     ),
     output: Path | None = option(None, "Where to write, instead of OUTPUT.", short="-o"),

@@ -8,6 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import typer
+
 import xtok
 from xtok import report
 from xtok.cli.command import command
@@ -29,8 +31,11 @@ def render(
         "messages, or an object with messages, tools and chat_template_kwargs.",
         argument="FILE",
     ),
-    model: str = option(
-        ..., f"Model whose ids are written: {KINDS}", metavar="MODEL", short="-m", panel=MODELS
+    model_argument: str | None = option(
+        None, f"Model whose ids are written: {KINDS}", argument="MODEL"
+    ),
+    model: str | None = option(
+        None, "The model, instead of MODEL.", metavar="MODEL", short="-m", panel=MODELS
     ),
     chat_template: str | None = CHAT_TEMPLATE,
     add_generation_prompt: bool = option(
@@ -49,11 +54,13 @@ def render(
     Fields: text, input_ids, assistant_masks, labels (-100 but for the assistant's) and
     message_spans.
     """
+    if (model_argument is None) == (model is None):
+        raise typer.BadParameter("give one model: MODEL, or --model")
     if output is not None:
         output = _checked(output, file)
     chats = read_conversations(file)
     first = next(chats)
-    tokenizer = loading.tokenizer(model)
+    tokenizer = loading.tokenizer(model_argument or model or "")
     xtok.conversation.find_template(tokenizer, chat_template)
     counts, noted = Counter[str](), Counter[str]()
 

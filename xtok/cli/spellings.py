@@ -118,6 +118,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual, then set xtok's options by NeMo-RL's."""
         line = ctx.meta[__name__] = Line()
+        if self.name == "build" and any(re.fullmatch("--loss(=.*)?", one) for one in args):
+            raise typer.BadParameter("--loss: name the loss that the map is for as --for", ctx=ctx)
         try:
             rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:  # in our words, not in those of Typer's validator
