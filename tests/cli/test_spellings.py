@@ -136,7 +136,7 @@ def test_a_value_stays_what_it_is() -> None:
          "--special-token-similarity-threshold is 2.0, and must be above 0, at most 1"),
         (["build", *MODELS, "--prep-top-k", "16"], "--prep-top-k: build always makes 32"),
         (["generate", *MODELS, "--keep_top_tokens", "9"], "generate always takes every token"),
-        (["build", *MODELS, "--loss", "p-kl"], "--loss: name the loss that the map is for as --for"),
+        (["build", *MODELS, "--loss", "p-kl"], "--loss: name the map's loss as --for"),
     ],
 )  # fmt: skip
 def test_an_error_names_what_was_typed(args: list[str], message: str) -> None:

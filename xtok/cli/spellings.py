@@ -118,8 +118,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual, then set xtok's options by NeMo-RL's."""
         line = ctx.meta[__name__] = Line()
-        if self.name == "build" and any(re.fullmatch("--loss(=.*)?", one) for one in args):
-            raise typer.BadParameter("--loss: name the loss that the map is for as --for", ctx=ctx)
+        if self.name == "build" and "--loss" in {one.partition("=")[0] for one in args}:
+            raise typer.BadParameter("--loss: name the map's loss as --for", ctx=ctx)
         try:
             rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:  # in our words, not in those of Typer's validator
@@ -129,6 +129,12 @@ class Command(TyperCommand):
         hidden = [one.name for one in self.params if getattr(one, "hidden", False)]
         values = {name: ctx.params.pop(name) for name in hidden}
         theirs = {name: value for name, value in values.items() if is_given(ctx, name)}
+        self._set_options(ctx, line, theirs)
+        if theirs and self.name != _IGNORING:
+            self._set_output(ctx, theirs)
+        return rest
+
+    def _set_options(self, ctx: Any, line: Line, theirs: Mapping[str, Any]) -> None:
         for name, value in theirs.items():
             sets, is_ignoring = ALIASES.get(name, {}), self.name == _IGNORING
             if name in FIXED:
@@ -142,9 +148,6 @@ class Command(TyperCommand):
                 for target, fixed in sets.items():
                     if fixed is not None:
                         _set(ctx, target, value if fixed is ... else fixed, name)
-        if theirs and self.name != _IGNORING:
-            self._set_output(ctx, theirs)
-        return rest
 
     def _set_output(self, ctx: Any, theirs: Mapping[str, Any]) -> None:
         """Set `output` by what NeMo-RL says in two options, or leaves to its default."""
