@@ -3,7 +3,7 @@
 
     python scripts/peers.py                      # Transformers and TRL as installed
     python scripts/peers.py --nemo-rl ~/RL --nemo-rl ~/RL-draft --trl ~/trl
-    python scripts/peers.py ... --write          # into docs/guides/peers.md
+    python scripts/peers.py ... --write          # into docs/guides/compatibility.md
 
 Checkouts are read and run where they are; nothing of them is copied. DIR@COMMIT states the commit
 of a folder without git. Each peer runs in a process of its own. Exits with 3 if something does not
@@ -26,7 +26,7 @@ from pathlib import Path
 from peer_checks.report import Check, commit_of, guarded
 
 SCRIPTS = Path(__file__).resolve().parent
-PAGE = SCRIPTS.parent / "docs" / "guides" / "peers.md"
+PAGE = SCRIPTS.parent / "docs" / "guides" / "compatibility.md"
 BEGIN, END = "<!-- printed by scripts/peers.py -->\n", "<!-- end -->\n"
 CHECKOUTS = ("nemo_rl", "trl", "distillkit", "verl")
 INSTALLED = ("transformers", "trl", "axolotl")
@@ -78,7 +78,7 @@ def run(name: str, given: str, work: Path) -> tuple[str, str, list[Check]]:
 def table(title: str, note: str, checks: list[Check]) -> str:
     """Return a Markdown table under a heading."""
     agreed = sum(check.holds for check in checks)
-    lines = [f"## {title}", "", f"{agreed} of {len(checks)} agree. {note}".rstrip(), ""]
+    lines = [f"### {title}", "", f"{agreed} of {len(checks)} agree. {note}".rstrip(), ""]
     lines += ["| what | result | |", "|---|---|---|"]
     for check in checks:
         what, figure = (cell.replace("|", "\\|") for cell in (check.what, check.figure))

@@ -38,7 +38,6 @@ GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 DOCUMENTS = [
     *GUIDES,  # these show what `build` says; the README takes the same map, quietly
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md")),
-    ROOT / "docs" / "index.md",
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -92,7 +92,7 @@ def test_it_takes_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "about"),
     [
-        ("[a](guides/nowhere.md) [a](guides/concepts.md#nowhere)", ["nowhere.md", "#nowhere"]),
+        ("[a](nowhere.md) [a](choosing.md#nowhere)", ["nowhere.md", "#nowhere"]),
         ("::: xtok.nowhere", ["xtok.nowhere"]),
     ],
 )
@@ -100,9 +100,9 @@ def test_a_dead_link_fails_the_build(tmp_path: Path, broken: str, about: list[st
     tree = tmp_path / "tree"
     for name in ("docs", "xtok", "scripts"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("mkdocs.yml", "CHANGELOG.md"):
+    for name in ("mkdocs.yml", "CHANGELOG.md", "README.md"):
         shutil.copy(ROOT / name, tree)
-    with (tree / "docs" / "index.md").open("a", encoding="utf-8") as page:
+    with (tree / "docs" / "guides" / "concepts.md").open("a", encoding="utf-8") as page:
         page.write(f"\n{broken}\n")
     done = build(tree, tmp_path / "site")
     assert done.returncode == 1
