@@ -100,15 +100,16 @@ def test_reapply_exact_takes_the_names_of_models(of_bytes: str) -> None:
     assert same(xtok.reapply_exact(of_bytes, student_model="bytes", teacher_model="bytes"), plain)
 
 
-def test_inspect_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
-    inspection = xtok.inspect(path, "201")
-    assert [(row.token_id, row.token) for row in inspection.rows] == [(257, "201")]
+def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
+    explanation = xtok.explain(path, "201")
+    assert [(row.student_id, row.token) for row in explanation.rows] == [(257, "201")]
     for token in (["201"], [257], b"201"):
-        assert xtok.inspect(projection, token) == inspection
-    rows = xtok.inspect(path, ["201", 0, b"ab"]).rows
-    assert [row.token_id for row in rows] == [257, 0, 258]
-    worst = xtok.inspect(projection, kind="pieces", worst=1)
-    assert worst.rows == inspection.rows
+        assert xtok.explain(projection, token) == explanation
+    rows = xtok.explain(path, ["201", 0, b"ab"]).rows
+    assert [row.student_id for row in rows] == [257, 0, 258]
+    worst = xtok.explain(projection, kind="pieces", worst=1)
+    assert (worst.rows, worst.rows_matching) == (explanation.rows, 3)
+    assert xtok.describe(path, num_examples=1).examples == explanation.rows
 
 
 def test_verify_takes_a_map_or_a_path(projection: ProjectionMap, of_bytes: str) -> None:
@@ -129,8 +130,7 @@ def test_convert_takes_a_map_or_a_path(
 def test_two_maps_may_be_paths(
     path: str, projection: ProjectionMap, of_bytes: str, text: Path
 ) -> None:
-    comparison = xtok.inspect(path, against=projection).comparison
-    assert comparison is not None
+    comparison = xtok.compare(path, projection)
     assert comparison.rows_that_differ == 0
     alone = xtok.evaluate(xtok.pair("bytes", "bytes"), of_bytes, [text])
     assert [m.name for m in alone.measures] == [of_bytes]

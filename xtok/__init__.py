@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from xtok.conversation import render as render
     from xtok.embeddings.generate import generate as generate
     from xtok.errors import XtokError as XtokError
+    from xtok.inspection.compare import compare as compare
+    from xtok.inspection.describe import describe as describe
     from xtok.inspection.doctor import doctor as doctor
     from xtok.inspection.evaluate import evaluate as evaluate
-    from xtok.inspection.inspect import inspect as inspect
+    from xtok.inspection.explain import explain as explain
     from xtok.inspection.verify import verify as verify
     from xtok.maps.convert import convert as convert
     from xtok.maps.events import EventMap as EventMap

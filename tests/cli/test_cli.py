@@ -242,8 +242,8 @@ def test_inspect_shows_the_map_at_80_columns_or_as_json(cli: Cli, maps: Path) ->
     assert sum(found["rows_by_entries"].values()) == found["student"]["vocab_size"]
     assert sum(int(n) * c for n, c in found["rows_by_entries"].items()) == found["nnz"]
     assert 0 < found["slot_share"] < 1
-    assert len(found["rows"]) == 2
-    weights = [entry["weight"] for entry in found["rows"][1]["entries"]]
+    assert len(found["examples"]) == 2
+    weights = [entry["weight"] for entry in found["examples"][1]["entries"]]
     assert sum(weights) == pytest.approx(1)
 
 
@@ -262,7 +262,7 @@ def test_inspect_lists_the_worst_rows(cli: Cli, maps: Path) -> None:
     assert len(found["rows"]) == min(20, len(digits))
     heaviest = [[*projection.row(row)[1], 0.0][0] for row in digits.tolist()]  # a slot is last
     expected = digits[np.argsort(heaviest, kind="stable")][:20].tolist()
-    assert [row["token_id"] for row in found["rows"]] == expected
+    assert [row["student_id"] for row in found["rows"]] == expected
     wrong = cli("inspect", path, "--class", "digit")
     fails(wrong, "there is no class of tokens 'digit'", "give one of: digits")
     wrong = cli("inspect", path, "--kind", "none")

@@ -19,10 +19,10 @@ from xtok.config import BuildConfig, SortCutConfig
 from xtok.counting.pair_text import PairText
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare
-from xtok.inspection.inspect import ClassCoverage, coverage_by_class, inspect
-from xtok.inspection.rows import InspectedRow
+from xtok.inspection.describe import ClassCoverage, coverage_by_class
+from xtok.inspection.explain import ExplainedRow, explain
 from xtok.maps.projection_map import ProjectionMap
-from xtok.report.maps import print_inspection
+from xtok.report.maps import print_comparison
 from xtok.tokenizers import Tokenizer
 from xtok.vocab import pair as pairs
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
@@ -49,9 +49,8 @@ def saved(projection: ProjectionMap, tmp_path: Path) -> str:
     return "m.safetensors"
 
 
-def explained(projection: ProjectionMap, token: int, pair: Pair | None = None) -> InspectedRow:
-    student, teacher = pair or (None, None)
-    [row] = inspect(projection, token, student_model=student, teacher_model=teacher).rows
+def explained(projection: ProjectionMap, token: int, pair: Pair | None = None) -> ExplainedRow:
+    [row] = explain(projection, token, pair=None if pair is None else xtok.pair(*pair)).rows
     return row
 
 
@@ -153,7 +152,7 @@ def test_a_counted_row_says_what_was_counted(pair: Pair) -> None:
 def test_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     projection = xtok.build(byte_level, sentencepiece)
     bos = byte_level.table.roles["bos"][0]
-    role, empty = inspect(projection, [bos, len(byte_level.table) - 1]).rows
+    role, empty = explain(projection, [bos, len(byte_level.table) - 1]).rows
     assert (role.kind, role.bytes, role.roles[0]) == ("role", "", "bos")
     assert role.entries[0].relation == "role bos"
     assert (empty.kind, empty.why) == ("empty", "the tokenizer does not use this id")
@@ -178,8 +177,8 @@ def test_rows_on_the_command_line(cli: Cli, projection: ProjectionMap, saved: st
     assert "rows by kind" not in done.stdout
     assert fits_80_columns(done.stdout)
     both = json.loads(cli("inspect", saved, "ab", "--id", "257", "--json").stdout)
-    assert [row["token_id"] for row in both["rows"]] == [258, 257]
-    assert both["nnz"] == projection.nnz
+    assert [row["student_id"] for row in both["rows"]] == [258, 257]
+    assert (both["student"], both["rows_matching"]) == ("student.tiktoken", None)
     other = cli("inspect", saved, "ab", "--student-model", "bytes")
     assert (other.returncode, saved in other.stderr) == (1, True)
     for words in (["--worst", "2"], ["--classes"], ["--against", saved]):
@@ -193,7 +192,7 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
     torch.save(pt, tmp_path / "m.pt")
     line = ["inspect", "m.pt", "--teacher-vocab-size", "256"]
     [alone] = json.loads(cli(*line, "--id", "97", "--json").stdout)["rows"]
-    assert (alone["token"], alone["why"], alone["entries"][0]["token_id"]) == (None, "", 97)
+    assert (alone["token"], alone["why"], alone["entries"][0]["teacher_id"]) == (None, "", 97)
     assert "#97" in cli(*line, "--id", "97").stdout
     both = cli(*line, "--id", "97", "-s", "null:98", "-t", "bytes")
     assert both.returncode == 0, both.stderr
@@ -236,7 +235,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def compared(first: ProjectionMap, second: ProjectionMap) -> Comparison:
-    return known(inspect(first, against=second).comparison)
+    return compare(first, second)
 
 
 def test_how_far_rows_are_apart(recipe: ProjectionMap, heaviest: ProjectionMap) -> None:
@@ -264,10 +263,10 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
     entries = [Entry(i, TokenType.NORMAL, b"%04d" % i + b"\n" * 100) for i in range(width)]
     table, _ = decode_vocabulary(entries, width=width)
     long = replace(recipe, student=replace(recipe.student, table=table))
-    inspection = inspect(long, against=xtok.sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
-    [row] = known(inspection.comparison).examples
+    comparison = compare(long, xtok.sort_cut(long, SortCutConfig(top_k=1)), num_examples=1)
+    [row] = comparison.examples
     assert row.token == f"{row.student_id:04d}" + r"\n" * 100
-    print_inspection(inspection, overview=False)
+    print_comparison(comparison)
     lines = capsys.readouterr().out.splitlines()
     shown = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
     assert f"'{row.token[:80]}…(204inall)'#{row.student_id}" in shown.replace(" ", "")
@@ -276,21 +275,20 @@ def test_long_tokens_are_whole_in_the_result_and_cut_where_they_are_shown(
 def test_the_distance_is_weighted_by_text(
     byte_level: Tokenizer, recipe: ProjectionMap, heaviest: ProjectionMap, text: Path
 ) -> None:
-    [counts] = PairText.read(
-        pairs.Pair(byte_level.vocabulary, recipe.teacher, byte_level), [text, text]
-    ).tokens
+    pair = pairs.Pair(byte_level.vocabulary, recipe.teacher, byte_level)
+    counted = PairText.read(pair, [text, text])
+    [counts] = counted.tokens
     [ids] = byte_level.library_ids([text.read_text()])
     assert counts.tolist() == [ids.count(i) for i in range(len(byte_level.table))]
-    by_text = inspect(recipe, against=heaviest, texts=text, student_model=byte_level)
-    weighted = known(by_text.comparison)
+    weighted = compare(recipe, heaviest, text, pair=pair)
     assert weighted.mean_distance != compared(recipe, heaviest).mean_distance
     assert all(counts[row.student_id] > 0 for row in weighted.examples)
-    nothing = compare(recipe, heaviest, token_counts=np.zeros_like(counts))
+    nothing = compare(recipe, heaviest, replace(counted, tokens=(np.zeros_like(counts),)))
     assert nothing.mean_distance == 0
-    with pytest.raises(ValueError, match="student's model"):
-        inspect(recipe, against=heaviest, texts=text)
+    with pytest.raises(ValueError, match="student's tokenizer"):
+        compare(recipe, heaviest, text)
     with pytest.raises(XtokError, match=r"student of the map \(small-byte-level\)"):
-        inspect(recipe, student_model="bytes")
+        explain(recipe, "a", pair=xtok.pair("bytes", "bytes"))
 
 
 def test_two_maps_on_the_command_line(
@@ -304,7 +302,7 @@ def test_two_maps_on_the_command_line(
     assert fits_80_columns(done.stdout)
     assert "weighted by the text" in done.stdout
     assert cli(*line, "--text", "a.txt").returncode == 2
-    comparison = json.loads(cli(*line, "--num-examples", "3", "--json").stdout)["comparison"]
+    comparison = json.loads(cli(*line, "--num-examples", "3", "--json").stdout)
     assert comparison["rows_that_differ"] > 0
     assert len(comparison["examples"]) == 3
     xtok.build("bytes", "bytes").save(text.parent / "c.safetensors")

@@ -165,7 +165,7 @@ def error_or_valid(data: bytes, folder: Path) -> None:
     with suppress(XtokError):
         projection = load_bytes(data, folder)
         projection.check()
-        xtok.inspect(projection, num_examples=2)
+        xtok.describe(projection, num_examples=2)
 
 
 anything = st.recursive(

@@ -29,10 +29,8 @@ from xtok import ProjectionMap, XtokError
 from xtok.config import EventsConfig
 from xtok.errors import MapFileError
 from xtok.inspection.evaluate import evaluate
-from xtok.inspection.inspect import inspect
 from xtok.inspection.verify import verify
 from xtok.maps.events import EventMap
-from xtok.report.maps import print_inspection
 from xtok.report.quality import print_evaluation
 from xtok.stages.events import _components, _numbered, _Pairs, events
 from xtok.stages.multitoken import multitoken
@@ -382,21 +380,10 @@ def test_the_commands_read_event_maps(
     assert "note: leak 0." in made.stderr
     assert not list(tmp_path.glob("*.checkpoint"))
     event_map = EventMap.load(tmp_path / "e.safetensors")
-    overview = inspect(event_map, num_examples=5)
-    assert sum(overview.rows_by_kind.values()) == event_map.num_events
-    assert len(overview.rows) == 5
-    [row] = inspect(event_map, " the", teacher_model=byte_level).rows
-    assert (row.token, row.side, row.reverse) == (" the", "student", None)
-    assert row.forward is not None
-    assert row.forward[0].token == " the"
-    assert row.kind == f"event {event_map.student_event[row.token_id]}"
-    assert row.entries[0].side == "teacher"
-    assert row.entries[0].relation == "same bytes as the student's ' the'"
     assert verify(event_map, xtok.pair(*pair)).failed == ()
     for words, code in (
-        (["inspect"], 0),
-        (["inspect", " the", "-t", pair[1]], 0),
-        (["inspect", " the", "-t", pair[0]], 1),
+        (["inspect"], 1),
+        (["verify", *sides], 0),
         (["verify", "-s", pair[1]], 3),
         (["evaluate", *sides, "--text", corpus, "--max-leak", "0.002"], 0),
     ):
@@ -458,7 +445,7 @@ def test_mutants_of_event_maps(
         with within(10), contextlib.suppress(MapFileError):
             sound = not verify(path).failed
             try:
-                print_inspection(inspect(path, 100, num_examples=2))
+                EventMap.load(path)
                 assert sound, number
             except MapFileError:
                 assert not sound, number
@@ -470,8 +457,7 @@ def test_what_event_maps_do_not_go_with(cli: Cli, small: Path) -> None:
     assert cli("events", *pair, "-o", "e.safetensors", "--quiet").returncode == 0
     assert cli("build", *pair, "-o", "m.safetensors", "--quiet").returncode == 0
     for words, message in (
-        (["inspect", "e.safetensors", "--classes"], "an event map has no rows to list"),
-        (["inspect", "e.safetensors", "--id", "99999"], "there is no student id 99999"),
+        (["inspect", "e.safetensors"], "hint: xtok verify checks it, xtok evaluate measures it"),
         (["sort-cut", "e.safetensors", "-k", "2"], "is an event map, not a projection map"),
         (["events", *pair, "-o", "e.pt"], "does not end in .safetensors"),
         (["events", *pair, "--max-leak", "0.1"], "--max-leak goes with --text"),

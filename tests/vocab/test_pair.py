@@ -84,7 +84,7 @@ def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokeniz
     with pytest.raises(XtokError, match="the sides are swapped"):
         swapped.admit(m)
     with pytest.raises(XtokError, match="the sides are swapped"):
-        xtok.inspect(m, student_model=digits, teacher_model=byte_level)
+        xtok.explain(m, pair=xtok.pair(digits, byte_level))
     checks = xtok.verify(m, xtok.pair(digits, byte_level)).checks
     assert [check.name for check in checks if check.level == "failed"] == ["sides"]
     same = xtok.build(digits, digits)

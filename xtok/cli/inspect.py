@@ -1,6 +1,5 @@
 """`xtok inspect`."""
 
-from functools import partial
 from pathlib import Path
 
 import typer
@@ -11,6 +10,7 @@ from xtok.cli.command import command, show
 from xtok.cli.options import JSON, MAP, TEXT_FIELD, MapOptions, Models, map_option, text_option
 from xtok.config import option
 from xtok.counting.texts import check_texts
+from xtok.report import maps as tables
 
 _ROWS = "Rows, the worst first"
 
@@ -21,8 +21,7 @@ def inspect(
     map_path: Path = MAP,
     tokens: list[str] = option(
         [],
-        "Student tokens to explain, spaces included: ' the'. Tokens of either side of an event "
-        "map.",
+        "Student tokens to explain, spaces included: ' the'.",
         argument="[TOKEN]...",
     ),
     token_id: list[int] = option(
@@ -70,10 +69,8 @@ def inspect(
 ) -> None:
     """Show what a map holds, why tokens have the rows they have, or where two maps differ.
 
-    Given the models, tokens are also spelled in each other's pieces. Event maps, too.
+    Given the models, tokens are also spelled in each other's pieces.
     """
-    from xtok.report.maps import print_inspection
-
     is_listing = bool(token_class or kind or worst)
     is_explaining = bool(tokens or token_id)
     if is_listing + is_explaining + classes + (against is not None) > 1:
@@ -85,25 +82,24 @@ def inspect(
     if text and (against is None or models.student_model is None):
         raise typer.BadParameter("--text goes with --against and --student-model")
     check_texts(text, field)
-    is_overview = not (is_listing or is_explaining or against)
-    if num_examples is None:
-        num_examples = 5 if is_overview and not classes else 0
-    loaded, pair = models.with_map(map_options.load_any(map_path), name=map_path)
-    report.print_reports(loaded.reports)
-    inspection = xtok.inspect(
-        loaded,
-        [*tokens, *token_id],
-        student_model=pair,
-        num_examples=num_examples,
-        classes=classes,
-        worst=worst,
-        token_class=token_class,
-        kind=kind,
-        against=against and map_options.load(against),
-        texts=text,
-        field=field,
-        names=[str(map_path), str(against)][: 2 if against else 1],
-    )
-    show(inspection, partial(print_inspection, overview=is_overview), json=json)
-    if classes and inspection.coverage is None:
-        report.print_notes(["the map carries no tokens, so no classes"])
+    m, pair = models.with_map(map_options.load(map_path), name=map_path)
+    report.print_reports(m.reports)
+    if against is not None:
+        other = map_options.load(against)
+        comparison = xtok.compare(
+            m, other, text, pair=pair, num_examples=10 if num_examples is None else num_examples,
+            names=[str(map_path), str(against)], field=field,
+        )  # fmt: skip
+        show(comparison, tables.print_comparison, json=json)
+    elif is_listing or is_explaining:
+        explanation = xtok.explain(
+            m, [*tokens, *token_id], pair=pair, worst=worst, token_class=token_class, kind=kind
+        )
+        show(explanation, tables.print_explanation, json=json)
+    else:
+        if num_examples is None:
+            num_examples = 0 if classes else 5
+        description = xtok.describe(m, num_examples=num_examples, classes=classes)
+        show(description, tables.print_description, json=json)
+        if classes and description.coverage is None:
+            report.print_notes(["the map carries no tokens, so no classes"])

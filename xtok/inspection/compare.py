@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.counts import edge_keys
+from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
+from xtok.vocab.pair import Pair
+
+if TYPE_CHECKING:
+    from xtok.counting.pair_text import TextLike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,52 +48,81 @@ _SAME = 1e-6  # a total variation distance that is rounding
 
 
 def compare(
-    a: ProjectionMap,
-    b: ProjectionMap,
+    a: MapLike,
+    b: MapLike,
+    texts: TextLike = (),
     *,
-    token_counts: NDArray[np.int64] | None = None,
+    pair: Pair | None = None,
     num_examples: int = 10,
+    names: Sequence[str] = (),
+    field: str = "text",
 ) -> Comparison:
-    """Compare two maps that are known to be of one pair, by total variation distance.
+    """Compare two maps of one pair, by total variation distance.
 
     The distance of two rows is half the sum of the differences of their weights: the share of the
     row that has to move. An empty row is at distance 1 from one that is not.
 
     Args:
-        a: a map.
+        a: a map, or the path of one.
         b: another.
-        token_counts: how often each student token occurs, int64 `[V_student]`, to weigh the rows.
+        texts: paths and globs of text, or a `PairText`, to weigh rows by how often their tokens
+            occur.
+        pair: with the student's tokenizer, to read text.
         num_examples: how many rows to show.
+        names: what errors call the maps.
+        field: the field of JSON lines, or column of Parquet, that holds the text.
+
+    Raises:
+        XtokError: if the maps are of different pairs, or a text cannot be read.
+        ValueError: for paths of text without the student's tokenizer.
     """
-    distance = _distances(a, b)
-    filled = (a.row_kind != RowKind.EMPTY) | (b.row_kind != RowKind.EMPTY)
+    loaded, names = as_maps([a, b], names)
+    of_both = Pair.of(*loaded)
+    first, second = (of_both.admit(one, name=name) for one, name in zip(loaded, names, strict=True))
+    token_counts = _token_counts(texts, pair, field)
+    distance = _distances(first, second)
+    filled = (first.row_kind != RowKind.EMPTY) | (second.row_kind != RowKind.EMPTY)
     share = filled / max(1, int(filled.sum()))
     if token_counts is not None:
         occurs = np.where(filled, token_counts, 0)
         share = occurs / max(1, int(occurs.sum()))
     cost = distance * share
+    is_other = first.heaviest_teacher_ids != second.heaviest_teacher_ids
     rows = np.argsort(-cost, kind="stable")[:num_examples]
     return Comparison(
-        student=a.student.model_id,
-        teacher=a.teacher.model_id,
+        student=first.student.model_id,
+        teacher=first.teacher.model_id,
         rows=int(filled.sum()),
         rows_that_differ=int(np.count_nonzero(distance > _SAME)),
-        rows_of_other_top=int(np.count_nonzero(a.heaviest_teacher_ids != b.heaviest_teacher_ids)),
+        rows_of_other_top=int(np.count_nonzero(is_other)),
         mean_distance=float(cost.sum()),
         weighted_by_text=token_counts is not None,
         examples=tuple(
             RowDifference(
                 student_id=row,
-                token=token_name(a.student, row) or f"#{row}",
+                token=token_name(first.student, row) or f"#{row}",
                 distance=float(distance[row]),
                 share=float(share[row]),
-                first=_entries(a, row),
-                second=_entries(b, row),
+                first=_entries(first, row),
+                second=_entries(second, row),
             )
             for row in rows.tolist()
             if distance[row] > _SAME and cost[row] > 0
         ),
     )
+
+
+def _token_counts(texts: TextLike, pair: Pair | None, field: str) -> NDArray[np.int64] | None:
+    """Return how often each student token occurs, int64 `[V_student]`; None without text."""
+    if isinstance(texts, Sequence) and not texts:
+        return None
+    from xtok.counting.pair_text import PairText  # which two maps alone do not need
+
+    if isinstance(texts, PairText):
+        return texts.tokens[0]
+    if pair is None or pair.student_tokenizer is None:
+        raise ValueError("texts need the student's tokenizer")
+    return PairText.read(replace(pair, teacher_tokenizer=None), texts, field=field).tokens[0]
 
 
 def _distances(first: ProjectionMap, second: ProjectionMap) -> NDArray[np.float64]:

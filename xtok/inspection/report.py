@@ -11,8 +11,8 @@ from xtok.counting.pair_text import PairText, Wanted
 from xtok.inspection import distinct
 from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
 from xtok.inspection.compare import Comparison, compare
+from xtok.inspection.describe import Description, describe
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
-from xtok.inspection.inspect import Inspection, inspect
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.inspection.sentences import AlignedSentence, aligned_sentences
 from xtok.inspection.verify import Verification, verify
@@ -45,7 +45,7 @@ class MapReport:
 
     name: str
     sha256: str  # of the map as `.safetensors`
-    description: Inspection
+    description: Description
     verification: Verification
     fits: tuple[Fit, ...]
 
@@ -123,7 +123,7 @@ def examine(
         if evaluation is not None and text is not None:
             measures = [one for one in evaluation.measures if one.name == name][-1]
             empty_text = _empty_text(m, text)
-        description, verification = inspect(m, classes=True), verify(m)
+        description, verification = describe(m, classes=True), verify(m)
         reports.append(
             MapReport(
                 name=name,
@@ -145,7 +145,7 @@ def examine(
     findings = sorted(dict.fromkeys(findings), key=lambda one: _GRADES.index(one.level))
     comparison = None
     if len(loaded) == 2:
-        comparison = compare(*loaded, token_counts=None if text is None else text.tokens[0])
+        comparison = compare(loaded[0], loaded[1], () if text is None else text)
     report = Report(
         pair=facts,
         advice=advise(facts, models),
@@ -189,7 +189,7 @@ def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding
 
 
 def _of_map(
-    description: Inspection, pair: PairFacts, measures: MapMeasures | None, empty_text: float
+    description: Description, pair: PairFacts, measures: MapMeasures | None, empty_text: float
 ) -> Iterator[Finding]:
     if measures is not None:
         yield _quality(measures)

@@ -361,7 +361,7 @@ class ProjectionMap:
         if mapfile.is_events(fields):
             raise MapFileError(
                 f"{os.fspath(path)} is an event map, not a projection map",
-                hint="xtok inspect, verify and evaluate read it; xtok build makes a map",
+                hint="xtok verify checks it, xtok evaluate measures it; xtok build makes a map",
             )
         projection = mapfile.made(ProjectionMap, fields, path)
         if preserve_last is not None:

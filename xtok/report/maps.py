@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import RenderableType
@@ -15,57 +15,45 @@ from xtok.vocab.display import plural, quoted, shortened
 
 if TYPE_CHECKING:
     from xtok.inspection.compare import Comparison
-    from xtok.inspection.inspect import Coverage, Inspection, SideDescription
-    from xtok.inspection.rows import InspectedEntry, InspectedRow, SpelledPiece
+    from xtok.inspection.describe import Coverage, Description, SideDescription
+    from xtok.inspection.explain import ExplainedEntry, ExplainedRow, Explanation, SpelledPiece
     from xtok.inspection.verify import Verification
 
 
-def print_inspection(inspection: Inspection, *, overview: bool = True) -> None:
-    """Print a map or an event map; without its overview, the rows or the comparison in full."""
+def print_description(d: Description) -> None:
+    """Print what a map holds."""
+    parts: list[RenderableType] = [_sides(d), _kinds(d), _columns(d)]
+    if d.coverage is not None:
+        parts.append(_classes(d.coverage))
+    if d.examples:
+        parts.append(_rows(d.examples))
     with printing() as console:
-        for part in (_overview if overview else _details)(inspection):
+        for part in parts:
             console.print(part)
 
 
-def _overview(i: Inspection) -> Iterator[RenderableType]:
-    yield _sides(i)
-    steps = i.history[:_MOST_STEPS]
-    yield from (_measures(step["measures"]) for step in steps if "measures" in step)
-    yield _kinds(i)
-    if i.largest_columns:
-        yield _columns(i)
-    if i.coverage is not None:
-        yield _classes(i.coverage)
-    if i.rows:
-        yield _rows(i)
-
-
-def _details(i: Inspection) -> Iterator[RenderableType]:
-    if i.comparison is not None:
-        yield from _comparison(i.comparison)
-        return
-    if i.rows_matching is None:
-        yield from map(_about, i.rows)
-    yield _rows(i)
+def print_explanation(explanation: Explanation) -> None:
+    """Print the rows of tokens in full, or a list of the worst rows."""
+    rows, matching = explanation.rows, explanation.rows_matching
+    with printing() as console:
+        for row in rows if matching is None else ():
+            console.print(_about(row))
+        console.print(_rows(rows, matching))
 
 
 _MOST_STEPS = 10
 
 
-def _sides(i: Inspection) -> Table:
-    rows = [(label, show(i.student), show(i.teacher)) for label, show in _SIDE_ROWS.items()]
+def _sides(d: Description) -> Table:
+    rows = [(label, show(d.student), show(d.teacher)) for label, show in _SIDE_ROWS.items()]
     table = new_table("map", "student (rows)", "teacher (columns)", rows=rows)
     table.add_section()
-    for step in i.history[:_MOST_STEPS]:
+    for step in d.history[:_MOST_STEPS]:
         options = shortened(", ".join(f"{k}={v}" for k, v in sorted(step["options"].items())))
         table.add_row("made by", cell(shortened(str(step["stage"]))), cell(options))
-    if len(i.history) > _MOST_STEPS:
-        table.add_row("", f"and {plural(len(i.history) - _MOST_STEPS, 'stage')} more")
-    if i.top_k is None:
-        events = sum(i.rows_by_kind.values())
-        table.add_row("events", f"{events:,}", f"of {i.nnz:,} tokens")
-    else:
-        table.add_row("entries", f"{i.nnz:,}", f"at most {i.top_k} per row")
+    if len(d.history) > _MOST_STEPS:
+        table.add_row("", f"and {plural(len(d.history) - _MOST_STEPS, 'stage')} more")
+    table.add_row("entries", f"{d.nnz:,}", f"at most {d.top_k} per row")
     return table
 
 
@@ -78,45 +66,20 @@ _SIDE_ROWS: Mapping[str, Callable[[SideDescription], str]] = {
     ),
 }
 
-_STEPS = ("shared vocabulary", "bytes alone", "these events")
 
-
-def _measures(points: Sequence[Mapping[str, Any]]) -> Table:
-    rows = []
-    for name, point in zip(_STEPS, points, strict=False):
-        bits = f"{point['student_bits']:.2f}, {point['teacher_bits']:.2f}"
-        rows.append((name, f"{point['num_events']:,}", f"{point['leak']:.2%}", bits))
-    caption = (
-        "leak: how often the two tokens at a shared boundary are in different events; bits: the "
-        "entropy of the student's and of the teacher's events"
-    )
-    heads = "on the counted text", "events", "leak", "bits"
-    return new_table(*heads, rows=rows, right=(1, 2, 3), caption=caption)
-
-
-_EVENT_KINDS = {
-    "one_to_one": "1 token each",
-    "one_student": "1 student token",
-    "one_teacher": "1 teacher token",
-    "several": "several each",
-    "rest": "unlinked tokens",
-}
-
-
-def _kinds(i: Inspection) -> Columns:
-    what, of, by = ("events", "of", "tokens") if i.top_k is None else ("rows", "by kind", "entries")
-    kinds = {_EVENT_KINDS.get(kind, kind): n for kind, n in i.rows_by_kind.items()}
-    if i.enable_scale_trick:
-        kinds["with a scale slot"] = i.rows_with_slot
-    sizes = {str(size): n for size, n in i.rows_by_entries.items()}
+def _kinds(d: Description) -> Columns:
+    kinds = dict(d.rows_by_kind)
+    if d.enable_scale_trick:
+        kinds["with a scale slot"] = d.rows_with_slot
+    sizes = {str(size): n for size, n in d.rows_by_entries.items()}
     if len(sizes) > 8:
         first, rest = list(sizes.items())[:7], list(sizes.items())[7:]
         sizes = {**dict(first), f"{rest[0][0]} or more": sum(n for _, n in rest)}
-    total = sum(i.rows_by_kind.values())
+    total = sum(d.rows_by_kind.values())
     tables = []
-    for heading, counts in ((f"{what} {of}", kinds), (f"{what} by {by}", sizes)):
+    for heading, counts in (("rows by kind", kinds), ("rows by entries", sizes)):
         rows = [(label, f"{n:,}", f"{n / total:.2%}") for label, n in counts.items()]
-        tables.append(new_table(heading, what, "share", rows=rows, right=(1, 2)))
+        tables.append(new_table(heading, "rows", "share", rows=rows, right=(1, 2)))
     return Columns(tables)
 
 
@@ -135,43 +98,39 @@ def _classes(coverage: Coverage) -> Table:
     return new_table(*heads, rows=rows, right=range(1, 7), caption=caption)
 
 
-def _columns(i: Inspection) -> Table:
-    used, width = i.columns_used or 0, i.teacher.vocab_size
+def _columns(d: Description) -> Table:
+    used, width = d.columns_used, d.teacher.vocab_size
     caption = f"{used:,} of {width:,} columns in use ({used / width:.1%})"
-    if i.enable_scale_trick:
-        caption += f"; {i.slot_share:.2%} of all weight is on scale slots"
+    if d.enable_scale_trick:
+        caption += f"; {d.slot_share:.2%} of all weight is on scale slots"
     rows = [
         (quoted(c.token, c.teacher_id), str(c.teacher_id), f"{c.rows:,}", f"{c.weight:,.2f}")
-        for c in i.largest_columns
+        for c in d.largest_columns
     ]
     heads = "largest columns", "id", "rows", "weight"
     return new_table(*heads, rows=rows, right=(1, 2, 3), caption=caption)
 
 
-def _rows(i: Inspection) -> Table:
+def _rows(explained: Sequence[ExplainedRow], matching: int | None = None) -> Table:
     rows = []
-    for row in i.rows:
-        entries = [_entry(e) for e in row.entries]
-        if row.num_entries > len(entries):
-            entries.append(f"… and {row.num_entries - len(entries):,} more")
-        token, lines = quoted(row.token, row.token_id), "\n".join(entries) or "(nothing)"
-        rows.append((token, str(row.token_id), row.kind, lines))
+    for row in explained:
+        token, lines = quoted(row.token, row.student_id), "\n".join(map(_entry, row.entries))
+        rows.append((token, str(row.student_id), row.kind, lines or "(nothing)"))
     caption = None
-    if i.rows_matching is not None:
+    if matching is not None:
         caption = (
-            f"{len(i.rows):,} of {plural(i.rows_matching, 'row')}; first those with the least "
-            "weight on their heaviest entry"
+            f"{len(rows):,} of {plural(matching, 'row')}; first those with the least weight on "
+            "their heaviest entry"
         )
     return new_table("token", "id", "kind", "entries", rows=rows, right=(1,), caption=caption)
 
 
-def _entry(e: InspectedEntry) -> str:
-    before = e.side if e.weight is None else weight(e.weight)
+def _entry(e: ExplainedEntry) -> str:
     relation = f" ({e.relation})" if e.relation else ""
-    return f"{before} {quoted(e.token, e.token_id)}{relation}"
+    return f"{weight(e.weight)} {quoted(e.token, e.teacher_id)}{relation}"
 
 
-def _about(row: InspectedRow) -> Table:
+def _about(row: ExplainedRow) -> Table:
     is_text = [row.token_class] if row.bytes else []
     rows = [
         ("bytes", shortened(row.bytes) or "none"),
@@ -180,16 +139,15 @@ def _about(row: InspectedRow) -> Table:
         (row.kind, row.why),
     ]
     if row.forward is not None:
-        other = "student" if row.side == "teacher" else "teacher"
-        rows.append(("forward", _pieces(row.forward) or f"the {other} cannot spell it"))
+        rows.append(("forward", _pieces(row.forward) or "the teacher cannot spell it"))
     if row.reverse is not None:
         more = f" and {row.reverse_count or 0:,} in all" if (row.reverse_count or 0) > 10 else ""
         rows.append(("reverse", (_pieces(row.reverse) or "no teacher token") + more))
     for stage in row.stages:
         name, _, what = stage.partition(": ")
         rows.append((name, what))
-    token = header(quoted(row.token, row.token_id))
-    return new_table(f"{row.side} id {row.token_id}", token, rows=rows)
+    token = header(quoted(row.token, row.student_id))
+    return new_table(f"student id {row.student_id}", token, rows=rows)
 
 
 def _pieces(pieces: Sequence[SpelledPiece]) -> str:
@@ -197,8 +155,14 @@ def _pieces(pieces: Sequence[SpelledPiece]) -> str:
     return "  ".join(shown) + (f" … ({len(pieces)} in all)" if len(pieces) > 10 else "")
 
 
+def print_comparison(c: Comparison) -> None:
+    """Print how many rows differ, and examples."""
+    with printing() as console:
+        for table in _comparison(c):
+            console.print(table)
+
+
 def _comparison(c: Comparison) -> Iterator[Table]:
-    """Show how many rows differ, and examples."""
     weighed = ", weighted by the text" if c.weighted_by_text else ""
     counts = {
         "rows that differ": c.rows_that_differ,

@@ -1,4 +1,4 @@
-"""Why a row of a map, or an event of a token, is as it is: bytes, pieces both ways, stages."""
+"""`explain`: why rows of a map are as they are: bytes, pieces both ways, stages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
-from xtok.maps.events import EventMap
-from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind, token_name
-from xtok.vocab.classes import token_class
-from xtok.vocab.pair import Pair, require_table
+from xtok.maps.edges import row_starts
+from xtok.maps.map_like import MapLike, as_map
+from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
+from xtok.vocab.classes import TokenClass, classes_named, token_class, token_classes
+from xtok.vocab.pair import Pair
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
 
@@ -22,19 +24,16 @@ if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
 
 _SHOWN = 10
-_MEMBERS = 20
-_OTHER = {"student": "teacher", "teacher": "student"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectedEntry:
-    """An entry of a row, or another token of an event, and what it has to do with the row's."""
+class ExplainedEntry:
+    """An entry of a row, and what its token has to do with the row's."""
 
-    side: str
-    token_id: int
+    teacher_id: int
     token: str | None
-    weight: float | None = None  # None in an event
-    is_slot: bool = False
+    weight: float
+    is_slot: bool
     relation: str  # empty if the map carries no tokens
 
 
@@ -48,32 +47,118 @@ class SpelledPiece:
     token_id: int  # forward, a piece of the row's token; in reverse, a token that has it as a piece
     token: str
     place: int  # which piece it is, from 0
-    weight: float  # 0 beyond `max_pieces`, where weights were counted, and in events
+    weight: float  # 0 beyond `max_pieces`, and where weights were counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectedRow:
-    """A row of a map, or a token with its event, and why it is as it is."""
+class ExplainedRow:
+    """A row of a map, and why it is as it is."""
 
-    side: str  # `student`; of an event map `teacher`, where the student has no such token
-    token_id: int
+    student_id: int
     token: str | None  # escaped, or a name; None if the map carries no tokens
     bytes: str  # in hexadecimal
     type: str  # the name of a `TokenType`, in lower case
     token_class: str  # the label of a `TokenClass`
     roles: tuple[str, ...]
-    kind: str  # of the row, in lower case; `event 17`, or `rest`
+    kind: str  # the name of a `RowKind`, in lower case
     why: str
-    entries: tuple[InspectedEntry, ...]
-    num_entries: int  # in all; an event's list has the first few
-    forward: tuple[SpelledPiece, ...] | None = None  # None without the other side's model
-    reverse: tuple[SpelledPiece, ...] | None = None  # the heaviest; None without the row's
-    reverse_count: int | None = None  # how many there are in all
+    entries: tuple[ExplainedEntry, ...]
+    forward: tuple[SpelledPiece, ...] | None  # None without the teacher's tokenizer
+    reverse: tuple[SpelledPiece, ...] | None  # the heaviest; None without the student's
+    reverse_count: int | None  # how many there are in all
     stages: tuple[str, ...]  # what each did to the row
 
 
-def inspect_row(projection: ProjectionMap, pair: Pair, student_id: int) -> InspectedRow:
-    """Explain a row; by real segmentation, too, as far as there are the sides' tokenizers."""
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Rows of a map, explained."""
+
+    student: str  # model id of the rows
+    teacher: str
+    rows: tuple[ExplainedRow, ...]
+    rows_matching: int | None  # of how many the worst are listed; None for rows asked for by token
+
+
+def explain(
+    projection: MapLike,
+    tokens: str | bytes | int | Sequence[str | bytes | int] = (),
+    *,
+    pair: Pair | None = None,
+    worst: int | None = None,
+    token_class: str | None = None,
+    kind: str | None = None,
+) -> Explanation:
+    """Explain rows of a map: those of some tokens, or the worst ones.
+
+    >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
+    'no teacher token has these bytes: spelled in pieces, both ways'
+
+    The worst rows are those with the least weight on their heaviest entry, slots left out; empty
+    rows come first. Ids without a token are among them only if their class is named.
+
+    Args:
+        projection: a map, or the path of one.
+        tokens: student tokens: text, bytes or ids, as `ProjectionMap.student_ids_of` takes them.
+        pair: the map's; as far as it has tokenizers, tokens are spelled in each other's pieces.
+        worst: how many of the worst rows to explain; 20 if there is a `token_class` or `kind`.
+        token_class: of these, a class or a group of them, as `classes_named` takes it.
+        kind: of these, the name of a `RowKind`, in lower case.
+
+    Raises:
+        XtokError: if there is no such token, class or kind, or the map is of another pair.
+    """
+    m = as_map(projection)
+    if pair is None:
+        pair = Pair.of(m)
+    else:
+        pair = pair.at_widths_of(m)
+        m = pair.admit(m)
+    if isinstance(tokens, str | bytes | int):
+        tokens = [tokens]
+    ids = [i for token in tokens for i in m.student_ids_of(token)]
+    matching = None
+    if worst or token_class or kind:
+        by_weight = _worst_first(m, token_class, kind)
+        matching = len(by_weight)
+        ids += by_weight[: worst or 20].tolist()
+    return Explanation(
+        student=m.student.model_id,
+        teacher=m.teacher.model_id,
+        rows=tuple(_explained(m, pair, i) for i in ids),
+        rows_matching=matching,
+    )
+
+
+def _worst_first(
+    projection: ProjectionMap, token_class: str | None, kind: str | None
+) -> NDArray[np.int64]:
+    """Return the student ids of a class and a kind, those with the lightest best entry first."""
+    use = np.ones(projection.shape[0], np.bool_)
+    table = projection.student.table
+    if table is not None:
+        named = classes_named(token_class) if token_class else set(TokenClass) - {TokenClass.UNUSED}
+        use = np.isin(token_classes(table), list(named))
+    elif token_class:
+        raise XtokError(
+            "the map carries no tokens, so no classes: xtok did not write it",
+            hint="list its rows by kind alone",
+        )
+    if kind is not None:
+        kinds = {member.name.lower(): member for member in RowKind}
+        if kind not in kinds:
+            raise XtokError(
+                f"there is no kind of row {kind!r}", hint=f"give one of: {', '.join(kinds)}"
+            )
+        use &= projection.row_kind == kinds[kind]
+    heaviest = np.zeros(projection.shape[0])
+    first = row_starts(projection.student_ids)
+    heaviest[projection.student_ids[first]] = projection.weights[first]
+    rows = np.flatnonzero(use)
+    by_weight: NDArray[np.int64] = rows[np.argsort(heaviest[rows], kind="stable")]
+    return by_weight
+
+
+def _explained(projection: ProjectionMap, pair: Pair, student_id: int) -> ExplainedRow:
     rows, columns = projection.student.table, projection.teacher.table
     row, kind = projection[student_id], RowKind(int(projection.row_kind[student_id]))
     forward = reverse = None
@@ -88,110 +173,20 @@ def inspect_row(projection: ProjectionMap, pair: Pair, student_id: int) -> Inspe
             forward = _forward(token, pair.teacher_tokenizer, columns, decay)
         if pair.student_tokenizer is not None and token and decay:
             reverse = _reverse(student_id, pair.student_tokenizer, columns, token, decay)
-    return InspectedRow(
-        side="student",
-        token_id=student_id,
+    return ExplainedRow(
+        student_id=student_id,
         **_about(rows, student_id),
         kind=row.kind,
         why=why,
         entries=tuple(
-            InspectedEntry(
-                side="teacher",
-                token_id=e.teacher_id,
-                token=e.token,
-                weight=e.weight,
-                is_slot=e.is_slot,
-                relation=_relation(e, rows, columns, student_id),
-            )
+            ExplainedEntry(**vars(e), relation=_relation(e, rows, columns, student_id))
             for e in row.entries
         ),
-        num_entries=len(row.entries),
         forward=forward,
         reverse=None if reverse is None else reverse[:_SHOWN],
         reverse_count=None if reverse is None else len(reverse),
         stages=tuple(_stages(projection, kind)),
     )
-
-
-def inspect_token(
-    events: EventMap,
-    pair: Pair,
-    side: str,
-    token_id: int,
-    num_members: int = _MEMBERS,
-) -> InspectedRow:
-    """Explain the event of a token of a side; the other side's tokenizer, if any, spells it.
-
-    Raises:
-        XtokError: if the side has no such id.
-    """
-    width = events.shape[side == "teacher"]
-    if not 0 <= token_id < width:
-        raise XtokError(
-            f"there is no {side} id {token_id}: the {side} has ids 0 to {width - 1}",
-            hint="give another id, or the token itself",
-        )
-    event = int(getattr(events, f"{side}_event")[token_id])
-    ids = {s: np.flatnonzero(getattr(events, f"{s}_event") == event).tolist() for s in _OTHER}
-    other = _OTHER[side]
-    members = [(other, i) for i in ids[other][: num_members // 2]]
-    members += [(side, i) for i in ids[side] if i != token_id]
-    table = require_table(getattr(events, side))
-    forward = None
-    speller: Tokenizer | None = getattr(pair, f"{other}_tokenizer")
-    if speller is not None and table[token_id]:
-        columns = require_table(getattr(events, other))
-        forward = _forward(table[token_id], speller, columns, ())
-    sizes = f"{len(ids['student']):,} student and {len(ids['teacher']):,} teacher tokens"
-    parts = _parts(events, event)
-    is_merged = event != events.rest and parts > 1
-    return InspectedRow(
-        side=side,
-        token_id=token_id,
-        **_about(table, token_id),
-        kind="rest" if event == events.rest else f"event {event}",
-        why=f"{_link(events, side, token_id)}; {sizes}",
-        entries=tuple(
-            InspectedEntry(
-                side=s,
-                token_id=i,
-                token=token_name(getattr(events, s), i),
-                relation=_link(events, s, i),
-            )
-            for s, i in members[: num_members - 1]
-        ),
-        num_entries=len(ids["student"]) + len(ids["teacher"]) - 1,
-        forward=forward,
-        stages=(f"events: the text merged {parts} events into this one",) if is_merged else (),
-    )
-
-
-def _link(events: EventMap, side: str, token_id: int) -> str:
-    """Say what put a token into its event."""
-    other = _OTHER[side]
-    ours, theirs = (require_table(getattr(events, s)) for s in (side, other))
-    link = int(getattr(events, f"{side}_link")[token_id])
-    if link < 0:
-        return "unlinked"
-    name = theirs.quoted(link)
-    if not ours[token_id]:
-        return f"same role as the {other}'s {name}"
-    if ours[token_id] == theirs[link]:
-        return f"same bytes as the {other}'s {name}"
-    return f"first piece: the {other}'s {name}"
-
-
-def _parts(events: EventMap, event: int) -> int:
-    """Count the parts that the links alone make of an event's tokens.
-
-    A token has one link or none, so that each part ends in a token without one, or in two tokens
-    that are each other's.
-    """
-    s_links = events.student_link[events.student_event == event]
-    t_links = events.teacher_link[events.teacher_event == event]
-    linked = np.flatnonzero((events.student_event == event) & (events.student_link >= 0))
-    mutual = events.teacher_link[events.student_link[linked]] == linked
-    return int((s_links < 0).sum() + (t_links < 0).sum() + mutual.sum())
 
 
 def _about(table: TokenTable | None, token_id: int) -> dict[str, Any]:
