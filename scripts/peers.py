@@ -2,7 +2,7 @@
 """Run xtok's files and losses in the code of others, and say what agrees, with their commits.
 
     python scripts/peers.py                      # Transformers and TRL as installed
-    python scripts/peers.py --nemo-rl ~/RL --nemo-rl ~/RL-draft --trl ~/trl
+    python scripts/peers.py --nemo-rl ~/RL --trl ~/trl
     python scripts/peers.py ... --write          # into docs/guides/compatibility.md
 
 Checkouts are read and run where they are; nothing of them is copied. DIR@COMMIT states the commit

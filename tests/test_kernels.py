@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from make import byte_ranks
 
+import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
 from xtok.counting import kernels as counting_kernels
@@ -46,12 +47,12 @@ from xtok.alignment import kernels as of_alignment
 from xtok.counting import kernels as of_counting
 from xtok.embeddings import kernels as of_embeddings
 student, teacher = map(xtok.load_tokenizer, sys.argv[1:3])
-aligner = xtok.TokenAligner(student, teacher)
+aligner = xtok.TokenAligner(xtok.pair(student, teacher))
 aligner._few_tokens = 0
 aligner.align_document(student.segment(b"a is b"), teacher.segment(b"a in b"))
 found = xtok.build(student, teacher, texts=sys.argv[3])
 xtok.evaluate(xtok.pair(student, teacher), found, sys.argv[3])
-xtok.generate(student, teacher, "spelling")
+xtok.generate(xtok.pair(student, teacher), "spelling")
 values, ids = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int32)
 of_embeddings.keep_largest(np.ones((1, 3), np.float32), 3, 0, False, values, ids)
 for module in (of_alignment, of_counting, of_embeddings):
@@ -144,7 +145,7 @@ def test_every_kernel_has_one_signature(byte_level: Tokenizer, sentencepiece: To
         if hasattr(function, "signatures")
     }
     before = {name: set(function.signatures) for name, function in functions.items()}
-    aligner = TokenAligner(byte_level, sentencepiece)
+    aligner = TokenAligner(xtok.pair(byte_level, sentencepiece))
     aligner._few_tokens = 0
     ids, other = byte_level.segment(b"the light of 12"), sentencepiece.segment(b"the night of 12 x")
     aligner.align_document(ids, other)

@@ -77,10 +77,11 @@ def test_get_map_takes_names_and_tokenizers(tmp_path: Path) -> None:
     assert same(again, built)
 
 
-def test_multitoken_takes_names() -> None:
+def test_a_pair_takes_names() -> None:
     config = MultitokenConfig(top_k=2)
     loaded = xtok.load_tokenizer("bytes")
-    assert same(xtok.multitoken("bytes", "bytes", config), xtok.multitoken(loaded, loaded, config))
+    named, ready = xtok.pair("bytes", "bytes"), xtok.pair(loaded, loaded)
+    assert same(xtok.multitoken(named, config), xtok.multitoken(ready, config))
 
 
 # A map: its path, or the map itself
@@ -90,14 +91,15 @@ def test_stages_take_the_path_of_a_map(projection: ProjectionMap, path: str) -> 
     for source in (path, Path(path)):
         assert same(xtok.reapply_exact(source), xtok.reapply_exact(projection))
         assert same(xtok.sort_cut(source), xtok.sort_cut(projection))
-    extended = xtok.multitoken("bytes", "bytes", initial=xtok.build("bytes", "bytes"))
+    pair = xtok.pair("bytes", "bytes")
+    extended = xtok.multitoken(pair, initial=xtok.build(pair))
     xtok.build("bytes", "bytes").save(path)
-    assert same(xtok.multitoken("bytes", "bytes", initial=path), extended)
+    assert same(xtok.multitoken(pair, initial=path), extended)
 
 
-def test_reapply_exact_takes_the_names_of_models(of_bytes: str) -> None:
+def test_reapply_exact_takes_a_pair(of_bytes: str) -> None:
     plain = xtok.reapply_exact(of_bytes)
-    assert same(xtok.reapply_exact(of_bytes, student_model="bytes", teacher_model="bytes"), plain)
+    assert same(xtok.reapply_exact(of_bytes, xtok.pair("bytes", "bytes")), plain)
 
 
 def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, path: str) -> None:
@@ -121,7 +123,7 @@ def test_convert_takes_a_map_or_a_path(
     projection: ProjectionMap, path: str, tmp_path: Path
 ) -> None:
     for source in (path, Path(path), projection):
-        assert xtok.convert(source, tmp_path / "out.pt") == [tmp_path / "out.pt"]
+        assert xtok.convert(source, tmp_path / "out.pt") == tmp_path / "out.pt"
         assert same(ProjectionMap.load(tmp_path / "out.pt"), projection)
     with pytest.raises(TypeError, match="preserve_last"):
         xtok.convert(projection, tmp_path / "out.pt", preserve_last=True)

@@ -180,7 +180,7 @@ def test_build_is_the_three_stages_with_files_between(load_real: Load, tmp_path:
     built = mapfile.to_safetensors(xtok.build(student, teacher))
     for suffix in (".safetensors", ".pt"):
         path = tmp_path / f"map{suffix}"
-        multitoken(student, teacher).save(path)
+        multitoken(xtok.pair(student, teacher)).save(path)
         reapply_exact(ProjectionMap.load(path)).save(path)
         sort_cut(ProjectionMap.load(path)).save(path)
         assert mapfile.to_safetensors(ProjectionMap.load(path)) == built
@@ -238,7 +238,7 @@ def why(token: bytes, row: dict[int, float], ours: dict[int, float], columns: li
 def test_against_the_reference_map(load_real: Load) -> None:
     found = reference_rows(golden("multitoken_claude_to_mistral_v3_top32"))
     student, teacher = load_real("claude-2"), load_real("mistral-v3.model")
-    projection = multitoken(student, teacher, MultitokenConfig(scale_trick=False))
+    projection = multitoken(xtok.pair(student, teacher), MultitokenConfig(scale_trick=False))
     rows, columns = table_of(student).tokens(), table_of(teacher).tokens()
     same_top = same_weights = valid = 0
     classes: Counter[str] = Counter()
@@ -300,7 +300,7 @@ def test_chunks_of_real_tokenizers_end_at_every_common_boundary(
     for teacher in EVERY:
         columns = load_real(teacher).table.tokens()
         t = load_real(teacher).segment(data)
-        aligner = TokenAligner(load_real(student), load_real(teacher))
+        aligner = TokenAligner(xtok.pair(load_real(student), load_real(teacher)))
         expected = naive.common_boundaries([rows[i] for i in s], [columns[i] for i in t])
         found = [
             (list(range(*p.student_tokens)), list(range(*p.teacher_tokens)))
@@ -321,7 +321,7 @@ def test_a_real_normalizer_costs_only_what_it_changes(
     claude = RustTokenizer.from_file(str(Path(real("claude-2")) / "tokenizer.json"))
     s = claude.encode(text * 5).ids
     t = load_real(teacher).segment((text * 5).encode())
-    aligner = TokenAligner(load_real("claude-2"), load_real(teacher))
+    aligner = TokenAligner(xtok.pair(load_real("claude-2"), load_real(teacher)))
     pairs = aligner.pairs(s, t)
     aligned = sum(p.teacher_bytes[1] - p.teacher_bytes[0] for p in pairs if p.is_correct)
     kept = "".join(char for char in text if unicodedata.normalize("NFKC", char) == char)

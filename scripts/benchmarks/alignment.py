@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import xtok
 from benchmarks.harness import Race, Row, Run, chosen, documents, race, seconds, tokenizer
 from xtok.alignment import kernels
 from xtok.alignment.aligner import TokenAligner
@@ -33,7 +34,7 @@ def align(options: Namespace) -> Iterator[Row]:
     """Align every pair on every language; then rows of 4,096 tokens of the last."""
     for label, pair in chosen(PAIRS, options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
-        aligner = TokenAligner(*sides)
+        aligner = TokenAligner(xtok.pair(*sides))
         for language, texts in documents(options).items():
             s, t = (encode(side, [text.encode() for text in texts]) for side in sides)
             plain = walks(aligner, s, t)
@@ -49,7 +50,7 @@ def project(options: Namespace) -> Iterator[Row]:
     """Project random log-probabilities on every language, in padded batches of rows."""
     for label, pair in chosen(ON_POLICY, options):
         sides = tokenizer(pair[0]), tokenizer(pair[1])
-        aligner = TokenAligner(*sides)
+        aligner = TokenAligner(xtok.pair(*sides))
         for language, texts in documents(options).items():
             data = "\n".join(texts).encode()
             pieces = [data[i : i + PIECE] for i in range(0, len(data), PIECE)]

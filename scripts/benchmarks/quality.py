@@ -106,7 +106,7 @@ def chunks(options: Namespace) -> Iterator[Row]:
         maps = {name: xtok.build(*sides, one, texts=on) for name, (one, on) in configs.items()}
         if options.embedding_model is not None:
             near = xtok.GenerateConfig(top_k=8)
-            maps["embeddings"] = xtok.generate(*sides, options.embedding_model, near)
+            maps["embeddings"] = xtok.generate(xtok.pair(*sides), options.embedding_model, near)
         found = xtok.evaluate(
             xtok.pair(*sides), [*maps.values()], held_out, names=[*maps], num_worst=0
         )

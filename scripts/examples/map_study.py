@@ -310,7 +310,7 @@ def losses_of(folder: Path, sides: Sequence[xtok.Tokenizer], device: str) -> dic
         back_map = xtok.ProjectionMap.load(folder / "to-project.safetensors")
         student, teacher = sides
         of_teacher = ProjectedTeacher(
-            student, teacher, back_map,
+            xtok.pair(student, teacher), back_map,
             top_k=int(top_k), num_threads=1, along_path=way == "path",
         )  # fmt: skip
 

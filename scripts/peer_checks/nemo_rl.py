@@ -17,6 +17,7 @@ import xtok
 from peer_checks import report
 from peer_checks.report import Check, Checks
 from xtok.config import Loss
+from xtok.integrations.nemo_rl import TokenAligner
 from xtok.training.losses import GoldConfig, PKLConfig, exact_pairs, gold, p_kl
 
 PEER = "NeMo-RL"
@@ -38,11 +39,10 @@ _LOSSES: dict[str, dict[str, Any]] = {
     "H-KL": {"gold_loss": True, "xtoken_loss": True},
     "H-KL, T = 2": {"gold_loss": True, "xtoken_loss": True, "temperature": 2.0},
 }
-_PARTITION_KL = "_compute_prefix_bidir_partition_kl_v3"  # the loss of its drafts alone
 
 
 def checks(checkout: Path, work: Path) -> Checks:
-    """Yield every line about a checkout of NeMo-RL, or of its drafts."""
+    """Yield every line about a checkout of NeMo-RL."""
     report.stand_in("nemo_rl.models.policy", TokenizerConfig=dict)
     report.stand_in("nemo_rl.models.dtensor.parallelize", to_local_if_dtensor=lambda tensor: tensor)
     report.stand_in("nemo_rl.utils.logger", Logger=object)
@@ -115,9 +115,6 @@ class Pair:
             2 * torch.randn(*side.shape, width, generator=generator)
             for side, width in zip(ids, self.maps["gold"].shape, strict=True)
         ]
-        if hasattr(module.CrossTokenizerDistillationLossFn, _PARTITION_KL):
-            yield from self._partition_kl(module, ids, masks, unshifted, logits)
-            return
         aligned = xtok.shift_to_predictions(unshifted)
         chunks = ("student_chunk_id", "teacher_chunk_id", "pair_valid", "pair_is_correct")
         localized = self.utils.LocalizedAlignment(
@@ -156,62 +153,6 @@ class Pair:
             )
             holds = ours[0] <= own[0] and ours[1] <= own[1]
             yield Check(f"{name}, bfloat16, {self.label}", figure, holds=holds)
-
-    def _partition_kl(
-        self,
-        module: Any,
-        ids: list[Tensor],
-        masks: list[Tensor],
-        aligned: Any,
-        logits: list[Tensor],
-    ) -> Checks:
-        """The drafts' loss ("v6") with the two tables of `convert --to nemo-subtokens`."""
-        sides = [report.own_tokenizer(name, self.work) for name in self.names]
-        models: dict[str, Any] = {"student_model": sides[0], "teacher_model": sides[1]}
-        path = self.work / f"{self.names[0]}-{self.names[1]}-tables.pt"
-        forward, reverse = xtok.convert(self.maps["gold"], path, to="nemo-subtokens", **models)
-        config = {
-            **self._config("gold", {}), "common_indices_from_subtoks": True,
-            "pseudo_target_paths": [str(forward)], "reverse_pseudo_target_paths": [str(reverse)],
-        }  # fmt: skip
-        theirs = module.CrossTokenizerDistillationLossFn(config)
-        student, teacher = theirs._common_indices_from_subtoks(torch.device("cpu"), 0)
-        tables = sides[0].table, sides[1].table
-        pairs = list(zip(student.tolist(), teacher.tolist(), strict=True))
-        wrong = sum(tables[0][s] != tables[1][t] for s, t in pairs if tables[0][s])
-        figure = f"{len(pairs):,} pairs, {wrong} of unequal bytes"
-        yield Check(
-            f"`_common_indices_from_subtoks`, {self.label}", figure, wrong == 0 < len(pairs)
-        )
-        count = aligned.pair_valid.shape[1]
-        localized = self.utils.LocalizedAlignment(
-            sample_mask=torch.ones(len(ids[0])),
-            student_input_ids=ids[0],
-            student_token_mask=masks[0],
-            teacher_input_ids=ids[1],
-            student_spans=self.utils._chunk_ids_to_spans(aligned.student_chunk_id, count),
-            teacher_spans=self.utils._chunk_ids_to_spans(aligned.teacher_chunk_id, count),
-            num_chunks=aligned.num_chunks,
-            pair_valid=aligned.pair_valid,
-            pair_is_correct=aligned.pair_is_correct,
-        )
-        used = 0
-
-        def their_loss(student: Tensor, teacher: Tensor) -> Tensor:
-            nonlocal used
-            kd, metrics = theirs._compute_teacher_kd(
-                0, student, {}, {0: teacher}, {0: localized}, None, tp_group=None, cp_group=None
-            )
-            used = metrics["num_common_chunks"] + metrics["num_mismatch_chunks"]
-            return kd  # type: ignore[no-any-return]
-
-        value, gradient = report.value_and_gradient(their_loss, *logits)
-        total, finite = int(aligned.pair_valid.sum()), bool(gradient.isfinite().all())
-        figure = (
-            f"{float(value):.3f}; {used} of {total} chunks used, the others have no alternative"
-        )
-        holds = bool(value.isfinite()) and finite and used > 0.9 * total
-        yield Check(f"`{_PARTITION_KL}` on xtok's tables, {self.label}", figure, holds)
 
     def collator(self) -> Checks:
         """Their collator with xtok's aligner in the place of its own."""
@@ -256,7 +197,7 @@ class Pair:
             yield Check(what, figure, holds=same and ours >= theirs)
 
     def _aligner(self, loss: Loss) -> Any:
-        return xtok.TokenAligner(
+        return TokenAligner(
             student_tokenizer=self.tokenizers[0],
             teacher_tokenizer=self.tokenizers[1],
             projection_matrix_path=str(self.paths[loss]),

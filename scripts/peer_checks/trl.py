@@ -44,7 +44,7 @@ def _xtoken_loss(module: Any, utils: Any, work: Path) -> Checks:
     """
     label, names = next(iter(report.PAIRS.items()))
     tokenizers = [report.auto_tokenizer(name, work) for name in names]
-    aligner = xtok.TokenAligner(*tokenizers)
+    aligner = xtok.TokenAligner(xtok.pair(*tokenizers))
 
     def encode(text: str) -> list[Any]:
         return [utils.encode_with_byte_offsets(t._tokenizer, [text])[0] for t in tokenizers]

@@ -40,7 +40,7 @@ def test_two_rows_over_one_another(byte_level: Tokenizer, digits: Tokenizer) -> 
 
 
 def test_what_is_not_correct_is_marked(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    aligner = TokenAligner(byte_level, digits)
+    aligner = TokenAligner(xtok.pair(byte_level, digits))
     s = [*byte_level.segment(b" x"), *byte_level.segment(b" the")]
     bos = aligner.teacher.table.roles["bos"][0]
     t = [bos, *digits.segment(b" y"), *digits.segment(b" the")]

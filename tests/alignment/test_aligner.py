@@ -17,7 +17,10 @@ import xtok
 from xtok.alignment import kernels
 from xtok.alignment.aligner import AlignmentBatch, TokenAligner, shift_to_predictions
 from xtok.errors import XtokError
+from xtok.integrations import nemo_rl
+from xtok.maps.admit import pair_of_maps
 from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenType
 
 TEXT = (
@@ -38,7 +41,9 @@ def chunks_of(aligner: TokenAligner, s: list[int], t: list[int]) -> list[tuple[A
 
 @pytest.fixture(scope="module")
 def aligners(tokenizers: dict[str, Tokenizer]) -> dict[tuple[str, str], TokenAligner]:
-    return {(a, b): TokenAligner(tokenizers[a], tokenizers[b]) for a in KINDS for b in KINDS}
+    return {
+        (a, b): TokenAligner(xtok.pair(tokenizers[a], tokenizers[b])) for a in KINDS for b in KINDS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +255,7 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
     s = spell(tokenizers, "byte_level", "x", "201", "y")
     t = spell(tokenizers, "digits", "z", "201", "w")
     made = {
-        n: TokenAligner(tokenizers["byte_level"], tokenizers["digits"], max_comb_len=n)
+        n: TokenAligner(xtok.pair(tokenizers["byte_level"], tokenizers["digits"]), max_comb_len=n)
         for n in (1, 2, 3)
     }
     assert readable(made[3], s, t) == [
@@ -263,7 +268,7 @@ def test_groups_of_tokens_match_within_a_stretch_that_differs(
 def test_few_tokens_that_differ_are_not_worth_compiling_for(
     tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aligner = TokenAligner(tokenizers["byte_level"], tokenizers["sentencepiece"])
+    aligner = TokenAligner(xtok.pair(tokenizers["byte_level"], tokenizers["sentencepiece"]))
     runs: list[str] = []
     kernel = kernels.align_rest
 
@@ -286,9 +291,9 @@ def test_groups_of_any_length(tokenizers: dict[str, Tokenizer]) -> None:
     s = spell(tokenizers, "byte_level", "x", "201 the text" * 3, "y")
     t = spell(tokenizers, "digits", "z", "201 the text" * 3, "w")
     sides = (tokenizers["byte_level"], tokenizers["digits"])
-    long = readable(TokenAligner(*sides, max_comb_len=len(s) + len(t)), s, t)
+    long = readable(TokenAligner(xtok.pair(*sides), max_comb_len=len(s) + len(t)), s, t)
     for max_comb_len in (2**16, 2**31, 10**30):
-        assert readable(TokenAligner(*sides, max_comb_len=max_comb_len), s, t) == long
+        assert readable(TokenAligner(xtok.pair(*sides), max_comb_len=max_comb_len), s, t) == long
 
 
 def test_texts_with_nothing_in_common(
@@ -343,10 +348,6 @@ def test_padding_never_forms_a_chunk(
         assert not found.pair_is_correct[i][~found.pair_valid[i]].any()
     # Without a mask, the pad role tells.
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), found)
-    offsets = [torch.zeros(*ids.shape, 2) for ids in (s, t)]  # of characters, as NeMo-RL's drafts
-    masks = {"student_attention_mask": s_mask, "teacher_attention_mask": t_mask}
-    passed = aligner.align(s, t, student_offsets=offsets[0], teacher_offsets=offsets[1], **masks)
-    assert_same(passed, found)
 
 
 def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:
@@ -358,7 +359,8 @@ def test_an_end_of_text_that_pads_as_well(tokenizers: dict[str, Tokenizer]) -> N
     table = tokenizers["byte_level"].table
     eos = table.roles["eos"][0]
     both = replace(table, roles={"eos": (eos,), "pad": (eos,)})
-    aligner = TokenAligner(both, both)
+    side = replace(tokenizers["byte_level"].vocabulary, table=both)
+    aligner = TokenAligner(Pair(side, side))
     text = spell(tokenizers, "byte_level", " a b")
     n = len(text)
     ended = [*text, eos]
@@ -505,23 +507,23 @@ def test_what_it_takes(
     types = teacher.table.types  # transformers may take the unknown token for a control token
     other = np.where(types == TokenType.UNKNOWN, np.uint8(TokenType.CONTROL), types)
     assert (types != other).any()
+    likewise = replace(teacher.vocabulary, table=replace(teacher.table, types=other))
     for made in (
-        TokenAligner(student, replace(teacher.table, types=other), path),
-        TokenAligner(hf, teacher),
-        TokenAligner(projection_matrix_path=path),
-        TokenAligner(hf, teacher, path, 4),
-        TokenAligner(student.table, teacher.table, str(path), max_comb_len=2),
+        TokenAligner(Pair(student.vocabulary, likewise)),
+        TokenAligner(xtok.pair(hf, teacher)),
+        TokenAligner(pair_of_maps(xtok.ProjectionMap.load(path)), 2),
+        nemo_rl.TokenAligner(hf, teacher),
+        nemo_rl.TokenAligner(hf, teacher, path, 4),
+        nemo_rl.TokenAligner(student, teacher, projection_matrix_path=str(path)),
     ):
         assert student_chunks(made, s, t) == expected
     assert hf.backend_tokenizer.to_str() == before
     with pytest.raises(XtokError, match="the sides are swapped"):
-        TokenAligner(teacher, student, path)
-    with pytest.raises(ValueError, match="neither a teacher tokenizer nor a map"):
-        TokenAligner(student)
+        nemo_rl.TokenAligner(teacher, student, path)
     with pytest.raises(ValueError, match="max_comb_len is 0"):
-        TokenAligner(student, teacher, max_comb_len=0)
+        TokenAligner(xtok.pair(student, teacher), max_comb_len=0)
     with pytest.raises(XtokError, match="not a fast Hugging Face tokenizer"):
-        TokenAligner(3, teacher)
+        nemo_rl.TokenAligner(3, teacher)
 
 
 # Bad input

@@ -9,10 +9,11 @@ import pytest
 from conftest import REAL, Cli
 from make import TURNS
 
+import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.chats import ChatAlignment, align_chat
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.display import unescape
+from xtok.vocab.pair import Pair
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -24,22 +25,21 @@ CHAT = [
 
 
 @pytest.fixture(scope="module")
-def aligner(byte_level: Tokenizer, digits: Tokenizer) -> TokenAligner:
-    return TokenAligner(byte_level, digits)
+def aligner(pair: Pair) -> TokenAligner:
+    return TokenAligner(pair)
 
 
 Align = Callable[..., ChatAlignment]
 
 
 @pytest.fixture(scope="module")
-def align(aligner: TokenAligner, byte_level: Tokenizer, digits: Tokenizer) -> Align:
+def align(aligner: TokenAligner, pair: Pair) -> Align:
     """Align messages, rendered by a template on each side."""
 
     def run(messages: list[dict[str, Any]], student: str, teacher: str) -> ChatAlignment:
         return align_chat(
-            aligner, byte_level, digits, messages,
-            student_template=student, teacher_template=teacher,
-        )  # fmt: skip
+            aligner, pair, messages, student_template=student, teacher_template=teacher
+        )
 
     return run
 
@@ -142,11 +142,11 @@ def test_real_templates(load_real: Any, student: str, teacher: str) -> None:
     folder = REAL / "chat-templates"
     if not folder.exists():
         pytest.skip("the chat templates are not there: run scripts/fetch_tokenizers.py")
-    llama, qwen = load_real("llama3.tiktoken"), load_real("qwen.tiktoken")
-    aligner = TokenAligner(llama, qwen)
+    pair = xtok.pair(load_real("llama3.tiktoken"), load_real("qwen.tiktoken"))
+    aligner = TokenAligner(pair)
     messages = CHAT[1:]
     found = align_chat(
-        aligner, llama, qwen, messages,
+        aligner, pair, messages,
         student_template=folder / f"{student}.jinja", teacher_template=folder / f"{teacher}.jinja",
     )  # fmt: skip
     text = unescape(aligned_text(found, aligner))

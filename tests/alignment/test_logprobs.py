@@ -30,7 +30,9 @@ LOGPROBS = st.floats(-50, 0, width=32) | st.sampled_from([0.0, -0.0, -1e-30, -1e
 
 @pytest.fixture(scope="module")
 def aligners(tokenizers: dict[str, Tokenizer]) -> dict[tuple[str, str], TokenAligner]:
-    return {(a, b): TokenAligner(tokenizers[a], tokenizers[b]) for a in KINDS for b in KINDS}
+    return {
+        (a, b): TokenAligner(xtok.pair(tokenizers[a], tokenizers[b])) for a in KINDS for b in KINDS
+    }
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Tokenizer
 
 @pytest.fixture(scope="module")
 def aligner(tiny: tuple[Tokenizer, Tokenizer]) -> TokenAligner:
-    return TokenAligner(*tiny)
+    return TokenAligner(xtok.pair(*tiny))
 
 
 def ids(text: str, *tokens: int) -> list[int]:
@@ -67,11 +69,13 @@ def test_the_student_tokens_of_a_chunk_share_its_sum(aligner: TokenAligner) -> N
     assert shares(found) == ([-1, -2, -4, -12, -12, -0.5], [True] * 6)
 
 
-def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(aligner: TokenAligner) -> None:
+def test_equal_shares_differ_in_the_last_bit_of_the_sum_at_most(
+    tiny: tuple[Tokenizer, Tokenizer], aligner: TokenAligner
+) -> None:
     found = xtok.project_logprobs(aligner, [256, *b"cde"], [*b"a", 256, *b"de"], [-0.5, -0.5, 0, 0])
     assert found.logprobs.tolist() == [-0.5, -0.5, 0.0, 0.0]
     third = xtok.project_logprobs(
-        TokenAligner(aligner.teacher.table, aligner.student.table), [*b"abc"], [257], [-1]
+        TokenAligner(xtok.pair(*tiny[::-1])), [*b"abc"], [257], [-1.0]
     ).logprobs
     bits = [2796203, 2796202, 2796203]  # of 2 ** -23, the last bit of 1.0 in float32
     assert third.tolist() == [-n * 2.0**-23 for n in bits]
@@ -340,7 +344,7 @@ def test_what_does_not_fit_is_named(
 )
 def test_every_token_of_a_real_student_is_valid(load_real: Any, pair: tuple[str, str]) -> None:
     student, teacher = map(load_real, pair)
-    aligner = TokenAligner(student, teacher)
+    aligner = TokenAligner(xtok.pair(student, teacher))
     texts = [
         "In 2014 the price was 1299 dollars, in 東京 too.\n\tdef f(x): return x\n",
         "敏捷的棕色狐狸跳过了懒狗。2024年,価格は1299ドルでした。👨\u200d👩\u200d👧",
@@ -364,8 +368,8 @@ def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
 
     script = (
         "import sys, xtok\n"
-        "side = xtok.load_tokenizer('bytes')\n"
-        "found = xtok.project_logprobs(xtok.TokenAligner(side, side), [97], [97], [-1.0])\n"
+        "aligner = xtok.TokenAligner(xtok.pair('bytes', 'bytes'))\n"
+        "found = xtok.project_logprobs(aligner, [97], [97], [-1.0])\n"
         "assert found.logprobs.tolist() == [-1.0]\n"
         "assert 'torch' not in sys.modules\n"
     )

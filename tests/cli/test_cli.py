@@ -39,7 +39,7 @@ def maps(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("maps")
     student, teacher = (load_tokenizer(small / name) for name in ("small-digits", "small.model"))
     xtok.build(student, teacher).save(folder / "map.safetensors")
-    xtok.multitoken(student, teacher).save(folder / "first.pt")
+    xtok.multitoken(xtok.pair(student, teacher)).save(folder / "first.pt")
     xtok.build(teacher, teacher).save(folder / "other.safetensors")
     return folder
 
@@ -121,9 +121,8 @@ def test_a_job_reads_what_was_made_as_json(cli: Cli, small: Path, tmp_path: Path
             }
         ],
     }
-    to = ["--to", "nemo-subtokens", "-s", "bytes", "-t", "bytes"]
-    done = cli("convert", "a.safetensors", "b.pt", *to, "--json", "-q")
-    assert json.loads(done.stdout) == {"paths": ["b.pt", "b.reverse.pt"], "reports": []}
+    done = cli("convert", "a.safetensors", "b.pt", "--json", "-q")
+    assert json.loads(done.stdout) == {"paths": ["b.pt"], "reports": []}
 
 
 def test_convert_there_and_back(cli: Cli, maps: Path, tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ FROM_NEMO = {
     "evaluate": ["evaluate", "F", "P", "T"],
     "against": ["inspect", "F", "--against", "F"],
     "rows": ["inspect", "F", " the", "P"],
-    "subtokens": ["convert", "F", "--to", "nemo-subtokens", "--output", "x.pt", "P"],
+    "convert-to-tokens": ["convert", "F", "P", "--output", "x.safetensors"],
 }
 
 
@@ -168,7 +167,7 @@ def test_a_map_by_nemo_configures_every_command(
     given: dict[str, list[Any]] = {"F": [by_nemo], "P": pair(small), "T": ["--text", "text.txt"]}
     done = cli(*(part for word in FROM_NEMO[name] for part in given.get(word, [word])))
     assert done.returncode == 0, done.stderr
-    if (tmp_path / "x.pt").exists() and name != "subtokens":
+    if (tmp_path / "x.pt").exists():
         width = xtok.load_tokenizer(small / "small.model").vocabulary.vocab_size
         found = xtok.ProjectionMap.load(tmp_path / "x.pt")
         if "P" in FROM_NEMO[name]:

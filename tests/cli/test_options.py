@@ -72,10 +72,10 @@ def test_build_is_its_stages_byte_for_byte(
     student, teacher = (request.getfixturevalue(name) for name in (one, other))
     config = BuildConfig(**options)
     path = tmp_path / "map.safetensors"
-    multitoken(student, teacher, config.multitoken).save(path)
+    multitoken(xtok.pair(student, teacher), config.multitoken).save(path)
     if config.exact_match:
         pair = xtok.pair(student, teacher)
-        reapply_exact(ProjectionMap.load(path), student_model=pair).save(path)
+        reapply_exact(ProjectionMap.load(path), pair).save(path)
     sort_cut(ProjectionMap.load(path), config.sort_cut).save(path)
     built = xtok.build(student, teacher, config)
     assert built.nnz > len(student.table) // 2
@@ -89,7 +89,7 @@ def test_only_the_rows_asked_for_are_made(tmp_path: Path) -> None:
         config = MultitokenConfig(**options)  # type: ignore[arg-type]
         only = np.ones(len(student.table), np.bool_)
         only[[97, 257]] = False
-        projection = multitoken(student, teacher, config, only=only)
+        projection = multitoken(xtok.pair(student, teacher), config, only=only)
         projection.check()
         assert np.flatnonzero(projection.row_kind == RowKind.EMPTY).tolist() == [97, 257]
 
@@ -112,7 +112,7 @@ def test_tokens_that_cannot_be_spelled_are_failures(
         ((256, 257), ()),
     ):
         given = replace(config, ignore_student_ids=ignored)
-        [report] = multitoken(student, sentencepiece, given).reports
+        [report] = multitoken(xtok.pair(student, sentencepiece), given).reports
         assert report.failures == failures
 
 
@@ -132,7 +132,7 @@ def test_what_was_counted_on_synthetic_text_is_told(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken")
     for report in (
         xtok.build(student, student, BuildConfig.for_loss("p-kl")).reports[0],
-        multitoken(student, student, MultitokenConfig(weights="prior")).reports[0],
+        multitoken(xtok.pair(student, student), MultitokenConfig(weights="prior")).reports[0],
     ):
         assert report.counts["rows counted"] == 256
         assert sum(n for what, n in report.counts.items() if what.startswith("rows ")) == 256
@@ -146,7 +146,7 @@ def test_ignored_ids_are_not_told_as_without_counterpart(
     config = BuildConfig(special_tokens="off", ignore_student_ids=special)
     for found in (
         xtok.build(sentencepiece, byte_level, config),
-        multitoken(sentencepiece, byte_level, config.multitoken),
+        multitoken(xtok.pair(sentencepiece, byte_level), config.multitoken),
     ):
         notes = [note for report in found.reports for note in report.notes]
         assert not [note for note in notes if "no counterpart" in note or "empty rows" in note]
@@ -209,7 +209,9 @@ def test_relaxed_rows_have_one_entry_beside_their_slot(commas: tuple[Tokenizer, 
 def test_relaxed_pairs_are_one_more_source_before_they_are_pinned(
     commas: tuple[Tokenizer, Tokenizer],
 ) -> None:
-    soft = multitoken(*commas, replace(NO_SLOT, canonicalization="relaxed", reverse_pass=False))
+    soft = multitoken(
+        xtok.pair(*commas), replace(NO_SLOT, canonicalization="relaxed", reverse_pass=False)
+    )
     # The two pieces 10/11 and 1/11, and the near-equivalent 1.
     assert row(soft, 256) == [(0x2C, 0.545455), (0x20, 0.454545)]
     assert soft.row_kind[256] == RowKind.PIECES
@@ -257,7 +259,7 @@ def test_fuzzy_special_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -
     names = byte_level.table.control_names
     theirs = {name: i for i, name in sentencepiece.table.control_names.items()}
     config = replace(NO_SLOT, special_tokens="fuzzy", fuzzy_threshold=0.2, fuzzy_top_k=2)
-    fuzzy = multitoken(byte_level, sentencepiece, config)
+    fuzzy = multitoken(xtok.pair(byte_level, sentencepiece), config)
     fuzzy.check()
     pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.2, top_k=2)
     assert pairs
@@ -345,7 +347,9 @@ def test_text_form_takes_partial_utf8_for_replacement_characters(tmp_path: Path)
     assert row(text, 257) == [(256, 1.0)]
     assert text.history[0]["options"]["token_form"] == "text"
     assert known(text.student.table).sha256() == student.table.sha256()  # the file has the bytes
-    in_steps = reapply_exact(multitoken(student, teacher, replace(NO_SLOT, token_form="text")))
+    in_steps = reapply_exact(
+        multitoken(xtok.pair(student, teacher), replace(NO_SLOT, token_form="text"))
+    )
     assert row(in_steps, 0xC3) == [(0x80, 1.0)]
 
 
@@ -359,10 +363,10 @@ def test_raw_form_compares_display_strings(
     the = next(i for i, t in enumerate(byte_level.table.tokens()) if t == b" the")
     assert exact.row_kind[the] == RowKind.EXACT
     assert raw.row_kind[the] == RowKind.PIECES  # `Ġthe` is not `▁the`
-    first = multitoken(byte_level, sentencepiece, replace(NO_SLOT, token_form="raw"))
+    first = multitoken(xtok.pair(byte_level, sentencepiece), replace(NO_SLOT, token_form="raw"))
     with pytest.raises(XtokError, match="carries no display strings"):
         reapply_exact(first)
-    pinned = reapply_exact(first, student_model=byte_level, teacher_model=sentencepiece)
+    pinned = reapply_exact(first, xtok.pair(byte_level, sentencepiece))
     assert row(pinned, the) == row(first, the)
     assert ranks.table_as("raw").sha256() == ranks.table.sha256()  # without any, its bytes
 
@@ -491,7 +495,7 @@ def test_fuzzy_rows_have_at_most_top_k_entries(
     )
     pairs = match_names(byte_level.table, sentencepiece.table, threshold=0.01, top_k=100)
     assert max(np.bincount([s for s, _, _ in pairs])) == 2
-    pinned = reapply_exact(multitoken(byte_level, sentencepiece, config))
+    pinned = reapply_exact(multitoken(xtok.pair(byte_level, sentencepiece), config))
     pinned.check()
     assert {len(row(pinned, s)) for s, _, _ in pairs} == {1}
 
@@ -500,11 +504,11 @@ def test_a_near_equivalent_of_what_cannot_be_spelled(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "\r\n")
     teacher = byte_ranks(tmp_path / "teacher.tiktoken", "ab")
     config = replace(NO_SLOT, max_pieces=1, ignore_teacher_ids=(13,))
-    soft = multitoken(student, teacher, replace(config, canonicalization="relaxed"))
+    soft = multitoken(xtok.pair(student, teacher), replace(config, canonicalization="relaxed"))
     soft.check()
     assert row(soft, 256) == [(10, 1.0)]
     assert soft.row_kind[256] == RowKind.PIECES
-    assert row(multitoken(student, teacher, config), 256) == []
+    assert row(multitoken(xtok.pair(student, teacher), config), 256) == []
 
 
 def test_a_history_with_unknown_options_is_an_error(

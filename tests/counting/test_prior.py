@@ -158,7 +158,7 @@ def test_rows_of_the_stage_are_probabilities(
     byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     config = MultitokenConfig(weights="prior", scale_trick=False)
-    found = multitoken(byte_level, sentencepiece, config)
+    found = multitoken(xtok.pair(byte_level, sentencepiece), config)
     by_row = naive.rows_of(found)
     assert all(sum(w for _, w in row) == pytest.approx(1, abs=1e-5) for row in by_row.values())
     assert set(byte_level.table.text_ids.tolist()) <= set(by_row)

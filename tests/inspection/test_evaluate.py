@@ -60,7 +60,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def maps(pair: Pair, corpus: Path) -> dict[str, ProjectionMap]:
     """Maps of spelling, and maps counted on the corpus: smoothed, and hardly smoothed."""
-    whole = multitoken(*pair, MultitokenConfig(scale_trick=False))
+    whole = multitoken(xtok.pair(*pair), MultitokenConfig(scale_trick=False))
     recipe = sort_cut(reapply_exact(whole), SortCutConfig(top_k=4))
 
     def counted(**options: object) -> ProjectionMap:

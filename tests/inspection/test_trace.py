@@ -15,8 +15,8 @@ from xtok.counting.texts import find_texts
 from xtok.inspection.advice import advise
 from xtok.inspection.pair_facts import pair_facts
 from xtok.inspection.report import examine
+from xtok.maps.admit import admit
 from xtok.stages.multitoken import multitoken
-from xtok.vocab.pair import Pair
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import TokenTable, common_ids, differing_ids, match_bytes
 
@@ -24,7 +24,7 @@ COUNTED = {
     function.__code__: function.__name__
     for function in (
         *(match_bytes, match_roles, common_ids, differing_ids),
-        *(find_texts, PairText.read, pair_facts, advise, multitoken, Pair.admit),
+        *(find_texts, PairText.read, pair_facts, advise, multitoken, admit),
         vars(TokenTable)["_sha256"].func,
     )
 }

@@ -198,7 +198,7 @@ def test_the_loss_is_the_library_s(gold: Any, small: Path, tmp_path: Path, stude
     width = max(map(len, rows))
     teacher_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     teacher_mask = torch.tensor([row + [0] * (width - len(row)) for row in masks])
-    alignment = TokenAligner(ours, theirs).align(
+    alignment = TokenAligner(xtok.pair(ours, theirs)).align(
         inputs["input_ids"],
         teacher_ids,
         student_attention_mask=inputs["labels"] != -100,

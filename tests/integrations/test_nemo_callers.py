@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from xtok import TokenAligner, build
+from xtok import build
+from xtok.integrations.nemo_rl import TokenAligner
 from xtok.tokenizers import from_transformers
 
 TEXTS = ["The quick brown fox, 2024 of them;  das Größte — 東京都\n", "In 201 words: 東京 x", ""]

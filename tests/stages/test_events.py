@@ -321,7 +321,7 @@ def test_a_map_is_no_event_map_and_the_other_way_round(
     digits: Tokenizer, byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     events(digits, byte_level).save(tmp_path / "events.safetensors")
-    multitoken(digits, byte_level).save(tmp_path / "map.safetensors")
+    multitoken(xtok.pair(digits, byte_level)).save(tmp_path / "map.safetensors")
     with pytest.raises(MapFileError, match="is an event map"):
         ProjectionMap.load(tmp_path / "events.safetensors")
     with pytest.raises(MapFileError, match="is not an event map"):

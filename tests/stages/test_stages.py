@@ -12,6 +12,7 @@ from make import NO_SLOT, byte_ranks, read_pt, row, table_of
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.errors import XtokError
+from xtok.maps.admit import admit
 from xtok.maps.file import sha256
 from xtok.maps.projection_map import RowKind
 from xtok.stages.exact import reapply_exact
@@ -42,7 +43,7 @@ def loaded(request: pytest.FixtureRequest, *names: str) -> list[Tokenizer]:
 
 
 def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> None:
-    forward = multitoken(student, teacher, replace(NO_SLOT, reverse_pass=False))
+    forward = multitoken(xtok.pair(student, teacher), replace(NO_SLOT, reverse_pass=False))
     forward.check()
     assert row(forward, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]  # 201
     assert row(forward, 259) == [(0x32, 0.909091), (0x30, 0.090909)]  # 20
@@ -50,14 +51,16 @@ def test_weights_of_the_forward_pass(student: Tokenizer, teacher: Tokenizer) -> 
     assert row(forward, 0x41) == [(0x41, 1.0)]
     assert forward.nnz == 256 + 6 + 3
     assert forward.scale_slot is None
-    one = multitoken(student, teacher, replace(NO_SLOT, max_pieces=1, reverse_pass=False))
+    one = multitoken(
+        xtok.pair(student, teacher), replace(NO_SLOT, max_pieces=1, reverse_pass=False)
+    )
     assert row(one, 260) == [(0x32, 1.0)]
 
 
 def test_the_reverse_pass_adds_what_begins_with_the_token(
     student: Tokenizer, teacher: Tokenizer
 ) -> None:
-    both = multitoken(student, teacher, NO_SLOT)
+    both = multitoken(xtok.pair(student, teacher), NO_SLOT)
     both.check()
     # "ab": itself twice, and the first of the two pieces of "abc"; "c": its second piece.
     total = 2 + 0.9 / 0.99
@@ -69,7 +72,7 @@ def test_the_reverse_pass_adds_what_begins_with_the_token(
 def test_every_row_has_a_slot_until_exact_rows_are_pinned(
     student: Tokenizer, teacher: Tokenizer
 ) -> None:
-    slots = multitoken(student, teacher)
+    slots = multitoken(xtok.pair(student, teacher))
     slots.check()
     assert slots.scale_slot is not None
     assert slots.scale_slot.tolist() == [1] * 262
@@ -87,7 +90,7 @@ def test_every_row_has_a_slot_until_exact_rows_are_pinned(
 
 
 def test_the_slot_is_one_of_the_top_k(student: Tokenizer, teacher: Tokenizer) -> None:
-    two = multitoken(student, teacher, MultitokenConfig(top_k=2))
+    two = multitoken(xtok.pair(student, teacher), MultitokenConfig(top_k=2))
     two.check()
     assert row(two, 260) == [(0x32, 0.833333), (263, 0.166667)]
     assert two.entries_per_row.max() == 2
@@ -95,7 +98,7 @@ def test_the_slot_is_one_of_the_top_k(student: Tokenizer, teacher: Tokenizer) ->
 
 def test_without_an_id_free_of_meaning_there_is_no_slot(student: Tokenizer, tmp_path: Path) -> None:
     full = byte_ranks(tmp_path / "full.tiktoken", "th", digits=1)
-    none = multitoken(student, full)
+    none = multitoken(xtok.pair(student, full))
     none.check()
     assert none.enable_scale_trick
     assert not none.is_slot.any()
@@ -106,7 +109,7 @@ def test_a_row_never_has_its_slot_twice(byte_level: Tokenizer) -> None:
     # The only padding id is the slot of all rows but of its own, which maps to itself.
     vocabulary = byte_level.vocabulary
     narrow = load_like(byte_level, vocabulary.tokenizer_vocab_size)
-    projection = multitoken(byte_level, narrow)
+    projection = multitoken(xtok.pair(byte_level, narrow))
     projection.check()
     [pad] = table_of(narrow).roles["pad"]
     is_slot = projection.is_slot
@@ -127,7 +130,7 @@ def test_maps_agree_with_the_plain_recipe(
 ) -> None:
     student, teacher = loaded(request, *names)
     config = MultitokenConfig(top_k=5, max_pieces=3, scale_trick=False, special_tokens="off")
-    found = multitoken(student, teacher, config)
+    found = multitoken(xtok.pair(student, teacher), config)
     found.check()
     expected = naive.multitoken(student, teacher, top_k=5, max_pieces=3)
     rows = naive.rows_of(found)
@@ -172,12 +175,12 @@ def test_special_tokens_by_role_or_not_at_all(
     byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     rows, columns = table_of(byte_level), table_of(sentencepiece)
-    roles = multitoken(byte_level, sentencepiece, NO_SLOT)
+    roles = multitoken(xtok.pair(byte_level, sentencepiece), NO_SLOT)
     bos, eos = rows.roles["bos"][0], rows.roles["eos"][0]
     assert row(roles, bos) == [(columns.roles["bos"][0], 1.0)]
     assert row(roles, eos) == [(columns.roles["eos"][0], 1.0)]
     assert roles.row_kind[bos] == RowKind.ROLE
-    off = multitoken(byte_level, sentencepiece, replace(NO_SLOT, special_tokens="off"))
+    off = multitoken(xtok.pair(byte_level, sentencepiece), replace(NO_SLOT, special_tokens="off"))
     assert not off.entries_per_row[list(rows.control_names)].any()
     # The later stage takes the choice from the map, unless it is given another one.
     assert not reapply_exact(off).entries_per_row[list(rows.control_names)].any()
@@ -185,7 +188,7 @@ def test_special_tokens_by_role_or_not_at_all(
 
 
 def test_what_is_left_out_is_reported(byte_level: Tokenizer, ranks: Tokenizer) -> None:
-    projection = multitoken(byte_level, ranks)
+    projection = multitoken(xtok.pair(byte_level, ranks))
     [report] = projection.reports
     assert report.stage == "multitoken"
     special = len(table_of(byte_level).control_names)
@@ -208,7 +211,7 @@ def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer
         seen.append((label, total))
         yield steps.append
 
-    multitoken(student, teacher, progress=progress)
+    multitoken(xtok.pair(student, teacher), progress=progress)
     assert seen == [
         ("spelling tokens in teacher.tiktoken", 262),
         ("spelling tokens in student.tiktoken", 263),
@@ -220,8 +223,10 @@ def test_progress_is_told_for_both_passes(student: Tokenizer, teacher: Tokenizer
 
 
 def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokenizer) -> None:
-    first = multitoken(student, teacher, MultitokenConfig(reverse_pass=False))
-    more = multitoken(student, teacher, replace(NO_SLOT, reverse_pass=False), initial=first)
+    first = multitoken(xtok.pair(student, teacher), MultitokenConfig(reverse_pass=False))
+    more = multitoken(
+        xtok.pair(student, teacher), replace(NO_SLOT, reverse_pass=False), initial=first
+    )
     more.check()
     assert row(more, 260) == [(0x32, 0.900901), (0x30, 0.09009), (0x31, 0.009009)]
     assert [step["stage"] for step in more.history] == ["multitoken", "multitoken"]
@@ -230,8 +235,8 @@ def test_a_map_is_extended_without_its_slots(student: Tokenizer, teacher: Tokeni
 
 
 def test_a_row_of_two_kinds_is_mixed(student: Tokenizer, teacher: Tokenizer) -> None:
-    first = reapply_exact(multitoken(student, teacher, NO_SLOT))
-    more = multitoken(student, teacher, NO_SLOT, initial=first)
+    first = reapply_exact(multitoken(xtok.pair(student, teacher), NO_SLOT))
+    more = multitoken(xtok.pair(student, teacher), NO_SLOT, initial=first)
     assert more.row_kind[0x41] == RowKind.MIXED
     assert more.row_kind[260] == RowKind.PIECES
 
@@ -239,19 +244,19 @@ def test_a_row_of_two_kinds_is_mixed(student: Tokenizer, teacher: Tokenizer) -> 
 def test_a_map_of_another_pair_is_not_extended(
     student: Tokenizer, teacher: Tokenizer, byte_level: Tokenizer
 ) -> None:
-    first = multitoken(student, teacher)
+    first = multitoken(xtok.pair(student, teacher))
     with pytest.raises(XtokError, match="has other tokens than small-byte-level"):
-        multitoken(student, byte_level, initial=first)
+        multitoken(xtok.pair(student, byte_level), initial=first)
     other = load_like(teacher, 270)
     with pytest.raises(XtokError, match=r"teacher of the map \(teacher\.tiktoken\) is 265 wide"):
-        multitoken(student, other, initial=first)
+        multitoken(xtok.pair(student, other), initial=first)
 
 
 # reapply_exact and sort_cut
 
 
 def test_a_tie_of_weights_goes_to_the_lower_id(student: Tokenizer, teacher: Tokenizer) -> None:
-    projection = multitoken(student, teacher, NO_SLOT)
+    projection = multitoken(xtok.pair(student, teacher), NO_SLOT)
     # b" ": itself, then " t", " th" in which it is the first of two pieces, at equal weights.
     ids, weights = projection.row(0x20)
     assert ids.tolist() == [0x20, 258, 259]
@@ -263,7 +268,7 @@ def test_a_tie_of_weights_goes_to_the_lower_id(student: Tokenizer, teacher: Toke
 def test_cut_rows_are_normalized_and_others_keep_their_bits(
     student: Tokenizer, teacher: Tokenizer
 ) -> None:
-    projection = multitoken(student, teacher, NO_SLOT)
+    projection = multitoken(xtok.pair(student, teacher), NO_SLOT)
     cut = sort_cut(projection, SortCutConfig(top_k=2))
     cut.check()
     assert row(cut, 260) == [(0x32, 0.909091), (0x30, 0.090909)]
@@ -289,15 +294,15 @@ def test_the_slot_stays_last_when_a_row_is_cut(student: Tokenizer, teacher: Toke
 
 
 def test_nothing_beside_the_slot_is_an_error(student: Tokenizer, teacher: Tokenizer) -> None:
-    projection = multitoken(student, teacher)
+    projection = multitoken(xtok.pair(student, teacher))
     with pytest.raises(XtokError, match=r"no room beside its scale slot .*top_k= of 2"):
         sort_cut(projection, SortCutConfig(top_k=1))
-    sort_cut(multitoken(student, teacher, NO_SLOT), SortCutConfig(top_k=1)).check()
+    sort_cut(multitoken(xtok.pair(student, teacher), NO_SLOT), SortCutConfig(top_k=1)).check()
 
 
 def test_special_tokens_of_a_stage_are_checked(student: Tokenizer, teacher: Tokenizer) -> None:
     with pytest.raises(ValueError, match="special_tokens is 'some'"):
-        reapply_exact(multitoken(student, teacher), special_tokens="some")  # type: ignore[arg-type]
+        reapply_exact(multitoken(xtok.pair(student, teacher)), special_tokens="some")  # type: ignore[arg-type]
 
 
 def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> None:
@@ -316,17 +321,17 @@ def test_build_reports_what_it_made(student: Tokenizer, teacher: Tokenizer) -> N
 
 
 def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tokenizer) -> None:
-    full = multitoken(student, teacher)
+    full = multitoken(xtok.pair(student, teacher))
     bare = replace(
         full, student=replace(full.student, table=None), teacher=replace(full.teacher, table=None)
     )
     with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken"):
         reapply_exact(bare)
     pair = xtok.pair(student, teacher)
-    for given in (reapply_exact(pair.admit(bare)), reapply_exact(bare, student_model=pair)):
+    for given in (reapply_exact(admit(pair, bare)), reapply_exact(bare, pair)):
         assert sha256(given) == sha256(reapply_exact(full))
     with pytest.raises(XtokError, match="wide"):
-        xtok.pair(student, student).admit(bare)
+        admit(xtok.pair(student, student), bare)
 
 
 def test_anything_but_a_config_is_refused() -> None:
@@ -347,8 +352,9 @@ def test_a_map_that_names_other_models_is_noted(tmp_path: Path) -> None:
         "teacher_model_id": "org/other",
     }
     foreign = read_pt(tmp_path, content, teacher_vocab_size=256)
-    extended = xtok.multitoken("bytes", "bytes", initial=foreign)
-    exact = xtok.reapply_exact(foreign, student_model="bytes", teacher_model="bytes")
+    pair = xtok.pair("bytes", "bytes")
+    extended = xtok.multitoken(pair, initial=foreign)
+    exact = xtok.reapply_exact(foreign, pair)
     for made in (extended, exact):
         notes = [note for report in made.reports for note in report.notes]
         assert [note for note in notes if "org/other" in note and "teacher" in note]

@@ -34,7 +34,7 @@ def given(
 ) -> tuple[ProjectedTeacher, dict[str, Any], Tensor]:
     """What projects, a batch, and the teacher's logits on it."""
     back_map = xtok.build(teacher, student, BACK_MAP)
-    of_teacher = ProjectedTeacher(student, teacher, back_map, top_k=top_k, num_threads=1)
+    of_teacher = ProjectedTeacher(xtok.pair(student, teacher), back_map, top_k=top_k, num_threads=1)
     batch = prepare(DistillationCollator(student, teacher, bos=False)(TEXTS))
     return of_teacher, batch, logits_for(batch["teachers"][0], len(teacher.table))
 

@@ -9,9 +9,9 @@ import pytest
 
 import xtok
 from xtok import XtokError
+from xtok.maps.admit import admit, at_widths_of, is_swapped, pair_of_maps
 from xtok.tokenizers import Tokenizer
 from xtok.vocab import pair as module
-from xtok.vocab.pair import Pair
 
 
 def test_each_fact_is_computed_once(
@@ -30,7 +30,7 @@ def test_each_fact_is_computed_once(
     pair = xtok.pair(byte_level, digits)
     m = xtok.build(pair)
     xtok.events(pair)
-    xtok.reapply_exact(m, student_model=pair)
+    xtok.reapply_exact(m, pair)
     assert sorted(calls) == ["match_bytes"] * 2 + ["match_roles"] * 2
     assert xtok.pair(pair) is pair
 
@@ -54,14 +54,14 @@ def test_a_pair_is_as_wide_as_its_map(small: Path, digits: Tokenizer) -> None:
     m = xtok.build(wide, digits)
     own = xtok.load_tokenizer(small / "small-byte-level")
     own.vocabulary = replace(own.vocabulary, width_source="tokenizer")
-    pair = xtok.pair(own, digits, of=m)
+    pair = at_widths_of(xtok.pair(own, digits), m)
     assert pair.shape == (3000, len(digits.table))
     assert pair.tables[0].sha256() == own.table.sha256() == wide.table.sha256()
     assert (pair.tables[0].types == wide.table.types).all()
     assert pair.tokenizers[0].segment(b"hello") == own.segment(b"hello")
-    assert pair.admit(m) is m
+    assert admit(pair, m) is m
     with pytest.raises(XtokError) as caught:
-        xtok.pair(own, digits).admit(m)
+        admit(xtok.pair(own, digits), m)
     assert caught.value.parameter == "student_vocab_size"
 
 
@@ -73,7 +73,7 @@ def test_the_width_that_a_side_without_tokens_needs(
     m = xtok.build(byte_level, "bytes")
     teacher = replace(m.teacher, table=None, vocab_size=width, width_source="map")
     with pytest.raises(XtokError) as caught:
-        xtok.pair(byte_level, digits).admit(replace(m, teacher=teacher))
+        admit(xtok.pair(byte_level, digits), replace(m, teacher=teacher))
     assert caught.value.parameter == "teacher_vocab_size"
     assert f"the width {given} with" in caught.value.hint
 
@@ -82,15 +82,15 @@ def test_swapped_sides_are_called_swapped(byte_level: Tokenizer, digits: Tokeniz
     m = xtok.build(byte_level, digits)
     swapped = xtok.pair(digits, byte_level)
     with pytest.raises(XtokError, match="the sides are swapped"):
-        swapped.admit(m)
+        admit(swapped, m)
     with pytest.raises(XtokError, match="the sides are swapped"):
         xtok.explain(m, pair=xtok.pair(digits, byte_level))
     checks = xtok.verify(m, xtok.pair(digits, byte_level)).checks
     assert [check.name for check in checks if check.level == "failed"] == ["sides"]
     same = xtok.build(digits, digits)
-    assert not Pair.of(m).is_swapped(same)
+    assert not is_swapped(pair_of_maps(m), same)
     with pytest.raises(XtokError, match="other tokens"):
-        Pair.of(m).admit(same)
+        admit(pair_of_maps(m), same)
 
 
 def test_maps_without_tokens_take_those_of_another(
@@ -98,6 +98,6 @@ def test_maps_without_tokens_take_those_of_another(
 ) -> None:
     m = xtok.build(byte_level, digits)
     bare = replace(m, teacher=replace(m.teacher, table=None))
-    pair = Pair.of(bare, m)
+    pair = pair_of_maps(bare, m)
     assert pair.teacher is m.teacher
-    assert pair.admit(bare).teacher.table is m.teacher.table
+    assert admit(pair, bare).teacher.table is m.teacher.table

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 from xtok.alignment.kernels import CONTROL, Chunks, Side, align_documents, align_rest
 from xtok.alignment.rows import FlatIds, Rows, SymbolTable, filled, like
 from xtok.kernels import in_python
-from xtok.maps.projection_map import ProjectionMap
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import ModelLike, Tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.pair import Pair
-from xtok.vocab.table import TokenTable, Vocabulary
+from xtok.vocab.table import TokenTable
 
 if TYPE_CHECKING:
     import torch
@@ -125,39 +123,17 @@ class TokenAligner:
     and spawned workers.
 
     Args:
-        student_tokenizer: an xtok `Tokenizer`, a fast Hugging Face tokenizer, or a `TokenTable`;
-            None takes the table of the map; or a pair of both.
-        teacher_tokenizer: the same for the teacher.
-        projection_matrix_path: a map of this pair, whose tables are used and checked against the
-            given tokenizers.
+        pair: the student and the teacher.
         max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
 
     Raises:
-        XtokError: if the map is of other tokenizers, or carries no tokens of a side that has no
-            tokenizer.
-        ValueError: if a side has neither a tokenizer nor a map, or `max_comb_len` is less than 1.
+        XtokError: for a side of a map that carries no tokens.
+        ValueError: if `max_comb_len` is less than 1.
     """
 
-    def __init__(
-        self,
-        student_tokenizer: Any = None,
-        teacher_tokenizer: Any = None,
-        projection_matrix_path: str | PathLike[str] | None = None,
-        max_comb_len: int = 4,
-    ) -> None:
+    def __init__(self, pair: Pair, max_comb_len: int = 4) -> None:
         if max_comb_len < 1:
             raise ValueError(f"max_comb_len is {max_comb_len}, and must be at least 1")
-        path = projection_matrix_path
-        projection = None if path is None else ProjectionMap.load(path)
-        pair = student_tokenizer
-        if not isinstance(pair, Pair):
-            pair = Pair(
-                _vocabulary("student", student_tokenizer, projection),
-                _vocabulary("teacher", teacher_tokenizer, projection),
-            )
-            pair = pair if projection is None else pair.at_widths_of(projection)
-        if projection is not None:
-            pair.admit(projection)
         rows, columns = pair.tables
         roles = {s: t for s, t in pair.equal_roles.items() if t in columns.control_names}
         symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
@@ -178,8 +154,6 @@ class TokenAligner:
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
-        student_offsets: Array | None = None,
-        teacher_offsets: Array | None = None,
     ) -> AlignmentBatch:
         """Align a batch of rows of token ids.
 
@@ -190,9 +164,6 @@ class TokenAligner:
                 the pad role are. If the end of text pads as well, so are all but the first of them
                 at a row's end, and all at its beginning.
             teacher_attention_mask: `[B, T_t]`.
-            student_offsets: not needed, and not read: the tokens' bytes tell where they end.
-                NeMo-RL's drafts (pull requests 3286 and 4177) pass those of the tokenizer.
-            teacher_offsets: the same.
 
         Raises:
             ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
@@ -344,17 +315,24 @@ class TextAlignment:
 
 
 def align(
-    student: Tokenizer, teacher: Tokenizer, text: str | bytes, *, max_comb_len: int = 4
+    student_model: ModelLike,
+    teacher_model: ModelLike,
+    text: str | bytes,
+    *,
+    max_comb_len: int = 4,
 ) -> TextAlignment:
-    """Tokenize one text as both models read it, and align it.
+    r"""Tokenize one text as both models read it, and align it.
 
     Bytes that are no UTF-8 are spelled byte for byte, as in the middle of a longer text.
+
+    >>> xtok.align("bytes", "bytes", "né").student_tokens
+    ('n', '\\xc3', '\\xa9')
 
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
     """
-    pair = pair_of(student, teacher)
-    aligner = TokenAligner(pair, max_comb_len=max_comb_len)
+    pair = pair_of(student_model, teacher_model)
+    aligner = TokenAligner(pair, max_comb_len)
     return describe_alignment(aligner, pair, *(_ids(side, text) for side in pair.tokenizers))
 
 
@@ -418,23 +396,3 @@ def _shift(array: Any, fill: Any) -> Any:
     shifted[:, :-1] = array[:, 1:]
     shifted[:, -1:] = fill
     return shifted
-
-
-def _vocabulary(side: str, given: Any, projection: ProjectionMap | None) -> Vocabulary:
-    """Return the vocabulary of a side: of a tokenizer, of a table, or of a map's side."""
-    if given is None:
-        if projection is None:
-            raise ValueError(f"there is neither a {side} tokenizer nor a map")
-        vocabulary: Vocabulary = getattr(projection, side)
-        return vocabulary
-    if not isinstance(given, TokenTable):
-        return load_tokenizer(given).vocabulary
-    return Vocabulary(
-        model_id=f"the {side}'s table",
-        revision=None,
-        backend=None,
-        vocab_size=len(given),
-        width_source="tokenizer",
-        tokenizer_vocab_size=None,
-        table=given,
-    )

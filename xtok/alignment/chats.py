@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.conversation import Conversation, render
 from xtok.conversation.templates import Message
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
 from xtok.vocab.table import byte_offsets
 
@@ -38,8 +37,7 @@ class _Stretch(NamedTuple):
 
 def align_chat(
     aligner: TokenAligner,
-    student: Tokenizer,
-    teacher: Tokenizer,
+    pair: Pair,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -54,9 +52,8 @@ def align_chat(
     chunk. A string that one side's template drops or moves is in none either.
 
     Args:
-        aligner: of the same two tokenizers.
-        student: the tokenizer of the student's side.
-        teacher: the tokenizer of the teacher's side.
+        aligner: of this pair.
+        pair: the student and the teacher, with their tokenizers.
         messages: dicts with `role` and `content`, and whatever else the templates read.
         tools: JSON schemas of the tools.
         student_template: as in `conversation.render`; the tokenizer's own by default.
@@ -65,9 +62,10 @@ def align_chat(
     Raises:
         XtokError: if there is no template, or it raises.
     """
+    templates = (student_template, teacher_template)
     ours, theirs = (
         render(tokenizer, messages, tools=tools, template=template)
-        for tokenizer, template in ((student, student_template), (teacher, teacher_template))
+        for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
     )
     return ChatAlignment(
         student=ours, teacher=theirs, alignment=align_rendered(aligner, ours, theirs)

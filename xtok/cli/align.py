@@ -58,10 +58,10 @@ def align(
                 f"{chat} has {1 + len(others)} conversations", hint="give a file of one"
             )
         pair = models.pair()
-        aligner = xtok.TokenAligner(pair, max_comb_len=max_comb_len)
+        aligner = xtok.TokenAligner(pair, max_comb_len)
         aligned = xtok.chats.align_chat(
             aligner,
-            *pair.tokenizers,
+            pair,
             record.messages,
             tools=record.tools,
             student_template=student_chat_template,

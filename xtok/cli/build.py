@@ -111,6 +111,6 @@ def build(
         projection = make()
     report_written(projection.reports, path, json=output.json)
     if path.suffix == ".pt":
-        from xtok.maps.subtokens import nemo_overrides
+        from xtok.maps.convert import nemo_overrides
 
         report.print_note(nemo_overrides(path, for_loss))

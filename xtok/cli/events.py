@@ -54,7 +54,7 @@ def events(
             from xtok.counting.pair_text import Wanted
 
             counted = read_here(pair, text, Wanted(), field=field, output=path)
-        return xtok.events(pair, None, counted, config, progress=report.progress_bar)
+        return xtok.events(pair, texts=counted, config=config, progress=report.progress_bar)
 
     result = write_counted(made, path)
     report_written(result.reports, path, json=json)

@@ -45,7 +45,6 @@ def generate(
     output.check()
     projection = xtok.generate(
         models.pair(widths),
-        None,
         embedding_model,
         config,
         cache_dir=cache_dir,

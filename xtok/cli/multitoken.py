@@ -33,6 +33,6 @@ def multitoken(
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
     projection = xtok.multitoken(pair, config=config, initial=initial, progress=report.progress_bar)
     if exact_match:
-        projection = xtok.reapply_exact(projection, student_model=pair)
+        projection = xtok.reapply_exact(projection, pair)
     name = nemo_name(context, models, config) or map_name(projection, "multitoken")
     output.write(projection, name)

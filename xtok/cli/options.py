@@ -18,7 +18,7 @@ from xtok import report
 from xtok.cli.command import expanded
 from xtok.config import MAIN, MODELS, OUTPUT, TEXT, Config, option
 from xtok.errors import XtokError
-from xtok.inspection import pair_of_map
+from xtok.maps.admit import admit, name_notes, pair_of_map
 from xtok.report.stdout import print_path, print_result
 from xtok.vocab.pair import SIDES
 
@@ -221,8 +221,8 @@ class Models(Loading):
             the map, with the tokens that it lacks, and its pair.
         """
         pair = pair_of_map(projection, **self.given(widths))
-        report.print_notes(pair.name_notes(projection))
-        return pair.admit(projection, name=str(name)), pair
+        report.print_notes(name_notes(pair, projection))
+        return admit(pair, projection, name=str(name)), pair
 
 
 @dataclass(frozen=True, kw_only=True)

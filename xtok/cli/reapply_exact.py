@@ -26,9 +26,6 @@ def reapply_exact(
     source = files.source()
     projection, pair = models.with_map(map_options.load(source), map_options, name=source)
     projection = xtok.reapply_exact(
-        projection,
-        special_tokens=special_tokens,
-        canonicalization=canonicalization,
-        student_model=pair,
+        projection, pair, special_tokens=special_tokens, canonicalization=canonicalization
     )
     files.write(projection, refined_name(source, "reapply-exact", projection))

@@ -22,8 +22,6 @@ from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import examples_of, map_of_edges, reported, undecodable_tokens
 from xtok.progress import Progress, silent
 from xtok.threads import one_thread_each
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
 from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.relaxed import relaxed_form
 from xtok.vocab.table import TokenTable, TokenType
@@ -39,8 +37,7 @@ SPELLING = "spelling"
 
 
 def generate(
-    student_model: PairLike,
-    teacher_model: ModelLike | None = None,
+    pair: Pair,
     embedding_model: str | None = None,
     config: GenerateConfig | None = None,
     *,
@@ -56,8 +53,7 @@ def generate(
     row's sum.
 
     Args:
-        student_model: the model of the rows, as `build` takes it.
-        teacher_model: the model of the columns.
+        pair: the models of the rows and the columns, with their tokenizers.
         embedding_model: `own`, the two models' own input embeddings, fitted to each other on the
             tokens that both have; `spelling`, byte n-grams, without a model; `sentence:MODEL`, a
             model that sentence-transformers runs; `input:MODEL`, the mean of a language model's
@@ -81,7 +77,6 @@ def generate(
         source = open_source(
             embedding_model, config, cache_dir, force_recompute=force_recompute, offline=offline
         )
-    pair = pair_of(student_model, teacher_model, offline=offline)
     if config.top_k > pair.shape[1]:
         raise XtokError(
             f"top_k {config.top_k} is more than the {pair.shape[1]} tokens of the teacher",

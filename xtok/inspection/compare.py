@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.counting.counts import edge_keys
+from xtok.maps.admit import admit, pair_of_maps
 from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.pair import Pair
@@ -77,8 +78,10 @@ def compare(
         ValueError: for paths of text without the student's tokenizer.
     """
     loaded, names = as_maps([a, b], names)
-    of_both = Pair.of(*loaded)
-    first, second = (of_both.admit(one, name=name) for one, name in zip(loaded, names, strict=True))
+    of_both = pair_of_maps(*loaded)
+    first, second = (
+        admit(of_both, one, name=name) for one, name in zip(loaded, names, strict=True)
+    )
     token_counts = _token_counts(texts, pair, field)
     distance = _distances(first, second)
     filled = (first.row_kind != RowKind.EMPTY) | (second.row_kind != RowKind.EMPTY)

@@ -36,6 +36,7 @@ from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
+from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.edges import Edges, heaviest, ranks
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
@@ -210,14 +211,14 @@ def evaluate(
     loaded, names = as_maps(maps, names, as_any_map)
     if not loaded:
         raise ValueError("there is no map to evaluate")
-    pair = pair.at_widths_of(loaded[0])
+    pair = at_widths_of(pair, loaded[0])
     are_events = [isinstance(one, EventMap) for one in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(
             "event maps are measured neither beside maps nor for a loss",
             hint="evaluate the event maps alone, without a loss",
         )
-    admitted = (pair.admit(one, name=name) for name, one in zip(names, loaded, strict=True))
+    admitted = (admit(pair, one, name=name) for name, one in zip(names, loaded, strict=True))
     named = dict(zip(distinct(names), admitted, strict=True))
     text = PairText.read(
         pair, texts, Wanted(per_document=True), field=field, group_by=group_by,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xtok.config import FIRST_PIECE_WEIGHT, MAX_ENTRIES, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
+from xtok.maps.admit import admit, at_widths_of, pair_of_maps
 from xtok.maps.edges import row_starts
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
@@ -109,10 +110,10 @@ def explain(
     """
     m = as_map(projection)
     if pair is None:
-        pair = Pair.of(m)
+        pair = pair_of_maps(m)
     else:
-        pair = pair.at_widths_of(m)
-        m = pair.admit(m)
+        pair = at_widths_of(pair, m)
+        m = admit(pair, m)
     if isinstance(tokens, str | bytes | int):
         tokens = [tokens]
     ids = [i for token in tokens for i in m.student_ids_of(token)]

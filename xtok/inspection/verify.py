@@ -11,11 +11,12 @@ import numpy as np
 
 from xtok.inspection import Check, Level
 from xtok.maps import file as mapfile
+from xtok.maps.admit import can_grow, is_swapped
 from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
-from xtok.vocab.pair import Pair, can_grow
+from xtok.vocab.pair import Pair
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary, differing_ids
 
@@ -104,7 +105,7 @@ def _all(m: AnyMap, digests: Mapping[str, str | None], pair: Pair | None) -> Ite
     if pair is None:
         return
     tokenizers = [pair.student_tokenizer, pair.teacher_tokenizer]
-    if None not in tokenizers and pair.is_swapped(m):
+    if None not in tokenizers and is_swapped(pair, m):
         yield Check(
             "sides",
             "failed",

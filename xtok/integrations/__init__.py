@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-__all__ = ["transformers", "trl"]
+__all__ = ["nemo_rl", "transformers", "trl"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -27,8 +27,7 @@ from xtok.maps.edges import (
 from xtok.maps.parts import InvariantError, history_step
 from xtok.maps.parts import RowKind as RowKind
 from xtok.maps.parts import StageReport as StageReport
-from xtok.vocab.pair import SIDES, is_lower_bound
-from xtok.vocab.table import MAX_WIDTH, Vocabulary
+from xtok.vocab.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:
     import pandas
@@ -219,7 +218,7 @@ class ProjectionMap:
         return replace(self, history=(*self.history, step), reports=(*self.reports, *reports))
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> ProjectionMap:
-        """Return the map with another vocabulary, at least as wide, as a side; see `Pair.admit`."""
+        """Return the map with another vocabulary, at least as wide, as a side; see `maps.admit`."""
         changed: dict[str, Any] = {side: vocabulary}
         more = vocabulary.vocab_size - getattr(self, side).vocab_size
         if side == "student" and more:
@@ -235,7 +234,7 @@ class ProjectionMap:
             MapFileError: if it has ids beyond it, or is known to have another.
         """
         ours: Vocabulary = getattr(self, side)
-        if ours.vocab_size != width and not is_lower_bound(ours):
+        if ours.vocab_size != width and not ours.is_lower_bound:
             problem = f"is {ours.vocab_size} wide on the {side}'s side, not {width}"
             hint = (
                 f"is it the map of this pair? It is of {self.student.model_id} and "

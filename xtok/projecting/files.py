@@ -21,6 +21,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.input_files import need
 from xtok.io import check_output, write, writing
 from xtok.maps import file as mapfile
+from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
@@ -218,7 +219,7 @@ def project(
     pair = pair_of(student_model, teacher_model)
     if back_map is not None:
         back_map = as_map(back_map)
-        pair = pair.reversed.at_widths_of(back_map).reversed
+        pair = at_widths_of(pair.reversed, back_map).reversed
     student, teacher = pair.tokenizers
     inputs = tuple(_opened(path, config, teacher, note) for path in paths)
     own = [_opened(path, replace(config, source=None), student, note) for path in of_student]
@@ -320,7 +321,7 @@ def _checked(cache: Cache, rows: StoredRows, tokenizer: Tokenizer) -> StoredRows
 def _of_pair(back_map: ProjectionMap, pair: Pair) -> ProjectionMap:
     """Check that a map leads from the teacher to the student."""
     try:
-        back_map = pair.reversed.admit(back_map)
+        back_map = admit(pair.reversed, back_map)
         if back_map.enable_scale_trick:
             raise XtokError("it has scale slots", hint="")
     except XtokError as error:

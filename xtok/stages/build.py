@@ -15,6 +15,7 @@ from xtok.config import WAIT, BuildConfig, Loss
 from xtok.errors import XtokError
 from xtok.io import cache_folder, locked
 from xtok.maps import file as mapfile
+from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.results import map_notes, stage_report, tokenizer_notes
@@ -74,13 +75,13 @@ def build(
     """
     config = _config_of(config, for_loss)
     earlier = None if initial is None else as_map(initial)
-    pair = pair_of(student_model, teacher_model, of=earlier)
+    pair = _pair_of(student_model, teacher_model, earlier)
     if texts:
         from xtok.counting.pair_text import counted
         from xtok.stages.counted import map_of_counts, wanted_by
 
         config = config.for_text()
-        earlier = None if earlier is None else pair.admit(earlier)
+        earlier = None if earlier is None else admit(pair, earlier)
         text = counted(
             pair, texts, wanted_by(config), field=field, checkpoint=checkpoint,
             progress=text_progress,
@@ -110,6 +111,13 @@ def build(
     failures = [failure for report in projection.reports for failure in report.failures]
     report = stage_report("build", projection, notes, failures, counts)
     return replace(projection, reports=(report,))
+
+
+def _pair_of(
+    student_model: PairLike, teacher_model: ModelLike | None, initial: ProjectionMap | None
+) -> Pair:
+    pair = pair_of(student_model, teacher_model)
+    return pair if initial is None else at_widths_of(pair, initial)
 
 
 def _config_of(config: BuildConfig | None, loss: Loss | None) -> BuildConfig:
@@ -164,7 +172,7 @@ def get_map(
     config = _config_of(config, for_loss)
     texts = [texts] if isinstance(texts, str | Path) else texts
     earlier = None if initial is None else as_map(initial)
-    pair = pair_of(student_model, teacher_model, of=earlier)
+    pair = _pair_of(student_model, teacher_model, earlier)
     asked: dict[str, Any] = {"pair": pair, "config": config, "texts": texts, "initial": earlier}
     target = _cached(**asked) if path is None else Path(path)
 

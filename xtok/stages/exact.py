@@ -10,22 +10,21 @@ import numpy as np
 
 from xtok.config import Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
+from xtok.maps.admit import admit, at_widths_of, name_notes, pair_of_maps
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.maps.results import map_of_edges, reported
 from xtok.stages.matches import ExactMatches, exact_matches, matching_options
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import Pair
 
 
 def reapply_exact(
     projection: MapLike,
+    pair: Pair | None = None,
     *,
     special_tokens: SpecialTokens | None = None,
     canonicalization: Canonicalization | None = None,
-    student_model: PairLike | None = None,
-    teacher_model: ModelLike | None = None,
 ) -> ProjectionMap:
     """Give each student token whose bytes a teacher token has that one entry, of weight 1.
 
@@ -34,21 +33,20 @@ def reapply_exact(
     this one entry, beside its slot. Token form and ignored ids are those the map was made with.
 
     Args:
-        projection: a map that carries both token tables, or whose models are given; or its path.
+        projection: a map that carries both token tables, or whose pair is given; or its path.
+        pair: the map's models; needed for a map without tokens, and for display strings, which a
+            map does not carry.
         special_tokens: as in `MultitokenConfig`; None takes what the map was made with.
         canonicalization: None takes what the map was made with.
-        student_model: the model of the rows, as `build` takes it: for a map without tokens, and for
-            display strings, which a map does not carry.
-        teacher_model: the model of the columns.
 
     Raises:
         XtokError: if the map carries no token tables, or was made with display strings and the
-            models are not given, or is of other tokenizers.
+            pair is not given, or is of other tokenizers.
     """
     projection = as_map(projection)
-    pair = pair_of(student_model, teacher_model, of=projection)
-    notes = pair.name_notes(projection)
-    projection = pair.admit(projection)
+    pair = pair_of_maps(projection) if pair is None else at_widths_of(pair, projection)
+    notes = name_notes(pair, projection)
+    projection = admit(pair, projection)
     options = used_options(projection)
     options = replace(
         options,

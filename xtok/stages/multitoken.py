@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xtok.config import FIRST_PIECE_WEIGHT, PIECE_DECAY, MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
+from xtok.maps.admit import admit, at_widths_of, name_notes
 from xtok.maps.edges import Edges, add_slots, heaviest, ranks, sum_duplicates
 from xtok.maps.map_like import MapLike, as_map
 from xtok.maps.projection_map import ProjectionMap, RowKind
@@ -25,8 +26,7 @@ from xtok.maps.results import (
 )
 from xtok.progress import Progress, silent
 from xtok.stages.matches import compared, relaxed_edges, special_edges
-from xtok.tokenizers import ModelLike, PairLike, Tokenizer
-from xtok.tokenizers import pair as pair_of
+from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.roles import slot_candidates
 from xtok.vocab.table import TokenTable
@@ -35,8 +35,7 @@ _CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
 
 def multitoken(
-    student_model: PairLike,
-    teacher_model: ModelLike | None = None,
+    pair: Pair,
     config: MultitokenConfig | None = None,
     *,
     initial: MapLike | None = None,
@@ -51,8 +50,7 @@ def multitoken(
     Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
 
     Args:
-        student_model: the model of the rows, or a pair, as `build` takes it.
-        teacher_model: the model of the columns.
+        pair: the models of the rows and the columns, with their tokenizers.
         config: the options; the defaults if None.
         initial: a map of the same pair, or its path, whose weights (but for slots) are added in.
         only: bool `[V_student]`, the rows to make; the others stay empty. All if None.
@@ -66,7 +64,7 @@ def multitoken(
     if config.target != "start" and config.weights != "prior":
         raise ValueError(f"target {config.target!r} goes with weights 'prior', or with texts")
     earlier = None if initial is None else as_map(initial)
-    pair = pair_of(student_model, teacher_model, of=earlier)
+    pair = pair if earlier is None else at_widths_of(pair, earlier)
     ignored = config.ignore_student_ids, config.ignore_teacher_ids
     for side, width, ids in zip(SIDES, pair.shape, ignored, strict=True):
         if ids and max(ids) >= width:
@@ -91,8 +89,8 @@ def multitoken(
     notes: list[str] = []
     if earlier is not None:
         details["initial_sha256"] = mapfile.sha256(earlier)
-        notes += pair.name_notes(earlier)
-        earlier = pair.admit(earlier)
+        notes += name_notes(pair, earlier)
+        earlier = admit(pair, earlier)
         parts.insert(0, _without(earlier.edges.take(~earlier.is_slot), config).normalized())
         others = earlier.row_kind
         differ = (kind != others) & (kind != RowKind.EMPTY) & (others != RowKind.EMPTY)

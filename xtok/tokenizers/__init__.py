@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import Backend, no_panic
@@ -21,11 +21,7 @@ from xtok.tokenizers._tekken import is_tekken, load_tekken
 from xtok.tokenizers._tiktoken import is_rank_file, load_ranks
 from xtok.tokenizers._tokenizer import Encoding, Tokenizer
 from xtok.tokenizers.hub import ModelFiles
-from xtok.vocab.pair import SIDES, Pair
-
-if TYPE_CHECKING:
-    from xtok.maps.events import EventMap
-    from xtok.maps.projection_map import ProjectionMap
+from xtok.vocab.pair import Pair
 
 __all__ = [
     "Backend",
@@ -128,46 +124,40 @@ def load_tokenizer(
 
 
 def pair(
-    student_model: PairLike | None,
+    student_model: PairLike,
     teacher_model: ModelLike | None = None,
     *,
-    of: ProjectionMap | EventMap | None = None,
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Pair:
-    """Return two models as a `Pair`, which every function takes in place of the student's model.
+    """Return two models as a `Pair`, which functions of both take.
 
     What is known of a pair is computed once, however many functions it is given to.
 
+    >>> xtok.pair("bytes", "bytes").shape
+    (256, 256)
+
     Args:
-        student_model: the model of the rows, as `load_tokenizer` takes it; or a pair.
+        student_model: the model of the rows, as `load_tokenizer` takes it; a pair is returned.
         teacher_model: the model of the columns; None with a pair.
-        of: a map of it. The pair is as wide as it tells, unless a width was given where a tokenizer
-            was loaded; a side whose model is None is the map's.
         offline: as `load_tokenizer` takes it.
         trust_remote_code: likewise.
 
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
-        ValueError: for one model without a map, or a pair and a model.
+        ValueError: for one model alone, or a pair and a model.
     """
-    made = student_model
-    if not isinstance(made, Pair):
-        sides: dict[str, Any] = {}
-        for side, model in zip(SIDES, (student_model, teacher_model), strict=True):
-            if model is None and of is None:
-                raise ValueError(f"there is no {side} model: give two models, or a pair")
-            tokenizer = None
-            if model is not None:
-                tokenizer = load_tokenizer(
-                    model, offline=offline, trust_remote_code=trust_remote_code
-                )
-            sides[f"{side}_tokenizer"] = tokenizer
-            sides[side] = getattr(of, side) if tokenizer is None else tokenizer.vocabulary
-        made = Pair(**sides)
-    elif teacher_model is not None:
-        raise ValueError("a pair has both models: give it alone")
-    return made if of is None else made.at_widths_of(of)
+    if isinstance(student_model, Pair):
+        if teacher_model is not None:
+            raise ValueError("a pair has both models: give it alone")
+        return student_model
+    if teacher_model is None:
+        raise ValueError("there is no teacher model: give two models, or a pair")
+    student, teacher = (
+        load_tokenizer(model, offline=offline, trust_remote_code=trust_remote_code)
+        for model in (student_model, teacher_model)
+    )
+    return Pair(student.vocabulary, teacher.vocabulary, student, teacher)
 
 
 _OWN = "tokenizer.json"  # stands for its folder

@@ -25,7 +25,7 @@ from xtok.conversation import Conversation, render
 from xtok.conversation.batching import pad
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
-from xtok.vocab.table import Vocabulary
+from xtok.vocab.pair import Pair
 
 Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
@@ -95,16 +95,16 @@ class DistillationCollator:
             raise ValueError(f"max_length is {max_length}, and must be at least 1")
         self.student = load_tokenizer(student)
         self.teachers = [load_tokenizer(teacher) for teacher in several]
-        pairs = [pair_of(self.student, teacher) for teacher in self.teachers]
-        self.aligners = [TokenAligner(pair, max_comb_len=max_comb_len) for pair in pairs]
+        pairs = self.pairs
+        self.aligners = [TokenAligner(pair, max_comb_len) for pair in pairs]
         self._retokenizers = [Retokenizer(pair) for pair in pairs]
         self.max_length, self.bos, self.eos = max_length, bos, eos
         self.student_template, self.teacher_templates = student_template, templates
 
     @property
-    def pairs(self) -> list[tuple[Vocabulary, Vocabulary]]:
-        """For each teacher, the student's vocabulary and the teacher's."""
-        return [(self.student.vocabulary, teacher.vocabulary) for teacher in self.teachers]
+    def pairs(self) -> list[Pair]:
+        """For each teacher, the pair of the student and this teacher."""
+        return [pair_of(self.student, teacher) for teacher in self.teachers]
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Return the batch of the samples.

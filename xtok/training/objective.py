@@ -12,6 +12,7 @@ from torch import Tensor
 
 from xtok.alignment.aligner import AlignmentBatch
 from xtok.errors import XtokError
+from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.training.losses.combine import combine, sum_teachers
@@ -20,12 +21,9 @@ from xtok.training.losses.event_kl import EventIndex
 from xtok.training.losses.named import BatchLoss, LossName, loss_named, make_loss
 from xtok.training.module import ProjectionModule
 from xtok.vocab.pair import Pair
-from xtok.vocab.table import Vocabulary
 
 Loss = LossName | BatchLoss
 Projection = ProjectionMap | ProjectionModule | EventMap | str | PathLike[str]
-Sides = tuple[Vocabulary, Vocabulary]
-"""Of the student and of a teacher."""
 
 
 class Terms(NamedTuple):
@@ -105,7 +103,7 @@ def _covered(side: Mapping[str, Any]) -> Tensor:
 
 
 def make_objective(
-    pairs: Sequence[Sides | None],
+    pairs: Sequence[Pair | None],
     losses: Loss | Sequence[Loss],
     projection: Projection | Sequence[Projection | None] | None = None,
     *,
@@ -117,8 +115,8 @@ def make_objective(
     """Return the objective of a student and its teachers.
 
     Args:
-        pairs: for each teacher, the vocabularies of the student and of this teacher, which its map
-            must belong to; None for stored predictions. A collator has them as `pairs`.
+        pairs: for each teacher, the pair of the student and this teacher, which its map must be
+            of; None for stored predictions. A collator has them as `pairs`.
         losses: a name or a `BatchLoss`, for all teachers or one for each.
         projection: a map, its file or its module, for all teachers or one for each; for
             `event-kl` an event map or its file; None for losses without a map.
@@ -153,7 +151,7 @@ def _one_each(what: str, given: Any, count: int) -> list[Any]:
 
 
 def _artefact(
-    name: LossName, given: Any, pair: Sides | None, device: torch.device | str
+    name: LossName, given: Any, pair: Pair | None, device: torch.device | str
 ) -> ProjectionModule | EventIndex | None:
     """Return what a loss takes, on its device, if it is of these tokenizers."""
     row = loss_named(name)
@@ -174,9 +172,8 @@ def _artefact(
     projection = given.map if isinstance(given, ProjectionModule) else given
     if not isinstance(projection, row.artefact.of_file):
         return None
-    student, teacher = pair[::-1] if row.to_student else pair
-    of_pair = Pair(student, teacher).at_widths_of(projection)
-    of_pair.admit(projection)
+    pair = pair.reversed if row.to_student else pair
+    admit(at_widths_of(pair, projection), projection)
     made: ProjectionModule | EventIndex = (
         row.artefact.to_torch(given) if given is projection else given
     )

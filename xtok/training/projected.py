@@ -12,12 +12,11 @@ from torch import Tensor
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import TopK, bounds_of
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
 from xtok.training.collator import IGNORED, StoredTopK, pad_candidates
 from xtok.training.losses.named import BatchLoss, count_targets
 from xtok.training.losses.topk_kl import topk_kl
 from xtok.training.sparse import block_length, check_width
+from xtok.vocab.pair import Pair
 
 
 class ProjectedTeacher:
@@ -28,8 +27,7 @@ class ProjectedTeacher:
     here has a gradient; the projection runs on the CPU.
 
     Args:
-        student: the student, as `load_tokenizer` takes it; or a pair.
-        teacher: the teacher; None with a pair.
+        pair: the student and the teacher, with their tokenizers.
         back_map: from the teacher to the student, as `Projector` takes it.
         top_k: the most candidates of a position, of the teacher and then of the student.
         num_threads: of the projection; one per available core if None.
@@ -41,15 +39,13 @@ class ProjectedTeacher:
 
     def __init__(
         self,
-        student: PairLike,
-        teacher: ModelLike | None,
+        pair: Pair,
         back_map: ProjectionMap,
         *,
         top_k: int = 64,
         num_threads: int | None = None,
         along_path: bool = True,
     ) -> None:
-        pair = pair_of(student, teacher)
         self.projector = Projector(pair, back_map, num_threads, along_path=along_path)
         self.width, self.top_k = pair.shape[1], top_k
         self.loss = BatchLoss(self._mean, count_targets)

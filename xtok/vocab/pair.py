@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,10 @@ from xtok.vocab.table import (
     decode_vocabulary,
     differing_ids,
     match_bytes,
-    same_tokens,
 )
 
 if TYPE_CHECKING:
-    from xtok.maps.events import EventMap
-    from xtok.maps.projection_map import ProjectionMap
     from xtok.tokenizers import Tokenizer
-
-M = TypeVar("M", bound="ProjectionMap | EventMap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,19 +33,13 @@ class Pair:
     """Two vocabularies, their tokenizers where they are known, and what both have in common.
 
     Each fact is computed when it is first asked for, and kept. The widths are those of both models'
-    logits; `xtok.pair` makes a pair of two models, `of` one of maps.
+    logits; `xtok.pair` makes a pair of two models, `maps.admit.pair_of_maps` one of maps.
     """
 
     student: Vocabulary
     teacher: Vocabulary
     student_tokenizer: Tokenizer | None = None
     teacher_tokenizer: Tokenizer | None = None
-
-    @staticmethod
-    def of(*maps: ProjectionMap | EventMap) -> Pair:
-        """Return the pair of maps: a side is the first that carries tokens, else the first."""
-        students, teachers = [m.student for m in maps], [m.teacher for m in maps]
-        return Pair(_with_tokens(students), _with_tokens(teachers))
 
     @property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
@@ -131,95 +120,6 @@ class Pair:
         )
         return replace(self, student=student, teacher=teacher)
 
-    def at_widths_of(self, projection: ProjectionMap | EventMap) -> Pair:
-        """Return the pair as wide as a map of it, where the map tells and no option says other."""
-        changed: dict[str, Any] = {}
-        for side in SIDES:
-            ours, tokenizer = getattr(self, side), getattr(self, f"{side}_tokenizer")
-            width = _shared_width(getattr(projection, side), ours)
-            if width == ours.vocab_size:
-                continue
-            if tokenizer is not None:
-                changed[f"{side}_tokenizer"] = tokenizer = tokenizer.at_width(width)
-                changed[side] = tokenizer.vocabulary
-            elif ours.table is not None:
-                table = ours.table.at_width(width)
-                changed[side] = replace(ours, vocab_size=width, width_source="option", table=table)
-        return replace(self, **changed) if changed else self
-
-    def admit(self, projection: M, *, name: str = "the map") -> M:
-        """Check that a map is of this pair; a side of it without tokens takes the pair's.
-
-        Args:
-            projection: a map or an event map.
-            name: what errors call the map.
-
-        Raises:
-            XtokError: naming the map and the side whose tokens or width differ, and how.
-        """
-        for side in SIDES:
-            ours: Vocabulary = getattr(projection, side)
-            theirs: Vocabulary = getattr(self, side)
-            if ours is theirs:
-                continue
-            is_known = ours.table is not None and theirs.table is not None
-            if is_known and not same_tokens(ours.table, theirs.table):
-                raise self._other_tokens(side, projection, name)
-            same = ours.vocab_size == theirs.vocab_size
-            if not (same or can_grow(ours, theirs) or can_grow(theirs, ours)):
-                raise _other_width(side, ours, theirs, f"{name} ({ours.model_id})")
-            if ours.table is None and theirs.vocab_size >= ours.vocab_size:
-                if theirs.table is not None:
-                    ours = theirs
-                elif ours.width_source == "ids":
-                    ours = replace(
-                        ours, vocab_size=theirs.vocab_size, width_source=theirs.width_source
-                    )
-                if ours is not getattr(projection, side):
-                    made: Any = projection  # no event map, which has the tokens of both sides
-                    projection = made.with_side(side, ours)
-        return projection
-
-    def is_swapped(self, projection: ProjectionMap | EventMap) -> bool:
-        """Whether a map is not of this pair, but of the same two the other way round."""
-        ours, theirs = projection.student.table, projection.teacher.table
-        student, teacher = self.student.table, self.teacher.table
-        crossed = same_tokens(ours, teacher) and same_tokens(theirs, student)
-        return ours is not None and theirs is not None and crossed and not self.is_same
-
-    def name_notes(self, projection: ProjectionMap | EventMap) -> list[str]:
-        """Return a note for each side of a map without tokens that names another model.
-
-        Only their widths can be compared then.
-        """
-        notes = []
-        for side in SIDES:
-            ours, given = getattr(projection, side), getattr(self, side)
-            names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (ours, given)]
-            if ours.table is None and names[0] not in (names[1], "unknown"):
-                notes.append(
-                    f"the map says that its {side} is {ours.model_id}; it has no tokens to "
-                    f"compare, and is taken for {given.model_id}'s"
-                )
-        return notes
-
-    def _other_tokens(self, side: str, projection: Any, name: str) -> XtokError:
-        ours, theirs = getattr(projection, side), getattr(self, side)
-        problem = f"the {side} of {name} ({ours.model_id}) has other tokens than {theirs.model_id}"
-        hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "
-        hint += "pair of a map"
-        if self.is_swapped(projection):
-            problem = (
-                f"the sides are swapped: {name} is of the student {ours.model_id} and the "
-                f"teacher {projection.teacher.model_id}"
-            )
-            hint = "give the student first, as the map has them, or build the map the other way"
-        return XtokError(problem, hint=hint)
-
-
-def _with_tokens(sides: Sequence[Vocabulary]) -> Vocabulary:
-    return next((side for side in sides if side.table is not None), sides[0])
-
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:
     """Return the tokens of a side, or raise an `XtokError` if the map carries none."""
@@ -247,55 +147,3 @@ def _in_form(
         return table
     changed, _ = decode_vocabulary(table.entries(), width=len(table), form=form, ignore=ignored)
     return changed.like(table)
-
-
-def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:
-    hint = "give the map of this pair; xtok inspect shows the pair of a map"
-    fits = _tokens_of(other) <= ours.vocab_size
-    if fits or is_lower_bound(ours):
-        width = ours.vocab_size if fits else other.vocab_size
-        hint += f"; if it is this pair, give the width {width} with {{option}}"
-    return XtokError(
-        f"the {side} of {what} is {ours.vocab_size:,} wide, {other.model_id} {other.vocab_size:,}",
-        hint=hint,
-        parameter=f"{side}_vocab_size",
-    )
-
-
-def _shared_width(ours: Vocabulary, tokenizer: Vocabulary) -> int:
-    """Return the width that a tokenizer should have to be used with a side of a map.
-
-    A map with the tokenizer's tokens tells it, and so does one whose width a person gave. Else it
-    is the tokenizer's; one that is not from a model's config is a lower bound, like a map's ids.
-    """
-    if tokenizer.width_source == "option":
-        return tokenizer.vocab_size
-    if ours.table is not None:
-        same = same_tokens(ours.table, tokenizer.table)
-        return ours.vocab_size if same else tokenizer.vocab_size
-    if not is_lower_bound(ours):
-        return ours.vocab_size
-    if tokenizer.width_source == "tokenizer" or ours.width_source == "map":
-        return max(ours.vocab_size, tokenizer.vocab_size)
-    return tokenizer.vocab_size
-
-
-def can_grow(ours: Vocabulary, other: Vocabulary) -> bool:
-    """Whether a side of a map may be made as wide as another vocabulary.
-
-    That is where its file tells its ids, and not the width: rows and columns beyond are empty. The
-    rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
-    """
-    if not is_lower_bound(ours) or ours.vocab_size > other.vocab_size:
-        return False
-    return ours.width_source == "ids" or ours.vocab_size >= _tokens_of(other)
-
-
-def is_lower_bound(ours: Vocabulary) -> bool:
-    """Whether a side is of a file by another program, which may have fewer rows than V."""
-    return ours.table is None and ours.width_source in ("ids", "map")
-
-
-def _tokens_of(other: Vocabulary) -> int:
-    """Return the least width that a vocabulary can have."""
-    return other.tokenizer_vocab_size or other.vocab_size

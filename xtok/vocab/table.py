@@ -205,6 +205,11 @@ class Vocabulary:
     tokenizer_vocab_size: int | None  # the tokenizer's largest id + 1
     table: TokenTable | None  # None for a map from elsewhere that carries no tokens
 
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether it is of a file by another program, which may have fewer rows than V."""
+        return self.table is None and self.width_source in ("ids", "map")
+
 
 def decode_vocabulary(
     entries: Iterable[Entry],

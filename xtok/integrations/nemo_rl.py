@@ -1,0 +1,40 @@
+"""`TokenAligner` in the place of NeMo-RL's: it takes the same arguments."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+from xtok.alignment import aligner
+from xtok.maps.admit import admit, pair_of_map
+from xtok.maps.projection_map import ProjectionMap
+from xtok.tokenizers import pair
+
+
+class TokenAligner(aligner.TokenAligner):
+    """An `xtok.TokenAligner` as NeMo-RL's `setup` makes one.
+
+    Args:
+        student_tokenizer: a fast Hugging Face tokenizer, or a model as `load_tokenizer` takes it.
+        teacher_tokenizer: the same for the teacher.
+        projection_matrix_path: the map, which must be of these two.
+        max_comb_len: as in `xtok.TokenAligner`.
+
+    Raises:
+        XtokError: if the map is of other tokenizers.
+    """
+
+    def __init__(
+        self,
+        student_tokenizer: Any,
+        teacher_tokenizer: Any,
+        projection_matrix_path: str | PathLike[str] | None = None,
+        max_comb_len: int = 4,
+    ) -> None:
+        if projection_matrix_path is None:
+            both = pair(student_tokenizer, teacher_tokenizer)
+        else:
+            projection = ProjectionMap.load(projection_matrix_path)
+            both = pair_of_map(projection, student_tokenizer, teacher_tokenizer)
+            admit(both, projection)
+        super().__init__(both, max_comb_len)

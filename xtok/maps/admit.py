@@ -1,0 +1,184 @@
+"""What a map and a pair have to do with each other: is it a map of it, and how wide are both?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from xtok.errors import XtokError
+from xtok.vocab.pair import SIDES, Pair
+from xtok.vocab.table import Vocabulary, same_tokens
+
+if TYPE_CHECKING:
+    from xtok.maps.events import EventMap
+    from xtok.maps.projection_map import ProjectionMap
+    from xtok.tokenizers import ModelLike
+
+M = TypeVar("M", bound="ProjectionMap | EventMap")
+
+
+def pair_of_maps(*maps: ProjectionMap | EventMap) -> Pair:
+    """Return the pair of maps: a side is the first that carries tokens, else the first."""
+    students, teachers = [m.student for m in maps], [m.teacher for m in maps]
+    return Pair(_with_tokens(students), _with_tokens(teachers))
+
+
+def pair_of_map(
+    projection: ProjectionMap | EventMap,
+    student_model: ModelLike | None = None,
+    teacher_model: ModelLike | None = None,
+) -> Pair:
+    """Return the pair of a map, with the tokenizers of the models given, as wide as the map."""
+    if student_model is None and teacher_model is None:
+        return pair_of_maps(projection)
+    from xtok.tokenizers import load_tokenizer  # which reading a map does not take
+
+    sides: dict[str, Any] = {}
+    for side, model in zip(SIDES, (student_model, teacher_model), strict=True):
+        tokenizer = None if model is None else load_tokenizer(model)
+        sides[f"{side}_tokenizer"] = tokenizer
+        sides[side] = getattr(projection, side) if tokenizer is None else tokenizer.vocabulary
+    return at_widths_of(Pair(**sides), projection)
+
+
+def _with_tokens(sides: Sequence[Vocabulary]) -> Vocabulary:
+    return next((side for side in sides if side.table is not None), sides[0])
+
+
+def at_widths_of(pair: Pair, projection: ProjectionMap | EventMap) -> Pair:
+    """Return a pair as wide as a map of it, where the map tells and no option says other."""
+    changed: dict[str, Any] = {}
+    for side in SIDES:
+        ours, tokenizer = getattr(pair, side), getattr(pair, f"{side}_tokenizer")
+        width = _shared_width(getattr(projection, side), ours)
+        if width == ours.vocab_size:
+            continue
+        if tokenizer is not None:
+            changed[f"{side}_tokenizer"] = tokenizer = tokenizer.at_width(width)
+            changed[side] = tokenizer.vocabulary
+        elif ours.table is not None:
+            table = ours.table.at_width(width)
+            changed[side] = replace(ours, vocab_size=width, width_source="option", table=table)
+    return replace(pair, **changed) if changed else pair
+
+
+def _shared_width(ours: Vocabulary, tokenizer: Vocabulary) -> int:
+    """Return the width that a tokenizer should have to be used with a side of a map.
+
+    A map with the tokenizer's tokens tells it, and so does one whose width a person gave. Else it
+    is the tokenizer's; one that is not from a model's config is a lower bound, like a map's ids.
+    """
+    if tokenizer.width_source == "option":
+        return tokenizer.vocab_size
+    if ours.table is not None:
+        same = same_tokens(ours.table, tokenizer.table)
+        return ours.vocab_size if same else tokenizer.vocab_size
+    if not ours.is_lower_bound:
+        return ours.vocab_size
+    if tokenizer.width_source == "tokenizer" or ours.width_source == "map":
+        return max(ours.vocab_size, tokenizer.vocab_size)
+    return tokenizer.vocab_size
+
+
+def admit(pair: Pair, projection: M, *, name: str = "the map") -> M:
+    """Check that a map is of a pair, and return it; a side without tokens takes the pair's.
+
+    Args:
+        pair: the pair.
+        projection: a map or an event map.
+        name: what errors call the map.
+
+    Raises:
+        XtokError: naming the map and the side whose tokens or width differ, and how.
+    """
+    for side in SIDES:
+        ours: Vocabulary = getattr(projection, side)
+        theirs: Vocabulary = getattr(pair, side)
+        if ours is theirs:
+            continue
+        is_known = ours.table is not None and theirs.table is not None
+        if is_known and not same_tokens(ours.table, theirs.table):
+            raise _other_tokens(pair, side, projection, name)
+        same = ours.vocab_size == theirs.vocab_size
+        if not (same or can_grow(ours, theirs) or can_grow(theirs, ours)):
+            raise _other_width(side, ours, theirs, f"{name} ({ours.model_id})")
+        if ours.table is None and theirs.vocab_size >= ours.vocab_size:
+            known: Any = projection  # no event map, which has the tokens of both sides
+            if theirs.table is not None:
+                projection = known.with_side(side, theirs)
+            elif ours.width_source == "ids":
+                width: dict[str, Any] = {
+                    "vocab_size": theirs.vocab_size, "width_source": theirs.width_source,
+                }  # fmt: skip
+                projection = known.with_side(side, replace(ours, **width))
+    return projection
+
+
+def is_swapped(pair: Pair, projection: ProjectionMap | EventMap) -> bool:
+    """Whether a map is not of a pair, but of the same two the other way round."""
+    ours, theirs = projection.student.table, projection.teacher.table
+    student, teacher = pair.student.table, pair.teacher.table
+    crossed = same_tokens(ours, teacher) and same_tokens(theirs, student)
+    return ours is not None and theirs is not None and crossed and not pair.is_same
+
+
+def name_notes(pair: Pair, projection: ProjectionMap | EventMap) -> list[str]:
+    """Return a note for each side of a map without tokens that names another model.
+
+    Only their widths can be compared then.
+    """
+    notes = []
+    for side in SIDES:
+        ours, theirs = getattr(projection, side), getattr(pair, side)
+        names = [v.model_id.rstrip("/").rpartition("/")[2].lower() for v in (ours, theirs)]
+        if ours.table is None and names[0] not in (names[1], "unknown"):
+            notes.append(
+                f"the map says that its {side} is {ours.model_id}; it has no tokens to "
+                f"compare, and is taken for {theirs.model_id}'s"
+            )
+    return notes
+
+
+def can_grow(ours: Vocabulary, other: Vocabulary) -> bool:
+    """Whether a side of a map may be made as wide as another vocabulary.
+
+    That is where its file tells its ids, and not the width: rows and columns beyond are empty. The
+    rows of a file by another program may be fewer than the model's, if its tokenizer has no more.
+    """
+    if not ours.is_lower_bound or ours.vocab_size > other.vocab_size:
+        return False
+    return ours.width_source == "ids" or ours.vocab_size >= _least_width(other)
+
+
+def _least_width(other: Vocabulary) -> int:
+    return other.tokenizer_vocab_size or other.vocab_size
+
+
+def _other_tokens(
+    pair: Pair, side: str, projection: ProjectionMap | EventMap, name: str
+) -> XtokError:
+    ours, theirs = getattr(projection, side), getattr(pair, side)
+    problem = f"the {side} of {name} ({ours.model_id}) has other tokens than {theirs.model_id}"
+    hint = "give the models, or the maps, of one pair, student first; xtok inspect shows the "
+    hint += "pair of a map"
+    if is_swapped(pair, projection):
+        problem = (
+            f"the sides are swapped: {name} is of the student {projection.student.model_id} and "
+            f"the teacher {projection.teacher.model_id}"
+        )
+        hint = "give the student first, as the map has them, or build the map the other way"
+    return XtokError(problem, hint=hint)
+
+
+def _other_width(side: str, ours: Vocabulary, other: Vocabulary, what: str) -> XtokError:
+    hint = "give the map of this pair; xtok inspect shows the pair of a map"
+    fits = _least_width(other) <= ours.vocab_size
+    if fits or ours.is_lower_bound:
+        width = ours.vocab_size if fits else other.vocab_size
+        hint += f"; if it is this pair, give the width {width} with {{option}}"
+    return XtokError(
+        f"the {side} of {what} is {ours.vocab_size:,} wide, {other.model_id} {other.vocab_size:,}",
+        hint=hint,
+        parameter=f"{side}_vocab_size",
+    )
