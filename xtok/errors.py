@@ -1,6 +1,11 @@
 """User-facing errors: a message that names the cause, a hint with the fix."""
 
 
+from __future__ import annotations
+
+from typing import Self
+
+
 class XtokError(Exception):
     """A mistake or a condition outside xtok that its user can fix.
 
@@ -27,6 +32,11 @@ class XtokError(Exception):
         self.parameter = parameter
         self._hint = " ".join(hint.split())
         self.hint = self.hint_with(f"{parameter}=")
+
+    def at(self, place: object) -> Self:
+        """Put a place before the message: `raise error.at(path)` as the error passes by."""
+        self.message = f"{place}: {self.message}"
+        return self
 
     def hint_with(self, option: str) -> str:
         """Return the hint with another name for the parameter."""

@@ -32,7 +32,7 @@ def reading(path: Path, what: str = "the text") -> Iterator[None]:
         ) from error
 
 
-def need(module: str, path: Path) -> Any:
+def need(module: str, path: object) -> Any:
     """Import a module that a file needs.
 
     Raises:

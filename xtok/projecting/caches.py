@@ -5,11 +5,9 @@ In a neutral cache row i is of token i, and row 0 is empty. Trainers' rows are o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import CacheFormat, CacheKind
-from xtok.counting.texts import TextShard, lines
-from xtok.input_files import decompressed, need, parquet_file, reading
+from xtok.counting.texts import TextShard
+from xtok.input_files import need, parquet_file, reading
+from xtok.projecting.answers import kind_of_answers, read_answers, vllm_lines
 from xtok.projecting.distillkit import compression_of, decompressed_rows
 from xtok.projecting.stored import (
+    AGAIN,
+    PER_TOKEN,
     StoredRows,
     TopK,
     bounds_of,
@@ -29,6 +30,7 @@ from xtok.projecting.stored import (
     chosen_rows,
     without_impossible,
 )
+from xtok.projecting.values import Bounds, lists, place_of
 
 CANDIDATES = 1 << 20
 """Candidates of the rows that are worked on at a time, about: 8 MB of them."""
@@ -36,15 +38,25 @@ CANDIDATES = 1 << 20
 PAD = -1e4
 """What fills a row for readers that want rows of one width, and make NaN of −inf."""
 
-_PREDICTIONS = ("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob")
-_PER_TOKEN = (*_PREDICTIONS, "loss_mask", "labels", "attention_mask", "position_ids")
-_DISTILLKIT = ("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values")
-_ANSWER = (
-    *("choices", "prompt_logprobs", "prompt_token_ids", "prompt", "object"),
-    *("created", "model", "usage", "service_tier", "system_fingerprint", "kv_transfer_params"),
-    *("meta_info", "output_ids", *_PER_TOKEN),
-)
-_AGAIN = "make the cache again, or fetch it again"
+FORMAT_VERSION = 1
+"""Of neutral caches; a footer may tell it, and other versions are refused."""
+
+_COLUMNS: Mapping[CacheKind, Sequence[tuple[str, ...]]] = {
+    "neutral": [("input_ids", "topk_ids", "topk_logprobs")],
+    "distillkit": [
+        ("input_ids", "compressed_logprobs", "bytepacked_indices"),
+        ("input_ids", "token_ids", "top_values"),
+    ],
+}
+"""The columns that tell a format of Parquet, any one of the sets."""
+
+_FOOTER = {
+    "format_version": (str(FORMAT_VERSION),),
+    "log_base": ("e",),
+    "normalized": ("false", "topk"),
+}
+"""What a footer may say, if it does."""
+
 _FORMATS = "xtok help project names the formats"
 
 
@@ -71,46 +83,45 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
     """Tell the format of a file from its contents, if it is not given, and read what it says.
 
     Raises:
-        XtokError: if it cannot be read, or is of no known format.
+        XtokError: if it cannot be read, is of no known format, or says that it holds what is not
+            read: another base of the logarithms, rows of the next token, a newer version.
     """
-    with reading(path, "the cache"), path.open("rb") as raw:
-        if raw.read(4) != b"PAR1":
-            raw.seek(0)
-            first = next((line for line in decompressed(raw, path) if line.strip()), b"")
-            return Cache(path=path, kind=kind or _kind_of_line(_parsed(first, path), path))
+    with reading(path, "the cache"):
+        with path.open("rb") as raw:
+            is_parquet = raw.read(4) == b"PAR1"
+        if kind and is_parquet != (kind in _COLUMNS):
+            what = "is Parquet" if is_parquet else "is no Parquet"
+            raise cache_error(path, f"the file {what}, so it is no {kind} cache", _FORMATS)
+        if not is_parquet:
+            return Cache(path=path, kind=kind or kind_of_answers(path))
         schema = parquet_file(path).schema_arrow
-    known: dict[CacheKind, tuple[str, ...]] = {
-        "neutral": _PREDICTIONS[:3],
-        "distillkit": ("input_ids", *_DISTILLKIT[:2]),
-    }
-    of_columns = [kind for kind, names in known.items() if {*names} <= {*schema.names}]
-    if {"input_ids", *_DISTILLKIT[2:]} <= {*schema.names}:
-        of_columns.append("distillkit")
-    if not of_columns or (kind and kind not in of_columns):
-        logits = "; its logits tell no rest" if "packed_indices" in schema.names else ""
-        columns = ", ".join(schema.names)
-        problem = f"no cache of a known format, its columns are: {columns}{logits}"
-        raise cache_error(path, problem, _FORMATS)
-    about: dict[str, Any] = {
-        key.decode(): value.decode("utf-8", "replace")
-        for key, value in (schema.metadata or {}).items()
-        if key not in (b"ARROW:schema", b"pandas", b"huggingface")
-    }
-    kind = kind or of_columns[0]
-    if kind == "distillkit" and _DISTILLKIT[0] in schema.names:
+        kind = _kind_of_columns(path, schema.names, kind)
+        about: dict[str, Any] = {
+            key.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+            for key, value in (schema.metadata or {}).items()
+            if key not in (b"ARROW:schema", b"pandas", b"huggingface")
+        }
+    known = {**_FOOTER, "convention": ("T" if kind == "neutral" else "N",)}
+    for key, values in known.items():
+        if about.get(key, values[0]) not in values:
+            problem = f"its footer has {key}={about[key]}, and {' or '.join(values)} is read"
+            raise cache_error(path, problem, "write it as this version of xtok does")
+    if kind == "distillkit" and not {"token_ids", "top_values"} <= {*schema.names}:
         about["compression"] = compression_of(path)
     return Cache(path=path, kind=kind, about=about)
 
 
-def _kind_of_line(value: Any, path: Path) -> CacheKind:
-    for answer in _answers(value):
-        if "prompt_logprobs" in answer:
-            return "vllm"
-        if "meta_info" in answer:
-            return "sglang"
-    raise cache_error(
-        path, "no Parquet, and no answers with prompt_logprobs or meta_info", _FORMATS
-    )
+def _kind_of_columns(path: Path, names: Sequence[str], kind: CacheKind | None) -> CacheKind:
+    """Tell a format of Parquet from the names of its columns."""
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise cache_error(path, f"two of its columns have the name {twice}", AGAIN)
+    for known in [kind] if kind else _COLUMNS:
+        if any({*columns} <= {*names} for columns in _COLUMNS[known]):
+            return known
+    logits = "; its logits tell no rest" if "packed_indices" in names else ""
+    problem = f"no cache of a known format, its columns are: {', '.join(names)}{logits}"
+    raise cache_error(path, problem, _FORMATS)
 
 
 def read_cache(
@@ -129,27 +140,8 @@ def read_cache(
     with reading(cache.path, "the cache"):
         if shard.format == "parquet":
             yield from _parquet_rows(cache, shard, candidates)
-            return
-        parse = _vllm if cache.kind == "vllm" else _sglang
-        pending: list[_Answer] = []
-        with shard.path.open("rb") as raw:
-            done = shard.start
-            for offset, line in lines(shard, decompressed(raw, shard.path), -1):
-                if line.strip():
-                    place = f"{shard.path}, the line at byte {offset}"
-                    pending += parse(_parsed(line, place), place)
-                if sum(len(answer.ids) for answer in pending) >= candidates:
-                    yield _joined(pending), raw.tell() - done
-                    pending, done = [], raw.tell()
-            if pending:
-                yield _joined(pending), max(0, shard.start + shard.size - done)
-
-
-def _parsed(line: bytes, place: object) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise cache_error(place, f"no JSON: {error}", "give one JSON object per line") from error
+        else:
+            yield from read_answers(shard, cache.kind, candidates)
 
 
 # Parquet
@@ -168,92 +160,104 @@ def _parquet_rows(
         values = max(part.column(i).num_values for i in range(part.num_columns))
         at_once = max(1, part.num_rows * candidates // max(1, values))
         for batch in file.iter_batches(at_once, row_groups=[group], use_threads=False):
-            names = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
-            yield read(batch, names), shard.size * len(batch) // part.num_rows
+            places = [f"{shard.path}, row {first + i}" for i in range(len(batch))]
+            yield read(batch, places), shard.size * len(batch) // max(1, part.num_rows)
             first += len(batch)
 
 
-def _flat(array: Any, dtype: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return an array of lists as bounds and flat values; without a dtype, they stay pyarrow's."""
-    import pyarrow.compute
+def _others(batch: Any, places: Sequence[object]) -> dict[str, Any]:
+    """Return the columns that are carried through; Parquet does not check what is a string."""
+    import pyarrow
 
-    lengths = pyarrow.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    values = array.flatten()
-    if dtype is not None:
-        values = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-    return bounds_of(lengths), values
-
-
-def _rows_of_lists(batch: Any, name: str, dtype: Any) -> tuple[Any, Any, NDArray[Any]]:
-    """Return the bounds of documents, those of their rows, and flat values."""
-    bounds, rows = _flat(batch.column(name), None)
-    return bounds, *_flat(rows, dtype)
-
-
-def _others(batch: Any) -> dict[str, Any]:
-    own = (*_PER_TOKEN, *_DISTILLKIT)
-    return {name: batch.column(name) for name in batch.schema.names if name not in own}
+    own = {*PER_TOKEN, *(name for columns in _COLUMNS["distillkit"] for name in columns)}
+    others = batch.select([name for name in batch.schema.names if name not in own])
+    try:
+        others.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        for i, place in enumerate(places):
+            try:
+                others.slice(i, 1).validate(full=True)
+            except pyarrow.ArrowInvalid as error:
+                raise cache_error(place, f"it is damaged: {error}", AGAIN) from error
+        raise
+    return dict(zip(others.schema.names, others.columns, strict=True))
 
 
-def _mask(batch: Any, bounds: NDArray[np.int64], names: list[str]) -> NDArray[np.bool_] | None:
-    for name, dtype in (("loss_mask", np.bool_), ("labels", np.int64)):
-        if name in batch.schema.names:
-            given, values = _flat(batch.column(name), dtype)
-            _same_lengths(bounds, given, names, name)
-            mask: NDArray[np.bool_] = values if dtype is np.bool_ else values != -100
-            return mask
-    return None
+def _per_token(
+    batch: Any, name: str, dtype: type, bounds: Bounds, places: Sequence[object]
+) -> NDArray[Any] | None:
+    """Return an optional column of a value per token; None if there is none."""
+    column = batch.column(name) if name in batch.schema.names else None
+    if column is None or str(column.type) == "null":
+        return None
+    [of], values = lists(column, name, 1, dtype, places, optional=dtype is np.float32)
+    _same_lengths(bounds, of, places, name)
+    return values
+
+
+def _mask(batch: Any, bounds: Bounds, places: Sequence[object]) -> NDArray[np.bool_] | None:
+    mask = _per_token(batch, "loss_mask", np.bool_, bounds, places)
+    labels = None if mask is not None else _per_token(batch, "labels", np.int64, bounds, places)
+    return mask if labels is None else labels != -100
 
 
 def _same_lengths(
-    bounds: NDArray[np.int64], other: NDArray[np.int64], names: list[str], what: str
+    a: Bounds, b: Bounds, what: tuple[str, str], place: Callable[[int], object]
 ) -> None:
-    differs = np.flatnonzero(np.diff(bounds) != np.diff(other))
+    differs = np.flatnonzero(np.diff(a) != np.diff(b))
     if len(differs):
-        row = int(differs[0])
-        tokens, rows = (int(np.diff(b)[row]) for b in (bounds, other))
-        raise cache_error(names[row], f"{tokens} tokens, and {rows} {what}", _AGAIN)
+        index = int(differs[0])
+        sizes = [int(bounds[index + 1] - bounds[index]) for bounds in (a, b)]
+        problem = f"{sizes[0]} {what[0]}, and {sizes[1]} {what[1]}"
+        raise cache_error(place(index), problem, AGAIN)
 
 
-def rows_of_neutral(batch: Any, places: list[str] | None = None) -> StoredRows:
+def _candidates(
+    batch: Any, ids_name: str, logprobs_name: str, places: Sequence[object]
+) -> tuple[Bounds, Bounds, NDArray[np.int32], NDArray[np.float32]]:
+    """Return the bounds of documents and of their rows, candidates, and their log-probabilities."""
+    names = ids_name, logprobs_name
+    [rows, starts], ids = lists(batch.column(ids_name), ids_name, 2, np.int32, places)
+    column = batch.column(logprobs_name)
+    [others, other_starts], logprobs = lists(column, logprobs_name, 2, np.float32, places)
+    _same_lengths(rows, others, names, places.__getitem__)
+    _same_lengths(starts, other_starts, names, lambda row: place_of(row, places, [rows]))
+    return rows, starts, ids, logprobs
+
+
+def rows_of_neutral(batch: Any, places: Sequence[object] = ()) -> StoredRows:
     """Return the rows of a record batch of a neutral cache; they are not checked."""
-    names = places or [f"row {i}" for i in range(len(batch))]
-    bounds, token_ids = _flat(batch.column("input_ids"), np.int32)
-    rows, starts, ids = _rows_of_lists(batch, "topk_ids", np.int32)
-    _, other, logprobs = _rows_of_lists(batch, "topk_logprobs", np.float32)
-    _same_lengths(bounds, rows, names, "topk_ids")
-    if not np.array_equal(starts, other):
-        raise cache_error(names[0], "topk_ids and topk_logprobs are of different lengths", _AGAIN)
-    given = []
-    for name in _PREDICTIONS[3:]:
-        values = np.full(len(token_ids), np.nan, np.float32)
-        if name in batch.schema.names:
-            of, values = _flat(batch.column(name), np.float32)
-            _same_lengths(bounds, of, names, name)
-        given.append(values)
-    topk = TopK(token_ids, bounds, starts, ids, logprobs, *given)
-    return StoredRows(topk, _others(batch), names, _mask(batch, bounds, names))
+    places = places or [f"row {i}" for i in range(len(batch))]
+    [bounds], token_ids = lists(batch.column("input_ids"), "input_ids", 1, np.int32, places)
+    rows, starts, ids, logprobs = _candidates(batch, "topk_ids", "topk_logprobs", places)
+    _same_lengths(bounds, rows, ("tokens", "topk_ids"), places.__getitem__)
+    unknown = np.full(len(token_ids), np.nan, np.float32)
+    told = [
+        _per_token(batch, name, np.float32, bounds, places)
+        for name in ("rest_logprob", "realized_logprob")
+    ]
+    rest, realized = (unknown if values is None else values for values in told)
+    topk = TopK(token_ids, bounds, starts, ids, logprobs, rest, realized)
+    return StoredRows(topk, _others(batch, places), places, _mask(batch, bounds, places))
 
 
-def _distillkit(cache: Cache, batch: Any, names: list[str]) -> StoredRows:
+def _distillkit(cache: Cache, batch: Any, places: Sequence[object]) -> StoredRows:
     """`compressed_logit_schema` and `decompress_to_sparse` of DistillKit a61c2e7.
 
     Its row i predicts token i + 1; rows are of one width, padded with −inf or large negatives.
     """
-    bounds, token_ids = _flat(batch.column("input_ids"), np.int32)
-    if "token_ids" in batch.schema.names:
-        rows, starts, ids = _rows_of_lists(batch, "token_ids", np.int32)
-        _, other, logprobs = _rows_of_lists(batch, "top_values", np.float32)
-        if not np.array_equal(starts, other):
-            raise cache_error(names[0], "token_ids and top_values are of different lengths", _AGAIN)
+    [bounds], token_ids = lists(batch.column("input_ids"), "input_ids", 1, np.int32, places)
+    if "compression" not in cache.about:
+        rows, starts, ids, logprobs = _candidates(batch, "token_ids", "top_values", places)
     else:
-        rows, *packed = _rows_of_lists(batch, "bytepacked_indices", np.uint8)
-        _, *values = _rows_of_lists(batch, "compressed_logprobs", np.uint8)
-        ids, logprobs = decompressed_rows(
-            (packed[0], packed[1]), (values[0], values[1]), cache.about["compression"], names[0]
-        )
-        starts = np.arange(len(ids) + 1) * ids.shape[1]
-        ids, logprobs = ids.ravel(), logprobs.ravel()
+        names = "bytepacked_indices", "compressed_logprobs"
+        packed, values = (lists(batch.column(name), name, 2, np.uint8, places) for name in names)
+        rows = packed[0][0]
+        _same_lengths(rows, values[0][0], names, places.__getitem__)
+        both = [(bounds[1], data) for bounds, data in (packed, values)]
+        found = decompressed_rows(both[0], both[1], cache.about["compression"], places[0])
+        starts = np.arange(len(found[0]) + 1) * found[0].shape[1]
+        ids, logprobs = (array.ravel() for array in found)
     # Token i takes row i − 1 of its document, the first none.
     lengths = np.diff(bounds)
     place = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
@@ -262,135 +266,7 @@ def _distillkit(cache: Cache, batch: Any, names: list[str]) -> StoredRows:
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     given = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
     topk = without_impossible(chosen_rows(given, row, token_ids, bounds))
-    return StoredRows(topk, _others(batch), names, _mask(batch, bounds, names))
-
-
-# Servers' answers
-
-_ASK = "ask the server with prompt_logprobs: K, return_token_ids: true, max_tokens: 1"
-
-
-class _Answer(NamedTuple):
-    """A sequence's predictions as they came: row i of token i, in any order."""
-
-    token_ids: Sequence[int] | None  # None where the answer does not tell
-    counts: list[int]
-    ids: list[int]
-    logprobs: list[float]
-    columns: dict[str, str | None]
-    place: str
-
-
-def _answers(value: Any) -> Iterator[dict[str, Any]]:
-    """Return the answers of a line: a body, its choices, or several of them."""
-    if isinstance(value, list):
-        for one in value:
-            yield from _answers(one)
-        return
-    if not isinstance(value, dict):
-        return
-    choices = value.get("choices")
-    choices = choices if isinstance(choices, list) else []
-    chosen = [c for c in choices if isinstance(c, dict) and c.get("prompt_logprobs")]
-    prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
-    for number, choice in enumerate(chosen or [{}]):
-        answer = {name: v for name, v in value.items() if name != "choices"}
-        answer |= {name: choice[name] for name in choice if name in _ANSWER}
-        ids = choice.get("prompt_token_ids", prompt)
-        if isinstance(ids, list) and ids and isinstance(ids[0], list):
-            ids = ids[number] if number < len(ids) else None
-        answer["prompt_token_ids"] = ids if isinstance(ids, list) else None
-        if isinstance(prompt, str):
-            answer.setdefault("text", prompt)
-        if len(chosen) > 1 and "id" in answer:
-            answer["id"] = f"{answer['id']}-{number}"
-        yield answer
-
-
-def _columns_of(answer: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return an answer's other fields, all strings, so that all rows have one schema."""
-    return {
-        name: value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
-        for name, value in answer.items()
-        if name not in _ANSWER
-    }
-
-
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError)
-
-
-def _vllm(value: Any, place: str) -> Iterator[_Answer]:
-    """`prompt_logprobs` of vLLM 0.33: null, then `{"<id>": {"logprob": …, "rank": …}}`."""
-    for answer in _answers(value):
-        rows = answer.get("prompt_logprobs")
-        if not isinstance(rows, list):
-            raise cache_error(place, "an answer without prompt_logprobs", _ASK)
-        counts, ids, logprobs = list[int](), list[int](), list[float]()
-        try:
-            for row in rows:
-                counts.append(len(row or ()))
-                if row:
-                    ids += map(int, row)
-                    logprobs += [entry["logprob"] for entry in row.values()]
-        except _MALFORMED as error:
-            where = f"{place}, position {len(counts) - 1}"
-            problem = "its prompt_logprobs are not those of vLLM"
-            raise cache_error(where, problem, _ASK) from error
-        tokens = answer["prompt_token_ids"]
-        yield _Answer(tokens, counts, ids, logprobs, _columns_of(answer), place)
-
-
-def _sglang(value: Any, place: str) -> Iterator[_Answer]:
-    """`input_token_logprobs` and `input_top_logprobs` of SGLang: `[logprob, id, text]`."""
-    for answer in _answers(value):
-        try:
-            about = answer["meta_info"]
-            tokens = [entry[1] for entry in about["input_token_logprobs"]]
-            counts, ids, logprobs = [], list[int](), list[float]()
-            pairs = zip(about["input_token_logprobs"], about["input_top_logprobs"], strict=True)
-            for own, top in pairs:
-                entries = {int(i): float(lp) for lp, i, *_ in top or ()}
-                if top and own[0] is not None:
-                    entries.setdefault(int(own[1]), float(own[0]))
-                counts.append(len(entries))
-                ids += entries
-                logprobs += entries.values()
-        except _MALFORMED as error:
-            raise cache_error(
-                place,
-                "no answer of SGLang with the log-probabilities of its input",
-                "ask for return_logprob, logprob_start_len 0, and top_logprobs_num K",
-            ) from error
-        if "text" in answer and not isinstance(answer.get("prompt"), str):
-            del answer["text"]  # what the server wrote
-        yield _Answer(tokens, counts, ids, logprobs, _columns_of(answer), place)
-
-
-def _joined(answers: Sequence[_Answer]) -> StoredRows:
-    arrow = need("pyarrow", Path(answers[0].place))
-    for answer in answers:
-        if answer.token_ids is None or len(answer.token_ids) != len(answer.counts):
-            told = "no" if answer.token_ids is None else len(answer.token_ids)
-            raise cache_error(
-                answer.place,
-                f"{told} prompt_token_ids for {len(answer.counts)} rows",
-                _ASK,
-            )
-    tokens = np.array([*chain.from_iterable(a.token_ids or () for a in answers)], np.int64)
-    bounds = bounds_of([len(answer.counts) for answer in answers])
-    starts = bounds_of([*chain.from_iterable(answer.counts for answer in answers)])
-    ids = np.fromiter(chain.from_iterable(answer.ids for answer in answers), np.int64)
-    logprobs = np.fromiter(chain.from_iterable(a.logprobs for a in answers), np.float32)
-    unknown = np.full(len(tokens), np.nan, np.float32)
-    names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
-    columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
-    topk = TopK(_int32(tokens), bounds, starts, _int32(ids), logprobs, unknown, unknown)
-    return StoredRows(topk, columns, [answer.place for answer in answers])
-
-
-def _int32(ids: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return ids; those that no vocabulary has are −1."""
-    return np.where((ids < 0) | (ids >= 2**31), -1, ids).astype(np.int32)
+    return StoredRows(topk, _others(batch, places), places, _mask(batch, bounds, places))
 
 
 # What is written
@@ -464,7 +340,8 @@ def axolotl_table(rows: StoredRows, target: Target) -> Any:
 
     topk = rows.topk
     ids, logprobs, is_real = _targets(topk, target)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    logprobs = logprobs - logprobs.max(axis=1, keepdims=True)  # exp is 0 below −104
+    with np.errstate(divide="ignore"):
         sums = np.where(is_real, np.exp(logprobs), 0).sum(axis=1, keepdims=True)
         logprobs = np.where(is_real, logprobs - np.log(sums), np.float32(-1e9))
     mask = np.ones(len(topk.token_ids), np.bool_) if rows.loss_mask is None else rows.loss_mask
@@ -511,46 +388,9 @@ def distillkit_table(rows: StoredRows, target: Target) -> Any:
     })  # fmt: skip
 
 
-def vllm_lines(rows: StoredRows, target: Target) -> Iterator[bytes]:
-    """Return a line per document: the answer of vLLM's `/v1/completions` to its ids.
-
-    Candidates stand in the order of their ranks, the text's own token last if it is none of them.
-    """
-    topk = rows.topk
-    columns = [rows.values(name) for name in rows.columns]
-    tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
-    bounds, starts = topk.bounds.tolist(), topk.starts.tolist()
-    for document, others in enumerate(
-        zip(*columns, strict=True) if columns else [()] * len(rows.places)
-    ):
-        begin, end = bounds[document : document + 2]
-        first, last = starts[begin], starts[end]
-        ids, logprobs = topk.ids[first:last].tolist(), topk.logprobs[first:last].tolist()
-        entries: list[dict[str, Any] | None] = []
-        for i in range(begin, end):
-            some = range(starts[i] - first, starts[i + 1] - first)
-            row = {
-                str(ids[j]): {"logprob": logprobs[j], "rank": n, "decoded_token": None}
-                for n, j in enumerate(some, 1)
-            }
-            if row and realized[i] == realized[i]:
-                own = {"logprob": realized[i], "rank": len(row) + 1, "decoded_token": None}
-                row.setdefault(str(tokens[i]), own)
-            entries.append(row or None)
-        choice = {
-            "index": 0, "text": "", "logprobs": None, "finish_reason": "length",
-            "prompt_token_ids": tokens[begin:end], "prompt_logprobs": entries,
-        }  # fmt: skip
-        line = {
-            **dict(zip(rows.columns, others, strict=True)),
-            "object": "text_completion", "model": target.model, "choices": [choice],
-        }  # fmt: skip
-        yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
-
-
 WRITERS: Mapping[CacheFormat, Callable[[StoredRows, Target], Any]] = {
     "axolotl": axolotl_table,
     "distillkit": distillkit_table,
-    "vllm": vllm_lines,
+    "vllm": lambda rows, target: vllm_lines(rows, target.model),
 }
 """What makes a table, or lines, of rows."""

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.input_files import need
 from xtok.projecting.stored import cache_error
+from xtok.vocab.table import MAX_WIDTH
 
 CONFIG = "compression_config.yaml"
 
 _FLOATS = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8"}
+_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # others are powers
+_MAX_POWER = 16
 _AGAIN = "make the cache again, or fetch it again with its compression_config.yaml"
 
 Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """Rows of bytes: where each begins, and the bytes."""
 
 
-def compression_of(path: Path) -> Mapping[str, Any]:
-    """Read the config that DistillKit writes beside its files, `DistributionQuantizationConfig`.
+class Bin(NamedTuple):
+    """Residuals of some candidates: a scale, and steps of it in few bits."""
+
+    scale_dtype: str
+    element_bits: int
+    num_elements: int
+
+
+class Compression(NamedTuple):
+    """How a row is packed; `DistributionQuantizationConfig` in DistillKit."""
+
+    d: int
+    k: int
+    exact_k: int
+    exact_dtype: str = "float32"
+    polynomial_terms: Sequence[int | str] = ()
+    term_dtype: str = "float32"
+    residual_bins: Sequence[Bin] = ()
+    delta_encoding: bool = True
+    error_diffusion: bool = False  # a choice when packing; rows are read alike
+    normalize_t: bool = False
+
+
+def compression_of(path: Path) -> Compression:
+    """Read the config that DistillKit writes beside its files.
 
     Raises:
         XtokError: if there is none, or it is none.
@@ -32,13 +58,39 @@ def compression_of(path: Path) -> Mapping[str, Any]:
         raise cache_error(path, f"its rows are compressed, and there is no {config}", _AGAIN)
     yaml = need("yaml", config)
     try:
-        found = yaml.safe_load(config.read_text(encoding="utf-8"))
-        is_valid = found["d"] > 1 and 0 <= found["exact_k"] <= found["k"]
-    except (yaml.YAMLError, LookupError, TypeError, UnicodeDecodeError):
-        is_valid = False
-    if not is_valid:
-        raise cache_error(config, "it does not tell d, k and exact_k", _AGAIN)
-    return dict(found)
+        return _compression(**yaml.safe_load(config.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError, OSError) as error:
+        raise cache_error(config, f"no config of DistillKit's: {error}", _AGAIN) from error
+
+
+def _compression(**fields: Any) -> Compression:
+    """Return a config; `TypeError` or `ValueError` for what is none."""
+    _require({"d", "k", "exact_k"} <= fields.keys(), "it does not tell d, k and exact_k")
+    _require(fields.keys() <= {*Compression._fields}, f"it has fields {', '.join(fields)}")
+    bins = [Bin(**one) for one in fields.get("residual_bins") or ()]
+    terms = list(fields.get("polynomial_terms") or ())
+    config = Compression(**{**fields, "residual_bins": bins, "polynomial_terms": terms})
+    powers = [term for term in terms if not isinstance(term, str)]
+    sizes = [n for one in bins for n in one[1:]]
+    flags = {type(config.delta_encoding), type(config.normalize_t)}
+    _require({*map(type, [*config[:3], *powers, *sizes])} == {int}, "a number is no integer")
+    _require(1 < config.d <= MAX_WIDTH, f"d is {config.d}")
+    _require(0 <= config.exact_k <= config.k <= config.d, f"k and exact_k are {config[1:3]}")
+    _require(all(0 <= power <= _MAX_POWER for power in powers), f"polynomial_terms are {terms}")
+    _require({*terms} - {*powers} <= {*_TERMS}, f"polynomial_terms are {terms}")
+    dtypes = [config.exact_dtype, config.term_dtype, *(one.scale_dtype for one in bins)]
+    _require(all(dtype in _FLOATS for dtype in dtypes), f"types are {dtypes}")
+    _require(flags == {bool}, "delta_encoding or normalize_t is neither true nor false")
+    others = config.k - config.exact_k
+    _require(all(0 < width < 64 and count > 0 for _, width, count in bins), f"bins are {bins}")
+    _require(sum(one.num_elements for one in bins) <= others, "more residuals than candidates")
+    _require(not others or terms or bins, "nothing tells the candidates beyond exact_k")
+    return config
+
+
+def _require(holds: object, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
 
 
 def config_for(vocab_size: int, width: int) -> str:
@@ -50,7 +102,7 @@ def config_for(vocab_size: int, width: int) -> str:
 
 
 def decompressed_rows(
-    ids: Packed, logprobs: Packed, config: Mapping[str, Any], place: str
+    ids: Packed, logprobs: Packed, config: Compression, place: object
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return ids and log-probabilities `[rows, k]`, as `LogprobCompressor` does.
 
@@ -60,37 +112,42 @@ def decompressed_rows(
     Raises:
         XtokError: if rows are shorter than the config says; `place` is for that.
     """
-    k, exact_k = config["k"], config["exact_k"]
-    kind, terms = config.get("exact_dtype", "float32"), config.get("polynomial_terms") or ()
-    bits = int(np.ceil(np.log2(np.float32(config["d"]))))
-    found = _Bytes(ids, place).integers(k, bits).astype(np.int32)
+    k, exact_k = config.k, config.exact_k
+    num_rows = len(ids[0]) - 1
+    if not num_rows:
+        return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
+    bits = int(np.ceil(np.log2(np.float32(config.d))))
+    candidates = _Bytes(ids, place).integers(k, bits).astype(np.int32)
     rest = _Bytes(logprobs, place)
-    values = np.zeros((len(found), k), np.float32)
-    values[:, :exact_k] = rest.floats(exact_k, kind)
-    if terms:
-        others = k - exact_k
-        t = np.linspace(0, 1, others) if config.get("normalize_t") else np.arange(float(others))
-        powers = np.stack([t**i if isinstance(i, int) else getattr(np, i)(t) for i in terms])
-        values[:, exact_k:] = rest.floats(len(terms), config.get("term_dtype", "float32")) @ powers
-    for part in config.get("residual_bins") or ():
-        scale = rest.floats(1, part["scale_dtype"])
-        width, count = part["element_bits"], part["num_elements"]
-        steps = rest.integers(count, width)
-        steps = 2 * steps - 1 if width == 1 else steps - (1 << width - 1)
-        values[:, exact_k : exact_k + count] += scale * steps
-        exact_k += count
-    if config.get("delta_encoding", True):
-        values = np.cumsum(values, axis=1, dtype=np.float32)
-    if config["exact_k"] < k or kind != "float32":
-        sums = np.exp(values, dtype=np.float64).sum(axis=1, keepdims=True)
-        values -= np.log(np.maximum(sums, 1)).astype(np.float32)
-    return found, values
+    values = np.zeros((num_rows, k), np.float32)
+    values[:, :exact_k] = rest.floats(exact_k, config.exact_dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is no number then is refused as such
+        if config.polynomial_terms:
+            others = k - exact_k
+            t = np.linspace(0, 1, others) if config.normalize_t else np.arange(float(others))
+            terms = [
+                t**term if isinstance(term, int) else _TERMS[term](t)
+                for term in config.polynomial_terms
+            ]
+            values[:, exact_k:] = rest.floats(len(terms), config.term_dtype) @ np.stack(terms)
+        for scale_dtype, width, count in config.residual_bins:
+            scale = rest.floats(1, scale_dtype)
+            steps = rest.integers(count, width)
+            steps = 2 * steps - 1 if width == 1 else steps - (1 << width - 1)
+            values[:, exact_k : exact_k + count] += scale * steps
+            exact_k += count
+        if config.delta_encoding:
+            values = np.cumsum(values, axis=1, dtype=np.float32)
+        if config.exact_k < k or config.exact_dtype != "float32":
+            sums = np.exp(values, dtype=np.float64).sum(axis=1, keepdims=True)
+            values -= np.log(np.maximum(sums, 1)).astype(np.float32)
+    return candidates, values
 
 
 class _Bytes:
     """Rows of bytes that are taken from the left."""
 
-    def __init__(self, packed: Packed, place: str) -> None:
+    def __init__(self, packed: Packed, place: object) -> None:
         starts, data = packed
         self.place, num_rows = place, len(starts) - 1
         width = len(data) // max(1, num_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,14 @@ from xtok.vocab.table import TokenType, Vocabulary
 
 IMPOSSIBLE = -1e3
 """Log-probabilities below this are padding, or the floor of a server (−9999)."""
+
+PER_TOKEN = (
+    *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
+    *("loss_mask", "labels", "attention_mask", "position_ids"),
+)
+"""Columns of a value per token, which a student has its own of."""
+
+AGAIN = "make the cache again, or fetch it again"
 
 _ROUNDING = 0.01
 """What half precision may add to a sum of probabilities, and to a log-probability."""
@@ -50,7 +59,7 @@ class StoredRows(NamedTuple):
 
     topk: TopK
     columns: dict[str, Any]  # pyarrow arrays, a value per document
-    places: list[str]  # each document's: file and row, as errors name them
+    places: Sequence[object]  # each document's: file and row, as errors name them
     loss_mask: NDArray[np.bool_] | None = None  # [N], True where a token is a training target
 
     def place(self, index: int) -> str:

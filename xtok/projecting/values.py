@@ -1,0 +1,128 @@
+"""Values of stored predictions, from Parquet or JSON: of the right type, or an error with a place.
+
+All formats go through `numbers`: JSON's lists become Arrow arrays as Parquet's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.input_files import need
+from xtok.projecting.stored import AGAIN, bounds_of, cache_error
+
+Bounds = NDArray[np.int64]
+"""Where each list begins in what lists hold, and where the last one ends."""
+
+_WORDS = {np.float32: "numbers", np.bool_: "true or false"}  # the others are integers
+
+
+def lists(
+    array: Any, name: str, depth: int, dtype: type, places: Sequence[object], **options: bool
+) -> tuple[list[Bounds], NDArray[Any]]:
+    """Return the bounds of a column's lists, the outermost first, and their flat values.
+
+    A list that is null has no values.
+
+    Args:
+        array: a pyarrow array, a list per document; with a depth of 2, one per token of it.
+        name: what errors call it.
+        depth: how many lists are within each other.
+        dtype: as `numbers` takes it, and its options.
+        places: the documents', as errors name them.
+
+    Raises:
+        XtokError: if it holds other lists, and as `numbers` does.
+    """
+    import pyarrow.compute
+
+    levels = []
+    for _ in range(depth):
+        types = pyarrow.types
+        if not any(
+            is_list(array.type)
+            for is_list in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        ):
+            kind = f"{'lists of ' * len(levels)}{array.type}"
+            problem = f"its {name} are {kind}, not {'lists of ' * depth}numbers"
+            raise cache_error(places[0] if places else name, problem, AGAIN)
+        sizes = pyarrow.compute.list_value_length(array).fill_null(0)
+        levels.append(bounds_of(sizes.to_numpy(zero_copy_only=False)))
+        array = array.flatten()
+    return levels, numbers(array, name, dtype, places, levels, **options)
+
+
+def json_numbers(
+    values: Sequence[Any], name: str, dtype: type, place: object, bounds: Sequence[Bounds] = ()
+) -> NDArray[Any]:
+    """Return a list of JSON's as `numbers` does; it is of one document, with these bounds."""
+    arrow = need("pyarrow", place)
+    bounds = bounds or [np.array([0, len(values)])]
+    try:
+        array = arrow.array(values)
+    except (arrow.ArrowException, OverflowError, ValueError, TypeError) as error:
+        raise cache_error(place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN) from error
+    return numbers(array, name, dtype, [place], bounds)
+
+
+def numbers(
+    array: Any,
+    name: str,
+    dtype: type,
+    places: Sequence[object],
+    bounds: Sequence[Bounds],
+    *,
+    optional: bool = False,
+) -> NDArray[Any]:
+    """Return flat values of a type: nothing is cut, wraps around, or stands for another type.
+
+    Args:
+        array: a pyarrow array.
+        name: what errors call it.
+        dtype: int32, int64 or uint8, float32, or bool, for which 0 and 1 will do.
+        places: the documents', as errors name them.
+        bounds: those of the documents, then of the lists within.
+        optional: whether a float may be null; it becomes NaN.
+
+    Raises:
+        XtokError: for values of another type, null, or outside the type's range.
+    """
+    import pyarrow
+
+    types = pyarrow.types
+    is_number = types.is_integer(array.type) or (dtype is np.bool_ and types.is_boolean(array.type))
+    if dtype is np.float32:
+        is_number |= types.is_floating(array.type)
+    if not (is_number or types.is_null(array.type)):
+        where = place_of(0, places, bounds) if len(array) else places[0] if places else name
+        raise cache_error(where, f"its {name} are {array.type}, not {_words(dtype)}", AGAIN)
+    if array.null_count and not optional:
+        index = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        raise cache_error(place_of(index, places, bounds), f"a null is among its {name}", AGAIN)
+    values = array.to_numpy(zero_copy_only=False)
+    if dtype is np.float32:
+        with np.errstate(over="ignore"):  # what is infinite then is refused as such
+            return np.asarray(values.astype(np.float32, copy=False))
+    limits = (0, 1) if dtype is np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    is_wrong = (values < limits[0]) | (values > limits[1])
+    if is_wrong.any():
+        index = int(np.argmax(is_wrong))
+        problem = f"{values[index]} among its {name} is outside {limits[0]}..{limits[1]}"
+        raise cache_error(place_of(index, places, bounds), problem, AGAIN)
+    return np.asarray(values.astype(dtype, copy=False))
+
+
+def _words(dtype: type) -> str:
+    return _WORDS.get(dtype, "integers")
+
+
+def place_of(index: int, places: Sequence[object], bounds: Sequence[Bounds]) -> str:
+    """Name the document and the token that a flat value is of."""
+    document, *inner = bounds
+    for level in reversed(inner):
+        index = int(np.searchsorted(level, index, side="right")) - 1
+    row = int(np.searchsorted(document, index, side="right")) - 1
+    return f"{places[row]}, position {index - int(document[row])}"
