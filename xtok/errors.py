@@ -1,6 +1,5 @@
 """User-facing errors: a message that names the cause, a hint with the fix."""
 
-
 from __future__ import annotations
 
 from typing import Self

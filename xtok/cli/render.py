@@ -111,16 +111,13 @@ def _checked(output: Path, file: Path) -> Path:
 
 
 @contextmanager
-def _naming(place: str) -> Iterator[None]:
+def _naming(place: object) -> Iterator[None]:
     """Put a conversation's place before the errors that it raises."""
     try:
         yield
     except XtokError as error:
-        raise XtokError(
-            f"{place}: {error.message}",
-            hint=error.hint_with("{option}"),
-            parameter=error.parameter,
-        ) from error
+        error.at(place)
+        raise
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from xtok.input_files import decompressed, parquet_file, reading
 class ChatRecord:
     """A conversation of a file, as `conversation.render` takes it."""
 
-    place: str  # the file, and the line or row of it, as errors name them
+    place: object  # the file, and the line or row of it, as errors name them
     messages: list[Any]  # at least one; not checked
     tools: list[Any]
     variables: dict[str, Any]
@@ -116,7 +116,7 @@ def without_none(value: Any) -> Any:
 _FIELDS = {"messages": list, "tools": list, "chat_template_kwargs": dict}
 
 
-def chat_record(value: Any, place: str) -> ChatRecord:
+def chat_record(value: Any, place: object) -> ChatRecord:
     """Return what one conversation of a file is; see `read_conversations`.
 
     Raises:
@@ -143,7 +143,7 @@ def chat_record(value: Any, place: str) -> ChatRecord:
     )
 
 
-def _error(place: str, problem: str) -> XtokError:
+def _error(place: object, problem: str) -> XtokError:
     return XtokError(
         f"{place}: {problem}",
         hint='write a conversation as [{"role": "user", "content": "…"}, …], '

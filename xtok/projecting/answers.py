@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from xtok.config import CacheKind
 from xtok.counting.texts import TextShard, line_number, lines
-from xtok.errors import XtokError
 from xtok.input_files import decompressed, need
 from xtok.projecting.stored import PER_TOKEN, StoredRows, TopK, bounds_of, cache_error
 from xtok.projecting.values import json_numbers
@@ -60,7 +58,9 @@ def kind_of_answers(path: Path) -> CacheKind:
     Raises:
         XtokError: if it is neither's, or empty.
     """
-    shard = TextShard(path=path, format="jsonl", field="", group_by=None, start=0, stop=None, size=0)
+    shard = TextShard(
+        path=path, format="jsonl", field="", group_by=None, start=0, stop=None, size=0
+    )
     place, value, _ = next(_values(shard), (None, None, 0))
     if place is None:
         raise cache_error(path, "the file is empty", "give a cache that has rows")
@@ -116,8 +116,7 @@ def _parsed(line: bytes, place: _Line) -> Any:
         if b"\\ud" in line or b"\\uD" in line:  # perhaps half of a pair that is one character
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = error.reason if isinstance(error, UnicodeError) else error
-        raise cache_error(place, f"no JSON: {reason}", "give one JSON object per line") from error
+        raise cache_error(place, f"no JSON: {error}", "give one JSON object per line") from error
     return value
 
 
@@ -275,13 +274,14 @@ def vllm_lines(rows: StoredRows, model: str) -> Iterator[bytes]:
         ]
         choice = {
             "index": 0, "text": "", "logprobs": None, "finish_reason": "length",
-            "prompt_token_ids": tokens[begin:end], "prompt_logprobs": [None, *entries[1:]][: end - begin],
+            "prompt_token_ids": tokens[begin:end],
+            "prompt_logprobs": [None, *entries[1:]] if entries else [],
         }  # fmt: skip
         line = {
             **{name: values[document] for name, values in zip(rows.columns, columns, strict=True)},
             "object": "text_completion", "model": model, "choices": [choice],
         }  # fmt: skip
-        yield json.dumps(line, ensure_ascii=False, default=_plain).encode() + b"\n"
+        yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 def _ranked(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
@@ -291,13 +291,10 @@ def _ranked(row: dict[int, float], token: int, realized: float) -> dict[str, dic
     """
     if row and realized == realized and token not in row:
         row[token] = realized
-        row = dict(sorted(row.items(), key=lambda entry: -entry[1]))  # of equal ones, it is the last
+        row = dict(
+            sorted(row.items(), key=lambda entry: -entry[1])
+        )  # of equal ones, it is the last
     return {
         str(i): {"logprob": logprob, "rank": rank, "decoded_token": None}
         for rank, (i, logprob) in enumerate(row.items(), 1)
     }
-
-
-def _plain(value: Any) -> str:
-    """Return what JSON has no type for: bytes as Base64, dates and decimal numbers as they print."""
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -171,6 +171,10 @@ def _others(batch: Any, places: Sequence[object]) -> dict[str, Any]:
 
     own = {*PER_TOKEN, *(name for columns in _COLUMNS["distillkit"] for name in columns)}
     others = batch.select([name for name in batch.schema.names if name not in own])
+    if "text" in others.schema.names:
+        kind = others.schema.field("text").type
+        if str(kind) not in ("string", "large_string", "null"):
+            raise cache_error(places[0], f"its text is {kind}, not a string", "leave it out")
     try:
         others.validate(full=True)
     except pyarrow.ArrowInvalid:
@@ -191,7 +195,7 @@ def _per_token(
     if column is None or str(column.type) == "null":
         return None
     [of], values = lists(column, name, 1, dtype, places, optional=dtype is np.float32)
-    _same_lengths(bounds, of, places, name)
+    _same_lengths(bounds, of, ("tokens", name), places.__getitem__)
     return values
 
 
@@ -257,7 +261,7 @@ def _distillkit(cache: Cache, batch: Any, places: Sequence[object]) -> StoredRow
         both = [(bounds[1], data) for bounds, data in (packed, values)]
         found = decompressed_rows(both[0], both[1], cache.about["compression"], places[0])
         starts = np.arange(len(found[0]) + 1) * found[0].shape[1]
-        ids, logprobs = (array.ravel() for array in found)
+        ids, logprobs = found[0].ravel(), found[1].ravel()
     # Token i takes row i − 1 of its document, the first none.
     lengths = np.diff(bounds)
     place = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)

@@ -163,7 +163,6 @@ class Job:
         """Return what projects this job's rows."""
         return RowProjector(
             pair,
-            None,
             self.back_map,
             top_k=self.config.top_k,
             num_threads=num_threads,

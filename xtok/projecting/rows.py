@@ -15,12 +15,12 @@ from xtok.alignment.chats import shared_span, written_alike
 from xtok.alignment.retokenize import Retokenizer
 from xtok.conversation import Conversation, render
 from xtok.conversation.files import ChatRecord, chat_record, without_none
+from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import StoredRows, bounds_of, cache_error, chosen_rows
-from xtok.tokenizers import ModelLike, PairLike
-from xtok.tokenizers import pair as pair_of
+from xtok.vocab.pair import Pair
 
 _OTHER_TEXT = "leave out its text and messages: then the ids tell the text"
 
@@ -40,8 +40,7 @@ class RowProjector:
     student's own library; a row without either is the bytes of its ids.
 
     Args:
-        student: the student, as `load_tokenizer` takes it; or a pair.
-        teacher: the teacher; None with a pair.
+        pair: the student and the teacher, with their tokenizers.
         back_map: from the teacher (rows) to the student (columns).
         top_k: the most candidates of a row.
         student_template: of conversations, as `conversation.render` takes it.
@@ -51,8 +50,7 @@ class RowProjector:
 
     def __init__(
         self,
-        student: PairLike,
-        teacher: ModelLike | None,
+        pair: Pair,
         back_map: ProjectionMap,
         *,
         top_k: int,
@@ -60,14 +58,14 @@ class RowProjector:
         teacher_template: str | Path | None = None,
         num_threads: int | None = None,
     ) -> None:
-        pair = pair_of(student, teacher)
         (self.student, self.teacher), self.top_k = pair.tokenizers, top_k
         self._templates = student_template, teacher_template
         self._projector = Projector(pair, back_map, num_threads)
         self._retold = Retokenizer(pair.reversed)
         self._roles = pair.reversed.equal_roles
-        of_teacher = self.teacher.table
-        self._control = np.isin(np.arange(len(of_teacher)), list(of_teacher.control_names))
+        names = {i: name.encode() for i, name in self.teacher.table.control_names.items()}
+        self._control = np.isin(np.arange(len(self.teacher.table)), list(names))
+        self._spelled = [names.get(i, token) for i, token in enumerate(self.teacher.table.tokens())]
 
     def __call__(self, rows: StoredRows) -> StoredRows:
         """Project rows that are checked.
@@ -93,6 +91,9 @@ class RowProjector:
         projected = self._projector.project(given, token_ids[ours], our_ends, self.top_k)
         row_of = np.full(len(token_ids), -1, np.int64)
         row_of[ours] = np.arange(len(ours))
+        row_of[
+            bounds[:-1][np.diff(bounds) > 0]
+        ] = -1  # no student has logits before its first token
         masks = None
         if rows.loss_mask is not None or any(one.mask is not None for one in told):
             masks = np.concatenate([*self._masks(rows, told), np.zeros(0, np.bool_)])
@@ -106,67 +107,77 @@ class RowProjector:
         ids = [topk.token_ids[a:b] for a, b in pairwise(bounds)]
         texts, chats = rows.values("text"), rows.values("messages")
         tools, variables = rows.values("tools"), rows.values("chat_template_kwargs")
-        plain = [i for i, chat in enumerate(chats) if chat is None]
-        as_text = {i: texts[i] for i in plain if texts[i] is not None}
-        starts = {i: self._start_of(ids[i], as_text[i], rows.places[i]) for i in as_text}
-        by_text = [i for i, start in starts.items() if start is not None]
-        by_ids = [i for i in plain if starts.get(i) is None]
-        encoded = self.student.encode_batch([as_text[i] for i in by_text])
+        spans = {
+            i: self._text_in(ids[i], text, rows.places[i])
+            for i, text in enumerate(texts)
+            if chats[i] is None and text is not None
+        }
+        by_text = {i: found for i, found in spans.items() if found is not None}
+        by_ids = [i for i, chat in enumerate(chats) if chat is None and i not in by_text]
+        encoded = self.student.encode_batch([texts[i] for i in by_text])
         retold = self._retold([ids[i].tolist() for i in by_ids])
-        found = {
-            i: self._of_text(ids[i], own, starts[i] or 0)
-            for i, own in zip(by_text, encoded, strict=True)
+        told = {
+            i: self._of_text(ids[i], own, *found)
+            for (i, found), own in zip(by_text.items(), encoded, strict=True)
         }
         for i, own in zip(by_ids, retold, strict=True):
             whole = (slice(0, len(own)), slice(0, len(ids[i])))
-            found[i] = _Told(np.array(own, np.int32), [whole], None)
+            told[i] = _Told(np.array(own, np.int32), [whole], None)
         for i, place in enumerate(rows.places):
-            if i in found:
-                yield found[i]
+            if i in told:
+                yield told[i]
             else:
                 fields = {"messages": chats[i], "tools": tools[i]}
                 fields["chat_template_kwargs"] = variables[i]
                 yield self._of_chat(ids[i], chat_record(without_none(fields), place))
 
-    def _start_of(self, ids: NDArray[np.int32], text: str, place: str) -> int | None:
-        """Return how many bytes the ids have before the text; None if it is a rendered one.
+    def _text_in(
+        self, ids: NDArray[np.int32], text: str, place: object
+    ) -> tuple[slice, int] | None:
+        """Return which ids are the text, control tokens around it aside, and the bytes before it.
+
+        None if it has control tokens, by their names: then the ids tell more than the text.
 
         Raises:
-            XtokError: if the ids are not those of the text.
+            XtokError: if the ids do not spell the text, and the teacher's library gives others.
         """
-        data, tokens = text.encode(), self.teacher.table.tokens()
-        spelled = b"".join(tokens[i] for i in ids.tolist())
-        if spelled in (data, b" " + data):  # some libraries put a space before a text
-            return len(spelled) - len(data)
-        names = self.teacher.table.control_names
+        data, spelled = text.encode(), [self._spelled[i] for i in ids.tolist()]
+        ends, whole = bounds_of([*map(len, spelled)]), b"".join(spelled)
         inner = self._inner(ids)
-        named = [names[i].encode() if i in names else tokens[i] for i in ids.tolist()]
-        if b"".join(named) == data or b"".join(named[inner]) == data:
-            return None
-        own = self.teacher.encode_batch([text])[0]
-        if own in (ids.tolist(), ids[inner].tolist()):  # a library that changes the text
-            return 0
-        place_of = next(
-            (i for i, (a, b) in enumerate(zip(spelled, data, strict=False)) if a != b),
-            min(len(spelled), len(data)),
-        )
+        for begin, start in enumerate(ends[: inner.start + 1].tolist()):
+            for space in (0, 1):  # some libraries put one before a text
+                stop = start + space + len(data)
+                if whole[start:stop] == b" " * space + data:
+                    end = int(np.searchsorted(ends, stop))
+                    if ends[end] == stop and end >= inner.stop:
+                        has_control = self._control[ids[begin:end]].any()
+                        return None if has_control else (slice(begin, end), space)
+        [own] = self.teacher.encode_batch([text])  # by a library that changes the text
+        for begin in range(inner.start + 1):
+            span = slice(begin, begin + len(own))
+            if ids[span].tolist() == own and self._control[ids[span.stop :]].all():
+                return span, 0
+        text_of_ids = b"".join(spelled[inner])
+        both = enumerate(zip(text_of_ids, data, strict=False))
+        differs = next((i for i, (a, b) in both if a != b), min(len(text_of_ids), len(data)))
         raise cache_error(
             place,
-            f"its ids do not spell its text: they differ from byte {place_of} on",
+            f"its ids do not spell its text: they differ from byte {differs} on",
             f"give the teacher whose ids these are, or {_OTHER_TEXT}",
         )
 
     def _inner(self, ids: NDArray[np.int32]) -> slice:
         """Return where ids are, without the control tokens around them."""
         text = np.flatnonzero(~self._control[ids])
-        return slice(int(text[0]), int(text[-1]) + 1) if len(text) else slice(0, 0)
+        return slice(int(text[0]), int(text[-1]) + 1) if len(text) else slice(len(ids), 0)
 
-    def _of_text(self, ids: NDArray[np.int32], own: Sequence[int], start: int) -> _Told:
+    def _of_text(
+        self, ids: NDArray[np.int32], own: Sequence[int], span: slice, start: int
+    ) -> _Told:
         """Put the counterparts of the control tokens around a text around the student's ids."""
-        inner = self._inner(ids)
         around = [
             [self._roles[i] for i in part.tolist() if i in self._roles]
-            for part in (ids[: inner.start], ids[inner.stop :])
+            for part in (ids[: span.start], ids[span.stop :])
         ]
         before, behind = around
         ours = np.array([*before, *own, *behind], np.int32)
@@ -181,8 +192,9 @@ class RowProjector:
 
     def _of_chat(self, ids: NDArray[np.int32], chat: ChatRecord) -> _Told:
         """Render a conversation on both sides; the teacher's ids may be cut off."""
-        asks = chat.messages[-1].get("role") != "assistant"
         try:
+            check_messages(chat.messages)
+            asks = chat.messages[-1]["role"] != "assistant"
             ours, theirs = (
                 render(
                     tokenizer,
@@ -197,8 +209,8 @@ class RowProjector:
                 )
             )
         except XtokError as error:
-            hint = error.hint_with("{option}")
-            raise cache_error(chat.place, error.message, hint, error.parameter) from error
+            error.at(chat.place)
+            raise
         same = len(ids) <= len(theirs.ids) and np.array_equal(ids, theirs.ids[: len(ids)])
         if not same:
             raise cache_error(

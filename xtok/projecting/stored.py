@@ -179,13 +179,7 @@ def checked(
     has_all = _has_all(topk, vocabulary)
     topk = without_impossible(topk)
     sums = masses(topk)
-    if (sums > 1 + _ROUNDING).any():
-        index = int(np.argmax(sums > 1 + _ROUNDING))
-        raise cache_error(
-            rows.place(index),
-            f"its probabilities sum to {sums[index]:.4g}",
-            "store natural log-probabilities at temperature 1",
-        )
+    _check_sums(rows, topk, sums)
     with np.errstate(divide="ignore"):
         rest = np.log1p(-np.minimum(sums, 1)).astype(np.float32)
     rest = np.where(np.isnan(topk.rest_logprob), rest, topk.rest_logprob)
@@ -213,20 +207,49 @@ def _check_ids(
 
 
 def _check_values(rows: StoredRows, row_of: NDArray[np.int64]) -> None:
-    values = rows.topk.logprobs
-    wrong = ~(values <= _ROUNDING) | np.isneginf(values)
+    """Raise an error for what is no log-probability; the rest may be −inf, and both others NaN."""
+    topk = rows.topk
+    wrong = ~(topk.logprobs <= _ROUNDING) | np.isneginf(topk.logprobs)
+    _check(rows, wrong, topk.logprobs, "a candidate", row_of)
+    realized = topk.realized_logprob
+    _check(rows, (realized > _ROUNDING) | np.isneginf(realized), realized, "its own token")
+    _check(rows, topk.rest_logprob > _ROUNDING, topk.rest_logprob, "the rest")
+
+
+def _check(
+    rows: StoredRows,
+    wrong: NDArray[np.bool_],
+    values: NDArray[np.float32],
+    what: str,
+    row_of: NDArray[np.int64] | None = None,
+) -> None:
     if not wrong.any():
         return
     index = int(np.argmax(wrong))
     value = values[index]
-    problem = f"{'−inf' if value < 0 else value:.4} is no log-probability of a candidate"
+    problem = f"{'−inf' if value < 0 else value:.4} is no log-probability of {what}"
     if value > 0 and np.isfinite(value):
-        problem = f"the log-probability {value:.4g} is of a probability above 1"
+        problem = f"the log-probability {value:.4g} of {what} is of a probability above 1"
     raise cache_error(
-        rows.place(int(row_of[index])),
+        rows.place(index if row_of is None else int(row_of[index])),
         problem,
         "store natural log-probabilities at temperature 1, not logits, and leave out what has none",
     )
+
+
+def _check_sums(rows: StoredRows, topk: TopK, sums: NDArray[np.float64]) -> None:
+    """Raise an error for rows above 1, and those that are not 1 with the rest that is told."""
+    rest = np.exp(topk.rest_logprob, dtype=np.float64)
+    is_told = topk.valid & ~np.isnan(rest)
+    sums = sums + np.where(is_told, rest, 0)
+    wrong = (sums > 1 + _ROUNDING) | (is_told & (sums < 1 - _ROUNDING))
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise cache_error(
+            rows.place(index),
+            f"its probabilities{' and the rest' * bool(is_told[index])} sum to {sums[index]:.4g}",
+            "store natural log-probabilities at temperature 1; the rest is log(1 - their sum)",
+        )
 
 
 def _sorted(rows: StoredRows, row_of: NDArray[np.int64]) -> TopK:

@@ -21,7 +21,13 @@ _WORDS = {np.float32: "numbers", np.bool_: "true or false"}  # the others are in
 
 
 def lists(
-    array: Any, name: str, depth: int, dtype: type, places: Sequence[object], **options: bool
+    array: Any,
+    name: str,
+    depth: int,
+    dtype: type,
+    places: Sequence[object],
+    *,
+    optional: bool = False,
 ) -> tuple[list[Bounds], NDArray[Any]]:
     """Return the bounds of a column's lists, the outermost first, and their flat values.
 
@@ -31,15 +37,16 @@ def lists(
         array: a pyarrow array, a list per document; with a depth of 2, one per token of it.
         name: what errors call it.
         depth: how many lists are within each other.
-        dtype: as `numbers` takes it, and its options.
+        dtype: as `numbers` takes it.
         places: the documents', as errors name them.
+        optional: whether a float may be null.
 
     Raises:
         XtokError: if it holds other lists, and as `numbers` does.
     """
     import pyarrow.compute
 
-    levels = []
+    levels: list[Bounds] = []
     for _ in range(depth):
         types = pyarrow.types
         if not any(
@@ -52,7 +59,7 @@ def lists(
         sizes = pyarrow.compute.list_value_length(array).fill_null(0)
         levels.append(bounds_of(sizes.to_numpy(zero_copy_only=False)))
         array = array.flatten()
-    return levels, numbers(array, name, dtype, places, levels, **options)
+    return levels, numbers(array, name, dtype, places, levels, optional=optional)
 
 
 def json_numbers(
@@ -64,7 +71,9 @@ def json_numbers(
     try:
         array = arrow.array(values)
     except (arrow.ArrowException, OverflowError, ValueError, TypeError) as error:
-        raise cache_error(place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN) from error
+        raise cache_error(
+            place, f"its {name} are not all {_words(dtype)}: {error}", AGAIN
+        ) from error
     return numbers(array, name, dtype, [place], bounds)
 
 
