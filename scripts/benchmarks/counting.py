@@ -10,7 +10,6 @@ from itertools import chain
 from benchmarks.harness import Row, chosen, documents, seconds, tokenizer
 from xtok.counting.encode import EncodedBatch, TextEncoder
 from xtok.counting.pair_text import TextCounter, Wanted
-from xtok.counting.texts import Place
 from xtok.threads import available_cores
 
 PAIRS = (("llama3", "qwen"), ("llama3", "mistral-v3"), ("deepseek-v3", "qwen"))
@@ -47,6 +46,6 @@ def count(encoder: TextEncoder, texts: list[str], passes: int = 1) -> TextCounte
     for _ in range(passes):
         for start in range(0, len(texts), 1000):
             part = texts[start : start + 1000]
-            batch = EncodedBatch(part, [""] * len(part), Place(), encoder.encode(part))
+            batch = EncodedBatch(part, [""] * len(part), 0, encoder.encode(part))
             counter.add(encoder, batch)
     return counter

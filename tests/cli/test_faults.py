@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -230,77 +229,6 @@ def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
     text = run(*build, "own/a.safetensors", "--text", "secret.txt")
     fails(text, "secret.txt cannot be read: Permission denied", "permissions")
     assert os.listdir(folder / "own") == ["map.safetensors"]
-
-
-KILLED_BETWEEN = """
-import os, signal
-from xtok.counting import checkpoint, pair_text, texts
-texts.BATCH_CHARACTERS = 1000
-save, add, batches = checkpoint.Checkpoint.save, pair_text.TextCounter.add, []
-def killed(self, encoder, batch):
-    add(self, encoder, batch)
-    batches.append(batch)
-    if len(batches) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-pair_text.TextCounter.add = killed
-checkpoint.Checkpoint.save = lambda *given, now: save(*given, now=True)
-from xtok.__main__ import program
-program()
-"""
-
-
-@pytest.mark.parametrize("target", ["start", "both"])
-def test_counting_that_is_killed_between_two_checkpoints_goes_on(
-    cli: Cli, small: Path, tmp_path: Path, target: str
-) -> None:
-    lines = [json.dumps({"text": f"In 20{i:02} there were {i} steps. " * 40}) for i in range(20)]
-    (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    models = map(str, (small / "small-byte-level", small / "small-digits"))
-    args = ["build", *models, "--text", "text.jsonl", "--target", target, "-o"]
-    command = [sys.executable, "-c", KILLED_BETWEEN, *args, "map.safetensors"]
-    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
-    assert set(os.listdir(tmp_path)) == {"text.jsonl", "map.safetensors.checkpoint"}
-    done = cli(*args, "map.safetensors")
-    share = re.search(r"resuming at (\d+)% of the text", done.stderr)
-    assert share is not None
-    assert 0 < int(share[1]) < 30
-    assert cli(*args, "whole.safetensors").returncode == 0
-    made = [(tmp_path / f"{name}.safetensors").read_bytes() for name in ("map", "whole")]
-    assert made[0] == made[1]
-    assert len(os.listdir(tmp_path)) == 3
-
-
-AFTER_WRITING = """
-import os, signal
-from pathlib import Path
-from xtok.counting.pair_text import PairText
-read, replace = PairText.read, Path.replace
-def saving(*given, **options):
-    return read(*given, **options, checkpoint_seconds=0)
-def replacing(self, target):
-    done = replace(self, target)
-    if target.name == "map.safetensors":
-        os.kill(os.getpid(), signal.SIGINT)
-    return done
-PairText.read, Path.replace = staticmethod(saving), replacing
-from xtok.__main__ import program
-program()
-"""
-
-
-@pytest.mark.parametrize("command", ["build", "events"])
-def test_a_finished_output_has_no_checkpoint(small: Path, tmp_path: Path, command: str) -> None:
-    (tmp_path / "text.txt").write_text("the cat and the dog\n" * 50)
-    args = [command, *two_files(small), "--text", "text.txt", "-o", "map.safetensors"]
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER_WRITING, *args],
-        cwd=tmp_path,
-        stderr=-1,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")
-    assert set(os.listdir(tmp_path)) == {"text.txt", "map.safetensors"}
 
 
 WRITER = """

@@ -419,8 +419,6 @@ def test_options_on_the_command_line(cli: Cli, small: Path, tmp_path: Path) -> N
          "--fuzzy-threshold goes with --special-tokens fuzzy"),
         ("multitoken", ["--fuzzy-top-k", "2"], "--fuzzy-top-k goes with --special-tokens fuzzy"),
         ("build", ["--field", "body"], "--field goes with --text"),
-        ("build", ["--text", "x", "--address", "x"], "--address goes with --engine ray"),
-        ("build", ["--engine", "ray"], "--engine goes with --text"),
         ("build", ["--timeout", "3"], "--timeout goes with --skip-existing"),
         ("build", ["--target", "both"], "--target goes with --weights prior or --text"),
         ("multitoken", ["--target", "both"], "--target goes with --weights prior "),

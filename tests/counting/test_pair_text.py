@@ -1,4 +1,4 @@
-"""One pass over text: what it counts, the same however it is read, and its checkpoint."""
+"""One pass over text: what it counts, the same however it is read."""
 
 from __future__ import annotations
 
@@ -20,19 +20,11 @@ import xtok
 from xtok.config import Target
 from xtok.counting import counts as counting
 from xtok.counting import pair_text, texts
-from xtok.counting.pair_text import PairText, TextTotals, Wanted, merged_texts
-from xtok.counting.texts import FileDigest
+from xtok.counting.pair_text import PairText, TextTotals, Wanted
+from xtok.counting.texts import source_of
 from xtok.errors import XtokError
-from xtok.tokenizers import Tokenizer, load_tokenizer
+from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import Pair
-
-HELD = Wanted(hold_out=True)
-
-
-@pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 1000)
-    monkeypatch.setattr(texts, "SHARD_BYTES", 5000)
 
 
 def figures(text: PairText) -> dict[str, Any]:
@@ -70,7 +62,7 @@ def test_a_tiny_text_is_counted_pair_by_pair(pair: Pair, tmp_path: Path) -> None
         )
         assert [int(of_one.sum()) for of_one in text.tokens] == [5, 2]
         assert text.tokens[0][zero] == 2
-        assert text.sources == (FileDigest(path).source(),)
+        assert text.sources == (source_of(path),)
 
 
 def test_other_tokenizers_are_counted_beside_the_pair_and_one_alone(
@@ -172,25 +164,10 @@ def test_batches_threads_and_compression_change_nothing(
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
     compressed = figures(PairText.read(pair, packed, wanted))
-    assert compressed == {**figures(once), "sources": (FileDigest(packed).source(),)}
+    assert compressed == {**figures(once), "sources": (source_of(packed),)}
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100)
     monkeypatch.setattr(texts, "SHARD_BYTES", 1500)
     assert figures(PairText.read(pair, corpus, wanted)) == figures(once)
-
-
-def test_merging_does_not_depend_on_order_or_grouping(
-    pair: Pair, corpus: Path, tmp_path: Path
-) -> None:
-    lines, paths = corpus.read_text().splitlines(keepends=True), []
-    for part in range(4):
-        paths.append(tmp_path / f"{part}.jsonl")
-        paths[-1].write_text("".join(lines[part::4]))
-    wanted = Wanted(target="both", hold_out=True)
-    whole = figures(PairText.read(pair, paths, wanted))
-    parts = [PairText.read(pair, path, wanted) for path in paths]
-    assert figures(merged_texts(parts)) == whole
-    grouped = figures(merged_texts([parts[3], merged_texts(parts[:3])]))
-    assert grouped == {**whole, "sources": (whole["sources"][3], *whole["sources"][:3])}
 
 
 def test_excerpts_are_the_middles_of_the_first_documents(
@@ -224,128 +201,3 @@ def test_progress_goes_through_every_byte_on_disk(
     assert sum(size for size, _ in steps) == size
     assert sum(tokens for _, tokens in steps) == text.totals.student_tokens
     assert len(steps) > 4
-
-
-# Interrupted and resumed
-
-
-class Interrupted(BaseException):
-    pass
-
-
-@contextmanager
-def interrupting(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-    """A progress that stops the count at its 4th step."""
-    steps = 0
-
-    def advance(size: int, tokens: int) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 4:
-            raise Interrupted
-
-    yield advance
-
-
-@pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("target", get_args(Target))
-def test_counting_goes_on_from_a_checkpoint(
-    pair: Pair, corpus: Path, tmp_path: Path, target: Target
-) -> None:
-    checkpoint, wanted = tmp_path / "checkpoint", Wanted(target=target, hold_out=True)
-    packed = tmp_path / "b.jsonl.gz"
-    packed.write_bytes(gzip.compress(corpus.read_bytes()))
-    both = [corpus, packed]
-    with pytest.raises(Interrupted):
-        PairText.read(
-            pair, both, wanted, checkpoint=checkpoint, checkpoint_seconds=0, progress=interrupting
-        )
-    read: list[tuple[int, int]] = []
-    shares: list[float] = []
-
-    @contextmanager
-    def watching(label: str, total: int) -> Iterator[Callable[[int, int], object]]:
-        yield lambda size, tokens: read.append((size, tokens))
-
-    found = PairText.read(
-        pair, both, wanted, checkpoint=checkpoint, progress=watching, resumed=shares.append
-    )
-    assert figures(found) == figures(PairText.read(pair, both, wanted))
-    size = corpus.stat().st_size + packed.stat().st_size
-    assert (sum(s for s, _ in read), sum(t for _, t in read)) == (size, found.totals.student_tokens)
-    assert read[0][1] > 0  # what was counted before
-    assert shares == [read[0][0] / size]
-    with pytest.raises(ValueError, match="no checkpoint"):
-        PairText.read(pair, both, Wanted(per_document=True), checkpoint=checkpoint)
-
-
-@pytest.fixture
-def checkpoint(pair: Pair, corpus: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "checkpoint"
-    PairText.read(pair, corpus, HELD, checkpoint=path, checkpoint_seconds=-1)
-    assert path.exists()
-    return path
-
-
-@pytest.mark.parametrize(
-    "what", ["name", "size", "content", "teacher", "pattern", "wanted", "field"]
-)
-def test_a_checkpoint_of_another_run_is_refused(
-    pair: Pair,
-    sentencepiece: Tokenizer,
-    checkpoint: Path,
-    corpus: Path,
-    small: Path,
-    tmp_path: Path,
-    what: str,
-) -> None:
-    text, teacher, content = corpus, pair.tokenizers[1], corpus.read_bytes()
-    if what in ("name", "size", "content"):
-        text = tmp_path / ("b.jsonl" if what == "name" else "a.jsonl")
-        text.write_bytes(content + b"\n" * (what == "size"))
-        if what == "content":
-            text.write_bytes(content.replace(b"the", b"teh"))
-    elif what == "teacher":
-        teacher = sentencepiece
-    elif what == "pattern":
-        teacher = split_otherwise(small / "small-digits", tmp_path / "small-digits")
-        assert teacher.table.sha256() == pair.tokenizers[1].table.sha256()
-    with pytest.raises(XtokError, match=f"the checkpoint {checkpoint} is of another run") as error:
-        PairText.read(
-            xtok.pair(pair.tokenizers[0], teacher),
-            text,
-            Wanted() if what == "wanted" else HELD,
-            field="body" if what == "field" else "text",
-            checkpoint=checkpoint,
-        )
-    assert error.value.hint.endswith(f"rm {checkpoint}")
-    assert checkpoint.exists()
-
-
-def split_otherwise(folder: Path, copy: Path) -> Tokenizer:
-    """A tokenizer of the same tokens that takes digits one by one."""
-    copy.mkdir()
-    for file in folder.iterdir():
-        content = file.read_text()
-        if file.name == "tokenizer.json":
-            content = content.replace(r"\\p{N}{1,3}", r"\\p{N}")
-            assert content != file.read_text()
-        (copy / file.name).write_text(content)
-    return load_tokenizer(str(copy))
-
-
-def test_a_damaged_checkpoint_is_refused(pair: Pair, corpus: Path, checkpoint: Path) -> None:
-    whole = checkpoint.read_bytes()
-    places = [int(share * len(whole)) for share in (0.0, 0.1, 0.5, 0.95)]
-    directory = whole.index(b"PK\x01\x02")  # of the zip file; its first entry's flags and method
-    damaged = [
-        *(whole[:place] for place in places),
-        *(whole[:place] + b"\xff" * 40 + whole[place + 40 :] for place in places),
-        whole[: directory + 8] + b"\x01\x00" + whole[directory + 10 :],  # encrypted
-        whole[: directory + 10] + b"\x63\x00" + whole[directory + 12 :],  # an unknown method
-    ]
-    for data in damaged:
-        checkpoint.write_bytes(data)
-        with pytest.raises(XtokError, match=f"{checkpoint} cannot be read: ") as error:
-            PairText.read(pair, corpus, HELD, checkpoint=checkpoint)
-        assert error.value.hint.endswith(f"rm {checkpoint}")

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from xtok.counting import texts
 from xtok.counting.texts import (
-    FileDigest,
-    Texts,
     TextShard,
     TextSource,
     find_texts,
     read_batches,
     shards,
+    source_of,
     text_format,
 )
 from xtok.errors import XtokError
@@ -193,19 +192,22 @@ def test_lone_surrogates_become_replacement_characters(tmp_path: Path) -> None:
     assert read(path) == ["a\ufffdb", "😀"]
 
 
-def test_batches_tell_how_far_they_are_and_go_on_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_tell_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
     monkeypatch.setattr(texts, "SHARD_BYTES", 350_000)
     path = tmp_path / "a.jsonl"
     path.write_bytes(json_lines([letter * 60_000 for letter in "abcdefghij"]))
     found = list(read_batches(shards(path)))
-    consumed = [batch.end.consumed for batch in found]
+    consumed = [batch.consumed for batch in found]
     assert consumed == sorted(consumed)
     assert consumed[-1] == path.stat().st_size
-    for number, batch in enumerate(found, 1):
-        assert list(read_batches(shards(path), batch.end)) == found[number:]
+    assert [(batch.shard, len(batch.texts)) for batch in found] == [
+        (0, 2),
+        (0, 2),
+        (0, 2),
+        (1, 2),
+        (1, 2),
+    ]
 
 
 def test_what_is_too_long_is_cut_or_refused(
@@ -222,31 +224,15 @@ def test_what_is_too_long_is_cut_or_refused(
     assert f"{path}, line 2: more than" in error.message
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_files_are_digested_while_they_are_read(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, empty = tmp_path / f"a.txt{suffix}", tmp_path / "b.txt"
-    path.write_bytes(COMPRESSIONS[suffix](b"".join(b"%d\n" % n for n in range(40_000))))
+def test_a_file_is_recorded_by_its_bytes_on_disk(tmp_path: Path) -> None:
+    packed, empty = tmp_path / "a.txt.gz", tmp_path / "b.txt"
+    packed.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(40_000))))
     empty.touch()
-    content = path.read_bytes()
-    monkeypatch.setattr(texts, "SHARD_BYTES", 50_000)
-    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 100_000)
-    files = Texts([path, empty])
-    read = 0
-    for _ in files.batches():
-        digest = files.digests[path]
-        assert digest.sha256 == hashlib.sha256(content[: digest.size]).hexdigest()
-        assert digest.size >= read
-        read = digest.size
-    assert read >= len(content) - 8  # but what may follow a compressed text
-    assert files.sources() == (
-        TextSource(name=path.name, size=len(content), sha256=hashlib.sha256(content).hexdigest()),
-        TextSource(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest()),
+    content = packed.read_bytes()
+    assert source_of(packed) == TextSource(
+        name="a.txt.gz", size=len(content), sha256=hashlib.sha256(content).hexdigest()
     )
-    again = FileDigest(path)
-    again.read_to(100)
-    assert (again.size, again.sha256) == (100, hashlib.sha256(content[:100]).hexdigest())
+    assert source_of(empty) == TextSource(name="b.txt", size=0, sha256=hashlib.sha256().hexdigest())
 
 
 def test_globs_name_files_once_in_order(tmp_path: Path) -> None:

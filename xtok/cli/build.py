@@ -2,19 +2,14 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import typer
 
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import read_here, sources_of, write_counted
 from xtok.cli.options import (
-    ADDRESS,
-    ENGINE,
     TEXT_FIELD,
-    Engine,
     MapOptions,
     ModelArguments,
     StrictOutput,
@@ -64,19 +59,16 @@ def build(
         needs={"skip_existing": True},
         panel=OUTPUT,
     ),
-    engine: Engine = ENGINE,
-    address: str = ADDRESS,
     map_options: MapOptions,
 ) -> None:
     """Build a map for a pair of models, in one go: two tokenizers in, a finished map out.
 
-    With --text, the map is counted on it; counts are saved beside the output while it takes.
+    With --text, the map is counted on it.
     """
     names = models.both()
     check_texts(text, field)
     from xtok.maps.names import name_of_map
     from xtok.stages.build import difference, load_or_build
-    from xtok.stages.counted import wanted_by
     from xtok.tokenizers import model_id
 
     student_id, teacher_id = map(model_id, names)
@@ -86,24 +78,15 @@ def build(
         output.check()
     pair, initial = models.pair_of_map(initial_projection_path, map_options)
 
-    def made() -> xtok.ProjectionMap:
-        counted: Any = ()
-        if text and engine == "ray":
-            from xtok.counting.ray import read_on_ray
-
-            counted = read_on_ray(
-                pair, text, wanted_by(config), sources=sources_of(models, pair), field=field,
-                address=address, progress=report.text_progress_bar,
-            )  # fmt: skip
-        elif text:
-            counted = read_here(pair, text, wanted_by(config), field=field, output=path)
+    def make() -> xtok.ProjectionMap:
         projection = xtok.build(
-            pair, config=config, texts=counted, initial=initial, progress=report.progress_bar
-        )
+            pair, config=config, texts=text, field=field, initial=initial,
+            progress=report.progress_bar, text_progress=report.text_progress_bar,
+        )  # fmt: skip
         output.require_complete(projection)
+        projection.save(path)
         return projection
 
-    make = partial(write_counted, made, path)
     if skip_existing:
         differs = partial(difference, pair=pair, config=config, texts=text, initial=initial)
         projection = load_or_build(path, differs, make, timeout=timeout, note=report.print_note)

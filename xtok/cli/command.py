@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -302,25 +301,6 @@ def run(app: typer.Typer) -> None:
             print(printable(word + what_is_left), file=sys.stderr)  # noqa: T201
             sys.exit(128 + stopped)
         raise
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C was pressed, once; a second one interrupts."""
-    pressed = threading.Event()
-
-    def press(number: int, frame: object) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed.is_set():  # after the last question
-        raise KeyboardInterrupt
 
 
 def _null() -> TextIO:

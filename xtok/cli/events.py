@@ -1,11 +1,8 @@
 """`xtok events`."""
 
-from typing import Any
-
 import xtok
 from xtok import report
 from xtok.cli.command import command
-from xtok.cli.counting import read_here, write_counted
 from xtok.cli.options import (
     JSON,
     TEXT_FIELD,
@@ -48,13 +45,9 @@ def events(
     path = output_path(output, name)
     pair = models.pair(widths)
 
-    def made() -> xtok.EventMap:
-        counted: Any = ()
-        if text:
-            from xtok.counting.pair_text import Wanted
-
-            counted = read_here(pair, text, Wanted(), field=field, output=path)
-        return xtok.events(pair, texts=counted, config=config, progress=report.progress_bar)
-
-    result = write_counted(made, path)
+    result = xtok.events(
+        pair, texts=text, config=config, field=field, progress=report.progress_bar,
+        text_progress=report.text_progress_bar,
+    )  # fmt: skip
+    result.save(path)
     report_written(result.reports, path, json=json)

@@ -70,7 +70,6 @@ Engine: TypeAlias = Literal["local", "ray"]
 ENGINE = option(
     "local",
     "Work on this machine, or on a Ray cluster, which survives lost nodes.",
-    needs={"text": True},
     panel="Cluster",
 )
 ADDRESS = option(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok.threads import available_cores
 
 if TYPE_CHECKING:
-    from xtok.counting.texts import Batch, Place
+    from xtok.counting.texts import Batch
     from xtok.tokenizers import Tokenizer
 
 _WAITING = 3
@@ -91,7 +91,7 @@ class EncodedBatch(NamedTuple):
 
     texts: list[str]
     groups: list[str]
-    end: Place
+    shard: int
     sides: list[EncodedTexts]
 
 
@@ -125,7 +125,6 @@ class TextEncoder:
         batches: Iterable[Batch],
         total: int,
         advance: Callable[[int, int], object] = _ignore,
-        consumed: int = 0,
     ) -> Iterator[EncodedBatch]:
         """Encode batches of documents, the next ones while one is worked on.
 
@@ -133,11 +132,11 @@ class TextEncoder:
             batches: of documents.
             total: bytes on disk.
             advance: called with the bytes on disk and the first tokenizer's tokens of each batch.
-            consumed: bytes on disk that were read before.
 
         Raises:
             XtokError: as `texts.read_batches`.
         """
+        consumed = 0
         waiting: deque[tuple[Batch, Callable[[], list[EncodedTexts]]]] = deque()
         for batch in chain(batches, repeat(None)):
             if batch is not None:
@@ -145,11 +144,11 @@ class TextEncoder:
             if not waiting:
                 break
             if batch is None or len(waiting) > _WAITING:
-                (texts, groups, end), encoded = waiting.popleft()
+                done, encoded = waiting.popleft()
                 sides = encoded()
-                advance(end.consumed - consumed, sides[0].num_tokens)
-                consumed = end.consumed
-                yield EncodedBatch(texts, groups, end, sides)
+                advance(done.consumed - consumed, sides[0].num_tokens)
+                consumed = done.consumed
+                yield EncodedBatch(done.texts, done.groups, done.shard, sides)
         advance(total - consumed, 0)
 
     def encode(self, texts: Sequence[str]) -> list[EncodedTexts]:

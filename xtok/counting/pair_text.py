@@ -1,9 +1,9 @@
-"""`PairText`: all that is counted in one pass over the text of a pair, and its checkpoint."""
+"""`PairText`: all that is counted in one pass over the text of a pair."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Target
-from xtok.counting.checkpoint import Checkpoint
 from xtok.counting.counts import (
     ChunkCounts,
     Chunks,
@@ -25,7 +24,7 @@ from xtok.counting.counts import (
 )
 from xtok.counting.encode import AlignedTexts, EncodedBatch, TextEncoder
 from xtok.counting.smoothing import EPSILON
-from xtok.counting.texts import Place, Texts, TextSource
+from xtok.counting.texts import TextSource, find_texts, read_batches, shards, source_of
 from xtok.errors import XtokError
 from xtok.maps.edges import Edges, heaviest
 from xtok.progress import TextProgress, silent_texts
@@ -186,14 +185,10 @@ class PairText:
         others: Sequence[Tokenizer] = (),
         field: str = "text",
         group_by: str | None = None,
-        checkpoint: Path | None = None,
-        checkpoint_seconds: float = 60.0,
         num_threads: int | None = None,
         progress: TextProgress = silent_texts,
-        resumed: Callable[[float], object] | None = None,
-        stopping: Callable[[], bool] | None = None,
     ) -> PairText:
-        """Read text once, from its checkpoint if one exists.
+        """Read text once.
 
         Args:
             pair: with its tokenizers; of one that has one alone, only tokens are counted.
@@ -203,43 +198,25 @@ class PairText:
             others: tokenizers whose tokens are counted beside the pair's.
             field: the field of JSON lines, or column of Parquet, that holds the text.
             group_by: a field or column by whose values documents are grouped; by file if None.
-            checkpoint: the file to save counts in; the result is the same with and without. It
-                stays at the end.
-            checkpoint_seconds: how often to save, in seconds.
             num_threads: threads that encode; one per available core if None.
             progress: called with the bytes on disk.
-            resumed: called with the share of the text that an existing checkpoint covers.
-            stopping: asked after each batch; if true, the counts are saved, and reading ends.
 
         Raises:
-            XtokError: if a text cannot be read, the pair has nothing to count in it, or the
-                checkpoint is of another run.
-            KeyboardInterrupt: if `stopping` returned true.
+            XtokError: if a text cannot be read, or the pair has nothing to count in it.
         """
         sides = pair.student_tokenizer, pair.teacher_tokenizer
         tokenizers = [*(one for one in sides if one is not None), *others]
-        files = Texts(texts, field, group_by)
-        counter, place, saved = TextCounter(tokenizers, wanted), Place(), None
-        if checkpoint is not None:
-            if wanted.per_document or wanted.excerpts:
-                raise ValueError("counts per document and excerpts have no checkpoint")
-            saved = Checkpoint(checkpoint, files, tokenizers, wanted, checkpoint_seconds)
-            place = saved.load(counter)
-            if place != Place() and resumed is not None:
-                resumed(place.consumed / max(1, files.size))
+        files = find_texts(texts)
+        parts = [shard for path in files for shard in shards(path, field, group_by)]
+        size = sum(shard.size for shard in parts)
+        counter = TextCounter(tokenizers, wanted)
         with (
             TextEncoder(*tokenizers, num_threads=num_threads) as encoder,
-            progress("counting", files.size) as advance,
+            progress("counting", size) as advance,
         ):
-            advance(place.consumed, counter.totals.student_tokens)
-            for batch in encoder.read(files.batches(place), files.size, advance, place.consumed):
+            for batch in encoder.read(read_batches(parts), size, advance):
                 counter.add(encoder, batch)
-                stops = stopping is not None and stopping()
-                if saved is not None:
-                    saved.save(counter, batch.end, now=stops)
-                if stops:
-                    raise KeyboardInterrupt
-        text = counter.result(files.sources())
+        text = counter.result(tuple(map(source_of, files)))
         if len(tokenizers) > 1:
             text.require_starts()
         return text
@@ -281,23 +258,6 @@ def merged_counts(parts: Iterable[Counts]) -> Counts:
     for part in parts:
         tally.add_counts(part)
     return tally.counts()
-
-
-def merged_texts(texts: Sequence[PairText]) -> PairText:
-    """Add up what was counted of several texts by the same tokenizers, but per document."""
-    totals = TextTotals()
-    for text in texts:
-        totals.add(text.totals)
-    return PairText(
-        wanted=texts[0].wanted,
-        sources=tuple(source for text in texts for source in text.sources),
-        totals=totals,
-        tokens=tuple(
-            np.sum(of_one, axis=0) for of_one in zip(*(t.tokens for t in texts), strict=True)
-        ),
-        counted=merged_counts(text.counted for text in texts),
-        held=merged_counts(text.held for text in texts),
-    )
 
 
 class TextCounter:
@@ -357,8 +317,8 @@ class TextCounter:
         return is_held
 
     def _add_excerpts(self, batch: EncodedBatch) -> None:
-        if batch.end.shard != self._shard:
-            self._shard, self._of_shard = batch.end.shard, 0
+        if batch.shard != self._shard:
+            self._shard, self._of_shard = batch.shard, 0
         if self._characters >= EXCERPTS:
             return
         room = max(0, EXCERPT - self._of_shard)

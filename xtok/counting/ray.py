@@ -1,30 +1,20 @@
-"""Text counted on a Ray cluster: a task per shard, and the counts added up in a tree of tasks."""
+"""Work on a Ray cluster: a task per shard."""
 
 from __future__ import annotations
 
-import functools
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
-from pathlib import Path
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from xtok.counting.checkpoint import digest_of
-from xtok.counting.encode import TextEncoder
-from xtok.counting.pair_text import PairText, TextCounter, Wanted, merged_texts
-from xtok.counting.texts import FileDigest, Texts, TextShard, TextSource, read_batches
+from xtok.counting.texts import TextShard
 from xtok.errors import XtokError, install_hint
-from xtok.progress import TextProgress, silent_texts
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
-from xtok.vocab.pair import Pair
 
 T = TypeVar("T")
-
-FAN_IN = 8
-"""Counts that one task adds up."""
 
 WAITING_PER_CORE = 4
 """Shards per core of the cluster that are submitted at a time."""
@@ -53,47 +43,6 @@ class TokenizerSource:
     def absolute(self) -> TokenizerSource:
         """Make the path of an existing file absolute: workers run in another folder."""
         return replace(self, model=absolute(self.model))
-
-
-def read_on_ray(
-    pair: Pair,
-    texts: str | Path | Sequence[str | Path],
-    wanted: Wanted = Wanted(),  # noqa: B008
-    *,
-    sources: Sequence[TokenizerSource],
-    field: str = "text",
-    address: str | None = "auto",
-    progress: TextProgress = silent_texts,
-) -> PairText:
-    """Read text on a Ray cluster; the counts are those of `PairText.read`.
-
-    Each shard of text is a task that reads it, encodes it on one core, and returns its counts. The
-    counts stay on the nodes, where other tasks add them up eight at a time. If a node is lost, Ray
-    recomputes its work on the others. All nodes read the text and the tokenizers under one path.
-
-    Args:
-        pair: the pair, with both tokenizers.
-        texts: as `PairText.read` takes them.
-        wanted: what to count, but nothing per document.
-        sources: what the nodes load the two tokenizers from.
-        field: the field of JSON lines, or column of Parquet, that holds the text.
-        address: the cluster's, as `ray.init` takes it; None starts one on this machine.
-        progress: called with the bytes on disk.
-
-    Raises:
-        XtokError: if Ray is not installed, there is no cluster, a node lacks the text or the
-            tokenizers, a text cannot be read, or there is nothing to count in it.
-    """
-    files = Texts(texts, field)
-    with connected(address) as ray:
-        job = _Job(
-            tuple(source.absolute() for source in sources),
-            tuple(map(digest_of, pair.tokenizers)),
-            wanted,
-        )
-        text = _count(ray, job, files, progress)
-    text.require_starts()
-    return text
 
 
 @contextmanager
@@ -176,31 +125,6 @@ class ErrorArguments(NamedTuple):
         return ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
 
 
-def _count(ray: Any, job: _Job, files: Texts, progress: TextProgress) -> PairText:
-    merge = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_merge_task)
-    levels: list[list[Any]] = [[]]
-    with progress("counting", files.size) as advance:
-        shards = [replace(shard, path=shard.path.absolute()) for shard in files.shards]
-        for shard, tokens, [counts] in done_on(ray, _count_task, job, shards, num_returns=2):
-            advance(shard.size, tokens)
-            _add(levels, counts, merge)
-        text: PairText = _result(ray, merge.remote(*chain(*levels)))
-        paths = [path.absolute() for path in files.digests]
-        sources = {path: one for path, one, _ in done_on(ray, _describe_task, None, paths)}
-        return replace(text, sources=tuple(sources[path] for path in paths))
-
-
-def _add(levels: list[list[Any]], counts: Any, merge: Any) -> None:
-    """Add counts to the first level; where a level is full, its sum goes to the next one."""
-    for level in levels:
-        level.append(counts)
-        if len(level) < FAN_IN:
-            return
-        counts = merge.remote(*level)
-        level.clear()
-    levels.append([counts])
-
-
 def _result(ray: Any, reference: Any) -> Any:
     try:
         return ray.get(reference)
@@ -215,40 +139,6 @@ def _result(ray: Any, reference: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
-
-
-class _Job(NamedTuple):
-    sources: tuple[TokenizerSource, ...]
-    digests: tuple[str, ...]  # of the tokenizers, from `digest_of`
-    wanted: Wanted
-
-
-def _count_task(job: _Job, shard: TextShard) -> tuple[PairText | None, int | ErrorArguments]:
-    """Return a shard's counts, and its student tokens or the arguments of an error."""
-    try:
-        encoder = _encoder(job.sources, job.digests)
-        require_here(shard)
-        counter = TextCounter(encoder.tokenizers, job.wanted)
-        for batch in encoder.read(read_batches([shard]), shard.size):
-            counter.add(encoder, batch)
-    except XtokError as error:
-        return None, ErrorArguments.of(error)
-    return counter.result(), counter.totals.student_tokens
-
-
-def _describe_task(_: None, path: Path) -> TextSource | ErrorArguments:
-    """Return a file's name, size and digest, or the arguments of an error."""
-    try:
-        return FileDigest(path).source()
-    except XtokError as error:
-        return ErrorArguments.of(error)
-
-
-@functools.lru_cache(maxsize=1)
-def _encoder(sources: tuple[TokenizerSource, ...], digests: tuple[str, ...]) -> TextEncoder:
-    """Load the tokenizers once per worker process."""
-    os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
-    return TextEncoder(*load_same(sources, digests), num_threads=1)
 
 
 def load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:
@@ -270,7 +160,3 @@ def require_here(shard: TextShard) -> None:
             f"the node {socket.gethostname()} has no file {shard.path}",
             hint="put the files on a file system that all nodes share",
         )
-
-
-def _merge_task(*parts: PairText) -> PairText:
-    return merged_texts(parts)

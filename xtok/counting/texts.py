@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from xtok.errors import XtokError
 from xtok.input_files import compression_of, decompressed, parquet_file, reading
@@ -70,20 +69,13 @@ class TextSource:
     sha256: str
 
 
-class Place(NamedTuple):
-    """How far texts have been read: a shard, documents of it, and bytes on disk in all."""
-
-    shard: int = 0
-    documents: int = 0
-    consumed: int = 0
-
-
 class Batch(NamedTuple):
     """Documents that are worked on together."""
 
     texts: list[str]
     groups: list[str]  # each document's: its file's name, or what `group_by` names
-    end: Place  # where the next batch begins
+    shard: int  # that all of them are in
+    consumed: int  # bytes on disk that were read up to their end, in all
 
 
 _TEXT_FILES = "give text files (.txt, .jsonl, .parquet, also as .gz or .zst), or a glob in quotes: "
@@ -125,94 +117,18 @@ def little_text(num_bytes: int) -> list[str]:
     return [f"only {num_bytes:,} bytes of text; use at least 1 MB"]
 
 
-class FileDigest:
-    """The digest of a text file, taken of what is read of it in order.
-
-    Args:
-        path: of the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.size = path, 0  # bytes that the digest covers
-        self._sha256 = hashlib.sha256()
-
-    @property
-    def sha256(self) -> str:
-        """The digest of the file's first `size` bytes."""
-        return self._sha256.hexdigest()
-
-    def opened(self) -> BinaryIO:
-        """Open the file to read; what is read behind the digest's end goes on with it."""
-        return io.BufferedReader(_Watched(self), _BLOCK)
-
-    def saw(self, start: int, data: memoryview) -> None:
-        """Add bytes of the file, unless the digest covers them already or does not reach them."""
-        if start <= self.size < start + len(data):
-            self._sha256.update(data[self.size - start :])
-            self.size = start + len(data)
-
-    def read_to(self, stop: int | None = None) -> None:
-        """Read on to a place, by default to the file's end, for the digest alone.
-
-        Raises:
-            XtokError: if the file cannot be read.
-        """
-        with reading(self.path), self.path.open("rb") as file:
-            file.seek(self.size)
-            while block := file.read(_BLOCK if stop is None else min(_BLOCK, stop - self.size)):
-                self.saw(self.size, memoryview(block))
-
-    def source(self) -> TextSource:
-        """Return the whole file's name, size and digest."""
-        self.read_to()
-        return TextSource(name=self.path.name, size=self.size, sha256=self.sha256)
-
-
-class _Watched(io.FileIO):
-    def __init__(self, digest: FileDigest) -> None:
-        super().__init__(digest.path)
-        self._digest = digest
-
-    def readinto(self, buffer: Any) -> int:
-        start = self.tell()
-        count = super().readinto(buffer) or 0
-        self._digest.saw(start, memoryview(buffer)[:count])
-        return count
-
-
-class Texts:
-    """Files of text, and how far they are read.
-
-    Args:
-        patterns: as `find_texts` takes them.
-        field: the field of JSON lines, or column of Parquet, that holds a document's text.
-        group_by: one that holds a document's group; documents are grouped by file if None.
+def source_of(path: Path) -> TextSource:
+    """Return a file's name, size and digest.
 
     Raises:
-        XtokError: if a file is missing or cannot be read.
+        XtokError: if the file cannot be read.
     """
-
-    def __init__(
-        self,
-        patterns: str | Path | Sequence[str | Path],
-        field: str = "text",
-        group_by: str | None = None,
-    ) -> None:
-        self.digests = {path: FileDigest(path) for path in find_texts(patterns)}
-        self.shards = [s for path in self.digests for s in shards(path, field, group_by)]
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk."""
-        return sum(shard.size for shard in self.shards)
-
-    def batches(self, first: Place = Place()) -> Iterator[Batch]:  # noqa: B008
-        """Read documents from a place on, as `read_batches` does."""
-        return read_batches(self.shards, first, self.digests)
-
-    def sources(self) -> tuple[TextSource, ...]:
-        """Return the files' names, sizes and digests; only what is not yet read is read."""
-        return tuple(digest.source() for digest in self.digests.values())
+    sha256, size = hashlib.sha256(), 0
+    with reading(path), path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            sha256.update(block)
+            size += len(block)
+    return TextSource(name=path.name, size=size, sha256=sha256.hexdigest())
 
 
 def check_texts(
@@ -224,7 +140,7 @@ def check_texts(
         XtokError: as `read_batches`.
     """
     for path in find_texts(patterns)[:1]:
-        next(_documents(shards(path, field, group_by)[0], FileDigest(path)), None)
+        next(_documents(shards(path, field, group_by)[0]), None)
 
 
 def shards(
@@ -266,12 +182,8 @@ def text_format(path: Path) -> Format:
     return _SUFFIXES.get(suffixes[-1] if suffixes else "", "text")
 
 
-def read_batches(
-    shards: Sequence[TextShard],
-    first: Place = Place(),  # noqa: B008
-    digests: Mapping[Path, FileDigest] | None = None,
-) -> Iterator[Batch]:
-    """Read documents from a place on. This is how all of xtok reads text.
+def read_batches(shards: Sequence[TextShard]) -> Iterator[Batch]:
+    """Read documents. This is how all of xtok reads text.
 
     Lone surrogates become U+FFFD; what is too long is cut (see `MAX_CHARACTERS`).
 
@@ -280,28 +192,25 @@ def read_batches(
             JSON object, or a field that is missing or not a string.
     """
     names = Counter(path.name for path in {shard.path for shard in shards})
-    before = sum(shard.size for shard in shards[: first.shard])
-    for number, shard in enumerate(shards[first.shard :], first.shard):
+    before = 0
+    for number, shard in enumerate(shards):
         file = shard.path.name if names[shard.path.name] == 1 else str(shard.path)
-        skipped = first.documents if number == first.shard else 0
         texts: list[str] = []
         groups: list[str] = []
-        documents, size, place = skipped, 0, Place()
-        digest = (digests or {}).get(shard.path) or FileDigest(shard.path)
-        for text, group, consumed in islice(_documents(shard, digest), skipped, None):
+        size = consumed = 0
+        for text, group, so_far in _documents(shard):
             texts.append(text)
             groups.append(group if shard.group_by else file)
-            documents, size = documents + 1, size + len(text)
-            place = Place(number, documents, before + min(consumed, shard.size))
+            size, consumed = size + len(text), before + min(so_far, shard.size)
             if size >= BATCH_CHARACTERS:
-                yield Batch(texts, groups, place)
+                yield Batch(texts, groups, number, consumed)
                 texts, groups, size = [], [], 0
         if texts:
-            yield Batch(texts, groups, place)
+            yield Batch(texts, groups, number, consumed)
         before += shard.size
 
 
-def _documents(shard: TextShard, digest: FileDigest) -> Iterator[tuple[str, str, int]]:
+def _documents(shard: TextShard) -> Iterator[tuple[str, str, int]]:
     """Return a shard's documents, each with its group and the bytes on disk read so far."""
     if shard.group_by and shard.format == "text":
         raise XtokError(
@@ -313,7 +222,7 @@ def _documents(shard: TextShard, digest: FileDigest) -> Iterator[tuple[str, str,
             for text, group in _parquet_documents(shard):
                 yield from ((part, group, 0) for part in _parts(text))
             return
-        with digest.opened() as raw:
+        with shard.path.open("rb", _BLOCK) as raw:
             file = decompressed(raw, shard.path)
             if shard.format == "text":
                 for text in _plain_documents(shard, file):

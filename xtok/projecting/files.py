@@ -16,7 +16,7 @@ import numpy as np
 
 from xtok.config import BuildConfig, ProjectConfig
 from xtok.counting.checkpoint import digest_of
-from xtok.counting.texts import FileDigest, Format, TextShard, find_texts, shards
+from xtok.counting.texts import Format, TextShard, find_texts, shards, source_of
 from xtok.errors import OutputError, XtokError
 from xtok.input_files import need
 from xtok.io import check_output, write, writing
@@ -340,7 +340,7 @@ def _begin(job: Job, paths: Sequence[Path], note: Note) -> None:
     identity = {
         "format_version": FORMAT_VERSION,
         "tokenizers": job.digests,
-        "sources": [asdict(FileDigest(path).source()) for path in paths],
+        "sources": [asdict(source_of(path)) for path in paths],
         "renormalized": job.caches[0].renormalized,
         "map": mapfile.sha256(job.back_map),
         "config": asdict(replace(job.config, to="neutral")),

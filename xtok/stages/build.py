@@ -41,7 +41,6 @@ def build(
     texts: TextLike = (),
     field: str = "text",
     initial: MapLike | None = None,
-    checkpoint: Path | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> ProjectionMap:
@@ -61,15 +60,13 @@ def build(
             included; or what was counted on them, as `stages.counted.wanted_by` asks for it.
         field: the field of JSON lines, or column of Parquet, that holds the text.
         initial: with texts, a map of this pair to smooth towards instead.
-        checkpoint: a file to save counts in every minute; counting resumes from it if it exists.
-            It is removed at the end.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
     Raises:
         TokenizerError: if a tokenizer cannot be found, read, or used byte for byte.
-        XtokError: if a text cannot be read, there is nothing to count in it, or `initial` or the
-            checkpoint is of other tokenizers or texts.
+        XtokError: if a text cannot be read, there is nothing to count in it, or `initial` is of
+            other tokenizers.
         ValueError: for `initial` without texts, both a config and a loss, or counts for other
             options.
     """
@@ -82,17 +79,12 @@ def build(
 
         config = config.for_text()
         earlier = None if earlier is None else admit(pair, earlier)
-        text = counted(
-            pair, texts, wanted_by(config), field=field, checkpoint=checkpoint,
-            progress=text_progress,
-        )  # fmt: skip
+        text = counted(pair, texts, wanted_by(config), field=field, progress=text_progress)
         options = config.multitoken if earlier is None else used_options(earlier)
         base = earlier or multitoken(pair, config=options, progress=progress)
         projection = map_of_counts(text, base, config)
         if config.exact_match:
             projection = with_exact(projection, exact_matches(pair, options), options)
-        if checkpoint is not None:
-            checkpoint.unlink(missing_ok=True)
     elif initial is not None:
         raise ValueError("initial goes with texts; multitoken extends a map")
     else:

@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from math import log2
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +33,6 @@ def events(
     config: EventsConfig | None = None,
     *,
     field: str = "text",
-    checkpoint: Path | None = None,
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> EventMap:
@@ -52,7 +50,6 @@ def events(
         texts: paths and globs of text, as `build` takes them; none for the bytes alone.
         config: the options; the defaults if None.
         field: the field of JSON lines, or column of Parquet, that holds the text.
-        checkpoint: a file to save counts in, as in `build`.
         progress: called for each pass over a vocabulary.
         text_progress: called for the text.
 
@@ -64,7 +61,7 @@ def events(
     about: dict[str, Any] = {}
     pairs, mass = None, np.zeros(0)
     if texts:
-        text = counted(pair, texts, field=field, checkpoint=checkpoint, progress=text_progress)
+        text = counted(pair, texts, field=field, progress=text_progress)
         sources = [asdict(source) for source in text.sources]
         about = {"texts": sources, "counted": asdict(text.totals)}
         pairs = _Pairs.of(*text.pairs, pair.shape[0])
@@ -94,8 +91,6 @@ def events(
         history=(history_step("events", options, **about),),
     )
     result.check()
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
     return replace(result, reports=(_report(result, pair, measures, notes),))
 
 
