@@ -15,7 +15,7 @@ from xtok.maps.convert import convert, nemo_overrides
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = nemo_overrides(Path("map.pt"), "h-kl").partition(": ")[2]
+    found = nemo_overrides(GOOD, Path("map.pt"), "h-kl").partition(": ")[2]
     assert shlex.split(found) == [
         f"teachers.0.projection_matrix_path={tmp_path}/map.pt",
         "loss_fn.gold_loss=true",
@@ -36,7 +36,7 @@ def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: str) -> None:
     """What the shell hands on; read back by hydra-core 1.3.2 when this was written."""
-    [word] = shlex.split(nemo_overrides(Path(path)).partition(": ")[2])
+    [word] = shlex.split(nemo_overrides(GOOD, Path(path)).partition(": ")[2])
     assert word == f"teachers.0.projection_matrix_path={value}"
 
 
@@ -59,3 +59,13 @@ def test_the_command(cli: Cli, map_to_digits: ProjectionMap, tmp_path: Path) -> 
     assert (pt.stdout, again.stdout) == ("map.pt\n", "m.pt\n")
     assert f" teachers.0.projection_matrix_path={tmp_path}/map.pt\n" in pt.stderr
     assert (tmp_path / "map.pt").read_bytes() == (tmp_path / "m.pt").read_bytes()
+
+
+@pytest.mark.parametrize(("loss", "is_gold"), [("p-kl", "false"), ("gold", "true")])
+def test_a_counted_map_tells_its_loss(
+    cli: Cli, small: Path, tmp_path: Path, loss: str, is_gold: str
+) -> None:
+    built = cli("build", "bytes", small / "small.model", "--for", loss, "-o", "m.safetensors")
+    assert built.returncode == 0
+    told = cli("convert", "m.safetensors", "m.pt").stderr
+    assert f"m.pt loss_fn.gold_loss={is_gold} loss_fn.xtoken_loss=false\n" in told

@@ -96,4 +96,4 @@ def build(
     if path.suffix == ".pt":
         from xtok.maps.convert import nemo_overrides
 
-        report.print_note(nemo_overrides(path, for_loss))
+        report.print_note(nemo_overrides(projection, path, for_loss))

@@ -39,5 +39,5 @@ def convert(
     projection, _ = models.with_map(projection)
     xtok.convert(projection, path)
     if path.suffix == ".pt":
-        report.print_note(nemo_overrides(path))
+        report.print_note(nemo_overrides(projection, path))
     report_written(reports, path, json=json)

@@ -14,6 +14,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.map_like import MapLike
 from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.suits import exact_rows, is_counted
 from xtok.vocab.pair import Pair
 
 
@@ -47,9 +48,14 @@ def convert(
     return target
 
 
-def nemo_overrides(path: Path, loss: Loss | None = None) -> str:
-    """Return what NeMo-RL's training script takes for a map, and for the loss that it is for."""
+def nemo_overrides(projection: ProjectionMap, path: Path, loss: Loss | None = None) -> str:
+    """Return what NeMo-RL's training script takes for a map, and for the loss that it is for.
+
+    A counted map tells its loss by itself: P-KL, or gold where it has exact rows.
+    """
     words = [_override("teachers.0.projection_matrix_path", path)]
+    if loss is None and is_counted(projection):
+        loss = "gold" if exact_rows(projection) else "p-kl"
     if loss is not None:
         flags = {"gold_loss": loss != "p-kl", "xtoken_loss": loss == "h-kl"}
         words += [f"loss_fn.{name}={str(value).lower()}" for name, value in flags.items()]
