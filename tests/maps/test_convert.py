@@ -65,7 +65,7 @@ def test_the_command(cli: Cli, map_to_digits: ProjectionMap, tmp_path: Path) -> 
 def test_a_counted_map_tells_its_loss(
     cli: Cli, small: Path, tmp_path: Path, loss: str, is_gold: str
 ) -> None:
-    built = cli("build", "bytes", small / "small.model", "--for", loss, "-o", "m.safetensors")
+    built = cli("build", small / "small.model", "bytes", "--for", loss, "-o", "m.safetensors")
     assert built.returncode == 0
     told = cli("convert", "m.safetensors", "m.pt").stderr
     assert f"m.pt loss_fn.gold_loss={is_gold} loss_fn.xtoken_loss=false\n" in told
