@@ -102,7 +102,7 @@ def replacing(target: Path) -> Iterator[Path]:
     At the end, what was written is flushed and renamed; after an error nothing is left.
     """
     temporary = target.with_name(f".{shortened(target.name, 200)}.{secrets.token_hex(6)}.tmp")
-    with _folder_of(target):
+    with parents_of(target):
         _remove_stale(target)
         try:
             yield temporary
@@ -115,7 +115,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _folder_of(target: Path) -> Iterator[None]:
+def parents_of(target: Path) -> Iterator[None]:
     """Create the target's folder if need be; at the end, remove what was created and is empty."""
     made = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def locked(target: Path, *, timeout: float, note: Note) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(target.with_name(f".{shortened(target.name, 200)}.lock"))
-    with _folder_of(target):
+    with parents_of(target):
         try:
             try:
                 lock.acquire(timeout=0)

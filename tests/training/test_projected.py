@@ -71,7 +71,9 @@ def test_it_is_the_projection_of_stored_rows(
         })  # fmt: skip
     cache, out = write_neutral(tmp_path / "teacher.parquet", rows), tmp_path / "student.parquet"
     back_map = xtok.build(byte_level, digits, BACK_MAP)
-    xtok.project(cache, digits, byte_level, out, ProjectConfig(top_k=top_k), back_map=back_map)
+    xtok.project(
+        cache, xtok.pair(digits, byte_level), out, ProjectConfig(top_k=top_k), back_map=back_map
+    )
     stored = TopKCollator()(pyarrow.parquet.read_table(out).to_pylist())
     [expected] = (side["stored"] for side in stored["teachers"])
     assert torch.equal(stored["input_ids"][stored["attention_mask"] != 0],

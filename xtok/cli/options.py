@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -65,18 +65,6 @@ TEXT_FIELD = option(
     "Field of JSON lines, or column of Parquet, that holds the text.",
     needs={"text": True},
     panel=TEXT,
-)
-Engine: TypeAlias = Literal["local", "ray"]
-ENGINE = option(
-    "local",
-    "Work on this machine, or on a Ray cluster, which survives lost nodes.",
-    panel="Cluster",
-)
-ADDRESS = option(
-    "auto",
-    "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
-    needs={"engine": "ray"},
-    panel="Cluster",
 )
 
 

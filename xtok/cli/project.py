@@ -1,24 +1,29 @@
 """`xtok project`."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import xtok
 from xtok import report
 from xtok.cli.command import command, expanded, show
-from xtok.cli.counting import sources_of
 from xtok.cli.options import (
-    ADDRESS,
-    ENGINE,
     JSON,
     STUDENT_CHAT_TEMPLATE,
     TEACHER_CHAT_TEMPLATE,
-    Engine,
     ModelArguments,
+    Models,
     Widths,
     map_option,
 )
 from xtok.config import MAIN, ProjectConfig, option
+from xtok.errors import XtokError
 from xtok.report.stdout import print_path
+
+if TYPE_CHECKING:
+    from xtok.projecting.ray import TokenizerSource
+    from xtok.vocab.pair import Pair
 
 
 @command
@@ -43,18 +48,20 @@ def project(
         ..., "Where to write: .parquet, or .jsonl with --to vllm.", short="-o", panel=MAIN
     ),
     config: ProjectConfig,
-    student_topk: str | None = option(
-        None,
-        "The student's own cache of this text: says whether the teacher is better on it.",
-        metavar="FILE",
-        parser=expanded,
-        panel=MAIN,
-    ),
     student_chat_template: str | None = STUDENT_CHAT_TEMPLATE,
     teacher_chat_template: str | None = TEACHER_CHAT_TEMPLATE,
     widths: Widths,
-    engine: Engine = ENGINE,
-    address: str = ADDRESS,
+    engine: Literal["local", "ray"] = option(
+        "local",
+        "Work on this machine, or on a Ray cluster, which survives lost nodes.",
+        panel="Cluster",
+    ),
+    address: str = option(
+        "auto",
+        "The Ray cluster's HOST:PORT, or auto for the one that this machine is part of.",
+        needs={"engine": "ray"},
+        panel="Cluster",
+    ),
     json: bool = JSON,
 ) -> None:
     """Turn a teacher's stored top-k log-probabilities into a student's, for any trainer.
@@ -63,29 +70,46 @@ def project(
     student; else its text is that of the teacher's ids. An interrupted run goes on where it was.
     """
     from xtok.projecting.files import find_files
+    from xtok.projecting.parts import kept_parts
 
-    find_files(teacher_topk, student_topk or (), output, config)  # before models are loaded
+    target, _ = find_files(teacher_topk, output, config)  # before models are loaded
     pair = models.pair(widths)
     try:
         projected = xtok.project(
             teacher_topk,
             pair,
-            None,
             output,
             config,
             back_map=back_map,
             student_template=student_chat_template,
             teacher_template=teacher_chat_template,
-            student_topk=student_topk or (),
-            sources=sources_of(models, pair) if engine == "ray" else (),
+            sources=_sources_of(models, pair) if engine == "ray" else (),
             address=address,
             progress=report.progress_bar,
             text_progress=report.text_progress_bar,
             note=report.print_note,
         )
     except KeyboardInterrupt:
-        message = "run the same command again to go on from what is done"
-        raise KeyboardInterrupt(message) from None
+        kept = len(kept_parts(target))
+        message = f"{kept:,} parts are kept; run the same command again to go on from them"
+        raise KeyboardInterrupt(message if kept else "") from None
+    except XtokError as error:
+        if error.parameter != "back_map":
+            raise
+        student, teacher = models.both()
+        hint = f"leave out {{option}}, or make the map: xtok build {teacher} {student} "
+        hint += "--for p-kl --target start --top-k 32"
+        raise XtokError(error.message, hint=hint, parameter="back_map") from error
     if not json:
         report.print_notes([*projected.sentences, *projected.notes])
     show(projected, lambda done: print_path(done.paths[0]), json=json)
+
+
+def _sources_of(models: Models, pair: Pair) -> list[TokenizerSource]:
+    """Return what the nodes of a cluster load the tokenizers of a pair from."""
+    from xtok.projecting.ray import TokenizerSource
+
+    return [
+        TokenizerSource(model=model, vocab_size=width, trust_remote_code=models.trust_remote_code)
+        for model, width in zip(models.both(), pair.shape, strict=True)
+    ]

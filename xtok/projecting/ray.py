@@ -1,18 +1,24 @@
-"""Work on a Ray cluster: a task per shard."""
+"""A projection on a Ray cluster, a task per shard: the same parts, byte for byte."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from xtok.counting.checkpoint import digest_of
-from xtok.counting.texts import TextShard
 from xtok.errors import XtokError, install_hint
+from xtok.progress import TextProgress
+from xtok.projecting.parts import Job, digest_of, make_part
 from xtok.tokenizers import Tokenizer, absolute, load_tokenizer
+from xtok.tokenizers import pair as pair_of
+
+if TYPE_CHECKING:
+    from xtok.projecting.rows import RowProjector
+    from xtok.vocab.pair import Pair
 
 T = TypeVar("T")
 
@@ -43,6 +49,29 @@ class TokenizerSource:
     def absolute(self) -> TokenizerSource:
         """Make the path of an existing file absolute: workers run in another folder."""
         return replace(self, model=absolute(self.model))
+
+
+def make_parts_on_ray(
+    job: Job,
+    worker_of: Callable[[Job, Pair, int], RowProjector],
+    sources: Sequence[TokenizerSource],
+    address: str | None,
+    progress: TextProgress,
+) -> None:
+    """Make all parts of a job on a cluster.
+
+    All nodes read the files and the tokenizers, and write the parts, under one path. `worker_of`
+    makes of a job, a pair and a number of threads what projects rows.
+
+    Raises:
+        XtokError: if Ray is not installed, there is no cluster, a node lacks a file or has another
+            tokenizer, or work is lost; also what projecting raises.
+    """
+    task = _Task(job.absolute(), worker_of, tuple(source.absolute() for source in sources))
+    size = sum(shard.size for _, shard in job.shards)
+    with connected(address) as ray, progress("projecting", size) as advance:
+        for number, tokens in _done_on(ray, _make_part, task, range(len(job.shards))):
+            advance(job.shards[number][1].size, tokens)
 
 
 @contextmanager
@@ -80,49 +109,45 @@ def _connect(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def done_on(
-    ray: Any, task: Callable[..., Any], job: Any, items: Iterable[T], *, num_returns: int = 1
-) -> Iterator[tuple[T, Any, list[Any]]]:
-    """Run `task(job, item)` on the cluster for each item, some at a time, as they are done.
+class _Task(NamedTuple):
+    """What each task is told, besides the number of its shard."""
 
-    Yields:
-        an item, the last value that its task returned, and references to those before it.
-
-    Raises:
-        XtokError: made of the last value, if that is the arguments of one; also if work is lost.
-    """
-    # Ray runs a task again only if its node or process is lost: our own errors are values.
-    remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, num_returns=num_returns)(task)
-    job = ray.put(job)
-    most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
-    rest = iter(items)
-    waiting: dict[Any, tuple[T, list[Any]]] = {}
-    while True:
-        for item in islice(rest, most - len(waiting)):
-            returned = remote.remote(job, item)
-            *others, last = returned if num_returns > 1 else [returned]
-            waiting[last] = (item, others)
-        if not waiting:
-            return
-        [done], _ = ray.wait(list(waiting), num_returns=1)
-        value = _result(ray, done)
-        if isinstance(value, ErrorArguments):
-            raise XtokError(value.message, hint=value.hint, parameter=value.parameter)
-        item, others = waiting.pop(done)
-        yield item, value, others
+    job: Job
+    worker_of: Callable[[Job, Pair, int], RowProjector]
+    sources: tuple[TokenizerSource, ...]
 
 
-class ErrorArguments(NamedTuple):
+class _ErrorArguments(NamedTuple):
     """What an `XtokError` is made of; the error itself would not survive the way back."""
 
     message: str
     hint: str
     parameter: str
 
-    @staticmethod
-    def of(error: XtokError) -> ErrorArguments:
-        """Take an error apart."""
-        return ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
+
+def _done_on(
+    ray: Any, function: Callable[..., Any], task: _Task, items: Iterable[T]
+) -> Iterator[tuple[T, Any]]:
+    """Run `function(task, item)` on the cluster for each item; yield both as they are done.
+
+    Raises:
+        XtokError: made of what a function returned, if that is the arguments of one; also if work
+            is lost.
+    """
+    # Ray runs a task again only if its node or process is lost: our own errors are values.
+    remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(function)
+    told = ray.put(task)
+    most = max(1, int(WAITING_PER_CORE * ray.cluster_resources().get("CPU", 1)))
+    rest, waiting = iter(items), dict[Any, T]()
+    while True:
+        waiting |= {remote.remote(told, item): item for item in islice(rest, most - len(waiting))}
+        if not waiting:
+            return
+        [done], _ = ray.wait(list(waiting), num_returns=1)
+        value = _result(ray, done)
+        if isinstance(value, _ErrorArguments):
+            raise XtokError(value.message, hint=value.hint, parameter=value.parameter)
+        yield waiting.pop(done), value
 
 
 def _result(ray: Any, reference: Any) -> Any:
@@ -133,7 +158,7 @@ def _result(ray: Any, reference: Any) -> Any:
     except ray.exceptions.RayError as error:
         raise XtokError(
             f"the cluster has lost a part of the work: {_first_line(error)}",
-            hint="start again; ray status shows the nodes that are up",
+            hint="start again, to go on from what is done; ray status shows the nodes that are up",
         ) from error
 
 
@@ -141,7 +166,36 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:
+def _make_part(task: _Task, shard: int) -> int | _ErrorArguments:
+    """Make a part on a node; return the student's tokens made, or the arguments of an error."""
+    path, tokens = task.job.shards[shard][1].path, list[int]()
+    try:
+        if not path.exists():
+            raise XtokError(
+                f"the node {socket.gethostname()} has no file {path}",
+                hint="put the files on a file system that all nodes share",
+            )
+        make_part(task.job, shard, _worker(task), lambda _, more: tokens.append(more))
+    except XtokError as error:
+        return _ErrorArguments(error.message, error.hint_with("{option}"), error.parameter)
+    return sum(tokens)
+
+
+_workers: dict[tuple[str, tuple[TokenizerSource, ...]], RowProjector] = {}
+
+
+def _worker(task: _Task) -> RowProjector:
+    """Load the tokenizers once per worker process and job."""
+    key = task.job.digest, task.sources
+    if key not in _workers:
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
+        _workers.clear()
+        pair = pair_of(*_load_same(task.sources, task.job.tokenizers))
+        _workers[key] = task.worker_of(task.job, pair, 1)
+    return _workers[key]
+
+
+def _load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> list[Tokenizer]:
     """Load tokenizers on a node; others than those of these digests are an `XtokError`."""
     loaded = [source.load() for source in sources]
     for tokenizer, source, digest in zip(loaded, sources, digests, strict=True):
@@ -151,12 +205,3 @@ def load_same(sources: Sequence[TokenizerSource], digests: Sequence[str]) -> lis
                 hint="give all nodes the same files, or pin a commit: REPO@REVISION",
             )
     return loaded
-
-
-def require_here(shard: TextShard) -> None:
-    """Raise an `XtokError` if a node lacks the file of a shard."""
-    if not shard.path.exists():
-        raise XtokError(
-            f"the node {socket.gethostname()} has no file {shard.path}",
-            hint="put the files on a file system that all nodes share",
-        )
