@@ -41,7 +41,7 @@ def back_map(byte_level: Tokenizer, digits: Tokenizer) -> xtok.ProjectionMap:
     return xtok.build(byte_level, digits, files.BACK_MAP)
 
 
-def write_distillkit(path: Path, rows: list[Row], *, compressed: bool, d: int) -> Path:
+def write_distillkit(path: Path, rows: list[Row], *, compressed: bool, d: int, k: int = K) -> Path:
     """Write rows as DistillKit does: a row less than tokens; packed, the highest bit first."""
     table: dict[str, Any] = {"id": [row["id"] for row in rows]}
     uint64 = pyarrow.list_(pyarrow.uint64())
@@ -55,7 +55,7 @@ def write_distillkit(path: Path, rows: list[Row], *, compressed: bool, d: int) -
         table["compressed_logprobs"] = [
             [list(np.array(row, "<f4").tobytes()) for row in of_row] for of_row in logprobs
         ]
-        path.with_name("compression_config.yaml").write_text(config_for(d, K))
+        path.with_name("compression_config.yaml").write_text(config_for(d, k))
     else:
         table |= {"token_ids": ids, "top_values": logprobs}
     pyarrow.parquet.write_table(pyarrow.table(table), path, row_group_size=4)
@@ -205,6 +205,14 @@ def test_axolotls_columns() -> None:
         *("input_ids", "attention_mask", "labels"),
         *("target_token_ids", "target_logprobs", "target_mask"),
     ]
+
+
+def test_axolotls_columns_of_unlikely_candidates() -> None:
+    """Their probabilities are 0 in float32; what they are of each other is not."""
+    topk = top_k([[5, 6]], [{}, {6: 0.5, 2: 0.5}], None)
+    topk = topk._replace(logprobs=np.array([-200, -201], np.float32))
+    table = caches.axolotl_table(StoredRows(topk, {}, ["row 0"]), TO)
+    assert rounded(table.to_pydict()["target_logprobs"]) == [[[-0.3133, -1.3133], [-1e9, -1e9]]]
 
 
 def test_distillkits_columns() -> None:
@@ -571,6 +579,38 @@ def test_a_space_before_the_text(
     [found] = project([{"id": "a", "text": text, **row}], digits, sentencepiece, tmp_path)
     assert found["input_ids"][-5:] == digits.encode_batch([text])[0][-5:]
     assert sum(map(bool, found["topk_ids"])) > len(found["topk_ids"]) / 2
+
+
+def test_a_text_that_begins_and_ends_with_special_tokens(
+    byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
+) -> None:
+    """Its ids are the library's, with a special token around them, or without."""
+    eos = byte_level.table.roles["eos"][0]
+    name = byte_level.table.control_names[eos]
+    [ids] = byte_level.encode_batch([f"{name}The lighthouse{name}"])
+    assert ids[0] == ids[-1] == eos
+    for own in (ids, [eos, *ids], [eos, *ids, eos]):
+        row = teachers.predicted(own, byte_level.vocabulary.vocab_size, K)
+        given = {"id": "a", "text": f"{name}The lighthouse{name}", **row}
+        [found] = project([given], digits, byte_level, tmp_path)
+        tokens = [*map(digits.table.__getitem__, found["input_ids"])]
+        assert b"".join(tokens) == b"The lighthouse"
+        assert found["input_ids"].count(digits.table.roles["eos"][0]) == own.count(eos)
+
+
+def test_the_first_token_has_no_prediction(
+    sentencepiece: Tokenizer, ranks: Tokenizer, tmp_path: Path
+) -> None:
+    """Also where the teacher has a BOS before it, and the student has none."""
+    bos = sentencepiece.table.roles["bos"][0]
+    assert "bos" not in ranks.table.roles
+    row = teachers.predicted(
+        [bos, *sentencepiece.segment("The lighthouse")], sentencepiece.vocabulary.vocab_size, K
+    )
+    [found] = project([{"id": "a", **row}], ranks, sentencepiece, tmp_path)
+    assert found["topk_ids"][0] == []
+    assert found["rest_logprob"][0] is None
+    assert any(found["topk_ids"])
 
 
 def test_what_the_text_costs(

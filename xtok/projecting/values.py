@@ -38,7 +38,7 @@ def lists(
         name: what errors call it.
         depth: how many lists are within each other.
         dtype: as `numbers` takes it.
-        places: the documents', as errors name them.
+        places: the documents', at least one, as errors name them.
         optional: whether a float may be null.
 
     Raises:
@@ -55,7 +55,7 @@ def lists(
         ):
             kind = f"{'lists of ' * len(levels)}{array.type}"
             problem = f"its {name} are {kind}, not {'lists of ' * depth}numbers"
-            raise cache_error(places[0] if places else name, problem, AGAIN)
+            raise cache_error(places[0], problem, AGAIN)
         sizes = pyarrow.compute.list_value_length(array).fill_null(0)
         levels.append(bounds_of(sizes.to_numpy(zero_copy_only=False)))
         array = array.flatten()
@@ -92,7 +92,7 @@ def numbers(
         array: a pyarrow array.
         name: what errors call it.
         dtype: int32, int64 or uint8, float32, or bool, for which 0 and 1 will do.
-        places: the documents', as errors name them.
+        places: the documents', at least one, as errors name them.
         bounds: those of the documents, then of the lists within.
         optional: whether a float may be null; it becomes NaN.
 
@@ -106,8 +106,7 @@ def numbers(
     if dtype is np.float32:
         is_number |= types.is_floating(array.type)
     if not (is_number or types.is_null(array.type)):
-        where = place_of(0, places, bounds) if len(array) else places[0] if places else name
-        raise cache_error(where, f"its {name} are {array.type}, not {_words(dtype)}", AGAIN)
+        raise cache_error(places[0], f"its {name} are {array.type}, not {_words(dtype)}", AGAIN)
     if array.null_count and not optional:
         index = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
         raise cache_error(place_of(index, places, bounds), f"a null is among its {name}", AGAIN)
