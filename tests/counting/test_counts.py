@@ -123,7 +123,7 @@ def test_documents_keep_their_pairs_and_chunks(
     counter.add(aligned(documents[2:]), ["b"] * len(documents[2:]))
     text, is_chosen = counter.result(), np.array(chosen[: len(documents)])
     edges = Edges(*rows_edges(weights))
-    found = text.losses(edges, (len(TOKENS), len(TOKENS)))
+    found = text.over_chunks(text.chunk_losses(edges, (len(TOKENS), len(TOKENS))))
     of_pairs, sums = Counter[int](), np.zeros(len(documents))
     for d, (s, t) in enumerate(documents):
         starts, _, agrees = naive.shared_boundaries([TOKENS[i] for i in s], [TOKENS[j] for j in t])

@@ -120,9 +120,9 @@ class PerDocument:
         sums[self.parting >= 0] += values[of_parting]
         return sums
 
-    def losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
-        """Return the sum of each document's chunk losses under a map, float64 `[documents]`."""
-        return self._sums(self.counts * self.chunk_losses(edges, shape)[self.places])
+    def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Add up a value of each chunk over all chunks of each document."""
+        return self._sums(self.counts * values[self.places])
 
     def chunk_losses(self, edges: Edges, shape: tuple[int, int]) -> NDArray[np.float64]:
         """Return the loss of each different chunk under a map, float64 `[chunks]`."""

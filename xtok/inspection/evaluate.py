@@ -22,22 +22,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.config import Loss, MultitokenConfig, SortCutConfig
-from xtok.counting.counts import Counts, pair_edges
+from xtok.counting.counts import pair_edges
 from xtok.counting.measures import entropy_of, kept_of, share_of
 from xtok.counting.pair_text import PairText, PerDocument, Wanted
-from xtok.counting.smoothing import losses, weights_at
+from xtok.counting.smoothing import losses as losses_of
+from xtok.counting.smoothing import weights_at
 from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
+from xtok.inspection.costs import ClassMeasures, Places, WorstRow
 from xtok.maps.admit import admit, at_widths_of
-from xtok.maps.edges import Edges, heaviest, ranks
+from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike, as_any_map, as_maps
 from xtok.maps.projection_map import ProjectionMap
@@ -46,10 +48,7 @@ from xtok.stages.exact import with_exact
 from xtok.stages.matches import exact_matches
 from xtok.stages.multitoken import multitoken
 from xtok.stages.sort_cut import sort_cut
-from xtok.vocab.classes import TokenClass, token_classes
 from xtok.vocab.pair import Pair
-
-_NO_PAIRS = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 SMALLEST_GAP = 0.02
 """Nats between recipe and floor below which `closed` is noise, and left out."""
@@ -95,39 +94,13 @@ class EventMapMeasures(Measures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassMeasures:
-    """How a map does on the student tokens of one class, over all text."""
-
-    name: str  # of the map
-    token_class: str
-    starts: int
-    loss: float  # cross-entropy, at starts or over chunks; of an event map, leak
-    reference: float  # the floor's; of an event map, that of a shared vocabulary
-    coverage: float  # at starts
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorstRow:
-    """A row that costs much."""
-
-    name: str  # of the map
-    student_id: int
-    token: str  # escaped
-    starts: int  # how often it begins where a teacher token does
-    excess: float  # its share of the cross-entropy above the floor's, or of all text's leak
-    # The teacher tokens that began there most (over chunks: that stand beside it most), with their
-    # share and the map's weight, which is 1 where an event map has both tokens in one event.
-    wanted: tuple[tuple[str, float, float], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What `evaluate` measured."""
 
     student: str  # model id of the rows
     teacher: str
-    measures: tuple[MapMeasures, ...]  # by group of text, then by map; the group `all` comes last
-    event_measures: tuple[EventMapMeasures, ...]  # likewise of event maps
+    measures: tuple[MapMeasures, ...] = ()  # by group of text, then by map; `all` text comes last
+    event_measures: tuple[EventMapMeasures, ...] = ()  # likewise of event maps
     classes: tuple[ClassMeasures, ...]  # for each map, by class of student token
     worst_rows: tuple[WorstRow, ...]  # for each map, the most costly first
     num_bytes: int  # of text
@@ -243,42 +216,91 @@ def evaluation_of(
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
     documents = text.per_document
-    of_kind = {k: v for k, v in maps.items() if isinstance(v, ProjectionMap)}
-    recipes = _recipes(of_kind.values(), pair, progress)
-    of_maps = [_MapOnText(n, m, pair, documents, recipes[m.top_k]) for n, m in of_kind.items()]
-    of_events = [
-        _EventsOnText(n, m, pair, documents) for n, m in maps.items() if isinstance(m, EventMap)
-    ]
-    ranking = None
-    if for_loss is not None:
-        chunk, count = ("chunk_", "chunks") if for_loss == "p-kl" else ("", "starts")
-        sums = np.stack([one.sums[f"{chunk}cross_entropy"] for one in of_maps])
-        counts = of_maps[0].sums[count].astype(np.int64)
-        ranking = rank(for_loss, list(maps), sums, counts, seed)
-    groups = {
-        group: np.array([one == group for one in documents.groups], np.bool_)
-        for group in dict.fromkeys(documents.groups)
-    }
-    in_groups = [*groups.items()]
-    if len(groups) > 1:
-        in_groups.append(("all", np.ones(len(documents.groups), np.bool_)))
-    measured = [*of_maps, *of_events]
-    by_chunk = for_loss == "p-kl"
-    costs = {one.name: one.chunk_costs() if by_chunk else one.costs() for one in measured}
+    places = Places(pair, documents, by_chunk=for_loss == "p-kl")
+    of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
+    of_events = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
+    if of_events:
+        measured = _of_events(of_events, pair, documents, places, num_worst)
+    else:
+        recipes = _recipes(of_tokens.values(), pair, progress)
+        measured = _of_maps(of_tokens, documents, recipes, places, for_loss, num_worst, seed)
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
-        measures=tuple(one.measures(*group, seed) for group in in_groups for one in of_maps),
-        event_measures=tuple(one.measures(*group) for group in in_groups for one in of_events),
-        classes=tuple(c for one in measured for c in one.classes(costs[one.name])),
-        worst_rows=tuple(row for one in measured for row in one.worst(costs[one.name], num_worst)),
-        by_chunk=by_chunk,
+        **measured,
+        by_chunk=places.by_chunk,
         num_bytes=text.totals.num_bytes,
         lost_bytes=text.totals.lost_bytes,
         differing=text.totals.differing,
         notes=(*_counted_on(maps, text.sources), *little_text(text.totals.num_bytes)),
-        ranking=ranking,
     )
+
+
+def _of_events(
+    maps: Mapping[str, EventMap], pair: Pair, text: PerDocument, places: Places, num_worst: int
+) -> dict[str, Any]:
+    """Return the fields of an `Evaluation` that event maps have."""
+    measures = [
+        _event_measures(name, group, m, pair, text, chosen)
+        for group, chosen in _groups(text)
+        for name, m in maps.items()
+    ]
+    classes: list[ClassMeasures] = []
+    worst: list[WorstRow] = []
+    of_shared = _leaks(pair.common_ids, text.keys)
+    for name, m in maps.items():
+        leaks = _leaks((m.student_event, m.teacher_event), text.keys)
+        classes += places.classes(name, leaks, of_shared, ~leaks)
+        worst += places.worst(name, leaks, ~leaks, num_worst)
+    return {"event_measures": (*measures,), "classes": (*classes,), "worst_rows": (*worst,)}
+
+
+def _of_maps(
+    maps: Mapping[str, ProjectionMap],
+    text: PerDocument,
+    recipes: Mapping[int, Edges],
+    places: Places,
+    for_loss: Loss | None,
+    num_worst: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the fields of an `Evaluation` that maps have; `recipes` are by `top_k`."""
+    shape = places.shape
+    losses = {name: _losses(text, m.edges, shape) for name, m in maps.items()}
+    of_recipes = {
+        top_k: _sums(text, _losses(text, recipe, shape), "recipe")
+        for top_k, recipe in recipes.items()
+    }
+    sums = {
+        name: of_recipes[m.top_k] | _sums(text, losses[name], "cross_entropy") | _hits(text, m)
+        for name, m in maps.items()
+    }
+    measures: list[MapMeasures] = []
+    for group, chosen in _groups(text):
+        floors = {top_k: _floor(text, chosen, top_k, shape) for top_k in recipes}
+        of_floors = {top_k: _sums(text, floor, "floor") for top_k, floor in floors.items()}
+        measures += [
+            _measures(name, group, sums[name] | of_floors[m.top_k], chosen, seed)
+            for name, m in maps.items()
+        ]
+    classes: list[ClassMeasures] = []
+    worst: list[WorstRow] = []
+    of = "chunk_" if places.by_chunk else ""
+    for name, m in maps.items():
+        loss, floor = losses[name][of], floors[m.top_k][of]  # of the last group, all text
+        classes += places.classes(name, loss, floor, weights_at(m.edges, text.keys) > 0)
+        worst += places.worst(name, loss - floor, weights_at(m.edges, places.keys), num_worst)
+    ranking = None
+    if for_loss is not None:
+        of_loss = np.stack([one[f"{of}cross_entropy"] for one in sums.values()])
+        counts = text.num_chunks if of else text.per_document(np.ones(len(text.keys)))
+        ranking = rank(for_loss, list(maps), of_loss, counts.astype(np.int64), seed)
+    return {
+        "measures": (*measures,),
+        "classes": (*classes,),
+        "worst_rows": (*worst,),
+        "ranking": ranking,
+    }
 
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
@@ -309,217 +331,131 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[TextSource]) -> list
     return notes
 
 
-class _Costs(NamedTuple):
-    """What a map costs on text, and on which rows."""
-
-    rows: NDArray[np.int64]  # the student token of each place, or kind of place
-    amounts: NDArray[np.float64]  # how often it occurs
-    losses: NDArray[np.float64]
-    reference: NDArray[np.float64]
-    avoidable: NDArray[np.float64]  # of the losses
-    # What teacher tokens are wanted: pairs, how often each occurs, and the map's weights.
-    keys: NDArray[np.int64]
-    wanted: NDArray[np.float64]
-    weights: NDArray[np.float64]
+def _groups(text: PerDocument) -> list[tuple[str, NDArray[np.bool_]]]:
+    """Return which documents each group has, bool `[documents]`; all text comes last."""
+    names = np.array(text.groups)
+    groups = [(name, names == name) for name in dict.fromkeys(text.groups)]
+    return groups if len(groups) == 1 else [*groups, ("all", np.ones(len(names), np.bool_))]
 
 
-class _OnText:
-    """A map's losses on pairs of tokens, beside a reference's, and its weights.
+_Losses: TypeAlias = dict[str, NDArray[np.float64]]
+"""A map's losses on text: `""` at each pair of tokens at a boundary, `chunk_` over each chunk."""
 
-    They are float64 `[pairs]`, over all text.
+
+def _losses(
+    text: PerDocument, edges: Edges, shape: tuple[int, int], in_chunks: Edges | None = None
+) -> _Losses:
+    return {
+        "": losses_of(weights_at(edges, text.keys), shape[1]),
+        "chunk_": text.chunk_losses(edges if in_chunks is None else in_chunks, shape),
+    }
+
+
+def _floor(
+    text: PerDocument, chosen: NDArray[np.bool_], top_k: int, shape: tuple[int, int]
+) -> _Losses:
+    """Return the losses of the maps counted on the documents chosen, cut to as many entries."""
+    counts = text.amounts(chosen)
+    keys, used = text.keys, counts > 0
+    at_starts = heaviest(pair_edges(keys[used], counts[used]), top_k)
+    return _losses(text, at_starts, shape, text.hindsight(chosen, top_k, shape[0]))
+
+
+def _sums(text: PerDocument, losses: _Losses, figure: str) -> dict[str, NDArray[np.float64]]:
+    """Add up losses over each document, float64 `[documents]`, under the names of their figures."""
+    return {
+        figure: text.per_document(losses[""]),
+        f"chunk_{figure}": text.over_chunks(losses["chunk_"]),
+    }
+
+
+def _hits(text: PerDocument, m: ProjectionMap) -> dict[str, NDArray[np.float64]]:
+    """Count each document's boundaries and chunks, and where a map has the teacher's token."""
+    s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
+    return {
+        "starts": text.per_document(np.ones(len(s))),
+        "chunks": text.num_chunks,
+        "coverage": text.per_document(weights_at(m.edges, text.keys) > 0),
+        "top_1": text.per_document(m.heaviest_teacher_ids[s] == t),
+    }
+
+
+def _leaks(events: tuple[NDArray[Any], NDArray[Any]], keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the two tokens of each pair are in different events."""
+    of_pairs: NDArray[np.bool_] = events[0][keys >> 32] != events[1][keys & 0xFFFFFFFF]
+    return of_pairs
+
+
+def _event_measures(
+    name: str,
+    group: str,
+    m: EventMap,
+    pair: Pair,
+    text: PerDocument,
+    chosen: NDArray[np.bool_],
+) -> EventMapMeasures:
+    """Measure an event map on one group of text: the documents chosen, bool `[documents]`."""
+    s, t, counts = text.keys >> 32, text.keys & 0xFFFFFFFF, text.amounts(chosen)
+    events = m.student_event[s], m.teacher_event[t]
+    return EventMapMeasures(
+        name=name,
+        group=group,
+        documents=int(chosen.sum()),
+        starts=int(counts.sum()),
+        leak=share_of(counts, events[0] != events[1]),
+        shared_leak=share_of(counts, _leaks(pair.common_ids, text.keys)),
+        student_bits=entropy_of(events[0], counts),
+        teacher_bits=entropy_of(events[1], counts),
+        student_token_bits=entropy_of(s, counts),
+        teacher_token_bits=entropy_of(t, counts),
+        kept=kept_of(events, (s, t), counts),
+    )
+
+
+def _measures(
+    name: str,
+    group: str,
+    sums: Mapping[str, NDArray[np.float64]],
+    chosen: NDArray[np.bool_],
+    seed: int,
+) -> MapMeasures:
+    """Measure a map on one group of text.
+
+    Args:
+        name: of the map.
+        group: of text.
+        sums: figures of `MapMeasures`, added up over each document, float64 `[documents]`.
+        chosen: the group's documents, bool `[documents]`.
+        seed: of the bootstrap.
     """
+    table = np.stack(list(sums.values()), axis=1)[chosen]
+    totals = dict(zip(sums, table.sum(axis=0), strict=True))
+    whole = _figures(totals)
+    drawn = _figures(dict(zip(sums, resample(table, seed).T, strict=True)))
 
-    losses: NDArray[np.float64]
-    reference: NDArray[np.float64]
-    avoidable: NDArray[np.float64]  # of the losses
-    weights: NDArray[np.float64]
+    def figure(name: str) -> Interval:
+        return interval(whole[name], drawn[name], len(table))
 
-    def __init__(self, name: str, pair: Pair, text: PerDocument) -> None:
-        self.name, self.text = name, text
-        self.totals = text.amounts(np.ones(len(text.groups), np.bool_))
-        self.s, self.t = text.keys >> 32, text.keys & 0xFFFFFFFF
-        self.student, self.teacher = pair.tables
+    def closed(of: str) -> Interval | None:
+        gap = whole[f"{of}recipe"] - whole[f"{of}floor"]
+        return figure(f"{of}closed") if gap >= SMALLEST_GAP else None
 
-    def costs(self) -> _Costs:
-        """Return the costs at shared token boundaries."""
-        of_pairs = self.losses, self.reference, self.avoidable
-        wanted = self.text.keys, self.totals, self.weights
-        return _Costs(self.s, self.totals, *of_pairs, *wanted)
-
-    def chunk_costs(self) -> _Costs:
-        """Return the costs over chunks, as far as a map has any."""
-        return self.costs()
-
-    def classes(self, costs: _Costs) -> list[ClassMeasures]:
-        """Measure each class of student token over all text."""
-        kind_of = token_classes(self.student)
-
-        def count(rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
-            return np.bincount(kind_of[rows], values, len(TokenClass)).astype(np.float64)
-
-        starts, covered = (count(self.s, self.totals * v) for v in (1, self.weights > 0))
-        amounts = np.maximum(count(costs.rows, costs.amounts), 1e-9)
-        loss, reference = (
-            count(costs.rows, costs.amounts * values) / amounts
-            for values in (costs.losses, costs.reference)
-        )
-        return [
-            ClassMeasures(
-                name=self.name,
-                token_class=kind.label,
-                starts=int(starts[kind]),
-                loss=float(loss[kind]),
-                reference=float(reference[kind]),
-                coverage=float(covered[kind] / starts[kind]),
-            )
-            for kind in TokenClass
-            if starts[kind]
-        ]
-
-    def worst(self, costs: _Costs, number: int) -> list[WorstRow]:
-        """Return the rows with the most avoidable losses, over all text."""
-        share = costs.amounts / max(1.0, costs.amounts.sum())
-        excess = np.bincount(costs.rows, share * costs.avoidable)
-        rows = np.argsort(-excess, kind="stable")[:number].tolist()
-        return [self._worst_row(costs, row, float(excess[row])) for row in rows if excess[row] > 0]
-
-    def _worst_row(self, costs: _Costs, row: int, excess: float) -> WorstRow:
-        places = np.flatnonzero(costs.keys >> 32 == row)
-        total = costs.wanted[places].sum()
-        most = places[np.argsort(-costs.wanted[places], kind="stable")][:3]
-        shares, weights = costs.wanted[most] / total, costs.weights[most]
-        tokens = [self.teacher.name(t) for t in (costs.keys[most] & 0xFFFFFFFF).tolist()]
-        return WorstRow(
-            name=self.name,
-            student_id=row,
-            token=self.student.name(row),
-            starts=int(self.totals[self.s == row].sum()),
-            excess=excess,
-            wanted=tuple(zip(tokens, shares.tolist(), weights.tolist(), strict=True)),
-        )
-
-
-class _EventsOnText(_OnText):
-    """An event map on text: its loss is its leak, its reference a shared vocabulary's."""
-
-    def __init__(self, name: str, one: EventMap, pair: Pair, text: PerDocument) -> None:
-        super().__init__(name, pair, text)
-        self.events = one.student_event[self.s], one.teacher_event[self.t]
-        shared = pair.common_ids
-        self.losses = (self.events[0] != self.events[1]).astype(np.float64)
-        self.reference = (shared[0][self.s] != shared[1][self.t]).astype(np.float64)
-        self.avoidable = self.losses
-        self.weights = 1 - self.losses
-
-    def measures(self, group: str, chosen: NDArray[np.bool_]) -> EventMapMeasures:
-        """Measure one group of text: the documents chosen, bool `[documents]`."""
-        counts = self.text.amounts(chosen)
-        return EventMapMeasures(
-            name=self.name,
-            group=group,
-            documents=int(chosen.sum()),
-            starts=int(counts.sum()),
-            leak=share_of(counts, self.losses > 0),
-            shared_leak=share_of(counts, self.reference > 0),
-            student_bits=entropy_of(self.events[0], counts),
-            teacher_bits=entropy_of(self.events[1], counts),
-            student_token_bits=entropy_of(self.s, counts),
-            teacher_token_bits=entropy_of(self.t, counts),
-            kept=kept_of(self.events, (self.s, self.t), counts),
-        )
-
-
-class _MapOnText(_OnText):
-    """A map on text; its reference is the floor.
-
-    `sums` are figures of `MapMeasures`, added up over each document, float64 `[documents]`.
-    """
-
-    def __init__(
-        self, name: str, projection: ProjectionMap, pair: Pair, text: PerDocument, recipe: Edges
-    ) -> None:
-        super().__init__(name, pair, text)
-        self.edges, self.top_k, self.shape = projection.edges, projection.top_k, pair.shape
-        self.width = self.shape[1]
-        self.weights = weights_at(projection.edges, text.keys)
-        self.losses = losses(self.weights, self.width)
-        self.reference = self._floor(self.totals)
-        self.avoidable = self.losses - self.reference
-        of_pairs = {
-            "starts": np.ones(len(text.keys)),
-            "cross_entropy": self.losses,
-            "coverage": self.weights > 0,
-            "top_1": projection.heaviest_teacher_ids[self.s] == self.t,
-            "recipe": losses(weights_at(recipe, text.keys), self.width),
-        }
-        self.sums = {figure: text.per_document(values) for figure, values in of_pairs.items()}
-        self.sums |= {
-            "chunks": text.num_chunks,
-            "chunk_cross_entropy": text.losses(projection.edges, self.shape),
-            "chunk_recipe": text.losses(recipe, self.shape),
-        }
-
-    def chunk_costs(self) -> _Costs:
-        """Return the costs over chunks: the student tokens of a chunk share its loss equally."""
-        chunks = self.text.chunks
-        owner = np.repeat(np.arange(len(chunks.widths)), chunks.widths)
-        places = chunks.bounds[:-1][owner] + ranks(owner)
-        everything = np.ones(len(self.text.groups), np.bool_)
-        hindsight = self.text.hindsight(everything, self.top_k, self.shape[0])
-        ours, floor = (self.text.chunk_losses(e, self.shape) for e in (self.edges, hindsight))
-        keys, wanted = Counts(*_NO_PAIRS, chunks).pairs()
-        return _Costs(
-            chunks.ids[places].astype(np.int64),
-            (chunks.counts / chunks.widths)[owner],
-            ours[owner],
-            floor[owner],
-            (ours - floor)[owner],
-            keys,
-            wanted.astype(np.float64),
-            weights_at(self.edges, keys),
-        )
-
-    def _floor(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the losses of the map counted on this text, cut to as many entries per row."""
-        keys, used = self.text.keys, counts > 0
-        edges = heaviest(pair_edges(keys[used], counts[used]), self.top_k)
-        return losses(weights_at(edges, keys), self.width)
-
-    def measures(self, group: str, chosen: NDArray[np.bool_], seed: int) -> MapMeasures:
-        """Measure one group of text: the documents chosen, bool `[documents]`."""
-        text, counts = self.text, self.text.amounts(chosen)
-        hindsight = text.hindsight(chosen, self.top_k, self.shape[0])
-        sums = self.sums | {
-            "floor": text.per_document(self._floor(counts)),
-            "chunk_floor": text.losses(hindsight, self.shape),
-        }
-        table = np.stack(list(sums.values()), axis=1)[chosen]
-        whole = _figures(dict(zip(sums, table.sum(axis=0), strict=True)))
-        drawn = _figures(dict(zip(sums, resample(table, seed).T, strict=True)))
-
-        def figure(name: str) -> Interval:
-            return interval(whole[name], drawn[name], len(table))
-
-        def closed(of: str) -> Interval | None:
-            gap = whole[f"{of}recipe"] - whole[f"{of}floor"]
-            return figure(f"{of}closed") if gap >= SMALLEST_GAP else None
-
-        return MapMeasures(
-            name=self.name,
-            group=group,
-            documents=len(table),
-            starts=int(counts.sum()),
-            cross_entropy=figure("cross_entropy"),
-            coverage=figure("coverage"),
-            top_1=figure("top_1"),
-            floor=float(whole["floor"]),
-            recipe=float(whole["recipe"]),
-            closed=closed(""),
-            chunk_cross_entropy=figure("chunk_cross_entropy"),
-            chunk_floor=float(whole["chunk_floor"]),
-            chunk_recipe=float(whole["chunk_recipe"]),
-            chunk_closed=closed("chunk_"),
-        )
+    return MapMeasures(
+        name=name,
+        group=group,
+        documents=len(table),
+        starts=int(totals["starts"]),
+        cross_entropy=figure("cross_entropy"),
+        coverage=figure("coverage"),
+        top_1=figure("top_1"),
+        floor=float(whole["floor"]),
+        recipe=float(whole["recipe"]),
+        closed=closed(""),
+        chunk_cross_entropy=figure("chunk_cross_entropy"),
+        chunk_floor=float(whole["chunk_floor"]),
+        chunk_recipe=float(whole["chunk_recipe"]),
+        chunk_closed=closed("chunk_"),
+    )
 
 
 def _figures(sums: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:

@@ -1,0 +1,143 @@
+"""Where a map costs most on text: by class of student token, and row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.counting.counts import Counts
+from xtok.counting.pair_text import PerDocument
+from xtok.maps.edges import ranks
+from xtok.vocab.classes import TokenClass, token_classes
+from xtok.vocab.pair import Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassMeasures:
+    """How a map does on the student tokens of one class, over all text."""
+
+    name: str  # of the map
+    token_class: str
+    starts: int
+    loss: float  # cross-entropy, at starts or over chunks; of an event map, leak
+    reference: float  # the floor's; of an event map, that of a shared vocabulary
+    coverage: float  # at starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstRow:
+    """A row that costs much."""
+
+    name: str  # of the map
+    student_id: int
+    token: str  # escaped
+    starts: int  # how often it begins where a teacher token does
+    excess: float  # its share of the cross-entropy above the floor's, or of all text's leak
+    # The teacher tokens that began there most (over chunks: that stand beside it most), with their
+    # share and the map's weight, which is 1 where an event map has both tokens in one event.
+    wanted: tuple[tuple[str, float, float], ...]
+
+
+class Places:
+    """Where student tokens stand in all text: at shared token boundaries, or in chunks.
+
+    A chunk's loss is shared equally by its student tokens.
+    """
+
+    def __init__(self, pair: Pair, text: PerDocument, *, by_chunk: bool) -> None:
+        self._student, self._teacher = pair.tables
+        self.by_chunk, self.shape = by_chunk, pair.shape
+        # Of each pair at a boundary: its student token, and how often it occurs.
+        self._starts = text.keys >> 32, text.amounts(np.ones(len(text.groups), np.bool_))
+        # Of each place: its student token, how often it occurs, and the loss that it has part in.
+        self._rows, self._amounts = self._starts
+        self._owner = np.arange(len(self._rows))
+        # Pairs of tokens that stand together, and how often: what is wanted of a map.
+        self.keys, self._counts = text.keys, self._amounts
+        if by_chunk:
+            chunks, none = text.chunks, np.zeros(0, np.int64)
+            self._owner = np.repeat(np.arange(len(chunks.widths)), chunks.widths)
+            at = chunks.bounds[:-1][self._owner] + ranks(self._owner)
+            self._rows = chunks.ids[at].astype(np.int64)
+            self._amounts = (chunks.counts / chunks.widths)[self._owner]
+            self.keys, wanted = Counts(none, none, chunks).pairs()
+            self._counts = wanted.astype(np.float64)
+
+    def classes(
+        self,
+        name: str,
+        losses: NDArray[Any],
+        reference: NDArray[Any],
+        is_covered: NDArray[np.bool_],
+    ) -> list[ClassMeasures]:
+        """Measure a map by class of student token.
+
+        Args:
+            name: of the map.
+            losses: of each pair, or chunk.
+            reference: likewise.
+            is_covered: whether the map has each pair, bool `[pairs]`.
+        """
+        kind_of = token_classes(self._student)
+
+        def count(rows: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.float64]:
+            return np.bincount(kind_of[rows], values, len(TokenClass)).astype(np.float64)
+
+        rows, often = self._starts
+        starts, covered = count(rows, often), count(rows, often * is_covered)
+        amounts = np.maximum(count(self._rows, self._amounts), 1e-9)
+        loss, of_reference = (
+            count(self._rows, self._amounts * values[self._owner]) / amounts
+            for values in (losses, reference)
+        )
+        return [
+            ClassMeasures(
+                name=name,
+                token_class=kind.label,
+                starts=int(starts[kind]),
+                loss=float(loss[kind]),
+                reference=float(of_reference[kind]),
+                coverage=float(covered[kind] / starts[kind]),
+            )
+            for kind in TokenClass
+            if starts[kind]
+        ]
+
+    def worst(
+        self, name: str, avoidable: NDArray[Any], weights: NDArray[Any], number: int
+    ) -> list[WorstRow]:
+        """Return the rows with the most avoidable losses.
+
+        Args:
+            name: of the map.
+            avoidable: of each pair, or chunk.
+            weights: the map's, of the pairs that are wanted.
+            number: of rows, at most.
+        """
+        share = self._amounts / max(1.0, self._amounts.sum())
+        excess = np.bincount(self._rows, share * avoidable[self._owner])
+        starts = np.bincount(*self._starts, len(self._student))
+        rows = np.argsort(-excess, kind="stable")[:number].tolist()
+        return [
+            WorstRow(
+                name=name,
+                student_id=row,
+                token=self._student.name(row),
+                starts=int(starts[row]),
+                excess=float(excess[row]),
+                wanted=tuple(self._wanted(row, weights)),
+            )
+            for row in rows
+            if excess[row] > 0
+        ]
+
+    def _wanted(self, row: int, weights: NDArray[Any]) -> Iterator[tuple[str, float, float]]:
+        places = np.flatnonzero(self.keys >> 32 == row)
+        total = self._counts[places].sum()
+        for place in places[np.argsort(-self._counts[places], kind="stable")][:3]:
+            token = self._teacher.name(int(self.keys[place] & 0xFFFFFFFF))
+            yield token, float(self._counts[place] / total), float(weights[place])
