@@ -111,7 +111,7 @@ def test_explain_takes_a_map_or_a_path_and_tokens(projection: ProjectionMap, pat
     assert [row.student_id for row in rows] == [257, 0, 258]
     worst = xtok.explain(projection, kind="pieces", worst=1)
     assert (worst.rows, worst.rows_matching) == (explanation.rows, 3)
-    assert xtok.describe(path, num_examples=1).examples == explanation.rows
+    assert [row.token for row in xtok.describe(path, num_examples=1).examples] == ["20"]
 
 
 def test_verify_takes_a_map_or_a_path(projection: ProjectionMap, of_bytes: str) -> None:
