@@ -18,7 +18,7 @@ import xtok
 from xtok.config import BuildConfig, SortCutConfig
 from xtok.counting.pair_text import PairText
 from xtok.errors import XtokError
-from xtok.inspection.compare import Comparison, compare
+from xtok.inspection.compare import Comparison, compare, comparison_of
 from xtok.inspection.describe import ClassCoverage, coverage_by_class
 from xtok.inspection.explain import ExplainedRow, explain
 from xtok.maps.projection_map import ProjectionMap
@@ -276,14 +276,13 @@ def test_the_distance_is_weighted_by_text(
     byte_level: Tokenizer, recipe: ProjectionMap, heaviest: ProjectionMap, text: Path
 ) -> None:
     pair = pairs.Pair(byte_level.vocabulary, recipe.teacher, byte_level)
-    counted = PairText.read(pair, [text, text])
-    [counts] = counted.tokens
+    [counts] = PairText.read(pair, [text, text]).tokens
     [ids] = byte_level.library_ids([text.read_text()])
     assert counts.tolist() == [ids.count(i) for i in range(len(byte_level.table))]
     weighted = compare(recipe, heaviest, text, pair=pair)
     assert weighted.mean_distance != compared(recipe, heaviest).mean_distance
     assert all(counts[row.student_id] > 0 for row in weighted.examples)
-    nothing = compare(recipe, heaviest, replace(counted, tokens=(np.zeros_like(counts),)))
+    nothing = comparison_of(recipe, heaviest, np.zeros_like(counts))
     assert nothing.mean_distance == 0
     with pytest.raises(ValueError, match="student's tokenizer"):
         compare(recipe, heaviest, text)

@@ -16,7 +16,7 @@ from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.vocab.pair import Pair
 
 if TYPE_CHECKING:
-    from xtok.counting.pair_text import TextLike
+    from xtok.counting.pair_text import Paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ _SAME = 1e-6  # a total variation distance that is rounding
 def compare(
     a: MapLike,
     b: MapLike,
-    texts: TextLike = (),
+    texts: Paths = (),
     *,
     pair: Pair | None = None,
     num_examples: int = 10,
@@ -60,14 +60,10 @@ def compare(
 ) -> Comparison:
     """Compare two maps of one pair, by total variation distance.
 
-    The distance of two rows is half the sum of the differences of their weights: the share of the
-    row that has to move. An empty row is at distance 1 from one that is not.
-
     Args:
         a: a map, or the path of one.
         b: another.
-        texts: paths and globs of text, or a `PairText`, to weigh rows by how often their tokens
-            occur.
+        texts: paths and globs of text, to weigh rows by how often their tokens occur.
         pair: with the student's tokenizer, to read text.
         num_examples: how many rows to show.
         names: what errors call the maps.
@@ -82,7 +78,26 @@ def compare(
     first, second = (
         admit(of_both, one, name=name) for one, name in zip(loaded, names, strict=True)
     )
-    token_counts = _token_counts(texts, pair, field)
+    return comparison_of(first, second, _token_counts(texts, pair, field), num_examples)
+
+
+def comparison_of(
+    first: ProjectionMap,
+    second: ProjectionMap,
+    token_counts: NDArray[np.int64] | None = None,
+    num_examples: int = 10,
+) -> Comparison:
+    """Return what `compare` says of two maps of one pair.
+
+    The distance of two rows is half the sum of the differences of their weights: the share of the
+    row that has to move. An empty row is at distance 1 from one that is not.
+
+    Args:
+        first: a map.
+        second: another.
+        token_counts: how often each student token occurs, int64 `[V_student]`, to weigh rows by.
+        num_examples: how many rows to show.
+    """
     distance = _distances(first, second)
     filled = (first.row_kind != RowKind.EMPTY) | (second.row_kind != RowKind.EMPTY)
     share = filled / max(1, int(filled.sum()))
@@ -115,16 +130,14 @@ def compare(
     )
 
 
-def _token_counts(texts: TextLike, pair: Pair | None, field: str) -> NDArray[np.int64] | None:
+def _token_counts(texts: Paths, pair: Pair | None, field: str) -> NDArray[np.int64] | None:
     """Return how often each student token occurs, int64 `[V_student]`; None without text."""
     if isinstance(texts, Sequence) and not texts:
         return None
-    from xtok.counting.pair_text import PairText  # which two maps alone do not need
-
-    if isinstance(texts, PairText):
-        return texts.tokens[0]
     if pair is None or pair.student_tokenizer is None:
         raise ValueError("texts need the student's tokenizer")
+    from xtok.counting.pair_text import PairText  # which two maps alone do not need
+
     return PairText.read(replace(pair, teacher_tokenizer=None), texts, field=field).tokens[0]
 
 

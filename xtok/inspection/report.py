@@ -10,7 +10,7 @@ from xtok import __version__
 from xtok.counting.pair_text import PairText, Wanted
 from xtok.inspection import distinct
 from xtok.inspection.advice import Advice, Fit, Grade, advise, fits
-from xtok.inspection.compare import Comparison, compare
+from xtok.inspection.compare import Comparison, comparison_of
 from xtok.inspection.describe import Description, describe
 from xtok.inspection.evaluate import Evaluation, MapMeasures, evaluation_of
 from xtok.inspection.pair_facts import PairFacts, pair_facts
@@ -146,7 +146,7 @@ def examine(
     findings = sorted(dict.fromkeys(findings), key=lambda one: _GRADES.index(one.level))
     comparison = None
     if len(loaded) == 2:
-        comparison = compare(loaded[0], loaded[1], () if text is None else text)
+        comparison = comparison_of(loaded[0], loaded[1], None if text is None else text.tokens[0])
     report = Report(
         pair=facts,
         advice=advise(facts, models),
