@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from make import byte_ranks
 
 import xtok
 from xtok import XtokError
+from xtok.inspection.report import examine
 from xtok.maps.admit import admit, at_widths_of, is_swapped, pair_of_maps
+from xtok.report.page.search import pack
 from xtok.tokenizers import Tokenizer
 from xtok.vocab import pair as module
 
@@ -101,3 +107,46 @@ def test_maps_without_tokens_take_those_of_another(
     pair = pair_of_maps(bare, m)
     assert pair.teacher is m.teacher
     assert admit(pair, bare).teacher.table is m.teacher.table
+
+
+def test_pieces_are_those_of_the_tokens_asked_for_in_their_order(tmp_path: Path) -> None:
+    student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc", "cd")
+    pair = xtok.pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
+    nothing = xtok.pair(student, "null:5")
+    for asked, ids, expected in (
+        (pair, [258, 257], ([99, 100, 256, 99], [2, 2])),
+        (pair, [256, 258], ([256, 99, 100], [1, 2])),
+        (pair.reversed, [256], ([256], [1])),
+        (nothing, [256, 97], ([], [0, 0])),
+    ):
+        pieces, counts = asked.pieces(np.array(ids))
+        assert (pieces.tolist(), counts.tolist()) == expected
+
+
+def test_each_token_is_spelled_once(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, monkeypatch: pytest.MonkeyPatch,
+    short_prior: None,
+) -> None:  # fmt: skip
+    """By whatever needs it: maps of pieces, synthetic text, events, the search of a page."""
+    spelled: Counter[tuple[str, bytes]] = Counter()
+    real = Tokenizer.segment_batch
+
+    def counted(self: Tokenizer, pieces: Sequence[bytes]) -> list[list[int] | None]:
+        spelled.update((self.vocabulary.model_id, piece) for piece in pieces)
+        return real(self, pieces)
+
+    monkeypatch.setattr(Tokenizer, "segment_batch", counted)
+    pair = xtok.pair(byte_level, sentencepiece)
+    m = xtok.build(pair)
+    xtok.multitoken(pair)
+    xtok.events(pair)
+    xtok.build(pair, config=xtok.BuildConfig.for_loss("h-kl"))
+    pack(examine([m], pair=pair))
+    tables = {side.vocabulary.model_id: side.table for side in pair.tokenizers}
+    assert spelled.keys() >= {
+        ("small.model", token) for token in byte_level.table.tokens() if token
+    }
+    for (speller, token), times in spelled.items():
+        [other] = (table for name, table in tables.items() if name != speller)
+        assert times == other.tokens().count(token), (speller, token)
+    assert pair.in_form("text") is pair.in_form("text")

@@ -15,7 +15,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from itertools import chain, compress, count, pairwise
+from itertools import compress, count, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,6 @@ from xtok.progress import Progress, silent
 from xtok.vocab.table import TokenTable, TokenType
 
 if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
     from xtok.vocab.pair import Pair
 
 
@@ -117,7 +116,7 @@ def prior_edges(
     Where chunks are counted, of all its pieces, and of the teacher tokens that it helps to spell.
 
     Args:
-        pair: the two tokenizers, whose own tokens are counted, whatever form the pair is in.
+        pair: the two tokenizers, with their own tables.
         target: what is counted, as in `MultitokenConfig`.
         num_texts: texts of 24 tokens; if None, two per id of the vocabularies, at most 50,000,
             or 150,000 where less than half of all tokens are both sides'.
@@ -135,14 +134,14 @@ def prior_edges(
         keys, amounts = counts.pairs(given)
         return pair_edges(keys, amounts / unit_of(target))
 
-    pieces = _pieces(student.table, teacher)
+    pieces = _pieces(pair)
     unspelled: list[int] = np.setdiff1d(student.table.text_ids, pieces.student_ids).tolist()
     parts: list[Edges] = []
     if target in ("start", "both"):
         first = pieces.take(ranks(pieces.student_ids) == 0)
         parts.append(first._replace(weights=np.full(len(first.weights), FIRST_PIECE)))
     if target in ("chunk", "both"):
-        t, s, weights = _pieces(teacher.table, student)
+        t, s, weights = _pieces(pair.reversed)
         parts += [pieces, Edges(s, t, weights)]
     parts.append(_prefixes(student.table.canonical_ids(), teacher.table.canonical_ids()))
     given = None
@@ -199,18 +198,19 @@ def _texts_behind(documents: Sequence[list[str]], aligned: AlignedTexts) -> list
     return [texts for texts in found if texts]
 
 
-def _pieces(table: TokenTable, tokenizer: Tokenizer) -> Edges:
-    """Spell each text token in another tokenizer's, where it lacks the token itself.
+def _pieces(pair: Pair) -> Edges:
+    """Spell each text token of the student in the teacher's, where it lacks the token itself.
 
     The pieces of one token weigh the same.
     """
-    tokens, known = [token for token in table.tokens() if token], tokenizer.table.canonical_ids()
-    rest = iter(tokenizer.segment_batch([token for token in tokens if token not in known]))
-    pieces = [[known[token]] if token in known else next(rest) for token in tokens]
-    counts = np.array([len(spelled or ()) for spelled in pieces], np.int64)
-    flat = np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32, int(counts.sum()))
-    weights = np.repeat(FIRST_PIECE / np.maximum(counts, 1), counts)
-    return Edges(np.repeat(table.text_ids.astype(np.int32), counts), flat, weights)
+    equal = pair.equal_bytes
+    own = np.fromiter(equal, np.int64, len(equal))
+    ids = np.setdiff1d(pair.tables[0].text_ids, own)
+    pieces, counts = pair.pieces(ids)
+    s_ids = np.concatenate([own, np.repeat(ids, counts)]).astype(np.int32)
+    t_ids = np.concatenate([np.fromiter(equal.values(), np.int32, len(equal)), pieces])
+    shares = FIRST_PIECE / np.repeat(counts, counts)
+    return Edges(s_ids, t_ids, np.concatenate([np.full(len(own), FIRST_PIECE), shares]))
 
 
 def _prefixes(rows: Mapping[bytes, int], columns: Mapping[bytes, int]) -> Edges:

@@ -123,20 +123,15 @@ def _report(
 
 
 def _links(pair: Pair, progress: Progress) -> Ids:
-    """Return the teacher token that each student token goes with, int64 `[V_student]`, or −1."""
-    rows, (_, teacher) = pair.tables[0], pair.tokenizers
+    """Return each student token's linked teacher token, int64 `[V_student]`, or −1."""
+    rows = pair.tables[0]
     links = np.full(len(rows), -1, np.int64)
     exact = pair.equal_bytes | pair.equal_roles
     links[list(exact)] = list(exact.values())
-    ids = rows.text_ids[links[rows.text_ids] < 0].tolist()
-    tokens = rows.tokens()
-    with progress(f"spelling tokens in {teacher.vocabulary.model_id}", len(ids)) as advance:
-        for token_id, pieces in zip(
-            ids, teacher.segment_batch([tokens[i] for i in ids]), strict=True
-        ):
-            if pieces:
-                links[token_id] = pieces[0]
-        advance(len(ids))
+    ids = rows.text_ids[links[rows.text_ids] < 0]
+    pieces, counts = pair.pieces(ids, progress)
+    has_any = counts > 0
+    links[ids[has_any]] = pieces[(np.cumsum(counts) - counts)[has_any]]
     return links
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,8 @@ from xtok.maps.results import (
 )
 from xtok.progress import Progress, silent
 from xtok.stages.matches import compared, relaxed_edges, special_edges
-from xtok.tokenizers import Tokenizer
 from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.roles import slot_candidates
-from xtok.vocab.table import TokenTable
-
-_CHUNK = 16_384  # tokens per call to a tokenizer, so that a progress bar moves
 
 
 def multitoken(
@@ -77,7 +72,7 @@ def multitoken(
     in_form = compared(pair, config)
     if only is None:
         only = np.ones(pair.shape[0], np.bool_)
-    spelled, failures = _spelled_edges(in_form, config, only, progress)
+    spelled, failures = _spelled_edges(pair, in_form, config, only, progress)
     special = special_edges(in_form, config)
     special = special.take(only[special.student_ids])
     kind = np.zeros(pair.shape[0], np.uint8)
@@ -122,26 +117,30 @@ def multitoken(
 
 
 def _spelled_edges(
-    pair: Pair, config: MultitokenConfig, only: NDArray[np.bool_], progress: Progress
+    pair: Pair,
+    in_form: Pair,
+    config: MultitokenConfig,
+    only: NDArray[np.bool_],
+    progress: Progress,
 ) -> tuple[Edges, list[str]]:
     """Return the edges that text tokens of the wanted rows have, and what cannot be spelled."""
-    (student, teacher), (rows, columns) = pair.tokenizers, pair.tables
+    rows, columns = in_form.tables
     if config.weights == "prior":
         from xtok.counting.prior import prior_edges
 
         edges, unspelled = prior_edges(pair, config.target, progress=progress)
         wanted = set(unspelled) - set(config.ignore_student_ids)
-        parts, failures = [edges], _unspelled(teacher, wanted, rows)
+        parts, failures = [edges], _unspelled(in_form, wanted)
     else:
         open_ids = rows.text_ids[only[rows.text_ids]]
-        forward, failures = _spell(rows, open_ids, teacher, config.max_pieces, progress)
+        forward, failures = _spell(in_form, open_ids, config.max_pieces, progress)
         parts = [forward]
         if config.reverse_pass:
-            all_ids = columns.text_ids
-            reverse, more = _spell(columns, all_ids, student, config.max_pieces, progress)
+            back = in_form.reversed
+            reverse, more = _spell(back, columns.text_ids, config.max_pieces, progress)
             parts.append(Edges(reverse.teacher_ids, reverse.student_ids, reverse.weights))
             failures += more
-    parts.append(relaxed_edges(pair, config))
+    parts.append(relaxed_edges(in_form, config))
     edges = _without(Edges.concatenate(parts), config)
     return edges.take(only[edges.student_ids]), failures
 
@@ -156,39 +155,23 @@ def _without(edges: Edges, config: MultitokenConfig) -> Edges:
 
 
 def _spell(
-    table: TokenTable,
-    ids: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    max_pieces: int,
-    progress: Progress,
+    pair: Pair, ids: NDArray[np.int64], max_pieces: int, progress: Progress
 ) -> tuple[Edges, list[str]]:
-    """Segment tokens of a table: edges from the tokens to their first pieces, and failures."""
-    all_tokens = table.tokens()
-    failed: list[int] = []
-    # The pieces of all tokens in one array: `counts` of each token, `owner` is the token of each,
-    # `place` which it is.
-    counts, flat = np.zeros(len(ids), np.int64), [np.empty(0, np.int32)]
-    with progress(f"spelling tokens in {tokenizer.vocabulary.model_id}", len(ids)) as advance:
-        for start in range(0, len(ids), _CHUNK):
-            chunk = ids[start : start + _CHUNK].tolist()
-            pieces = tokenizer.segment_batch([all_tokens[i] for i in chunk])
-            failed += [i for i, spelling in zip(chunk, pieces, strict=True) if spelling is None]
-            counts[start : start + len(chunk)] = [len(spelling or ()) for spelling in pieces]
-            flat.append(np.fromiter(chain.from_iterable(filter(None, pieces)), np.int32))
-            advance(len(chunk))
-    owner = np.repeat(np.arange(len(ids)), counts)
+    """Return edges from tokens of the student to the first pieces of each, and failures."""
+    pieces, counts = pair.pieces(ids, progress)
+    owner = np.repeat(np.arange(len(ids)), counts)  # the token of each piece
     place = ranks(owner)
     first = place < max_pieces
     decay = FIRST_PIECE_WEIGHT * PIECE_DECAY ** np.arange(max_pieces)
     total = np.concatenate([[1.0], np.cumsum(decay)])
     edges = Edges(
         ids[owner[first]].astype(np.int32),
-        np.concatenate(flat)[first],
+        pieces[first],
         decay[place[first]] / total[np.minimum(counts, max_pieces)[owner[first]]],
     )
-    return edges, _unspelled(tokenizer, failed, table)
+    return edges, _unspelled(pair, ids[counts == 0].tolist())
 
 
-def _unspelled(tokenizer: Tokenizer, ids: Collection[int], table: TokenTable) -> list[str]:
-    model_id = tokenizer.vocabulary.model_id
-    return [f"{model_id} cannot spell {examples_of(sorted(ids), table)}"] if ids else []
+def _unspelled(pair: Pair, ids: Collection[int]) -> list[str]:
+    examples = examples_of(sorted(ids), pair.tables[0]) if ids else ""
+    return [f"{pair.teacher.model_id} cannot spell {examples}"] if ids else []

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from xtok.config import TokenForm
 from xtok.errors import XtokError
+from xtok.progress import Progress, silent
+from xtok.vocab.pieces import Pieces, Spellings
 from xtok.vocab.relaxed import match_relaxed
 from xtok.vocab.roles import match_roles
 from xtok.vocab.table import SIDES as SIDES
@@ -90,6 +92,25 @@ class Pair:
         """The ids that are not the same token on both sides, rising; none for one vocabulary."""
         return differing_ids(*self.tables)
 
+    def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
+        """Spell tokens of the student as the teacher's tokenizer does in the middle of a text.
+
+        Each is spelled once, however often it is asked for; `reversed` spells the teacher's.
+
+        >>> import numpy as np
+        >>> xtok.pair("bytes", "bytes").pieces(np.array([97, 98])).ids.tolist()
+        [97, 98]
+
+        Args:
+            student_ids: int64 `[n]`, ids of text tokens, each once.
+            progress: called if some were not spelled yet.
+        """
+        return self._spellings.of(student_ids, progress)
+
+    @functools.cached_property
+    def _spellings(self) -> Spellings:
+        return Spellings(self.tables[0], self.teacher_tokenizer or self.tokenizers[1])
+
     @property
     def is_same(self) -> bool:
         """Whether both sides are one vocabulary, whatever their widths."""
@@ -107,8 +128,16 @@ class Pair:
         Raises:
             XtokError: for display strings, which a map does not carry, without the tokenizers.
         """
-        if form == "bytes" and not any(ignored):
-            return self
+        key = form, *map(frozenset, ignored)
+        if key not in self._forms:
+            self._forms[key] = self._in_form(form, ignored)
+        return self._forms[key]
+
+    @functools.cached_property
+    def _forms(self) -> dict[tuple[object, ...], Pair]:
+        return {("bytes", frozenset(), frozenset()): self}
+
+    def _in_form(self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]]) -> Pair:
         tables = [
             _in_form(table, tokenizer, form, frozenset(ids))
             for table, tokenizer, ids in zip(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.maps.edges import ranks
 from xtok.maps.projection_map import ProjectionMap
 from xtok.vocab.pair import SIDES, Pair
 from xtok.vocab.table import TokenTable
@@ -134,18 +134,17 @@ def _pieces(pair: Pair, partners: Sequence[NDArray[np.int64]]) -> Columns:
     A column has, for each of these tokens in order of id, the number of pieces, then the ids.
     """
     columns: Columns = {}
-    spellers = pair.teacher_tokenizer, pair.student_tokenizer
-    for side, table, partner, other in zip(SIDES, pair.tables, partners, spellers, strict=True):
-        if other is None:
+    for side, one, partner in zip(SIDES, (pair, pair.reversed), partners, strict=True):
+        if one.teacher_tokenizer is None:
             continue
-        is_long = table.lengths > SHOWN_BYTES
-        ids = np.flatnonzero((partner < 0) & (table.lengths > 0) & ~is_long)
-        spelled = other.segment_batch([table.tokens()[i] for i in ids.tolist()])
-        pieces = [(one or [])[:MOST_PIECES] for one in spelled]
-        sizes = np.zeros(len(table), np.int64)
-        sizes[ids] = list(map(len, pieces))
+        lengths = one.tables[0].lengths
+        ids = np.flatnonzero((partner < 0) & (lengths > 0) & (lengths <= SHOWN_BYTES))
+        pieces, counts = one.pieces(ids)
+        sizes = np.zeros(len(lengths), np.int64)
+        sizes[ids] = np.minimum(counts, MOST_PIECES)
         columns[f"{side}_pieces_sizes"] = packed(sizes)
-        columns[f"{side}_pieces"] = packed(np.array(list(chain(*pieces)), np.int64))
+        place = ranks(np.repeat(ids, counts))
+        columns[f"{side}_pieces"] = packed(pieces[place < MOST_PIECES])
     return columns
 
 
