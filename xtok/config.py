@@ -19,7 +19,6 @@ SpecialTokens: TypeAlias = Literal["roles", "fuzzy", "off"]
 Canonicalization: TypeAlias = Literal["exact", "relaxed"]
 TokenForm: TypeAlias = Literal["bytes", "text", "raw"]
 Transform: TypeAlias = Literal["power", "softmax"]
-AnchorFit: TypeAlias = Literal["ridge", "orthogonal"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Weights: TypeAlias = Literal["decay", "prior"]
 Target: TypeAlias = Literal["start", "chunk", "both"]
@@ -354,9 +353,6 @@ class GenerateConfig(Config):
         "softmax of cosine / temperature.",
     )
     temperature: float = option(0.05, "Temperature of the softmax.", above=0)
-    anchor_fit: AnchorFit = option(
-        "ridge", "With own embeddings: how exact tokens bring the student's to the teacher's space."
-    )
     canonicalization: Canonicalization = option(
         "exact",
         "relaxed compares near-equivalent tokens, such as ' ,' and ',' and the forms of a line "

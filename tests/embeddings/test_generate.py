@@ -374,9 +374,8 @@ def test_pieces_are_averaged(models: Path, sentencepiece: Tokenizer) -> None:
 # The two models' own embeddings
 
 
-@pytest.mark.parametrize("fit", ["ridge", "orthogonal"])
-def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path, fit: Any) -> None:
-    """The teacher's matrix is the student's, rotated, for equal tokens: both fits find it."""
+def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path) -> None:
+    """The teacher's matrix is the student's, rotated, for equal tokens: the fit finds it."""
     folders = [small / name for name in ("small-digits", "small-byte-level")]
     tables = [load_tokenizer(folder).table for folder in folders]
     pairs = match_bytes(*tables)
@@ -387,7 +386,7 @@ def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path, 
         with_layer(tmp_path / side, folder, matrix)
         for side, folder, matrix in zip(("s", "t"), folders, (ours, theirs), strict=True)
     )
-    config = GenerateConfig(top_k=3, anchor_fit=fit)
+    config = GenerateConfig(top_k=3)
     found = generate(xtok.pair(student, teacher), "own", config)
     counts = found.reports[0].counts
     assert counts["anchors held out"] == counts["anchors fitted on"] // 9
@@ -401,9 +400,6 @@ def test_own_embeddings_are_fitted_on_equal_tokens(small: Path, tmp_path: Path, 
 def test_ridge_makes_up_for_other_dimensions(models: Path) -> None:
     student, teacher = str(models / "student"), str(models / "teacher")
     generate(xtok.pair(student, teacher), "own").check()
-    with pytest.raises(EmbeddingError, match="32 dimensions, the teacher's 48") as caught:
-        generate(xtok.pair(student, teacher), "own", GenerateConfig(anchor_fit="orthogonal"))
-    assert caught.value.parameter == "anchor_fit"
 
 
 # Sentence models
@@ -666,7 +662,6 @@ def test_the_history_says_what_made_it(models: Path) -> None:
     options = step["options"]
     assert len(options["embedding_model"].pop("sha256")) == 64
     assert options == {
-        "anchor_fit": "ridge",
         "device": "cpu",
         "dtype": "float32",
         "embedding_model": {
@@ -809,7 +804,7 @@ def test_top_k_and_anchors_that_are_not_there(student: Tokenizer, source: Table)
     assert caught.value.parameter == "top_k"
     wrong: list[dict[str, Any]] = [
         {"top_k": 0}, {"chunk_size": 0}, {"temperature": 0.0},
-        {"transform": "sofmax"}, {"anchor_fit": "none"}, {"dtype": "int8"},
+        {"transform": "sofmax"}, {"dtype": "int8"},
     ]  # fmt: skip
     for options in wrong:
         with pytest.raises(ValueError, match=next(iter(options))):

@@ -93,7 +93,7 @@ def generate(
     del options["chunk_size"]  # the map does not depend on it
     if embedding_model == SPELLING:
         edges, counts, more = _edges_by_spelling(pair, config, progress)
-        for name in ("anchor_fit", "device", "dtype"):
+        for name in ("device", "dtype"):
             del options[name]
     else:
         edges, counts, more = _edges_by_embedding(
@@ -223,7 +223,7 @@ def _edges_by_embedding(
         if relaxed:
             notes.append("own embeddings are of ids, not texts: canonicalization changes nothing")
         x, y, counts = fitted_embeddings(
-            pair, row_ids, column_ids, config, offline=offline, progress=progress
+            pair, row_ids, column_ids, offline=offline, progress=progress
         )
     # Of teacher ids with equal bytes, one stands for all. Zero vectors are similar to nothing.
     single = np.isin(column_ids, list(tables[1].canonical_ids().values()))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.config import GenerateConfig
 from xtok.embeddings.checkpoint import Model, input_layer
 from xtok.embeddings.similarity import Vectors
 from xtok.embeddings.sources import require_finite, require_rows
@@ -55,7 +54,6 @@ def fitted_embeddings(
     pair: Pair,
     row_ids: NDArray[np.int64],
     column_ids: NDArray[np.int64],
-    config: GenerateConfig,
     *,
     offline: bool,
     progress: Progress,
@@ -63,8 +61,7 @@ def fitted_embeddings(
     """Return both models' vectors in the teacher's space, and counts with the error of the fit.
 
     Both sides are centred on the means of the anchors, the exactly equal tokens. Every tenth anchor
-    is held out, and the error is on these. Orthogonal: Schönemann 1966, "A generalized solution of
-    the orthogonal Procrustes problem".
+    is held out, and the error is on these. The map is a ridge regression.
 
     Raises:
         EmbeddingError: if a model has no such layer, or they cannot be fitted.
@@ -76,13 +73,6 @@ def fitted_embeddings(
         for tokenizer, ids in zip(pair.tokenizers, (row_ids, column_ids), strict=True)
     )
     anchors = _anchors(pair, row_ids, column_ids)
-    if config.anchor_fit == "orthogonal" and x.shape[1] != y.shape[1]:
-        raise EmbeddingError(
-            f"the student's embeddings have {x.shape[1]} dimensions, the teacher's {y.shape[1]}: "
-            "no rotation makes them comparable",
-            hint="give ridge with {option}",
-            parameter="anchor_fit",
-        )
     held_out = np.arange(len(anchors[0])) % _HELD_OUT == _HELD_OUT - 1
     fit, test = ([side[chosen] for side in anchors] for chosen in (~held_out, held_out))
     x_mean = x[fit[0]].mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -91,13 +81,8 @@ def fitted_embeddings(
     with one_thread_each() as pool, progress("fitting", len(fit[0])) as advance:
         xx = _product(x[fit[0]], x[fit[0]], pool)
         xy = _product(x[fit[0]], y[fit[1]], pool)
-        if config.anchor_fit == "ridge":
-            penalty = _RIDGE * float(xx.diagonal().mean()) * torch.eye(len(xx)).double()
-            matrix, scale = torch.linalg.solve(xx + penalty, xy), 1.0
-        else:
-            u, singular, v = torch.linalg.svd(xy)
-            matrix, scale = u @ v, float(singular.sum() / xx.trace())
-        right = matrix.float()
+        penalty = _RIDGE * float(xx.diagonal().mean()) * torch.eye(len(xx)).double()
+        right = torch.linalg.solve(xx + penalty, xy).float()
         blocks = [torch.from_numpy(x[start : start + 4096]) for start in range(0, len(x), 4096)]
         parts = pool.map(lambda block: torch.mm(block, right), blocks)
         mapped = torch.cat(list(parts)).numpy()
@@ -105,7 +90,7 @@ def fitted_embeddings(
     ours, truth = mapped[test[0]].astype(np.float64), y[test[1]].astype(np.float64)
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(truth, axis=1)
     cosines = (ours * truth).sum(axis=1) / np.maximum(lengths, 1e-30)
-    error = np.square(scale * ours - truth).sum() / max(np.square(truth).sum(), 1e-30)
+    error = np.square(ours - truth).sum() / max(np.square(truth).sum(), 1e-30)
     return mapped, y, {
         "anchors fitted on": len(fit[0]),
         "anchors held out": len(test[0]),
