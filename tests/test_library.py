@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,8 @@ from xtok.config import MultitokenConfig
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.projection_map import ProjectionMap, Row, RowEntry
+
+PACKAGE = Path(xtok.__file__).parent
 
 
 @pytest.fixture
@@ -229,3 +233,19 @@ def test_a_map_without_tokens_has_rows_by_id(tmp_path: Path) -> None:
 def test_who_looks_for_load_map_finds_it() -> None:
     with pytest.raises(AttributeError, match=r"ProjectionMap\.load"):
         xtok.load_map  # noqa: B018
+
+
+# The examples in docstrings
+
+WITH_EXAMPLES = sorted(
+    path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")
+    for path in PACKAGE.rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_in_docstrings(name: str) -> None:
+    module = importlib.import_module(name.removesuffix(".__init__"))
+    found = doctest.testmod(module, extraglobs={"xtok": xtok, "np": np})
+    assert found.failed == 0

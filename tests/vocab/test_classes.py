@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtok.tokenizers import Tokenizer
+from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.vocab.classes import TokenClass, num_digits, text_class, token_class, token_classes
 from xtok.vocab.table import Entry, TokenType, decode_vocabulary
 
@@ -64,6 +64,11 @@ def test_classes_of_a_table() -> None:
     expected = [C.CONTROL] * 2 + [C.DIGITS_1] + [C.PARTIAL_UTF8] * 3 + [C.LATIN] + [C.UNUSED] * 2
     assert classes.tolist() == expected
     assert [token_class(table, i) for i in range(9)] == expected
+
+
+def test_classes_of_a_table_are_computed_once() -> None:
+    table = load_tokenizer("bytes").table
+    assert token_classes(table) is token_classes(table)
 
 
 def test_an_empty_table() -> None:

@@ -122,6 +122,10 @@ class TokenAligner:
     one side, are in no chunk. The aligner holds arrays only: it can be pickled, and used in forked
     and spawned workers.
 
+    >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
+    >>> aligner.pairs([110, 195, 169], [110, 195, 169])[0].student_bytes
+    (0, 1)
+
     Args:
         pair: the student and the teacher.
         max_comb_len: the most tokens on a side that may match as one where the sides differ; ≥ 1.
@@ -376,6 +380,11 @@ def shift_to_predictions(batch: AlignmentBatch) -> AlignmentBatch:
 
     Position i predicts token i + 1, so it takes that token's chunk; the last position predicts
     nothing. A chunk without a predicting position on one side (a first token) is no longer valid.
+
+    >>> aligner = xtok.TokenAligner(xtok.pair("bytes", "bytes"))
+    >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))
+    >>> batch.student_chunk_id.tolist(), xtok.shift_to_predictions(batch).student_chunk_id.tolist()
+    ([[0, 1]], [[1, -1]])
     """
     shifted: dict[str, Any] = {
         f"{side}_{name}": _shift(getattr(batch, f"{side}_{name}"), fill)

@@ -18,6 +18,9 @@ class Retokenizer:
     for byte. A control token becomes the teacher's of the same role; one without a counterpart is
     left out, and so is an id that stands for nothing.
 
+    >>> xtok.Retokenizer(xtok.pair("bytes", "bytes"))([[104, 105]])
+    [[104, 105]]
+
     Args:
         pair: the student and the teacher, with their tokenizers.
     """

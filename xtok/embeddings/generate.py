@@ -52,6 +52,9 @@ def generate(
     Weights are by NeMo-RL's rule: |cosine| to the power of 10 times the row's largest, over the
     row's sum.
 
+    >>> xtok.generate(xtok.pair("bytes", "bytes"), "spelling")["a"].entries[0]
+    RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)
+
     Args:
         pair: the models of the rows and the columns, with their tokenizers.
         embedding_model: `own`, the two models' own input embeddings, fitted to each other on the

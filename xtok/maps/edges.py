@@ -93,7 +93,11 @@ def row_sums(edges: Edges) -> NDArray[np.float64]:
 
 
 def ranks(student_ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Return each edge's place in its row, int64 `[nnz]`, from 0; student ids are sorted."""
+    """Return each edge's place in its row, int64 `[nnz]`, from 0; student ids are sorted.
+
+    >>> ranks(np.array([0, 0, 3])).tolist()
+    [0, 1, 0]
+    """
     starts = row_starts(student_ids)
     return np.arange(len(student_ids)) - np.repeat(starts, np.diff(starts, append=len(student_ids)))
 

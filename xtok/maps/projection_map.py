@@ -146,8 +146,8 @@ class ProjectionMap:
 
         Of several ids with the same bytes, it is the one that the tokenizer emits.
 
-        >>> projection["201"].entries  # doctest: +SKIP
-        (RowEntry(teacher_id=17, token='2', weight=0.9009, is_slot=False), ...)
+        >>> xtok.build("bytes", "bytes")["a"].entries
+        (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
 
         Raises:
             XtokError: if the student has no such token or id; see `student_ids_of`.

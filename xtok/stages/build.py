@@ -50,6 +50,9 @@ def build(
     With texts, rows are counted on them and smoothed towards a map counted on synthetic text; there
     are no scale slots.
 
+    >>> xtok.build("bytes", "bytes")
+    ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
+
     Args:
         student_model: the model of the rows: a repo id, folder or file as `load_tokenizer` takes
             it, or a loaded tokenizer (to give a width, revision or pattern); or a pair of both.

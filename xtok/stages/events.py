@@ -44,6 +44,9 @@ def events(
     away most leak per bit of entropy lost, until at most `max_leak` is left. Unlinked tokens, such
     as special tokens without a partner, are together in the event `rest`.
 
+    >>> xtok.events("bytes", "bytes")
+    EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
+
     Args:
         student_model: the model of the student, or a pair, as `build` takes it.
         teacher_model: the teacher's.

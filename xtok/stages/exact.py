@@ -32,6 +32,10 @@ def reapply_exact(
     canonicalization `relaxed`, a token without an exact counterpart that has a near-equivalent has
     this one entry, beside its slot. Token form and ignored ids are those the map was made with.
 
+    >>> spelled = xtok.multitoken(xtok.pair("bytes", "bytes"))
+    >>> spelled["a"].kind, xtok.reapply_exact(spelled)["a"].kind
+    ('pieces', 'exact')
+
     Args:
         projection: a map that carries both token tables, or whose pair is given; or its path.
         pair: the map's models; needed for a map without tokens, and for display strings, which a

@@ -44,6 +44,10 @@ def multitoken(
     segmented by the student's, and its weights are added into (student piece, teacher token).
     Rows are normalized, cut, and given a scale slot, as X-Token does (arXiv 2605.21699).
 
+    >>> projection = xtok.multitoken(xtok.pair("bytes", "bytes"))
+    >>> projection["a"].entries
+    (RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False),)
+
     Args:
         pair: the models of the rows and the columns, with their tokenizers.
         config: the options; the defaults if None.

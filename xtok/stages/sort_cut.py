@@ -19,6 +19,10 @@ def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> Projec
 
     The slot is one of the `top_k`. Rows that are not cut stay as they are, bit for bit.
 
+    >>> near = xtok.generate(xtok.pair("bytes", "bytes"), "spelling")
+    >>> xtok.sort_cut(near, xtok.SortCutConfig(top_k=1))
+    ProjectionMap(bytes → bytes, 256 × 256, nnz=256)
+
     Args:
         projection: a map, or the path of one.
         config: the options; the defaults if None.

@@ -60,6 +60,9 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load a tokenizer with the backend that its files call for.
 
+    >>> xtok.load_tokenizer("bytes", vocab_size=300)
+    Tokenizer('bytes', bytes, 300 ids)
+
     Args:
         model: a Hugging Face repo id, folder or `tokenizer.json`; a SentencePiece `.model`,
             tiktoken or `tekken.json` file; `bytes`; `null` or `null:SIZE`. A file's kind is read
@@ -87,9 +90,10 @@ def load_tokenizer(
         return model
     if not isinstance(model, str | PathLike):
         return from_transformers(model, vocab_size=vocab_size)
-    kind, location, suffix, path = _parsed(model)
+    name = _parsed(model)
+    kind, location, suffix, path = name
     if kind in _BUILT_IN:
-        return Tokenizer(_BUILT_IN[kind](location), model_id=model_id(model), vocab_size=vocab_size)
+        return Tokenizer(_BUILT_IN[kind](location), model_id=str(model), vocab_size=vocab_size)
     is_local = path.exists()
     with no_panic(os.fspath(model)):
         if kind in _FILES or (kind is None and path.is_file() and path.name != _OWN):
@@ -115,7 +119,7 @@ def load_tokenizer(
             )
         return Tokenizer(
             backend,
-            model_id=model_id(model),
+            model_id=_id_of(name),
             files=files,
             location=files.model if files else path,
             revision=(files.commit or files.revision) if files else None,
@@ -203,15 +207,18 @@ def model_id(model: str | PathLike[str]) -> str:
     Raises:
         TokenizerError: as `load_tokenizer`, for what cannot be a model's name.
     """
-    kind, location, _, path = _parsed(model)
-    if kind in _BUILT_IN:
-        return os.fspath(model)
-    name = location
+    name = _parsed(model)
+    return os.fspath(model) if name.kind in _BUILT_IN else _id_of(name)
+
+
+def _id_of(name: _Name) -> str:
+    """Return the location of a repo, or the last component of a path's."""
+    path, model = name.path, name.location
     if path.exists():
         whole = Path(os.path.abspath(path))
-        name = (whole.parent if path.name == _OWN and path.is_file() else whole).name or location
+        model = (whole.parent if path.name == _OWN and path.is_file() else whole).name or model
     # A file system's name may be any bytes; the one in a map is UTF-8.
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    return os.fsencode(model).decode("utf-8", "backslashreplace")
 
 
 def absolute(model: str) -> str:

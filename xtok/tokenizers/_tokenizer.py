@@ -133,6 +133,9 @@ class Tokenizer:
         merges on bytes, then the byte tokens, then greedy longest match. For a text that a model
         reads, use `encode`: a normalizer changes what this does not.
 
+        >>> xtok.load_tokenizer("bytes").segment("né")
+        [110, 195, 169]
+
         Raises:
             TokenizerError: if the vocabulary cannot spell these bytes.
         """
@@ -171,6 +174,9 @@ class Tokenizer:
         Its normalizer, its prefix and its control tokens are included; nothing is added around the
         text. Where a library recognises no control tokens (SentencePiece, tiktoken and tekken
         files), they are found by their names, and what is between them is encoded.
+
+        >>> xtok.load_tokenizer("bytes").encode("né").bounds.tolist()
+        [0, 1, 2, 3]
 
         Raises:
             TokenizerError: if the library refuses the text.

@@ -61,6 +61,10 @@ class DistillationCollator:
     `xtok.shift_to_predictions`. Without this, losses are wrong silently. In conversations, chunks
     that are not targets on both sides are not valid.
 
+    >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
+    >>> batch["labels"].tolist(), batch["teachers"][0]["alignment"].num_chunks.tolist()
+    ([[104, 105], [104, -100]], [2, 1])
+
     Args:
         student: an xtok `Tokenizer`, or a fast Hugging Face tokenizer.
         teachers: one, or a list; an empty list for a student that learns alone.

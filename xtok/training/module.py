@@ -26,6 +26,11 @@ class ProjectionModule(nn.Module):
     Everything is computed in float32 under any autocast (float64 if the probabilities are).
     Entries are stored by column, so that the cost grows with the columns that are asked for.
 
+    >>> import torch
+    >>> module = xtok.ProjectionModule(xtok.build("bytes", "bytes"))
+    >>> module(torch.full((256,), 1 / 256)).shape
+    torch.Size([256])
+
     Args:
         projection: a map, or the path of its file.
         learnable: train the weights.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import unicodedata
 from enum import IntEnum
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +131,19 @@ def script_of(letter: str) -> str:
 
 
 def token_classes(table: TokenTable) -> NDArray[np.uint8]:
-    """Return the class of each id of a vocabulary, uint8 `[V]`, a `TokenClass` each."""
+    """Return the class of each id of a vocabulary, uint8 `[V]`, a `TokenClass` each.
+
+    They are kept as long as the table is, and not to be changed.
+    """
+    if table not in _CLASSES_OF:
+        _CLASSES_OF[table] = _classes(table)
+    return _CLASSES_OF[table]
+
+
+_CLASSES_OF: WeakKeyDictionary[TokenTable, NDArray[np.uint8]] = WeakKeyDictionary()
+
+
+def _classes(table: TokenTable) -> NDArray[np.uint8]:
     classes = np.full(len(table), TokenClass.UNUSED, np.uint8)
     classes[table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)] = TokenClass.CONTROL
     texts: list[str] = []
