@@ -352,6 +352,7 @@ WORK: dict[str, Sequence[str]] = {
     "generate": ["model", "model", "--embedding-model", "own", "-o", "near.safetensors"],
     "events": [*PAIR, "-o", "events.safetensors"],
     "render": ["chat.json", "-m", "bytes", "--chat-template", "plain", "-o", "chat.jsonl"],
+    "serve": ["--help"],  # it would need a teacher's server, and not end
     "project": ["teacher.jsonl", *PAIR, "--to", "vllm", "-o", "student.jsonl"],
 }
 """The arguments of one use of each command."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from xtok.config import GenerateConfig as GenerateConfig
     from xtok.config import MultitokenConfig as MultitokenConfig
     from xtok.config import ProjectConfig as ProjectConfig
+    from xtok.config import ServeConfig as ServeConfig
     from xtok.config import SortCutConfig as SortCutConfig
     from xtok.conversation import render as render
     from xtok.embeddings.generate import generate as generate
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from xtok.maps.events import EventMap as EventMap
     from xtok.maps.projection_map import ProjectionMap as ProjectionMap
     from xtok.projecting.files import project as project
+    from xtok.serving import serve as serve
     from xtok.stages.build import build as build
     from xtok.stages.build import get_map as get_map
     from xtok.stages.events import events as events
@@ -63,7 +65,7 @@ _MODULE_OF = {name: module for module, name in _PUBLIC}
 # What works after `import xtok` besides: the rooms, and two modules under a short name.
 _ROOMS = (
     *("alignment", "config", "conversation", "counting", "embeddings", "errors", "inspection"),
-    *("integrations", "maps", "projecting", "stages", "tokenizers", "training", "vocab"),
+    *("integrations", "maps", "projecting", "serving", "stages", "tokenizers", "training", "vocab"),
 )
 _SUBMODULES = {
     "chats": "xtok.alignment.chats",

@@ -401,3 +401,30 @@ class ProjectConfig(Config):
     source: CacheKind | None = option(
         None, "What the files are, where their contents do not tell.", name="from"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Config):
+    """How `serve` answers trainers, and asks the teacher's server."""
+
+    panel = MAIN
+    host: str = option("127.0.0.1", "The address to listen at; 0.0.0.0 for all of this machine.")
+    port: int = option(8100, "The port to listen at; 0 for a free one.", min=0, max=65535)
+    candidates: int | None = option(
+        None,
+        "Candidates a token that the teacher is asked for; by default 64, or as many as its server "
+        "allows. A request that wants more gets more.",
+        short="-k",
+        min=20,
+        max=MAX_ENTRIES,
+    )
+    at_once: int = option(64, "Sequences that the teacher's server is sent at once.", min=1)
+    wait: float = option(
+        WAIT, "Seconds to wait at the start for a server that does not answer yet.", min=0
+    )
+    api_key: str | None = option(
+        None, "What clients must send as a Bearer token; XTOK_API_KEY says it without showing it."
+    )
+    teacher_api_key: str | None = option(
+        None, "What the teacher's server asks for; or XTOK_TEACHER_API_KEY."
+    )

@@ -27,8 +27,8 @@ from scipy.sparse import csr_array
 
 import xtok
 from benchmarks.harness import Pair, Row, chosen, documents, tokenizer
+from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.caches import neutral_table
-from xtok.projecting.files import BACK_MAP
 from xtok.projecting.project import Projector
 from xtok.projecting.stored import StoredRows, TopK, chosen_rows
 from xtok.tokenizers import Tokenizer

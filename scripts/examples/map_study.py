@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import xtok
-from xtok.projecting.files import BACK_MAP
+from xtok.projecting.back_map import BACK_MAP
 
 LANGUAGES = ("en", "de", "zh")  # of the models' text
 VOCAB = {"long": 4000, "short": 1600}

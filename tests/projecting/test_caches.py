@@ -22,6 +22,7 @@ import xtok
 from xtok.config import CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.projecting import answers, caches, files
+from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.caches import Target, open_cache, read_cache
 from xtok.projecting.distillkit import Bin, Compression, config_for, decompressed_rows
 from xtok.projecting.stored import StoredRows, checked
@@ -38,7 +39,7 @@ def rows(byte_level: Tokenizer) -> list[Row]:
 
 @pytest.fixture(scope="module")
 def back_map(byte_level: Tokenizer, digits: Tokenizer) -> xtok.ProjectionMap:
-    return xtok.build(byte_level, digits, files.BACK_MAP)
+    return xtok.build(byte_level, digits, BACK_MAP)
 
 
 def write_distillkit(path: Path, rows: list[Row], *, compressed: bool, d: int, k: int = K) -> Path:

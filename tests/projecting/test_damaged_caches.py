@@ -26,6 +26,7 @@ from test_caches import read, write_distillkit
 import xtok
 from xtok.errors import XtokError
 from xtok.projecting import answers, caches, files
+from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.caches import open_cache, read_cache
 from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
@@ -45,7 +46,7 @@ VALUES: list[Any] = [
 
 @pytest.fixture(scope="module")
 def projector(byte_level: Tokenizer, digits: Tokenizer) -> RowProjector:
-    back_map = xtok.build(byte_level, digits, files.BACK_MAP)
+    back_map = xtok.build(byte_level, digits, BACK_MAP)
     return RowProjector(xtok.pair(digits, byte_level), back_map, top_k=K, student_template="plain",
                         teacher_template="plain")  # fmt: skip
 

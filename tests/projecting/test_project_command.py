@@ -23,7 +23,7 @@ from stored_teachers import Row
 import xtok
 from xtok.config import ProjectConfig
 from xtok.errors import XtokError
-from xtok.projecting import files
+from xtok.projecting.back_map import BACK_MAP
 from xtok.projecting.rows import RowProjector
 from xtok.tokenizers import Tokenizer
 from xtok.vocab import pair
@@ -42,7 +42,7 @@ def back_map(
     byte_level: Tokenizer, digits: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("map") / "back.safetensors"
-    xtok.build(byte_level, digits, files.BACK_MAP).save(path)
+    xtok.build(byte_level, digits, BACK_MAP).save(path)
     return path
 
 

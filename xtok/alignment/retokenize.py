@@ -23,10 +23,12 @@ class Retokenizer:
 
     Args:
         pair: the student and the teacher, with their tokenizers.
+        exact: spell all text byte for byte, whatever the teacher's normalizer makes of it.
     """
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, *, exact: bool = False) -> None:
         self.student, self.teacher = pair.tokenizers
+        self._exact = exact
         self._roles = pair.equal_roles
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -82,7 +84,7 @@ class Retokenizer:
     def _spelled(self, parts: set[str | bytes | int]) -> dict[str | bytes | int, list[int]]:
         """Return the teacher's ids of each part."""
         ids_of: dict[str | bytes | int, list[int]] = {i: [i] for i in parts if isinstance(i, int)}
-        texts = sorted(part for part in parts if isinstance(part, str))
+        texts = [] if self._exact else sorted(part for part in parts if isinstance(part, str))
         ids_of |= dict(zip(texts, self.teacher.library_ids(texts), strict=True))
         rest = [part for part in parts if not ids_of.get(part) and not isinstance(part, int)]
         as_bytes = [part.encode() if isinstance(part, str) else part for part in rest]

@@ -18,7 +18,7 @@ _PARTS = {
     "Everyday": "build inspect verify convert doctor",
     "Measure": "evaluate align report",
     "Stages": "multitoken reapply-exact sort-cut generate",
-    "Train": "events render project",
+    "Train": "events render project serve",
 }
 COMMANDS = {name: part for part, names in _PARTS.items() for name in names.split()}
 """Each command, in the order of the help, and the part of the help that it stands in.

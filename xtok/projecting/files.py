@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xtok.config import BuildConfig, ProjectConfig
+from xtok.config import ProjectConfig
 from xtok.counting.texts import Format, TextShard, find_texts, shards
 from xtok.errors import OutputError, XtokError
 from xtok.input_files import need
 from xtok.io import check_output, write, writing
 from xtok.maps import file as mapfile
-from xtok.maps.admit import admit, at_widths_of, is_swapped
-from xtok.maps.map_like import MapLike, as_map
-from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.map_like import MapLike
 from xtok.progress import Note, Progress, TextProgress, silent, silent_note, silent_texts
 from xtok.projecting import caches, distillkit
+from xtok.projecting.back_map import BACK_MAP, admitted
 from xtok.projecting.caches import Cache, open_cache, read_cache
 from xtok.projecting.parts import (
     Job,
@@ -45,9 +44,6 @@ from xtok.vocab.roles import slot_candidates
 
 if TYPE_CHECKING:
     from xtok.projecting.ray import TokenizerSource
-
-BACK_MAP = BuildConfig.for_loss("p-kl", target="start", top_k=32)
-"""How a map from the teacher to the student is built, where none is given."""
 
 _CACHES = (
     "give files of top-k log-probabilities (Parquet, or a server's answers as JSON lines), or a "
@@ -145,20 +141,16 @@ def project(
     """
     config = ProjectConfig.or_default(config)
     target, paths = find_files(teacher_topk, output, config)
-    if back_map is not None:
-        back_map, given = as_map(back_map), back_map
-        pair = at_widths_of(pair.reversed, back_map).reversed
-        back_map = _of_pair(back_map, pair, "the map" if back_map is given else str(given))
+    pair, given = admitted(pair, back_map)
     inputs = _opened(paths, config, pair, note)
-    if back_map is None:
-        back_map = build(pair.reversed, config=BACK_MAP, progress=progress)
+    projection = given or build(pair.reversed, config=BACK_MAP, progress=progress)
     templates = {"student_template": student_template, "teacher_template": teacher_template}
     stamps = _stamps(paths)
     job = Job(
-        identity=identity_of(pair, inputs, mapfile.sha256(back_map), config, templates),
+        identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
         caches=inputs,
         shards=tuple((n, s) for n, path in enumerate(paths) for s in shards_of(path)),
-        back_map=back_map,
+        back_map=projection,
         config=config,
         templates=templates,
         folder=folder_of(target),
@@ -322,23 +314,6 @@ def _one_schema(schemas: Sequence[Any]) -> Any:
             f"the files have columns of one name and other types: {error}",
             hint="project them one by one, or leave out the column",
         ) from error
-
-
-def _of_pair(back_map: ProjectionMap, pair: Pair, name: str) -> ProjectionMap:
-    """Check that a map leads from the teacher to the student."""
-    hint = "leave out {option}, or build it of the teacher and the student, in this order"
-    try:
-        admitted = admit(pair.reversed, back_map)
-    except XtokError as error:
-        sides = f"{back_map.student.model_id} → {back_map.teacher.model_id}"
-        wanted = f"{pair.teacher.model_id} → {pair.student.model_id}"
-        problem = f"it is of {sides}, and must lead from the teacher to the student, {wanted}"
-        if not is_swapped(pair.reversed, back_map) and sides == wanted:
-            problem = error.message
-        raise XtokError(f"{name}: {problem}", hint=hint, parameter="back_map") from error
-    if admitted.enable_scale_trick:
-        raise XtokError(f"{name}: it has scale slots", hint=hint, parameter="back_map")
-    return admitted
 
 
 def _worker_of(job: Job, pair: Pair, num_threads: int | None = None) -> RowProjector:

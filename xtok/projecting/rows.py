@@ -77,20 +77,10 @@ class RowProjector:
         told = list(self._told(rows))
         bounds = bounds_of([len(one.ids) for one in told])
         token_ids = np.concatenate([*(one.ids for one in told), np.zeros(0, np.int32)])
-        places = []  # of the tokens of both sides that are projected
-        for side, begins in ((0, bounds), (1, topk.bounds)):
-            spans = [
-                np.arange(start + span[side].start, start + span[side].stop)
-                for one, start in zip(told, begins.tolist(), strict=False)
-                for span in one.spans
-            ]
-            ends = bounds_of([len(span) for span in spans])
-            places.append((np.concatenate([*spans, np.zeros(0, np.int64)]), ends))
-        (ours, our_ends), (theirs, their_ends) = places
-        given = chosen_rows(topk, theirs, topk.token_ids[theirs], their_ends)
-        projected = self._projector.project(given, token_ids[ours], our_ends, self.top_k)
-        row_of = np.full(len(token_ids), -1, np.int64)
-        row_of[ours] = np.arange(len(ours))
+        spans = [one.spans for one in told]
+        projected, row_of = self._projector.project_spans(
+            topk, token_ids, bounds, spans, self.top_k
+        )
         row_of[
             bounds[:-1][np.diff(bounds) > 0]
         ] = -1  # no student has logits before its first token

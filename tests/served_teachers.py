@@ -1,0 +1,226 @@
+"""Servers of a small real model, with the answers of vLLM and of SGLang, and xtok's in front."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from threading import Thread
+from typing import Any, Literal
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tiny_models import tiny_model
+
+import xtok
+from xtok.maps.projection_map import ProjectionMap
+from xtok.progress import silent_note
+from xtok.projecting.back_map import BACK_MAP
+from xtok.serving.scoring import Scorer
+from xtok.serving.server import Proxy, bound
+from xtok.serving.teacher import Teacher
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
+
+
+class Model:
+    """A model's server as vLLM 0.32 or SGLang 0.5 answers, exact, of prompts alone.
+
+    What it was asked for is in `asked`; `status` other than 200 is all that it answers, `delay`
+    how many seconds it takes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        kind: Literal["vllm", "sglang"] = "vllm",
+        *,
+        max_logprobs: int = 64,
+        max_model_len: int = 2048,
+        tokenizes: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.tokenizer, self.kind = tokenizer, kind
+        self.max_logprobs, self.max_model_len = max_logprobs, max_model_len
+        self.model = tiny_model(len(tokenizer.table), seed=seed, sharp=0.6).eval()
+        self.asked: list[list[int]] = []
+        self.status, self.delay = 200, 0.0
+        self.running = self.most = self.cancelled = 0
+        self.keys: set[str | None] = set()
+        routes = [Route("/health", self._health), Route("/v1/models", self._models)]
+        if tokenizes:
+            routes.append(Route("/tokenize", self._tokenize, methods=["POST"]))
+        if kind == "vllm":
+            routes.append(Route("/v1/completions", self._completions, methods=["POST"]))
+        else:
+            routes.append(Route("/generate", self._generate, methods=["POST"]))
+        self.app = Starlette(routes=routes)
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        """Return all log-probabilities of each token after the first, `[T - 1, V]`."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([ids])).logits[0, :-1]
+        values: torch.Tensor = logits.float().log_softmax(-1)
+        return values
+
+    def own(self, ids: list[int]) -> list[float]:
+        """Return the log-probability of each token after the first."""
+        all_of = self.logprobs(ids)
+        return [float(all_of[n, i]) for n, i in enumerate(ids[1:])]
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=self.status)
+
+    async def _models(self, request: Request) -> Response:
+        if self.status != 200:
+            return JSONResponse({"error": {"message": "loading"}}, self.status)
+        card = {"id": "the-teacher", "root": "/models/teacher", "max_model_len": self.max_model_len}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _tokenize(self, request: Request) -> Response:
+        asked = await request.json()
+        [ids] = self.tokenizer.encode_batch([asked["prompt"]])
+        return JSONResponse({"count": len(ids), "max_model_len": 2048, "tokens": ids})
+
+    async def _score(self, request: Request, ids: list[int]) -> torch.Tensor | Response:
+        self.keys.add(request.headers.get("authorization"))
+        self.asked.append(ids)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            for _ in range(int(self.delay * 100)):
+                if await request.is_disconnected():
+                    self.cancelled += 1
+                    return Response(status_code=499)
+                await asyncio.sleep(0.01)
+            if self.status != 200:
+                return JSONResponse({"error": {"message": "out of memory"}}, self.status)
+            if len(ids) + 1 > self.max_model_len:
+                return _refused(f"the prompt has {len(ids)} tokens")
+            if max(ids) >= len(self.tokenizer.table):
+                return _refused(f"Token id {max(ids)} is out of vocabulary")
+            return self.logprobs(ids)
+        finally:
+            self.running -= 1
+
+    async def _completions(self, request: Request) -> Response:
+        asked = await request.json()
+        ids, top = asked["prompt"], asked["prompt_logprobs"]
+        assert asked["model"] == "the-teacher"
+        assert asked["max_tokens"] == 1
+        if top > self.max_logprobs:
+            return _refused(
+                f"Requested prompt logprobs of {top}, which is greater than max allowed: "
+                f"{self.max_logprobs}"
+            )
+        scored = await self._score(request, ids)
+        if isinstance(scored, Response):
+            return scored
+        rows: list[Any] = [None]
+        for own, values in zip(ids[1:], scored, strict=True):
+            rank = int((values >= values[own]).sum())
+            row = {str(own): self._entry(own, float(values[own]), rank)}
+            best, at = values.topk(min(top, len(values)))
+            for n, (value, i) in enumerate(zip(best.tolist(), at.tolist(), strict=True), 1):
+                row.setdefault(str(i), self._entry(i, value, n))
+            rows.append(row)
+        choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": rows}
+        return JSONResponse({"id": "cmpl-1", "object": "text_completion", "choices": [choice]})
+
+    def _entry(self, token_id: int, value: float, rank: int) -> dict[str, Any]:
+        name = self.tokenizer.table[token_id].decode("utf-8", "replace")
+        return {"logprob": value, "rank": rank, "decoded_token": name}
+
+    async def _generate(self, request: Request) -> Response:
+        asked = await request.json()
+        ids, top = asked["input_ids"], asked["top_logprobs_num"]
+        assert asked["return_logprob"] is True
+        assert asked["logprob_start_len"] == 0
+        assert asked["sampling_params"]["max_new_tokens"] == 0
+        scored = await self._score(request, ids)
+        if isinstance(scored, Response):
+            return scored
+        own: list[Any] = [[None, ids[0], None]]
+        best: list[Any] = [None]
+        for i, values in zip(ids[1:], scored, strict=True):
+            name = self.tokenizer.table[i].decode("utf-8", "replace")
+            own.append(
+                [float(values[i]), i, name if asked.get("return_text_in_logprobs") else None]
+            )
+            some = values.topk(min(top, len(values)))
+            pairs = zip(some.values.tolist(), some.indices.tolist(), strict=True)
+            best.append([[value, j, None] for value, j in pairs])
+        meta = {"prompt_tokens": len(ids), "input_token_logprobs": own, "input_top_logprobs": best}
+        return JSONResponse({"text": "", "meta_info": meta})
+
+
+def _refused(message: str) -> Response:
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+    return JSONResponse({"error": error}, 400)
+
+
+@contextmanager
+def running(app: Any, port: int = 0) -> Iterator[str]:
+    """Run an app in a thread, and yield its address."""
+    opened = bound("127.0.0.1", port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    with _thread([server], lambda: server.serve([opened])):
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}"
+
+
+@contextmanager
+def proxied(
+    pair: Pair,
+    url: str,
+    back_map: ProjectionMap | None = None,
+    *,
+    notes: list[str] | None = None,
+    candidates: int | None = None,
+    api_key: str | None = None,
+    **teacher: Any,
+) -> Iterator[str]:
+    """Run xtok's server in front of a teacher's, in a thread; yield its address."""
+    note = silent_note if notes is None else notes.append
+    made = back_map or xtok.build(pair.reversed, config=BACK_MAP)
+    servers: list[uvicorn.Server] = []
+
+    async def serve(opened: socket.socket) -> None:
+        async with aclosing(Teacher(url, pair.tokenizers[1], **teacher)) as asked:
+            await asked.begin(candidates, 0.0, note)
+            proxy = Proxy(Scorer(pair, made, 1), asked, api_key=api_key, note=note)
+            config = uvicorn.Config(proxy.app(), log_level="warning", access_log=False)
+            servers.append(uvicorn.Server(config))
+            await servers[0].serve([opened])
+
+    with bound("127.0.0.1", 0) as opened, _thread(servers, lambda: serve(opened)):
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}"
+
+
+@contextmanager
+def _thread(servers: list[uvicorn.Server], serve: Any) -> Iterator[None]:
+    """Run a server in a thread, from when it answers until it has ended."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    while thread.is_alive() and not (servers and servers[0].started):
+        thread.join(0.005)
+    try:
+        if failed:
+            raise failed[0]
+        yield
+    finally:
+        for server in servers:
+            server.should_exit = True
+        thread.join()

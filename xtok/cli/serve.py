@@ -1,0 +1,47 @@
+"""`xtok serve`."""
+
+from pathlib import Path
+
+import xtok
+from xtok import report
+from xtok.cli.command import command
+from xtok.cli.options import ModelArguments, Widths, map_option
+from xtok.config import MAIN, ServeConfig, option
+from xtok.report.stdout import print_result, result_stream
+
+
+@command
+def serve(
+    *,
+    models: ModelArguments,
+    teacher_url: str = option(
+        ..., "The address of a vLLM or SGLang server of the teacher.", metavar="URL", panel=MAIN
+    ),
+    config: ServeConfig,
+    back_map: Path | None = map_option(
+        "A map from the teacher to the student (xtok build TEACHER STUDENT); by default one is "
+        "built.",
+        name="map",
+        panel=MAIN,
+    ),
+    widths: Widths,
+) -> None:
+    """Answer trainers as a served teacher would if it had the student's tokenizer.
+
+    Trainers send the student's ids, as to vLLM or SGLang; the teacher's server is asked for the
+    same bytes in the teacher's tokens. Prints its address when it answers; SIGTERM ends it.
+    """
+
+    def begun(url: str) -> None:
+        print_result(url)
+        result_stream().flush()
+
+    xtok.serve(
+        models.pair(widths),
+        teacher_url,
+        config,
+        back_map=back_map,
+        progress=report.progress_bar,
+        note=report.print_note,
+        begun=begun,
+    )

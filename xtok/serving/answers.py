@@ -1,0 +1,113 @@
+"""What a teacher says of a sequence, as rows of candidates that servers write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xtok.projecting.stored import TopK, bounds_of, rows_of
+
+LEAST_REST = 2.0**-24
+"""The least share that tokens outside the candidates have together: none is impossible."""
+
+
+class Scores(NamedTuple):
+    """What the teacher says of one sequence of the student's; row 0 is empty."""
+
+    topk: TopK  # one document; `realized_logprob` is finite from the second token on
+    ranks: NDArray[np.int64]  # [S], of each token itself
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A candidate of a token as vLLM writes it."""
+
+    logprob: float
+    rank: int | None = None
+
+
+class Entries(NamedTuple):
+    """Candidates as servers write them: the token itself first, then the best by rank."""
+
+    ids: NDArray[np.int32]  # [S, K + 1]
+    logprobs: NDArray[np.float64]  # [S, K + 1]
+    ranks: NDArray[np.int64]  # [S, K + 1]
+    sizes: NDArray[np.int64]  # [S], 0 for the first token, K where it is one of the best, or K + 1
+
+
+def entries(scores: Scores, top_k: int, vocab_size: int) -> Entries:
+    """Return the token itself and the `top_k` best candidates of each row.
+
+    Where fewer are known, the lowest other ids follow, each with an equal part of the rest.
+    """
+    topk, ranks = scores
+    count = len(topk.token_ids)
+    row_of = rows_of(topk.starts)
+    is_other = topk.ids != topk.token_ids[row_of]
+    row_of, ids, values = row_of[is_other], topk.ids[is_other], topk.logprobs[is_other]
+    bounds = bounds_of(np.bincount(row_of, minlength=count))
+    column = np.arange(len(row_of)) - bounds[row_of]
+    kept = column < top_k
+    place = row_of[kept], column[kept] + 1
+    all_ids = np.zeros((count, top_k + 1), np.int32)
+    logprobs = np.full((count, top_k + 1), np.nan)
+    all_ids[:, 0], logprobs[:, 0] = topk.token_ids, topk.realized_logprob
+    all_ids[place], logprobs[place] = ids[kept], values[kept]
+    sizes = top_k + (ranks > top_k)
+    sizes[0] = 0
+    _fill(all_ids, logprobs, 1 + np.diff(bounds), _pads(topk, vocab_size))
+    others = np.arange(1, top_k + 1)
+    order = np.concatenate([ranks[:, None], others + (others >= ranks[:, None])], axis=1)
+    return Entries(all_ids, logprobs, order, np.maximum(sizes, np.arange(count) > 0))
+
+
+def _pads(topk: TopK, vocab_size: int) -> NDArray[np.float64]:
+    """Return the log-probability of a token that is no candidate, in each row."""
+    rest = np.nan_to_num(np.exp(topk.rest_logprob.astype(np.float64)), nan=1.0)
+    left = np.maximum(1, vocab_size - np.diff(topk.starts))
+    return np.asarray(np.log(np.maximum(rest, LEAST_REST) / left))
+
+
+def _fill(
+    ids: NDArray[np.int32],
+    logprobs: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    pads: NDArray[np.float64],
+) -> None:
+    """Fill rows that are short with the lowest ids that they do not have."""
+    width = ids.shape[1]
+    short = np.flatnonzero(sizes < width)
+    if not len(short):
+        return
+    is_taken = np.zeros((len(short), 2 * width), np.bool_)
+    row, column = np.nonzero((np.arange(width) < sizes[short, None]) & (ids[short] < 2 * width))
+    is_taken[row, ids[short][row, column]] = True
+    free = np.argsort(is_taken, axis=1, kind="stable")
+    column = np.arange(width) - sizes[short, None]
+    is_new = column >= 0
+    row = np.nonzero(is_new)[0]
+    last = logprobs[short, np.maximum(sizes[short] - 1, 0)]
+    last = np.where(sizes[short] > 1, last, 0.0)
+    values = np.minimum(pads[short], last)
+    place = short[row], np.nonzero(is_new)[1]
+    ids[place] = free[row, column[is_new]]
+    logprobs[place] = values[row]
+
+
+def chosen(scores: Scores, wanted: Sequence[Sequence[int]], vocab_size: int) -> list[list[float]]:
+    """Return log-probabilities of chosen ids, those of one row after another."""
+    topk = scores.topk
+    ids, values = topk.ids.tolist(), topk.logprobs.tolist()
+    pads, own = _pads(topk, vocab_size).tolist(), topk.realized_logprob.tolist()
+    found = []
+    for (begin, end), row, pad, token, value in zip(
+        pairwise(topk.starts.tolist()), wanted, pads, topk.token_ids.tolist(), own, strict=True
+    ):
+        known = dict(zip(ids[begin:end], values[begin:end], strict=True)) if row else {}
+        known[token] = value
+        found.append([known.get(i, pad) for i in row])
+    return found

@@ -1,0 +1,384 @@
+"""What trainers ask, and how they are answered: pure functions from bytes to bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from xtok.serving.answers import Entry, Scores, chosen, entries
+
+MOST = 4096
+"""Candidates that a request may ask for."""
+
+
+class BadRequest(Exception):
+    """A request that cannot be answered; the message names the field."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What answers say of the server."""
+
+    model: str
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: sequences of the student's ids, and how to write what the teacher says of them."""
+
+    sequences: list[list[int]]
+    top_k: int
+    write: Callable[[Sequence[Scores], About, int], bytes]  # with the number of the request
+    chosen: int = 0  # how many ids of each place are chosen by the request itself
+    temperature: float | None = None
+
+
+def model_cards(about: About, teacher: str, max_model_len: int | None) -> dict[str, Any]:
+    """Return what `GET /v1/models` answers."""
+    card = {
+        "id": about.model, "object": "model", "created": 0, "owned_by": "xtok", "root": teacher,
+        "parent": None, "max_model_len": max_model_len,
+    }  # fmt: skip
+    return {"object": "list", "data": [card]}
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Return an error as vLLM and SGLang write it."""
+    kind = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
+    what = {"message": message, "type": kind.get(status, "InternalServerError"), "param": None}
+    return {"object": "error", "error": {**what, "code": status}}
+
+
+# vLLM
+
+
+class _Scored(msgspec.Struct):
+    """What all requests for completions may say, and what a server that writes nothing refuses."""
+
+    stream: bool | None = False
+    n: int | None = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+class _Completions(_Scored):
+    prompt: list[int | list[int]] | str = []
+    prompt_logprobs: int | None = None
+
+
+def completions(body: bytes) -> Asked:
+    """Read `POST /v1/completions`."""
+    asked = _decoded(body, _Completions)
+    if isinstance(asked.prompt, str) or not asked.prompt:
+        raise BadRequest("prompt: give token ids, a list of them or several")
+    sequences, _ = _split(asked.prompt, "prompt")
+    top_k = _needed(asked.prompt_logprobs, asked)
+
+    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+        size = sum(map(len, sequences))
+        choices = [
+            {
+                "index": n, "text": "", "logprobs": None, "finish_reason": "length",
+                "stop_reason": None, "prompt_logprobs": _vllm_rows(one, top_k, about),
+            }
+            for n, one in enumerate(scores)
+        ]  # fmt: skip
+        usage = {"prompt_tokens": size, "total_tokens": size, "completion_tokens": 0}
+        return msgspec.json.encode({
+            "id": f"cmpl-{number}", "object": "text_completion", "created": 0,
+            "model": about.model, "choices": choices, "usage": usage,
+        })  # fmt: skip
+
+    return Asked(sequences, top_k, write, temperature=asked.temperature)
+
+
+class _DemoPrompt(msgspec.Struct):
+    prompt_token_ids: list[int]
+
+
+class _Demo(_Scored):
+    prompt: _DemoPrompt | str = ""
+    prompt_logprobs: int | None = None
+
+
+class _Sampling(_Scored):
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: list[int | list[int]] | None = None
+    prompt_logprob_start: int = 0
+
+
+class _Tokens(msgspec.Struct):
+    token_ids: list[int]
+    sampling_params: _Sampling
+    stream: bool | None = False
+
+
+def inference(body: bytes) -> Asked:
+    """Read `POST /inference/v1/generate`."""
+    asked = _decoded(body, _Tokens)
+    sampling = asked.sampling_params
+    if asked.stream:
+        raise BadRequest("stream: this server answers at once, and streams nothing")
+    ids = asked.token_ids
+    wanted: list[list[int]] = []
+    if sampling.prompt_logprob_token_ids is None:
+        top_k = _needed(sampling.prompt_logprobs, sampling)
+    else:
+        top_k = _needed(sampling.prompt_logprobs or 0, sampling)
+        wanted = _wanted(sampling, len(ids))
+
+    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+        [one] = scores
+        answer: dict[str, Any] = {
+            "request_id": f"generate-tokens-{number}", "prompt_logprobs": None,
+            "choices": [
+                {"index": 0, "logprobs": None, "finish_reason": "length", "token_ids": []}
+            ],
+        }  # fmt: skip
+        if sampling.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = _vllm_rows(one, top_k, about)
+        if sampling.prompt_logprob_token_ids is not None:
+            answer["prompt_token_id_logprobs"] = _npy(one, wanted, about)
+        return msgspec.json.encode(answer)
+
+    width = max(map(len, wanted), default=0)
+    return Asked([ids], top_k, write, chosen=width, temperature=sampling.temperature)
+
+
+def _wanted(sampling: _Sampling, count: int) -> list[list[int]]:
+    """Return the chosen ids of each token; none for those before the start."""
+    start = sampling.prompt_logprob_start
+    given = sampling.prompt_logprob_token_ids or []
+    if not 0 <= start < max(count, 1):
+        raise BadRequest(f"prompt_logprob_start: {start} is not in 0..{count - 1}")
+    rows, is_one = _split(given, "prompt_logprob_token_ids")
+    rows = [*repeat(given, count - 1 - start)] if is_one else rows  # type: ignore[list-item]
+    if len(rows) != count - 1 - start:
+        raise BadRequest(
+            f"prompt_logprob_token_ids: {len(rows)} rows, and {count - 1 - start} tokens after "
+            "prompt_logprob_start"
+        )
+    return [*repeat([], start + 1), *rows]
+
+
+def _npy(one: Scores, wanted: list[list[int]], about: About) -> str:
+    """Return the log-probabilities of chosen ids as a base64 `.npy`, float32 `[rows, K]`."""
+    first = next((n for n, row in enumerate(wanted) if row), len(wanted))
+    rows = chosen(one, wanted, about.vocab_size)[first:]
+    matrix = np.full((len(rows), max(map(len, rows), default=0)), -np.inf, np.float32)
+    for n, (row, ids) in enumerate(zip(rows, wanted[first:], strict=True)):
+        is_padding = np.array(ids, np.int64) < 0
+        matrix[n, : len(row)] = np.where(is_padding, -np.inf, row)
+    file = io.BytesIO()
+    np.save(file, matrix)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _vllm_rows(one: Scores, top_k: int, about: About) -> list[dict[int, Entry] | None]:
+    made = entries(one, top_k, about.vocab_size)
+    return [
+        dict(zip(ids[:size], map(Entry, values[:size], ranks[:size]), strict=True)) or None
+        for ids, values, ranks, size in zip(*(part.tolist() for part in made), strict=True)
+    ]
+
+
+# SGLang
+
+
+class _Length(msgspec.Struct):
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    n: int | None = 1
+
+
+class _Generate(msgspec.Struct):
+    input_ids: list[int | list[int]] = []
+    sampling_params: _Length | list[_Length] | None = None
+    return_logprob: bool | list[bool] = False
+    logprob_start_len: int | list[int] = -1
+    top_logprobs_num: int | list[int] = 0
+    token_ids_logprob: list[int | list[int]] | None = None
+    token_ids_logprob_positions: list[list[int]] | None = None
+    stream: bool | None = False
+
+
+def generate(body: bytes) -> Asked:
+    """Read `POST /generate`: SGLang's by `input_ids`, that of vLLM's demo server by `prompt`."""
+    keys = _decoded(body, dict[str, msgspec.Raw])
+    if "prompt" in keys:
+        return _demo(body)
+    if "input_ids" not in keys:
+        raise BadRequest("input_ids: give token ids, a list of them or several")
+    asked = _decoded(body, _Generate)
+    sequences, is_one = _split(asked.input_ids, "input_ids")
+    count = len(sequences)
+    if not all(_each(asked.return_logprob, count, "return_logprob")):
+        raise BadRequest("return_logprob: this server only scores, so ask for it")
+    if asked.stream:
+        raise BadRequest("stream: this server answers at once, and streams nothing")
+    sampling = asked.sampling_params or _Length()
+    for one in sampling if isinstance(sampling, list) else [sampling]:
+        _check_writes_nothing(one.max_new_tokens, "sampling_params.max_new_tokens", most=1)
+    tops = _each(asked.top_logprobs_num, count, "top_logprobs_num")
+    starts = [
+        start if start >= 0 else len(ids) - 1
+        for start, ids in zip(
+            _each(asked.logprob_start_len, count, "logprob_start_len"), sequences, strict=True
+        )
+    ]
+    for start, ids in zip(starts, sequences, strict=True):
+        if start >= max(1, len(ids)):
+            raise BadRequest(f"logprob_start_len: {start}, of {len(ids)} tokens")
+    top_k = _checked_k(max(tops), "top_logprobs_num")
+    chosen_ids = _chosen(asked, sequences)
+
+    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+        answers = [
+            _sglang_answer(f"{number}-{n}", one, about, top, start, wanted)
+            for n, (one, top, start, wanted) in enumerate(
+                zip(scores, tops, starts, chosen_ids, strict=True)
+            )
+        ]
+        return msgspec.json.encode(answers[0] if is_one else answers)
+
+    widest = max((len(row) for rows in chosen_ids for row in rows or ()), default=0)
+    temperature = None if isinstance(sampling, list) else sampling.temperature
+    return Asked(sequences, top_k, write, chosen=widest, temperature=temperature or None)
+
+
+def _chosen(asked: _Generate, sequences: list[list[int]]) -> list[list[list[int]] | None]:
+    """Return the ids that a request chooses, of each sequence and each of its tokens."""
+    if asked.token_ids_logprob_positions is not None:
+        [ids], rows = sequences, asked.token_ids_logprob_positions
+        if len(rows) != len(ids):
+            raise BadRequest(f"token_ids_logprob_positions: {len(rows)} rows for {len(ids)} tokens")
+        return [rows]
+    if asked.token_ids_logprob is None:
+        return [None] * len(sequences)
+    rows, is_one = _split(asked.token_ids_logprob, "token_ids_logprob")
+    rows = rows * len(sequences) if is_one else rows
+    if len(rows) != len(sequences):
+        raise BadRequest(f"token_ids_logprob: {len(rows)} lists for {len(sequences)} sequences")
+    return [[row] * len(ids) for row, ids in zip(rows, sequences, strict=True)]
+
+
+def _sglang_answer(
+    name: str, one: Scores, about: About, top_k: int, start: int, wanted: list[list[int]] | None
+) -> dict[str, Any]:
+    ids, values = one.topk.token_ids.tolist(), one.topk.realized_logprob.tolist()
+    own: list[Any] = [[value, i, None] for value, i in zip(values, ids, strict=True)][start:]
+    own[0][0] = None  # the first one is not scored
+    meta: dict[str, Any] = {
+        "id": name, "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(ids),
+        "completion_tokens": 0, "cached_tokens": 0, "input_token_logprobs": own,
+        "output_token_logprobs": [],
+    }  # fmt: skip
+    if top_k:
+        meta["input_top_logprobs"] = [None, *_sglang_rows(one, top_k, about)[start + 1 :]]
+        meta["output_top_logprobs"] = []
+    if wanted is not None:
+        rows = chosen(one, wanted, about.vocab_size)
+        meta["input_token_ids_logprobs"] = [
+            None,
+            *(
+                [[value, i, None] for value, i in zip(row, of, strict=True)]
+                for row, of in zip(rows[start + 1 :], wanted[start + 1 :], strict=True)
+            ),
+        ]
+        meta["output_token_ids_logprobs"] = []
+    return {"text": "", "output_ids": [], "meta_info": meta}
+
+
+def _sglang_rows(one: Scores, top_k: int, about: About) -> list[list[tuple[float, int, None]]]:
+    """Return the best candidates of each token, the best first."""
+    made = entries(one, top_k, about.vocab_size)
+    order = np.argsort(made.ranks, axis=1, kind="stable")[:, :top_k]
+    ids, values = (
+        np.take_along_axis(part, order, axis=1).tolist() for part in (made.ids, made.logprobs)
+    )
+    return [[*zip(*row, repeat(None))] for row in zip(values, ids, strict=True)]
+
+
+def _demo(body: bytes) -> Asked:
+    asked = _decoded(body, _Demo)
+    if isinstance(asked.prompt, str):
+        raise BadRequest("prompt: give {'prompt_token_ids': [...]}, token ids")
+    top_k = _needed(asked.prompt_logprobs, asked)
+
+    def write(scores: Sequence[Scores], about: About, number: int) -> bytes:
+        rows = _vllm_rows(scores[0], top_k, about)
+        return msgspec.json.encode({"text": [""], "prompt_logprobs": rows})
+
+    ids = asked.prompt.prompt_token_ids
+    return Asked([ids], top_k, write, temperature=asked.temperature)
+
+
+class _Text(msgspec.Struct):
+    prompt: str
+
+
+def text_to_tokenize(body: bytes) -> str:
+    """Read `POST /tokenize`."""
+    return _decoded(body, _Text).prompt
+
+
+# What all share
+
+T = TypeVar("T")
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as problem:
+        what, _, place = str(problem).partition(" - at ")
+        field = place.strip("`").removeprefix("$.") if place else ""
+        raise BadRequest(f"{field}: {what}" if field else what) from problem
+
+
+def _split(given: Sequence[int | list[int]], field: str) -> tuple[list[list[int]], bool]:
+    """Return lists of ids, and whether one was given instead."""
+    if not any(isinstance(one, list) for one in given):
+        return [[*given]], True  # type: ignore[list-item]
+    if not all(isinstance(one, list) for one in given):
+        raise BadRequest(f"{field}: ids and lists of ids in one list")
+    return [*given], False  # type: ignore[list-item]
+
+
+def _each(given: T | list[T], count: int, field: str) -> list[T]:
+    """Return a value for each sequence, of one for all or of a list of them."""
+    values = given if isinstance(given, list) else [given] * count
+    if len(values) != count:
+        raise BadRequest(f"{field}: {len(values)} values for {count} sequences")
+    return values
+
+
+def _needed(top_k: int | None, asked: _Scored) -> int:
+    """Check a request of vLLM's, and return how many candidates it wants."""
+    if asked.stream:
+        raise BadRequest("stream: this server answers at once, and streams nothing")
+    if asked.n not in (None, 1):
+        raise BadRequest(f"n: {asked.n}, and this server writes nothing")
+    _check_writes_nothing(asked.max_tokens, "max_tokens", most=1)
+    if top_k is None:
+        raise BadRequest("prompt_logprobs: this server only scores, so ask for them")
+    return _checked_k(top_k, "prompt_logprobs")
+
+
+def _checked_k(top_k: int, field: str) -> int:
+    if not 0 <= top_k <= MOST:
+        raise BadRequest(f"{field}: {top_k} is not in 0..{MOST}")
+    return top_k
+
+
+def _check_writes_nothing(tokens: int | None, field: str, most: int) -> None:
+    if tokens is not None and tokens > most:
+        raise BadRequest(f"{field}: {tokens}, and this server writes nothing")

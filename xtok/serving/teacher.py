@@ -1,0 +1,388 @@
+"""The teacher's server, vLLM's or SGLang's: what it is, and what it says of ids."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from itertools import chain
+from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import numpy as np
+
+from xtok.errors import XtokError
+from xtok.progress import Note, silent_note
+from xtok.projecting.stored import StoredRows, TopK, bounds_of, checked
+from xtok.serving.answers import Entry, Scores
+from xtok.tokenizers import Tokenizer
+
+Kind: TypeAlias = Literal["vllm", "sglang"]
+
+CANDIDATES = 64
+FEWEST = 20
+"""Candidates of a token that the values of tokens inside a chunk need; vLLM's own limit."""
+
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before a request is sent again; a server that restarts behind a balancer takes some."""
+
+_SLOWEST = 3600.0
+"""Seconds that the teacher may take for one sequence, waiting for others included."""
+
+_BUSY = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
+
+PROBE = (
+    "In 2014, 3,141 people said: “It's été — naïve!”\n\tdef f(x):  return x ** 2  # 東京で\r\n"
+    "Привет, мир… 🙂 <b>&amp;</b> camelCase SHOUTING snake_case 0x7f"
+)
+"""A text on which no two families of tokenizers agree."""
+
+
+class TeacherError(Exception):
+    """What the teacher's server answered instead of log-probabilities.
+
+    Attributes:
+        is_request: whether the request is at fault, and not the server.
+    """
+
+    def __init__(self, message: str, *, is_request: bool = False) -> None:
+        super().__init__(message)
+        self.is_request = is_request
+
+
+class _Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[int, Entry] | None] | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_Triple: TypeAlias = tuple[float | None, int, Any]
+
+
+class _Meta(msgspec.Struct):
+    input_token_logprobs: list[_Triple] | None = None
+    input_top_logprobs: list[list[_Triple] | None] | None = None
+
+
+class _Generated(msgspec.Struct):
+    meta_info: _Meta
+
+
+class Teacher:
+    """A teacher's server.
+
+    Args:
+        url: its address, without a route.
+        tokenizer: the teacher's.
+        api_key: what it asks for, if anything; sent as a Bearer token.
+        at_once: how many sequences it is asked for at once.
+    """
+
+    kind: Kind
+    model: str
+    max_model_len: int | None = None
+    candidates = CANDIDATES
+
+    def __init__(
+        self, url: str, tokenizer: Tokenizer, *, api_key: str | None = None, at_once: int = 64
+    ) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self.tokenizer = tokenizer
+        base = url if "://" in url else f"http://{url}"
+        self._client = httpx.AsyncClient(
+            base_url=base.rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(_SLOWEST, connect=30.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=at_once),
+        )
+        self._places = asyncio.Semaphore(at_once)
+
+    async def aclose(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+    # What it is
+
+    async def begin(
+        self, candidates: int | None = None, wait: float = 0.0, note: Note = silent_note
+    ) -> None:
+        """Find out what the server is, and check that it can answer for the teacher.
+
+        Args:
+            candidates: how many to ask for; None for 64, or fewer where it allows no more.
+            wait: seconds to wait for a server that does not answer yet.
+            note: called with what the user should know.
+
+        Raises:
+            XtokError: if it does not answer, is of another tokenizer, or allows too few candidates.
+        """
+        try:
+            card = await self._card(wait, note)
+            self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
+            length = card.get("max_model_len")
+            self.max_model_len = length if isinstance(length, int) else None
+            is_checked = await self._check_tokenizer()
+            await self._choose(candidates, note)
+            if not is_checked:
+                await self._check_names()
+        except TeacherError as error:
+            raise XtokError(
+                f"the teacher's server at {self.url}: {error}",
+                hint="give the address of a vLLM or SGLang server of the teacher",
+                parameter="teacher_url",
+            ) from error
+
+    async def _card(self, wait: float, note: Note) -> dict[str, Any]:
+        """Return what it says of its model; wait until it answers."""
+        begin = asyncio.get_running_loop().time()
+        is_told = False
+        while True:
+            try:
+                response = await self._client.get("/v1/models", timeout=30.0)
+                if response.status_code not in _BUSY:
+                    break
+                problem = _words(response)
+            except httpx.TransportError as error:
+                problem = _reason(error)
+            if asyncio.get_running_loop().time() - begin >= wait:
+                raise TeacherError(problem)
+            if not is_told:
+                note(f"waiting for the teacher's server at {self.url}: {problem}")
+                is_told = True
+            await asyncio.sleep(min(2.0, wait))
+        value = _json(response) if response.is_success else {}
+        if response.status_code in (401, 403):
+            raise TeacherError(f"it refuses the key: {_words(response)}")
+        cards = value.get("data") if isinstance(value, dict) else None
+        return cards[0] if isinstance(cards, list) and cards else {}
+
+    async def _check_tokenizer(self) -> bool:
+        """Compare the server's tokenizer with the teacher's; False if it cannot be asked."""
+        body = {"model": self.model, "prompt": PROBE, "add_special_tokens": False}
+        response = await self._client.post("/tokenize", json=body, timeout=60.0)
+        value = _json(response) if response.is_success else None
+        if not isinstance(value, dict) or not isinstance(value.get("tokens"), list):
+            return False
+        if self.max_model_len is None and isinstance(value.get("max_model_len"), int):
+            self.max_model_len = value["max_model_len"]
+        [own] = self.tokenizer.encode_batch([PROBE])
+        if value["tokens"] != own:
+            raise self._other(f"{len(value['tokens'])} tokens for a text of {len(own)}, or others")
+        return True
+
+    async def _check_names(self) -> None:
+        """Compare what the server calls the tokens of a text, where it has no /tokenize."""
+        [own] = self.tokenizer.encode_batch([PROBE])
+        body = {**self._body(own, 1), "return_text_in_logprobs": True}
+        try:
+            value = _json(await self._post(self._route, msgspec.json.encode(body)))
+        except TeacherError as error:
+            if error.is_request:
+                raise self._other(str(error)) from error
+            raise
+        if self.kind == "vllm":
+            rows = value["choices"][0]["prompt_logprobs"]
+            names = [
+                row[str(i)].get("decoded_token") for i, row in zip(own[1:], rows[1:], strict=True)
+            ]
+        else:
+            names = [entry[2] for entry in value["meta_info"]["input_token_logprobs"][1:]]
+        table = self.tokenizer.table
+        for token_id, name in zip(own[1:], names, strict=False):
+            ours = table[token_id].decode("utf-8", "replace").strip()
+            is_character = name is not None and "\N{REPLACEMENT CHARACTER}" not in ours + name
+            if is_character and name.strip() != ours:
+                raise self._other(f"its token {token_id} is {name!r}, not {ours!r}")
+
+    def _other(self, problem: str) -> XtokError:
+        return XtokError(
+            f"the server at {self.url} has another tokenizer than "
+            f"{self.tokenizer.vocabulary.model_id}: {problem}",
+            hint=f"give the model that it serves ({self.model}) as the teacher, or its address "
+            "with {option}",
+            parameter="teacher_url",
+        )
+
+    async def _choose(self, candidates: int | None, note: Note) -> None:
+        """Tell vLLM from SGLang, and find out how many candidates it gives."""
+        some = [*range(min(8, len(self.tokenizer.table)))]  # ids that all vocabularies have
+        wanted = CANDIDATES if candidates is None else candidates
+        self.kind, problem = "vllm", ""
+        for self.kind in ("vllm", "sglang"):
+            try:
+                await self.score(some, wanted)
+                break
+            except TeacherError as error:
+                problem = problem or str(error)
+                allowed = re.search(r"max allowed: (\d+)", str(error))
+                if allowed is None:
+                    continue
+                least = int(allowed[1])
+                if least < FEWEST or candidates is not None:
+                    raise XtokError(
+                        f"the server at {self.url} gives {least} candidates a token, and {wanted} "
+                        "are needed",
+                        hint=f"start it with --max-logprobs {max(wanted, CANDIDATES)}",
+                    ) from error
+                note(
+                    f"the server at {self.url} gives {least} candidates a token: start it with "
+                    f"--max-logprobs {CANDIDATES} for more"
+                )
+                wanted = least
+                break
+        else:
+            raise TeacherError(f"it answers neither as vLLM nor as SGLang does: {problem}")
+        self.candidates = wanted
+
+    async def problem(self) -> str:
+        """Return why the server does not answer; nothing if it does."""
+        try:
+            response = await self._client.get("/health", timeout=10.0)
+        except httpx.TransportError as error:
+            return _reason(error)
+        return "" if response.is_success else _words(response)
+
+    # What it says
+
+    @property
+    def _route(self) -> str:
+        return "/v1/completions" if self.kind == "vllm" else "/generate"
+
+    def _body(self, ids: Sequence[int], top_k: int) -> dict[str, Any]:
+        if self.kind == "vllm":
+            return {
+                "model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 1.0,
+                "prompt_logprobs": top_k,
+            }  # fmt: skip
+        return {
+            "input_ids": ids,
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
+            "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": top_k,
+        }  # fmt: skip
+
+    async def score(self, ids: Sequence[int], top_k: int) -> Scores:
+        """Return the log-probabilities of ids, and of the best candidates of each place.
+
+        Raises:
+            TeacherError: if the server refuses the request, is away, or answers with what are no
+                log-probabilities of these ids.
+        """
+        response = await self._post(self._route, msgspec.json.encode(self._body(ids, top_k)))
+        return await asyncio.to_thread(self._read, response.content, ids)
+
+    def _read(self, content: bytes, ids: Sequence[int]) -> Scores:
+        read = _read_vllm if self.kind == "vllm" else _read_sglang
+        try:
+            topk, ranks = read(content, ids)
+            place = StoredRows(topk, {}, [f"the answer of the teacher's server at {self.url}"])
+            rows = checked(place, self.tokenizer.vocabulary, renormalized=False, complete=True)
+        except msgspec.MsgspecError as error:
+            raise TeacherError(
+                f"{self._route} answered without log-probabilities of the prompt: {error}"
+            ) from error
+        except XtokError as error:
+            raise TeacherError(error.message) from error
+        return Scores(rows.topk, ranks)
+
+    async def _post(self, route: str, content: bytes) -> httpx.Response:
+        """Post a request, again where the server is away for a moment."""
+        for pause in (*_PAUSES, None):
+            try:
+                async with self._places:
+                    response = await self._client.post(
+                        route, content=content, headers={"Content-Type": "application/json"}
+                    )
+                if response.is_success:
+                    return response
+                problem = _words(response)
+                if response.status_code not in _BUSY:
+                    is_request = response.status_code in (400, 413, 422)
+                    raise TeacherError(problem, is_request=is_request)
+            except httpx.TimeoutException as error:
+                raise TeacherError(_reason(error)) from error
+            except httpx.TransportError as error:
+                problem = _reason(error)
+            if pause is None:
+                break
+            await asyncio.sleep(pause)
+        raise TeacherError(problem)
+
+
+class _Rows(NamedTuple):
+    counts: list[int]
+    ids: Any
+    logprobs: Any
+    ranks: list[int]
+
+
+def _read_vllm(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
+    choices = msgspec.json.decode(content, type=_Completion).choices
+    rows = choices[0].prompt_logprobs if choices else None
+    if rows is None:
+        raise msgspec.ValidationError("no prompt_logprobs")
+    kept = [row or {} for row in rows]
+    entries = [*chain.from_iterable(row.values() for row in kept)]
+    own = [row.get(i) for i, row in zip(ids, kept, strict=False)]
+    return _topk(ids, _Rows(
+        [*map(len, kept)], chain.from_iterable(kept), (e.logprob for e in entries),
+        [(e.rank or 0) if e else 0 for e in own],
+    ))  # fmt: skip
+
+
+def _read_sglang(content: bytes, ids: Sequence[int]) -> tuple[TopK, Any]:
+    about = msgspec.json.decode(content, type=_Generated).meta_info
+    if about.input_token_logprobs is None or about.input_top_logprobs is None:
+        raise msgspec.ValidationError("no input_token_logprobs and input_top_logprobs")
+    kept, ranks = [], []
+    for own, top in zip(about.input_token_logprobs, about.input_top_logprobs, strict=True):
+        row = {i: value for value, i, _ in top or () if value is not None}
+        if own[0] is not None:
+            row.setdefault(own[1], own[0])
+        ranks.append(list(row).index(own[1]) + 1 if row else 0)
+        kept.append(row)
+    if [entry[1] for entry in about.input_token_logprobs] != [*ids]:
+        raise msgspec.ValidationError("it is of other ids than it was asked for")
+    values = chain.from_iterable(row.values() for row in kept)
+    return _topk(ids, _Rows([*map(len, kept)], chain.from_iterable(kept), values, ranks))
+
+
+def _topk(ids: Sequence[int], rows: _Rows) -> tuple[TopK, Any]:
+    if len(rows.counts) != len(ids) or rows.counts[0]:
+        raise msgspec.ValidationError(f"{len(rows.counts)} rows for {len(ids)} ids")
+    starts = bounds_of(rows.counts)
+    unknown = np.full(len(ids), np.nan, np.float32)
+    topk = TopK(
+        np.array(ids, np.int32), np.array([0, len(ids)]), starts,
+        np.fromiter(rows.ids, np.int32, starts[-1]),
+        np.fromiter(rows.logprobs, np.float32, starts[-1]), unknown, unknown.copy(),
+    )  # fmt: skip
+    return topk, np.array(rows.ranks, np.int64)
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def _words(response: httpx.Response) -> str:
+    """Return what a server says of an error, and its status."""
+    value = _json(response)
+    for key in ("error", "message", "detail"):
+        if isinstance(value, dict) and value.get(key):
+            value = value[key]
+    text = value if isinstance(value, str) else response.text
+    status = f"{response.status_code} {response.reason_phrase}"
+    return f"{status}: {' '.join(text.split())[:500]}" if text.strip() else status
+
+
+def _reason(error: httpx.TransportError) -> str:
+    """Return what went wrong on the way, in a line."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
