@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import numpy as np
 
@@ -199,3 +200,40 @@ def spelling_cosines(rows: list[bytes], columns: list[bytes], most_columns: int)
         }
 
     return [cosines(row, most_columns) or cosines(row, len(columns)) for row in row_grams]
+
+
+def prefix_credit(
+    student: list[bytes],
+    teacher: list[bytes],
+    rows: list[dict[bytes, float]],
+    own: list[float],
+    vocabulary: list[bytes],
+) -> list[float]:
+    """What the student's tokens of one chunk have of the teacher's, by byte prefixes.
+
+    `rows` are the candidates' probabilities at each of the teacher's tokens, `own` are the tokens'
+    log-probabilities.
+    """
+    text, total = b"".join(teacher), float(np.float32(sum(own)))
+
+    def goes_on(size: int) -> float:
+        found, path, begin = 0.0, 1.0, 0
+        for token, row, logprob in zip(teacher, rows, own, strict=True):
+            if begin >= size:
+                break
+            prefix, candidates = text[begin:size], row | {token: math.exp(logprob)}
+            found += path * sum(p for c, p in candidates.items() if c.startswith(prefix))
+            rest = max(0.0, 1 - sum(candidates.values()))
+            others = [c for c in vocabulary if c not in candidates]
+            if others:
+                fits = sum(c.startswith(prefix) for c in others)
+                found += path * rest * fits / len(others)
+            path *= math.exp(logprob)
+            begin += len(token)
+        return found
+
+    logs, size = [0.0], 0
+    for token in student[:-1]:
+        size += len(token)
+        logs.append(min(logs[-1], max(math.log(goes_on(size)), total)))
+    return [b - a for a, b in pairwise([*logs, total])]

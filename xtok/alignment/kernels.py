@@ -45,6 +45,16 @@ class Chunks(NamedTuple):
     differs: NDArray[np.int64]  # [documents, 2], the tokens where the walk stopped, or −1
 
 
+class Predictions(NamedTuple):
+    """Candidates for a teacher's tokens: token i has those from `starts[i]` to `starts[i + 1]`."""
+
+    starts: NDArray[np.int64]  # [tokens + 1]
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    rest_logprob: NDArray[np.float32]  # [tokens], of all others together; NaN where not known
+    realized_logprob: NDArray[np.float32]  # [tokens], of the token itself
+
+
 @kernel
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """Align many documents, from one shared boundary to the next, up to a symbol that differs.
@@ -363,3 +373,123 @@ def _align_stretch(  # type: ignore[no-untyped-def]
             chunks.correct[base + k] = True
             k += 1
     return k
+
+
+@kernel
+def weigh_by_prefix(s, t, by_bytes, given, chunks, sums, weights):  # type: ignore[no-untyped-def]
+    """Weigh student tokens by −log of how likely the teacher goes on with their bytes.
+
+    A row of K candidates costs K looks at a first byte, and two binary searches for each end of a
+    student's token within the teacher's: 0.3 µs for K = 64.
+
+    Args:
+        s: the student's `Side`.
+        t: the teacher's.
+        by_bytes: int64, the teacher's ids that have symbols, in the order of these.
+        given: the teacher's `Predictions`.
+        chunks: of those to weigh, int64: the places of the student's tokens, chunk after chunk;
+            where each chunk begins there, and the last one ends; the same for the teacher's.
+        sums: float64 `[chunks]`, the log-probability of each chunk's teacher tokens.
+        weights: float64 `[student tokens]`, is filled for the chunks' tokens.
+    """
+    s_places, s_bounds, t_places, t_bounds = chunks
+    for c in range(len(s_bounds) - 1):
+        ours = s_places[s_bounds[c] : s_bounds[c + 1]]
+        theirs = t_places[t_bounds[c] : t_bounds[c + 1]]
+        ends = np.cumsum(s.offsets[s.ids[ours] + 1] - s.offsets[s.ids[ours]])
+        reached = _reached(ends, theirs, t, by_bytes, given)
+        weights[ours] = 1.0  # equal shares, where nothing is known
+        if reached[-1] == 0.0 or not np.isfinite(sums[c]):
+            continue
+        before = 0.0
+        for j in range(len(ours) - 1):
+            # What a chunk's tokens say together is one way to go on with its first bytes.
+            now = min(before, max(np.log(reached[j]), sums[c]))
+            weights[ours[j]] = before - now
+            before = now
+        weights[ours[-1]] = before - sums[c]
+
+
+@inner_kernel
+def _reached(ends, places, t, by_bytes, given):  # type: ignore[no-untyped-def]
+    """Return how likely the teacher goes on with a chunk's bytes, up to each end but the last.
+
+    Candidates that begin with these bytes count as they are; the rest is shared equally by all
+    tokens that are no candidates. Zeros, if a row has no candidates.
+    """
+    reached, fits = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1, np.int64)
+    text = np.empty(ends[-1], np.uint16)
+    size = np.int64(0)
+    for i in t.ids[places]:
+        for x in range(t.offsets[i], t.offsets[i + 1]):
+            text[size] = t.symbols[x]
+            size += 1
+    path, begin = 1.0, np.int64(0)
+    for place in places:
+        first, stop = given.starts[place], given.starts[place + 1]
+        if begin >= ends[-2]:
+            break
+        if first == stop:
+            reached[:] = 0.0
+            break
+        own = t.ids[place]
+        p_own = np.exp(np.float64(given.realized_logprob[place]))
+        rest = np.exp(np.float64(given.rest_logprob[place]))
+        rest = 0.0 if np.isnan(rest) else rest
+        fits[:] = 0
+        is_listed, others = False, len(by_bytes)
+        for k in range(first, stop + 1):  # and the token itself, if it is no candidate
+            i, p = own, p_own
+            if k < stop:
+                i = given.ids[k]
+                p = p_own if i == own else np.exp(np.float64(given.logprobs[k]))
+                is_listed |= i == own
+            elif not is_listed:
+                rest = max(0.0, rest - p_own)
+            else:
+                break
+            x = t.offsets[i]
+            others -= x < t.offsets[i + 1] and t.symbols[x] < CONTROL
+            shared = _shared_symbols(t, i, text[begin:])
+            for j in range(len(reached)):
+                if begin < ends[j] <= begin + shared:
+                    reached[j] += path * p
+                    fits[j] += 1
+        for j in range(len(reached)):
+            if begin < ends[j] and rest > 0.0:
+                prefix = text[begin : ends[j]]
+                size = _bound(t, by_bytes, prefix, True) - _bound(t, by_bytes, prefix, False)
+                reached[j] += path * rest * (size - fits[j]) / max(1, others)
+        path *= p_own
+        begin += t.offsets[own + 1] - t.offsets[own]
+    return reached
+
+
+@inner_kernel
+def _shared_symbols(t, i, text):  # type: ignore[no-untyped-def]
+    """Return how many symbols a token and a text begin with alike."""
+    begin, same = t.offsets[i], np.int64(0)
+    most = min(len(text), t.offsets[i + 1] - begin)
+    while same < most and t.symbols[begin + same] == text[same]:
+        same += 1
+    return same
+
+
+@inner_kernel
+def _bound(t, by_bytes, prefix, behind):  # type: ignore[no-untyped-def]
+    """Return where tokens that begin with a prefix are, in the order of bytes, or those behind."""
+    low, high = np.int64(0), np.int64(len(by_bytes))
+    while low < high:
+        middle = (low + high) // 2
+        i = by_bytes[middle]
+        same = _shared_symbols(t, i, prefix)
+        if same == len(prefix):
+            is_before = behind
+        else:
+            x = t.offsets[i] + same
+            is_before = x == t.offsets[i + 1] or t.symbols[x] < prefix[same]
+        if is_before:
+            low = middle + 1
+        else:
+            high = middle
+    return low

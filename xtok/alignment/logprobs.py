@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
+from xtok.alignment.credit import chunk_sums, prefix_weights, shares
+from xtok.alignment.kernels import Predictions
 from xtok.alignment.rows import Rows
 from xtok.errors import XtokError
-from xtok.maps.edges import ranks
 from xtok.vocab.display import escape
 
-Credit: TypeAlias = Literal["uniform", "student"]
+Credit: TypeAlias = Literal["uniform", "student", "prefix"]
 
 ROUNDING = 1e-4
 """How far above 0 a log-probability may be: what a log-softmax in float32 rounds to."""
+
+IMPOSSIBLE = -1e3
+"""Candidates below this are padding, or the floor of a server (−9999)."""
 
 SHOWN_AROUND = 24
 """Characters that an error shows before and after the place where two texts part."""
@@ -40,6 +44,7 @@ def project_logprobs(
     teacher_logprobs: Any,
     *,
     student_logprobs: Any = None,
+    teacher_topk: tuple[Any, Any] | None = None,
     credit: Credit = "uniform",
     student_attention_mask: Any = None,
     teacher_attention_mask: Any = None,
@@ -66,9 +71,13 @@ def project_logprobs(
             valid), and in chunks that `response_mask` leaves out.
         student_logprobs: the student's own, in the form of `student_ids`, for `credit="student"`.
             None or NaN as for the teacher's.
+        teacher_topk: the teacher's candidates for each of its tokens, for `credit="prefix"`: ids
+            and log-probabilities, both in the form of `teacher_ids` with a last dimension K. The
+            token itself may be among them; −inf and NaN are padding.
         credit: `uniform` shares a chunk's sum equally. `student` shares it in proportion to the
             student's own log-probabilities: the token that surprised the student most takes most;
-            equally if all are 0.
+            equally if all are 0. `prefix` gives each token what the teacher's candidates say of its
+            bytes, and the last one what is left: nearest to the truth, see `prefix_weights`.
         student_attention_mask: of a padded batch, 0 where a token is padding. Without it, tokens of
             the pad role are, as in `TokenAligner.align`.
         teacher_attention_mask: the same for `teacher_ids`.
@@ -83,10 +92,7 @@ def project_logprobs(
         ValueError: for log-probabilities that are greater than 0 or missing, shapes that do not
             fit, and ids that the vocabulary does not have.
     """
-    if credit not in ("uniform", "student"):
-        raise ValueError(f"credit is {credit!r}, and must be 'uniform' or 'student'")
-    if credit == "student" and student_logprobs is None:
-        raise ValueError("credit='student' needs student_logprobs")
+    _check_credit(credit, student_logprobs, teacher_topk)
     student = Rows(aligner.student, student_ids, student_attention_mask)
     teacher = Rows(aligner.teacher, teacher_ids, teacher_attention_mask)
     alignment = aligner.align_rows(student, teacher)
@@ -118,62 +124,69 @@ def project_logprobs(
                 "or what response_mask leaves out, may be without"
             )
     valid = shared[ours_in]
-    with np.errstate(all="ignore"):  # of chunks that are not shared
-        sums = np.bincount(theirs_in, theirs, len(shared)).astype(np.float32)
-        logprobs = _shares(sums.astype(np.float64), ours_in, np.flatnonzero(valid), weights)
+    sums = chunk_sums(theirs_in, theirs, len(shared))
+    if credit == "prefix" and teacher_topk is not None:
+        predictions = _predictions(aligner, teacher, theirs, *teacher_topk)
+        numbers = np.where(valid, ours_in, len(shared) - 1), theirs_in
+        weights = prefix_weights(aligner, student, teacher, numbers, predictions, sums)
+    logprobs = shares(sums, ours_in, np.flatnonzero(valid), weights)
     return ProjectedLogprobs(
         logprobs=student.restore(logprobs, 0.0), valid=student.restore(valid, False)
     )
 
 
-def _shares(
-    sums: NDArray[np.float64],
-    number: NDArray[np.int64],
-    tokens: NDArray[np.int64],
-    weights: NDArray[np.float64],
-) -> NDArray[np.float32]:
-    """Share each chunk's sum among its tokens by weight; equally, if all weights are 0.
-
-    A share is a multiple of the last bit of the float32 sum, between two roundings of the shares so
-    far: so the shares are exact in float32, and so is their sum. Equal shares differ in that bit.
-
-    Args:
-        sums: `[chunks + 1]`, float32 values.
-        number: `[all tokens]`, the chunk of each.
-        tokens: those that get a share, rising; a chunk's tokens all do, or none.
-        weights: `[all tokens]`, 0 or above.
-    """
-    shares = np.zeros(len(number), np.float32)
-    total = np.bincount(number, weights, len(sums))
-    weights = np.where(total[number] == 0, 1.0, weights)
-    total = np.bincount(number, weights, len(sums))
-    last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
-    whole = (sums == 0) | ~np.isfinite(sums)  # each token takes all of it
-    so_far, done = np.zeros_like(sums), np.zeros_like(sums)
-    place = ranks(number[tokens])  # within its chunk
-    in_turn = tokens[np.argsort(place, kind="stable")]
-    for turn in np.split(in_turn, np.cumsum(np.bincount(place))[:-1]):
-        chunk = number[turn]
-        so_far[chunk] += weights[turn]
-        now = np.rint(sums[chunk] / last_bit[chunk] * (so_far[chunk] / total[chunk]))
-        share = (now - done[chunk]) * last_bit[chunk]
-        shares[turn] = np.where(whole[chunk], sums[chunk], share)
-        done[chunk] = now
-    return shares
+def _check_credit(credit: Credit, student_logprobs: Any, teacher_topk: Any) -> None:
+    if credit not in get_args(Credit):
+        raise ValueError(f"credit is {credit!r}, and must be one of {', '.join(get_args(Credit))}")
+    if credit == "student" and student_logprobs is None:
+        raise ValueError("credit='student' needs student_logprobs")
+    if credit == "prefix" and teacher_topk is None:
+        raise ValueError("credit='prefix' needs teacher_topk")
 
 
-def _logprobs(name: str, values: Any, side: Rows) -> NDArray[np.float64]:
+def _logprobs(name: str, values: Any, side: Rows, *, ndim: int = 1) -> NDArray[np.float64]:
     """Return log-probabilities `[tokens]`; what is missing is checked where it counts."""
-    flat = side.values(name, values, np.float64)
+    flat = side.values(name, values, np.float64, ndim=ndim)
     with np.errstate(invalid="ignore"):
-        wrong = flat > ROUNDING
-    if wrong.any():
-        first = int(wrong.argmax())
+        wrong = np.argwhere(flat > ROUNDING)
+    if len(wrong):
+        first = tuple(wrong[0].tolist())
         raise ValueError(
-            f"{name} have {flat[first]:g} at {side.place(first)}: no log-probability, which is at "
-            "most 0"
+            f"{name} have {flat[first]:g} at {side.place(first[0])}: no log-probability, which is "
+            "at most 0"
         )
     return flat
+
+
+def _predictions(
+    aligner: TokenAligner, teacher: Rows, realized: NDArray[np.float64], ids: Any, logprobs: Any
+) -> Predictions:
+    """Return a teacher's candidates as flat arrays, without padding; they are checked."""
+    values = _logprobs("teacher_topk", logprobs, teacher, ndim=2)
+    token_ids = teacher.values("teacher_topk", ids, np.int64, ndim=2)
+    if token_ids.shape != values.shape:
+        raise ValueError(
+            f"teacher_topk are {token_ids.shape} ids, {values.shape} log-probabilities"
+        )
+    is_padding, width = ~(values > IMPOSSIBLE), len(aligner.teacher.table)
+    wrong = np.argwhere(~is_padding & ((token_ids < 0) | (token_ids >= width)))
+    if len(wrong):
+        row, k = wrong[0].tolist()
+        place = teacher.place(row)
+        raise ValueError(
+            f"teacher_topk: id {token_ids[row, k]} at {place} is not in 0..{width - 1}"
+        )
+    sizes = (~is_padding).sum(1)
+    known = np.where(is_padding, 0.0, np.exp(values)).sum(1)
+    with np.errstate(divide="ignore"):
+        rest = np.log(np.maximum(0.0, 1 - known))
+    return Predictions(
+        np.concatenate([[0], np.cumsum(sizes)]),
+        token_ids[~is_padding].astype(np.int32),
+        values[~is_padding].astype(np.float32),
+        rest.astype(np.float32),
+        realized.astype(np.float32),
+    )
 
 
 def _require_one_text(

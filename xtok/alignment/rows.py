@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -46,6 +47,12 @@ class SymbolTable:
         is_text[self.offsets[ids]] = False
         self.symbols[is_text] = table.data
         self.symbols[self.offsets[ids]] = [control[i] for i in ids.tolist()]
+
+    @functools.cached_property
+    def by_bytes(self) -> NDArray[np.int64]:
+        """The ids of text, int64, in the order of their bytes."""
+        tokens = self.table.tokens()
+        return np.array(sorted(self.table.text_ids.tolist(), key=tokens.__getitem__), np.int64)
 
     def check(self, ids: NDArray[Any], place: Callable[[int], list[int]]) -> NDArray[np.int32]:
         """Return flat ids as int32; raise a `ValueError` for one that is not in the table."""
@@ -132,17 +139,20 @@ class Rows:
         self.bounds = np.concatenate([[0], np.cumsum(self.kept.sum(axis=-1))])
         self.ids = symbols.check(flat, self.place)
 
-    def values(self, name: str, values: Any, dtype: Any) -> NDArray[Any]:
-        """Return values per token, in the form of the ids, as a flat array `[tokens]`."""
+    def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:
+        """Return values per token, in the form of the ids, as a flat array `[tokens]`.
+
+        With two dimensions, K values per token: `[tokens, K]`.
+        """
         if self.is_list:
             rows = [to_array(row, dtype) for row in values]
             expected = np.diff(self.bounds).tolist()
-            if [len(row) if row.ndim == 1 else None for row in rows] != expected:
+            if [len(row) if row.ndim == ndim else None for row in rows] != expected:
                 shapes = [list(row.shape) for row in rows]
                 raise ValueError(f"{name} are of shapes {shapes}, {self.side}_ids of {expected}")
             return np.concatenate(rows)
         array = to_array(values, dtype)
-        if array.shape != self.kept.shape:
+        if array.shape[: array.ndim + 1 - ndim] != self.kept.shape:
             raise ValueError(
                 f"{name} are of shape {list(array.shape)}, "
                 f"{self.side}_ids of {list(self.kept.shape)}"

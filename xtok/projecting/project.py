@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.aligner import TokenAligner
+from xtok.alignment.credit import chunk_sums, prefix_weights, shares
+from xtok.alignment.kernels import Predictions
 from xtok.alignment.rows import FlatIds
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.kernels import (
@@ -98,9 +100,10 @@ class Projector:
         """Project predictions onto the student's tokens of the same documents.
 
         A row is valid where the student's token begins at a byte that both sides spell alike, and
-        the teacher's token at that byte has a prediction. `realized_logprob` is exact where one
-        student token is what one or more teacher tokens spell together: the sum of theirs; else it
-        is the row's own, before the cut to `top_k`, NaN if the token has no part of it.
+        the teacher's token at that byte has a prediction. `realized_logprob` shares what the
+        teacher's tokens of a chunk have together among the student's, by byte prefixes: see
+        `prefix_weights`. The sums are the teacher's, and each token of a chunk has its share, but
+        where the teacher's tokens have none, as a document's first; there it is the row's own.
 
         Args:
             teacher: its predictions; not checked.
@@ -113,13 +116,13 @@ class Projector:
         """
         student = self._aligner.student.flat(student_ids, student_bounds)
         texts = self._aligner.teacher.flat(teacher.token_ids, teacher.bounds)
-        place, inside, whole = self._places(student, texts, teacher.realized_logprob)
+        place, inside, credit = self._places(student, texts, teacher)
         numbers = np.flatnonzero(place >= 0)
         numbers = numbers[teacher.valid[place[numbers]]]
         ends = texts.bounds[np.searchsorted(texts.bounds, place, side="right")]
         given = teacher._replace(token_ids=texts.ids)
         count = np.zeros(len(place), np.int64)
-        rest, realized = np.full((2, len(place)), np.nan, np.float32)
+        rest, own = np.full((2, len(place)), np.nan, np.float32)
         ids, logprobs = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
             some = numbers[start : start + _ROWS_AT_ONCE]
@@ -133,11 +136,11 @@ class Projector:
             kept = np.arange(top_k) < rows.size[:, None]
             ids.append(rows.ids[kept])
             logprobs.append(rows.logprobs[kept])
-            count[some], rest[some] = rows.size, rows.rest
-            realized[some] = np.where(np.isnan(whole[some]), rows.own, whole[some])
+            count[some], rest[some], own[some] = rows.size, rows.rest, rows.own
         return TopK(
             student.ids, student.bounds, bounds_of(count),
-            np.concatenate(ids), np.concatenate(logprobs), rest, realized,
+            np.concatenate(ids), np.concatenate(logprobs), rest,
+            np.where(np.isnan(credit), own, credit),
         )  # fmt: skip
 
     def project_spans(
@@ -173,17 +176,18 @@ class Projector:
         return projected, row_of
 
     def _places(
-        self, student: FlatIds, teacher: FlatIds, realized: NDArray[np.float32]
+        self, student: FlatIds, teacher: FlatIds, given: TopK
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-        """Return where the student's tokens begin in the teacher's, and what these say of a whole.
+        """Return where the student's tokens begin in the teacher's, and their log-probabilities.
 
         For each of the student's tokens: the teacher's at its first byte, or −1; how many bytes of
-        it are before that; the log-probability of the teacher's tokens that spell just this one.
+        it are before that; its share of what the chunk's teacher tokens have, NaN if there is none.
         """
         alignment = self._aligner.align_rows(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         shared = np.append(alignment.is_correct, False)
-        s, t = np.flatnonzero(shared[ours_in]), np.flatnonzero(shared[theirs_in])
+        s_shared = shared[ours_in]
+        s, t = np.flatnonzero(s_shared), np.flatnonzero(shared[theirs_in])
         # Both sides have the same symbols in these chunks, so one count of them holds for both.
         s_lengths = np.diff(self._aligner.student.offsets)[student.ids[s]]
         t_lengths = np.diff(self._aligner.teacher.offsets)[teacher.ids[t]]
@@ -191,9 +195,12 @@ class Projector:
         at = np.searchsorted(t_begins, begins, side="right") - 1
         place, inside = np.full(len(student.ids), -1), np.zeros(len(student.ids), np.int64)
         place[s], inside[s] = t[at], begins - t_begins[at]
-        sums = np.bincount(theirs_in, realized, len(shared))
-        is_one = shared & (np.bincount(ours_in, minlength=len(shared)) == 1)
-        return place, inside, np.where(is_one, sums, np.nan)[ours_in].astype(np.float32)
+        sums = chunk_sums(theirs_in, given.realized_logprob, len(shared))
+        numbers = np.where(s_shared, ours_in, len(sums) - 1), theirs_in
+        predictions = Predictions(*given[2:])
+        weights = prefix_weights(self._aligner, student, teacher, numbers, predictions, sums)
+        credit = shares(sums, ours_in, s, weights)
+        return place, inside, np.where(s_shared, credit, np.float32(np.nan))
 
     def _fill(self, rows: Rows, given: TopK, top_k: int) -> None:
         """Project rows, and work out what the student makes of bytes that are new."""
