@@ -248,8 +248,8 @@ class TokenAligner:
             ValueError: as `align`.
         """
         sides = []
-        for table, given in ((self.student, student_ids), (self.teacher, teacher_ids)):
-            ids = np.asarray(given, np.int64)
+        for table, token_ids in ((self.student, student_ids), (self.teacher, teacher_ids)):
+            ids = np.asarray(token_ids, np.int64)
             if ids.ndim != 1:
                 raise ValueError(f"{table.side}_ids are not a flat array of integers")
             sides.append(Rows(table, ids))
@@ -283,12 +283,9 @@ class TokenAligner:
         ]
 
 
-Span = tuple[int, int]
-
-
 def _spans(
     table: TokenTable, ids: Sequence[int] | NDArray[Any], chunk: NDArray[np.int32], count: int
-) -> Iterator[tuple[tuple[int, ...], Span, Span]]:
+) -> Iterator[tuple[tuple[int, ...], tuple[int, int], tuple[int, int]]]:
     """Return the ids, the token span and the byte span of each chunk; chunk ids never fall."""
     row = np.asarray(ids, np.int64)
     ends = np.cumsum(table.lengths[row]).tolist()

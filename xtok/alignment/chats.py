@@ -84,11 +84,11 @@ def align_rendered(
     def align(positions: Sequence[Sequence[int]]) -> None:
         """Align the tokens at some positions of both sides, and number their chunks on."""
         places = [np.array(p, np.int64) for p in positions]
-        found = aligner.align_document(*(s.ids[p] for s, p in zip(sides, places, strict=True)))
-        numbers = (found.student_chunk_id, found.teacher_chunk_id)
+        aligned = aligner.align_document(*(s.ids[p] for s, p in zip(sides, places, strict=True)))
+        numbers = (aligned.student_chunk_id, aligned.teacher_chunk_id)
         for chunk, place, number in zip(chunks, places, numbers, strict=True):
             chunk[place] = np.where(number >= 0, number + len(correct), -1)
-        correct.extend(found.is_correct.tolist())
+        correct.extend(aligned.is_correct.tolist())
 
     done = [0, 0]
     for pair in (*_in_common(*map(_written, sides)), None):
@@ -112,7 +112,7 @@ def written_alike(student: Conversation, teacher: Conversation) -> list[tuple[sl
 
     They begin and end at bytes where tokens of both sides do.
     """
-    found = []
+    alike = []
     for ours, theirs in _in_common(_written(student), _written(teacher)):
         spans = shared_span(
             *(
@@ -121,13 +121,13 @@ def written_alike(student: Conversation, teacher: Conversation) -> list[tuple[sl
             )
         )
         if spans:
-            found.append(
+            alike.append(
                 (
                     slice(ours.start + spans[0].start, ours.start + spans[0].stop),
                     slice(theirs.start + spans[1].start, theirs.start + spans[1].stop),
                 )
             )
-    return found
+    return alike
 
 
 def shared_span(

@@ -200,13 +200,13 @@ def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
     return array if array.size or dtype else array.astype(np.int64)  # an empty list has no type
 
 
-def like(array: NDArray[Any], given: Any) -> Any:
+def like(array: NDArray[Any], other: Any) -> Any:
     """Return an array as what a caller gave: a tensor of its device, or an array."""
-    if not hasattr(given, "detach"):
+    if not hasattr(other, "detach"):
         return array
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(array)).to(given.device)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(other.device)
 
 
 def _is_list(ids: Any) -> bool:

@@ -257,8 +257,8 @@ def _notes_of_textless(table: TokenTable, side: str, num_texts: int) -> list[str
         "control": len(table.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN)),
         "unused": len(table.ids_of_type(TokenType.UNUSED)),
     }
-    counted = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return [f"{side} tokens without a text to embed: {counted}"] if counted else []
+    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return [f"{side} tokens without a text to embed: {listed}"] if listed else []
 
 
 def _similar(

@@ -81,8 +81,8 @@ class Cosine:
             part = slice(start, start + self._rows)
             size = len(values[part])
             for first, tile in self._tiles(rows):
-                found = tile[:size].cpu().numpy()
-                keep_largest(found, found.shape[1], first, absolute, values[part], ids[part])
+                cosines = tile[:size].cpu().numpy()
+                keep_largest(cosines, cosines.shape[1], first, absolute, values[part], ids[part])
             if weigh is not None:
                 largest = torch.from_numpy(values[part, :1]).to(self._device)
                 for _, tile in self._tiles(rows):

@@ -13,9 +13,6 @@ from xtok.config import SLOT_WEIGHT
 SUM_TOLERANCE = 1e-4
 """How far from 1 the float32 weights of a row may sum."""
 
-Ids = NDArray[np.int32]
-Weights = NDArray[np.float32]
-
 
 class Edges(NamedTuple):
     """Weighted pairs of a student and a teacher id, as three arrays of one length."""

@@ -81,7 +81,7 @@ class EventMap:
         fields = mapfile.read(path)
         if not mapfile.is_events(fields):
             raise MapFileError(f"{path} is not an event map", hint="xtok events makes one")
-        return mapfile.made(EventMap, fields, path)
+        return mapfile.map_of_fields(EventMap, fields, path)
 
 
 def _check_events(m: EventMap) -> None:

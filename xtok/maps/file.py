@@ -119,8 +119,8 @@ def read(
         if {"indices", "likelihoods"} & tensors.keys():
             slots = header.get("enable_scale_trick", "").lower() == "true"
             says = {**header, "enable_scale_trick": slots}
-            found = nemo.padded(tensors["indices"], tensors["likelihoods"], says)
-            return _imported(found, preserve_last)
+            entries = nemo.padded(tensors["indices"], tensors["likelihoods"], says)
+            return _imported(entries, preserve_last)
     raise MapFileError(f"{source} is a safetensors file, but not an xtok map", hint=MAP_HINT)
 
 
@@ -144,7 +144,7 @@ def _imported(
     return fields
 
 
-def made(kind: type[M], fields: Mapping[str, Any], source: str | PathLike[str]) -> M:
+def map_of_fields(kind: type[M], fields: Mapping[str, Any], source: str | PathLike[str]) -> M:
     """Make a map of the fields that `read` gives, and check its invariants.
 
     Raises:

@@ -27,7 +27,7 @@ def as_any_map(source: AnyMapLike) -> AnyMap:
         return source
     fields = mapfile.read(source)
     kind = EventMap if mapfile.is_events(fields) else ProjectionMap
-    return mapfile.made(kind, fields, source)
+    return mapfile.map_of_fields(kind, fields, source)
 
 
 def as_maps(

@@ -16,8 +16,6 @@ from xtok.maps import file as mapfile
 from xtok.maps.edges import (
     SUM_TOLERANCE,
     Edges,
-    Ids,
-    Weights,
     in_map_order,
     num_duplicates,
     out_of_order,
@@ -65,9 +63,9 @@ class ProjectionMap:
 
     student: Vocabulary  # of the rows
     teacher: Vocabulary  # of the columns
-    student_ids: Ids  # int32 [nnz]
-    teacher_ids: Ids  # int32 [nnz]
-    weights: Weights  # float32 [nnz], > 0
+    student_ids: NDArray[np.int32]  # int32 [nnz]
+    teacher_ids: NDArray[np.int32]  # int32 [nnz]
+    weights: NDArray[np.float32]  # float32 [nnz], > 0
     row_kind: NDArray[np.uint8]  # [V_student], a `RowKind` each
     scale_slot: NDArray[np.uint8] | None  # [V_student], 1 where the row's last entry is the slot
     method: str  # how the edges were found; see the guide to the file format
@@ -119,7 +117,7 @@ class ProjectionMap:
         return is_slot
 
     @property
-    def heaviest_teacher_ids(self) -> Ids:
+    def heaviest_teacher_ids(self) -> NDArray[np.int32]:
         """The heaviest entry of each row but for its slot, int32 `[V_student]`; −1 for none."""
         heaviest = np.full(self.shape[0], -1, np.int32)
         entries = self.edges.take(~self.is_slot)
@@ -127,7 +125,7 @@ class ProjectionMap:
         heaviest[rows] = entries.teacher_ids[places]
         return heaviest
 
-    def row(self, student_id: str | bytes | int) -> tuple[Ids, Weights]:
+    def row(self, student_id: str | bytes | int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the teacher ids (int32) and weights (float32) of one row, heaviest first.
 
         Args:
@@ -362,7 +360,7 @@ class ProjectionMap:
                 f"{os.fspath(path)} is an event map, not a projection map",
                 hint="xtok verify checks it, xtok evaluate measures it; xtok build makes a map",
             )
-        projection = mapfile.made(ProjectionMap, fields, path)
+        projection = mapfile.map_of_fields(ProjectionMap, fields, path)
         if preserve_last is not None:
             projection = projection._with_slots(preserve_last)
         for side, width in (("student", student_vocab_size), ("teacher", teacher_vocab_size)):

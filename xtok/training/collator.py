@@ -41,7 +41,7 @@ class _Row(NamedTuple):
     conversation: Conversation | None = None
 
 
-Run = tuple[list[int], bool]
+Part = tuple[list[int], bool]
 """Neighbouring tokens that are all targets, or all not."""
 
 
@@ -170,7 +170,7 @@ class DistillationCollator:
         ids, mask, target = (x.cpu().numpy() for x in (input_ids, attention_mask, labels))
         wanted = (mask != 0) & (target != IGNORED)
         rows = [
-            _runs(row[keep], is_target[keep])
+            _parts(row[keep], is_target[keep])
             for row, keep, is_target in zip(ids, mask != 0, wanted, strict=True)
         ]
         sides: list[dict[str, Any]] = []
@@ -198,7 +198,9 @@ class DistillationCollator:
             "teachers": sides,
         }
 
-    def _teacher_row(self, number: int, parts: list[Run], prompt: Mapping[str, Any] | None) -> _Row:
+    def _teacher_row(
+        self, number: int, parts: list[Part], prompt: Mapping[str, Any] | None
+    ) -> _Row:
         """Return a row as a teacher reads it, with its own beginning."""
         teacher = self.teachers[number]
         if prompt is not None:
@@ -321,24 +323,24 @@ class TopKCollator:
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         """Return a row as arrays, its candidates `[T, width]`."""
         ids = np.asarray(row["input_ids"], np.int64)
-        given = {name: row[name] for name in _PER_TOKEN if row.get(name) is not None}
-        for name, values in given.items():
+        columns = {name: row[name] for name in _PER_TOKEN if row.get(name) is not None}
+        for name, values in columns.items():
             if len(values) != len(ids):
                 raise ValueError(f"{name} has {len(values)} rows for {len(ids)} input_ids")
-        counts = np.array([len(best) for best in given["topk_ids"]], np.int64)
+        counts = np.array([len(best) for best in columns["topk_ids"]], np.int64)
         if counts[:1].any():
             raise ValueError(
                 "topk_ids begin with candidates for the first token, which nothing predicts: row i "
                 "must be of token i, not of the next"
             )
-        if [len(best) for best in given["topk_logprobs"]] != counts.tolist():
+        if [len(best) for best in columns["topk_logprobs"]] != counts.tolist():
             raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
-        flat_ids = np.fromiter(chain.from_iterable(given["topk_ids"]), np.int64)
-        flat_logprobs = np.fromiter(chain.from_iterable(given["topk_logprobs"]), np.float32)
+        flat_ids = np.fromiter(chain.from_iterable(columns["topk_ids"]), np.int64)
+        flat_logprobs = np.fromiter(chain.from_iterable(columns["topk_logprobs"]), np.float32)
         top_ids, top_logprobs = pad_candidates(counts, flat_ids, flat_logprobs, width)
         everything = np.ones(len(ids), np.bool_)
-        is_target = np.asarray(given.get("loss_mask", everything), np.bool_)
-        rest = [-np.inf if value is None else value for value in given["rest_logprob"]]
+        is_target = np.asarray(columns.get("loss_mask", everything), np.bool_)
+        rest = [-np.inf if value is None else value for value in columns["rest_logprob"]]
         return {
             "input_ids": ids,
             "attention_mask": np.ones(len(ids), np.int64),
@@ -346,7 +348,7 @@ class TopKCollator:
             "top_ids": top_ids,
             "top_logprobs": top_logprobs,
             "rest_logprob": np.array(rest, np.float32),
-            "valid": np.asarray(given.get("valid", everything), np.bool_)
+            "valid": np.asarray(columns.get("valid", everything), np.bool_)
             & is_target
             & (counts > 0),
         }
@@ -399,7 +401,7 @@ def predicted(ids: torch.Tensor, fill: int = IGNORED) -> torch.Tensor:
     return torch.nn.functional.pad(ids[:, 1:], (0, 1), value=fill)
 
 
-def _runs(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Run]:
+def _parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
     cuts = np.flatnonzero(np.diff(is_target)) + 1
     flags = [bool(part[0]) for part in np.split(is_target, cuts) if len(part)]
     return [(part.tolist(), f) for part, f in zip(np.split(ids, cuts), flags, strict=False)]

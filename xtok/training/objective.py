@@ -132,26 +132,26 @@ def make_objective(
     """
     names = _one_each("losses", losses, len(pairs))
     maps = _one_each("maps", projection, len(pairs))
-    made = []
-    for pair, loss, given in zip(pairs, names, maps, strict=True):
+    of_teachers = []
+    for pair, loss, source in zip(pairs, names, maps, strict=True):
         if not isinstance(loss, BatchLoss):
-            module = _artefact(loss, given, pair, device)
+            module = _artefact(loss, source, pair, device)
             loss = make_loss(loss, module=module, temperature=temperature)
-        made.append(loss)
+        of_teachers.append(loss)
     return Objective(
-        losses=made, teacher_weights=teacher_weights, combine=combine or CombineConfig()
+        losses=of_teachers, teacher_weights=teacher_weights, combine=combine or CombineConfig()
     )
 
 
-def _one_each(what: str, given: Any, count: int) -> list[Any]:
-    values = list(given) if isinstance(given, list | tuple) else [given] * count
-    if len(values) != count:
-        raise ValueError(f"{len(values)} {what} for {count} teachers")
-    return values
+def _one_each(what: str, values: Any, count: int) -> list[Any]:
+    one_each = list(values) if isinstance(values, list | tuple) else [values] * count
+    if len(one_each) != count:
+        raise ValueError(f"{len(one_each)} {what} for {count} teachers")
+    return one_each
 
 
 def _artefact(
-    name: LossName, given: Any, pair: Pair | None, device: torch.device | str
+    name: LossName, source: Any, pair: Pair | None, device: torch.device | str
 ) -> ProjectionModule | EventIndex | None:
     """Return what a loss takes, on its device, if it is of these tokenizers."""
     row = loss_named(name)
@@ -161,23 +161,23 @@ def _artefact(
         raise XtokError(f"{name} needs {what}", hint=hint)
     if row.artefact is None or pair is None:
         return None
-    if isinstance(given, ProjectionModule) and given.learnable:
+    if isinstance(source, ProjectionModule) and source.learnable:
         raise XtokError(
             "the map is learnable, and a trainer optimizes only its model",
             hint="train it in your own loop, as scripts/examples/distill.py does, then give the "
             "map that `to_map` returns",
         )
-    if isinstance(given, str | PathLike):
-        given = row.artefact.of_file.load(given)
-    projection = given.map if isinstance(given, ProjectionModule) else given
+    if isinstance(source, str | PathLike):
+        source = row.artefact.of_file.load(source)
+    projection = source.map if isinstance(source, ProjectionModule) else source
     if not isinstance(projection, row.artefact.of_file):
         return None
     pair = pair.reversed if row.to_student else pair
     admit(at_widths_of(pair, projection), projection)
-    made: ProjectionModule | EventIndex = (
-        row.artefact.to_torch(given) if given is projection else given
+    artefact: ProjectionModule | EventIndex = (
+        row.artefact.to_torch(source) if source is projection else source
     )
-    return made.to(device)
+    return artefact.to(device)
 
 
 class Distils:

@@ -70,8 +70,8 @@ class ProjectedTeacher:
         check_width("teacher", teacher_logits.shape[-1], self.width)
         mask = batch["attention_mask"].cpu() != 0
         ids = batch["input_ids"].cpu()[mask].numpy().astype(np.int32)
-        given = self._top_k(teacher_logits, side["input_ids"], side["attention_mask"] != 0)
-        out = self.projector.project(given, ids, bounds_of(mask.sum(1).numpy()), self.top_k)
+        candidates = self._top_k(teacher_logits, side["input_ids"], side["attention_mask"] != 0)
+        out = self.projector.project(candidates, ids, bounds_of(mask.sum(1).numpy()), self.top_k)
         sizes = np.diff(out.starts)
         width = max(1, int(sizes.max(initial=0)))
         top_ids, top_logprobs = pad_candidates(sizes, out.ids, out.logprobs, width)
@@ -96,14 +96,14 @@ class ProjectedTeacher:
         is_first[1:] = rows[1:] != rows[:-1]
         told = (~is_first).nonzero()[:, 0]
         ids, values, rests, own = [], [], [], []
-        for some in told.split(block_length(logits, self.width)):
-            picked = logits[rows[some - 1], places[some - 1]][:, : self.width]
+        for positions in told.split(block_length(logits, self.width)):
+            picked = logits[rows[positions - 1], places[positions - 1]][:, : self.width]
             log_p = torch.log_softmax(picked.float(), -1)
             best = log_p.topk(min(self.top_k, self.width)).indices.sort(1).values
             of_best, order = log_p.gather(1, best).sort(dim=1, descending=True, stable=True)
             ids.append(best.gather(1, order))
             values.append(of_best)
-            own.append(log_p.gather(1, tokens[some, None])[:, 0])
+            own.append(log_p.gather(1, tokens[positions, None])[:, 0])
             rests.append(log_p.scatter(1, best, -torch.inf).logsumexp(1))
         rest, realized = np.full((2, len(tokens)), np.nan, np.float32)
         sizes = np.zeros(len(tokens), np.int64)

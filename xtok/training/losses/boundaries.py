@@ -12,10 +12,10 @@ from xtok.training.losses.chunks import Chunks, log_probabilities, loss_over_chu
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.sparse import block_length, work_dtype
 
-Rows: TypeAlias = tuple[Tensor, Tensor]
+Positions: TypeAlias = tuple[Tensor, Tensor]
 """Positions in a batch, int64 `[n]` both: of the batch's rows, and within them."""
 
-Compare: TypeAlias = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
+Compare: TypeAlias = Callable[[Tensor, Positions], tuple[Tensor, Tensor]]
 """Takes the student's log-probabilities `[n, V_student]` at some positions, and the teacher's
 positions. Returns the sum of their losses, and its gradient to the student's logits over τ."""
 
@@ -55,8 +55,8 @@ def boundary_loss(
 
 
 def loss_at(
-    ours: Rows,
-    theirs: Rows,
+    ours: Positions,
+    theirs: Positions,
     compare: Compare,
     student_logits: Tensor,
     widths: tuple[int, int],
@@ -92,7 +92,7 @@ def loss_at(
     return with_gradient
 
 
-def _first_positions(numbers: Tensor, total: int) -> Rows:
+def _first_positions(numbers: Tensor, total: int) -> Positions:
     """Return where each chunk begins in the batch."""
     flat = numbers.flatten()
     first = torch.full((total + 1,), len(flat), device=flat.device)

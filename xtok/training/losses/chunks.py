@@ -159,12 +159,11 @@ def checked(loss: Tensor, *logits: Tensor) -> Tensor:
     """
     if bool(torch.isfinite(loss)):
         return loss
-    for side, given in zip(("student", "teacher"), logits, strict=False):
-        wrong = torch.isnan(given) | torch.isposinf(given)
+    for side, values in zip(("student", "teacher"), logits, strict=False):
+        wrong = torch.isnan(values) | torch.isposinf(values)
         if bool(wrong.any()):
             place = wrong.nonzero()[0].tolist()
-            value = given[tuple(place)].item()
-            raise ValueError(f"the {side}'s logits are {value} at {place}")
+            raise ValueError(f"the {side}'s logits are {values[tuple(place)].item()} at {place}")
     raise ValueError("a position of a chunk has no finite logit, so the loss is not finite")
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from xtok.maps.events import EventMap
-from xtok.training.losses.boundaries import Rows, boundary_loss
+from xtok.training.losses.boundaries import Positions, boundary_loss
 from xtok.training.losses.chunks import log_probabilities
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.sparse import work_dtype
@@ -105,12 +105,12 @@ def event_kl(
     """
     config = config or ChunkLossConfig()
 
-    def compare(log_p: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def compare(log_p: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Compare, by sharing each event's teacher mass among its student tokens as they are: t.
 
         Then KL(t ‖ p) over the student's tokens is the KL over events, and its gradient is p − t.
         """
-        picked = teacher_logits[rows][:, : index.widths[1]].to(work_dtype(log_p))
+        picked = teacher_logits[positions][:, : index.widths[1]].to(work_dtype(log_p))
         log_t = _shared_out(log_p, log_probabilities(picked, config.temperature), index)
         p = log_p.exp()
         if config.reverse_kl:

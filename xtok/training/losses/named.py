@@ -100,7 +100,9 @@ class NamedLoss:
 
 
 def _aligned(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda s, t, batch, side, made, config: function(s, t, made, side["shifted"], config)
+    return lambda s, t, batch, side, artefact, config: function(
+        s, t, artefact, side["shifted"], config
+    )
 
 
 def _for_p_kl(module: ProjectionModule) -> ProjectionModule:
@@ -195,5 +197,7 @@ def make_loss(
     if row.artefact and not isinstance(module, row.artefact.of_device):
         hint = "give one for each teacher, as projection= of a trainer or module= of make_loss"
         raise XtokError(f"{name} needs {row.artefact.name}", hint=hint)
-    made = row.prepared(module)
-    return BatchLoss(lambda s, t, batch, side: row.call(s, t, batch, side, made, config), row.count)
+    artefact = row.prepared(module)
+    return BatchLoss(
+        lambda s, t, batch, side: row.call(s, t, batch, side, artefact, config), row.count
+    )

@@ -131,11 +131,11 @@ class _PKL(torch.autograd.Function):
         return grad_logits if ctx.needs_input_grad[0] else None, to_weights, None
 
 
-Place = tuple[int, slice]
+Block = tuple[int, slice]
 """A block of positions of one row of a batch."""
 
 
-def _places(logits: Tensor, width: int) -> list[Place]:
+def _blocks(logits: Tensor, width: int) -> list[Block]:
     """Cut `[B, T, V]` into blocks of positions, of which `width` numbers each are computed."""
     step = max(1, block_length(logits, width) // _num_threads(logits))
     starts = range(0, logits.shape[1], step)
@@ -167,8 +167,8 @@ def _each(work: Callable[[Any], Result], parts: Sequence[Any], like: Tensor) -> 
 def _projected_chunks(logits: Tensor, matrix: Tensor, job: _Job) -> Tensor:
     """Return the chunks' mean projected probabilities, `[N, k]`."""
 
-    def project(place: Place) -> Tensor:
-        probs = _softmax(logits[place], job, matrix.dtype).index_select(1, job.entries.used)
+    def project(block: Block) -> Tensor:
+        probs = _softmax(logits[block], job, matrix.dtype).index_select(1, job.entries.used)
         return multiply(matrix, probs.t()).t()
 
     chunks = job.chunks
@@ -179,15 +179,15 @@ def _teacher_chunks(job: _Job, dtype: torch.dtype) -> Tensor:
     """Return the chunks' mean log-probabilities within the k columns, `[N, k]`."""
     chunks, logits = job.chunks, job.teacher_logits
 
-    def pick(place: Place) -> Tensor:
-        picked = logits[place].index_select(1, job.columns).to(dtype)
+    def pick(block: Block) -> Tensor:
+        picked = logits[block].index_select(1, job.columns).to(dtype)
         return log_probabilities(picked, job.config.temperature)
 
     return _means(pick, logits, len(job.columns), job, chunks.teacher, chunks.teacher_sizes)
 
 
 def _means(
-    values: Callable[[Place], Tensor],
+    values: Callable[[Block], Tensor],
     logits: Tensor,
     width: int,
     job: _Job,
@@ -195,11 +195,11 @@ def _means(
     sizes: Tensor,
 ) -> Tensor:
     """Return the means over the positions of each chunk of `[positions, k]` values, `[N, k]`."""
-    places = _places(logits, width)
+    blocks = _blocks(logits, width)
     shape = (len(sizes) + 1, len(job.columns))
     total = torch.zeros(shape, dtype=sizes.dtype, device=logits.device)
-    for place, part in zip(places, _each(values, places, logits), strict=True):
-        total.index_add_(0, chunk[place], part)
+    for block, part in zip(blocks, _each(values, blocks, logits), strict=True):
+        total.index_add_(0, chunk[block], part)
     return total[:-1].div_(sizes[:, None] + EPSILON)
 
 
@@ -242,14 +242,14 @@ def _differentiate(
     if grad.shape[-1] > job.width:
         grad[..., job.width :] = 0
 
-    def differentiate(place: Place) -> Tensor | None:
-        ids = chunks.student[place]
+    def differentiate(block: Block) -> Tensor | None:
+        ids = chunks.student[block]
         back = grad_chunks[ids.clamp(max=chunks.total - 1)].t().contiguous()
-        probs = _softmax(logits[place], job, matrix.dtype)
+        probs = _softmax(logits[block], job, matrix.dtype)
         used = probs.index_select(1, entries.used)
         to_probs = multiply(matrix, back).t()
         mean = (used * to_probs).sum(1, keepdim=True)
-        target = grad[place][:, : job.width]
+        target = grad[block][:, : job.width]
         torch.mul(probs, -mean, out=target)
         target[:, entries.used] = (used * (to_probs - mean)).to(target.dtype)
         target /= job.config.temperature
@@ -262,7 +262,7 @@ def _differentiate(
         return entry_gradient(entries, part, back)
 
     grad_entries = torch.zeros(len(entries.rows), dtype=matrix.dtype, device=logits.device)
-    for part in _each(differentiate, _places(logits, job.width), logits):
+    for part in _each(differentiate, _blocks(logits, job.width), logits):
         if part is not None:
             grad_entries += part
     return grad, grad_entries

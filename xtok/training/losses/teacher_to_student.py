@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import Rows, boundary_loss, candidates
+from xtok.training.losses.boundaries import Positions, boundary_loss, candidates
 from xtok.training.losses.chunks import log_probabilities
 from xtok.training.losses.config import ChunkLossConfig
 from xtok.training.module import ProjectionModule
@@ -75,47 +75,47 @@ def teacher_to_student_kl(
     if module.learnable:
         raise ValueError("teacher_to_student_kl has no gradient for a learnable map")
     teacher_width, student_width = module.shape
-    given: Tensor
-    probabilities: Callable[[Rows], Tensor]
+    predictions: Tensor
+    probabilities: Callable[[Positions], Tensor]
     if teacher_logits is not None:
         check_width("teacher", teacher_logits.shape[-1], teacher_width)
-        given = teacher_logits
-        dtype = work_dtype(student_logits, given)
-        probabilities = partial(_softmax, given, teacher_width, config.temperature, dtype)
+        predictions = teacher_logits
+        dtype = work_dtype(student_logits, predictions)
+        probabilities = partial(_softmax, predictions, teacher_width, config.temperature, dtype)
     elif top_ids is None or top_logprobs is None or top_ids.shape != top_logprobs.shape:
         raise ValueError("give teacher_logits, or top_ids and top_logprobs of the same shape")
     elif config.temperature != 1:
         raise ValueError("top_logprobs have temperature 1, and need temperature 1")
     else:
-        given = top_logprobs
+        predictions = top_logprobs
         dtype = work_dtype(student_logits)
-        probabilities = partial(_of_candidates, top_ids, given, teacher_width, dtype)
+        probabilities = partial(_of_candidates, top_ids, predictions, teacher_width, dtype)
     everything = restrict(module.student_ids, module.offsets, None)
     matrix, _ = sparse_pair(everything, module.weights[everything.picked].to(dtype))
 
-    def compare(log_p: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        r = probabilities(rows)
+    def compare(log_p: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        r = probabilities(positions)
         q = multiply(matrix, r.index_select(1, everything.used).t()).t()
         m = q.sum(1, keepdim=True)
         per_token = torch.xlogy(q, q / m.clamp(min=torch.finfo(dtype).tiny)) - q * log_p
         return per_token.sum(), log_p.exp().mul_(m).sub_(q)
 
     return boundary_loss(
-        compare, student_logits, given, alignment, config, sample_mask, (student_width, 0)
+        compare, student_logits, predictions, alignment, config, sample_mask, (student_width, 0)
     )
 
 
 def _softmax(
-    logits: Tensor, width: int, temperature: float, dtype: torch.dtype, rows: Rows
+    logits: Tensor, width: int, temperature: float, dtype: torch.dtype, positions: Positions
 ) -> Tensor:
     """Return the probabilities of logits at some positions, `[n, width]`."""
-    return log_probabilities(logits[rows][:, :width].to(dtype), temperature).exp_()
+    return log_probabilities(logits[positions][:, :width].to(dtype), temperature).exp_()
 
 
 def _of_candidates(
-    top_ids: Tensor, top_logprobs: Tensor, width: int, dtype: torch.dtype, rows: Rows
+    top_ids: Tensor, top_logprobs: Tensor, width: int, dtype: torch.dtype, positions: Positions
 ) -> Tensor:
     """Return candidates at some positions as probabilities of all tokens, `[n, width]`."""
-    ids, logprobs = candidates(top_ids[rows], top_logprobs[rows].to(dtype), width)
+    ids, logprobs = candidates(top_ids[positions], top_logprobs[positions].to(dtype), width)
     out = logprobs.new_zeros((len(ids), width + 1))
     return out.scatter_add_(1, ids, logprobs.exp())[:, :width]

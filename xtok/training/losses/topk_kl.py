@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xtok.training.losses.boundaries import Rows, candidates, check_sums, loss_at
+from xtok.training.losses.boundaries import Positions, candidates, check_sums, loss_at
 from xtok.training.losses.chunks import FLOOR, checked, no_chunks
 from xtok.training.sparse import work_dtype
 
@@ -56,7 +56,7 @@ def topk_kl(
         return no_chunks(student_logits)
     dtype = work_dtype(student_logits)
 
-    def compare(log_q: Tensor, tokens: Rows) -> tuple[Tensor, Tensor]:
+    def compare(log_q: Tensor, tokens: Positions) -> tuple[Tensor, Tensor]:
         ids, log_p = candidates(top_ids[tokens], top_logprobs[tokens].to(dtype), width)
         p, log_rest = log_p.exp(), rest_logprob[tokens].to(dtype)
         p_rest = log_rest.exp()
