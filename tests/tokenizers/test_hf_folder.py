@@ -124,6 +124,8 @@ def assert_as_transformers(folder: Path, num_texts: int = 0) -> None:
     assert ours.text_changes == theirs.text_changes
     assert ours.chat_templates == theirs.chat_templates
     assert ours.special_token_names == theirs.special_token_names
+    begins = auto("the")["input_ids"][0]
+    assert ours.bos_id == theirs.bos_id == (begins if begins == auto.bos_token_id else None)
     assert ours.library_ids(TEXTS) == theirs.library_ids(TEXTS)
     prompts, expected = (each.encode_batch(TEXTS) for each in (ours, theirs))
     assert prompts == expected

@@ -170,7 +170,10 @@ def _note_on_date(
         variables = {**(given["variables"] or {}), name: "1 January 2026"}
         with suppress(XtokError):
             if not _render(tokenizer, messages, given, variables=variables).is_dated:
-                return f"{_DATED}: set its variable {name} for the same ids on each day"
+                return (
+                    f"{_DATED}: set its variable {name} for the same ids on each day, in a file by "
+                    "each conversation's chat_template_kwargs"
+                )
     return f"{_DATED}, and no variable sets another"
 
 

@@ -35,7 +35,7 @@ from xtok.projecting.parts import (
     make_part,
     tables_of,
 )
-from xtok.projecting.rows import RowProjector
+from xtok.projecting.rows import RowProjector, notes_on
 from xtok.projecting.stored import StoredRows, bounds_of, cache_error, is_renormalized
 from xtok.stages.build import build
 from xtok.tokenizers import Tokenizer
@@ -142,9 +142,9 @@ def project(
     config = ProjectConfig.or_default(config)
     target, paths = find_files(teacher_topk, output, config)
     pair, given = admitted(pair, back_map)
-    inputs = _opened(paths, config, pair, note)
-    projection = given or build(pair.reversed, config=BACK_MAP, progress=progress)
     templates = {"student_template": student_template, "teacher_template": teacher_template}
+    inputs = _opened(paths, config, pair, templates, note)
+    projection = given or build(pair.reversed, config=BACK_MAP, progress=progress)
     stamps = _stamps(paths)
     job = Job(
         identity=identity_of(pair, inputs, mapfile.sha256(projection), config, templates),
@@ -198,7 +198,11 @@ def _stamps(paths: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 
 
 def _opened(
-    paths: Sequence[Path], config: ProjectConfig, pair: Pair, note: Note
+    paths: Sequence[Path],
+    config: ProjectConfig,
+    pair: Pair,
+    templates: Mapping[str, str | Path | None],
+    note: Note,
 ) -> tuple[Cache, ...]:
     """Open caches, and check them, as far as their first rows tell."""
     opened, columns = [], []
@@ -215,6 +219,8 @@ def _opened(
                     "over the candidates: the rest is not known, and none is written"
                 )
                 cache = replace(cache, about={**cache.about, "normalized": "topk"})
+            for text in notes_on(first, pair, **templates):
+                note(f"{path}: {text}")
             columns.append(caches.neutral_table(first).schema)
             if config.to == "vllm":
                 _check_json(path, columns[-1])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xtok.alignment.chats import shared_span, written_alike
 from xtok.alignment.retokenize import Retokenizer
-from xtok.conversation import Conversation, render
+from xtok.conversation import NO_END_OF_TURN, Conversation, render
 from xtok.conversation.files import ChatRecord, chat_record, without_none
 from xtok.conversation.templates import check_messages
 from xtok.errors import XtokError
@@ -31,6 +31,68 @@ class _Told(NamedTuple):
     ids: NDArray[np.int32]
     spans: list[tuple[slice, slice]]  # the student's, the teacher's
     mask: NDArray[np.bool_] | None  # of what the assistant wrote
+
+
+def notes_on(
+    rows: StoredRows, pair: Pair, student_template: str | Path | None,
+    teacher_template: str | Path | None,
+) -> Iterator[str]:  # fmt: skip
+    """Say what to know of rows before all are projected; they are checked, and of the teacher.
+
+    That is texts without the BOS token that the teacher's library begins them with, and what
+    `render` says of the first conversation, the teacher's end of a turn aside.
+    """
+    teacher, topk = pair.tokenizers[1], rows.topk
+    firsts = topk.token_ids[topk.bounds[:-1][np.diff(topk.bounds) > 0]]
+    without = int((firsts != teacher.bos_id).sum())
+    if teacher.bos_id is not None and without:
+        name = teacher.special_token_names["bos_token"]
+        yield (
+            f"{without:,} of the first {len(firsts):,} rows do not begin with {name} (id "
+            f"{teacher.bos_id}), as texts do by {pair.teacher.model_id}'s library: many models "
+            "predict badly without it"
+        )
+    for chat in filter(None, _chats(rows)):
+        ours, theirs = _rendered(chat, pair, (student_template, teacher_template))
+        yield from dict.fromkeys([*ours.notes, *_on_date(theirs)])
+        break
+
+
+def _chats(rows: StoredRows) -> list[ChatRecord | None]:
+    """Return the rows' conversations, None for those without."""
+    names = "messages", "tools", "chat_template_kwargs"
+    columns = zip(*map(rows.values, names), strict=True)
+    return [
+        None if fields[0] is None
+        else chat_record(without_none(dict(zip(names, fields, strict=True))), place)
+        for place, fields in zip(rows.places, columns, strict=True)
+    ]  # fmt: skip
+
+
+def _rendered(
+    chat: ChatRecord, pair: Pair, templates: Sequence[str | Path | None]
+) -> list[Conversation]:
+    """Render a conversation on both sides."""
+    try:
+        check_messages(chat.messages)
+        return [
+            render(
+                tokenizer,
+                chat.messages,
+                tools=chat.tools,
+                variables=chat.variables,
+                add_generation_prompt=chat.messages[-1]["role"] != "assistant",
+                template=template,
+            )
+            for tokenizer, template in zip(pair.tokenizers, templates, strict=True)
+        ]
+    except XtokError as error:
+        error.at(chat.place)
+        raise
+
+
+def _on_date(chat: Conversation) -> list[str]:
+    return [note for note in chat.notes if note != NO_END_OF_TURN]
 
 
 class RowProjector:
@@ -59,6 +121,7 @@ class RowProjector:
         num_threads: int | None = None,
     ) -> None:
         (self.student, self.teacher), self.top_k = pair.tokenizers, top_k
+        self._pair = pair
         self._templates = student_template, teacher_template
         self._projector = Projector(pair, back_map, num_threads)
         self._retold = Retokenizer(pair.reversed)
@@ -95,8 +158,7 @@ class RowProjector:
         """Return each row's text in the student's tokens."""
         topk, bounds = rows.topk, rows.topk.bounds.tolist()
         ids = [topk.token_ids[a:b] for a, b in pairwise(bounds)]
-        texts, chats = rows.values("text"), rows.values("messages")
-        tools, variables = rows.values("tools"), rows.values("chat_template_kwargs")
+        texts, chats = rows.values("text"), _chats(rows)
         spans = {
             i: self._text_in(ids[i], text, rows.places[i])
             for i, text in enumerate(texts)
@@ -113,13 +175,8 @@ class RowProjector:
         for i, own in zip(by_ids, retold, strict=True):
             whole = (slice(0, len(own)), slice(0, len(ids[i])))
             told[i] = _Told(np.array(own, np.int32), [whole], None)
-        for i, place in enumerate(rows.places):
-            if i in told:
-                yield told[i]
-            else:
-                fields = {"messages": chats[i], "tools": tools[i]}
-                fields["chat_template_kwargs"] = variables[i]
-                yield self._of_chat(ids[i], chat_record(without_none(fields), place))
+        for i, chat in enumerate(chats):
+            yield told[i] if chat is None else self._of_chat(ids[i], chat)
 
     def _text_in(
         self, ids: NDArray[np.int32], text: str, place: object
@@ -182,31 +239,13 @@ class RowProjector:
 
     def _of_chat(self, ids: NDArray[np.int32], chat: ChatRecord) -> _Told:
         """Render a conversation on both sides; the teacher's ids may be cut off."""
-        try:
-            check_messages(chat.messages)
-            asks = chat.messages[-1]["role"] != "assistant"
-            ours, theirs = (
-                render(
-                    tokenizer,
-                    chat.messages,
-                    tools=chat.tools,
-                    variables=chat.variables,
-                    add_generation_prompt=asks,
-                    template=template,
-                )
-                for tokenizer, template in zip(
-                    (self.student, self.teacher), self._templates, strict=True
-                )
-            )
-        except XtokError as error:
-            error.at(chat.place)
-            raise
-        same = len(ids) <= len(theirs.ids) and np.array_equal(ids, theirs.ids[: len(ids)])
-        if not same:
+        ours, theirs = _rendered(chat, self._pair, self._templates)
+        if not np.array_equal(ids, theirs.ids[: len(ids)]):
+            hints = [f"give the teacher whose ids these are, or {_OTHER_TEXT}", *_on_date(theirs)]
             raise cache_error(
                 chat.place,
                 "its ids are not those of its messages by the teacher's template",
-                f"give the teacher whose ids these are, or {_OTHER_TEXT}",
+                "; ".join(hints),
             )
         theirs = replace(
             theirs,

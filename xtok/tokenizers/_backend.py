@@ -59,6 +59,13 @@ class Backend(ABC):
         """Encode the beginning of a text, up to its first added token."""
         return self.encode_texts([text])[0]
 
+    def ids_before(self) -> Sequence[int]:
+        """Return what the library puts before a text that a model reads; nothing if it puts none.
+
+        Files of SentencePiece, tiktoken and tekken do not tell it.
+        """
+        return ()
+
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         """Return where each token of a text is, `(start, end)` in bytes.
 

@@ -127,6 +127,11 @@ class HuggingFaceBackend(Backend):
         """Encode as `apply_chat_template` does, the prefix that the tokenizer adds included."""
         return [list(ids) for ids in self._called(list(texts))["input_ids"]] if texts else []
 
+    def ids_before(self) -> Sequence[int]:
+        """Return the first special token of an empty text."""
+        ids: list[int] = self._hf.backend_tokenizer.encode("").ids
+        return ids[:1]
+
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
         spans = self._called([text], return_offsets_mapping=True)["offset_mapping"][0]
         byte_of = byte_offsets(text).tolist()

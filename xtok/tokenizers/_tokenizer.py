@@ -245,6 +245,16 @@ class Tokenizer:
         return {**roles, "eos": [*roles.get("eos", []), *more]}
 
     @functools.cached_property
+    def bos_id(self) -> int | None:
+        """The BOS token that the model's library begins a text with; None if it begins with none.
+
+        Files of SentencePiece, tiktoken and tekken do not tell it, so None stands for them, too.
+        """
+        with no_panic(self.vocabulary.model_id):
+            first = self._backend.ids_before()[:1]
+        return next((i for i in first if i in self._declared_roles.get("bos", ())), None)
+
+    @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
         """The names of the special tokens by `bos_token` and the like, as chat templates use."""
         names = {}
