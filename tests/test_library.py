@@ -60,14 +60,14 @@ def same(a: ProjectionMap, b: ProjectionMap) -> bool:
 # A model: its name, its file, or a loaded tokenizer
 
 
-def test_doctor_takes_one_model_or_several(small: Path) -> None:
+def test_doctor_takes_one_model_or_two(small: Path) -> None:
     model = small / "small.model"
     assert [one.model_id for one in xtok.doctor("bytes").tokenizers] == ["bytes"]
     assert xtok.doctor("bytes").pair is None
     assert xtok.doctor(model).tokenizers[0].model_id == "small.model"
     loaded = xtok.load_tokenizer("bytes")
     assert xtok.doctor(loaded) == xtok.doctor("bytes")
-    found = xtok.doctor(["bytes", str(model)])
+    found = xtok.doctor("bytes", str(model))
     assert found.pair is not None
     assert (found.pair.student, found.pair.teacher) == ("bytes", "small.model")
 

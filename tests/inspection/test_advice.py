@@ -24,6 +24,7 @@ TEXT = TextFacts(
     files=("a",),
     num_bytes=9,
     tokens=Shared(student=3, teacher=3, both=1),
+    known=(1 / 3, 1 / 3),
     boundaries=3,
     leak=0.3,
     bits=(1.0, 1.0),
@@ -99,10 +100,12 @@ def test_the_direction_leaves_less_open_and_events_that_leak_are_merged(
     assert events[:4] == ("xtok", "events", "s", "t")
     assert ("TRAINING_TEXT" in events) == by_text
     assert build[-2:] == ("--text", "TRAINING_TEXT")  # never the text that was measured on
+    assert advice.note.startswith("TRAINING_TEXT: text like your training data; not the measured")
     assert build[:2] == ("xtok", "build")
     assert build[2:4] == (("s", "t") if loss == "P-KL" else ("t", "s"))
     without = advise(facts_of(byte_level, digits))
     assert (without.loss, without.map_loss, without.direction) == ("event KL", "P-KL", None)
+    assert without.note == ""
     assert without.sentence == "Use event KL, or P-KL if your trainer only takes a map."
     merged = "event KL with events merged on text" if by_text else "event KL"
     assert advice.sentence.startswith(f"Use {merged}, or {loss} if your trainer only takes a map. ")
@@ -115,8 +118,8 @@ def test_everything_says_the_same_sentence(
     sides = byte_level, digits
     m, text = xtok.build(*sides), tmp_path / "text.txt"
     text.write_text("1 20 30 12 " * 40, encoding="utf-8")
-    assert examine(m).report.advice.sentence == known(doctor(sides).advice).sentence
-    by_text = known(doctor(sides, text).advice)
+    assert examine(m).report.advice.sentence == known(doctor(*sides).advice).sentence
+    by_text = known(doctor(*sides, text).advice)
     assert by_text.direction == "teacher → student"
     page = examine(m, texts=[text], pair=xtok.pair(*sides)).report
     assert page.advice.sentence == by_text.sentence
@@ -131,16 +134,33 @@ def test_what_a_map_fits(tmp_path: Path) -> None:
         m = xtok.build(student, teacher, config)
         return [fit.level for fit in fits(m, more.pop("pair", pair), **more)]  # type: ignore[arg-type]
 
-    assert levels(BuildConfig()) == ["care", "care", "care", "note"]  # 2 of 3 numbers are alone
-    assert levels(BuildConfig.for_loss("gold")) == ["care", "care", "care", "note"]
+    assert levels(BuildConfig()) == ["care", "care", "care", "good"]  # 2 of 3 numbers are alone
+    assert levels(BuildConfig.for_loss("gold")) == ["care", "care", "care", "good"]
     assert levels(BuildConfig.for_loss("p-kl"))[:2] == ["good", "bad"]
     assert levels(BuildConfig.for_loss("p-kl"), empty_text=0.02)[0] == "bad"
     assert levels(BuildConfig(), failed=["rows"])[:3] == ["bad"] * 3
     few = replace(pair, numbers=Shared(student=3, teacher=1, both=3))
     assert levels(BuildConfig(), pair=few)[1:3] == ["note", "note"]  # text would tell
     assert levels(BuildConfig(), pair=replace(few, text=TEXT))[1] == "care"
+    leaky = replace(pair, text=TEXT, events=EventFacts(num_events=2, leak=0.06, kept=1.0))
+    [*_, event_kl] = fits(xtok.build(student, teacher), leaky)
+    assert event_kl.level == "good"  # it is what is recommended, with events merged on text
+    assert event_kl.why == "It needs no map but events merged on text: 6.0% leak by bytes alone."
     little = replace(few, text=replace(TEXT, leak=0.01))
     assert levels(BuildConfig(), pair=little)[1:3] == ["good", "good"]
+
+
+def test_what_is_recommended_has_no_weaker_badge_and_is_not_made_again(
+    byte_level: Tokenizer, digits: Tokenizer
+) -> None:
+    """A map that was counted for P-KL is not built once more; events are still to be made."""
+    for_p_kl, plain = (xtok.build(byte_level, digits, for_loss=loss) for loss in ("p-kl", None))
+    for sides in (None, xtok.pair(byte_level, digits)):
+        report = examine(for_p_kl, pair=sides).report
+        levels = {fit.loss: fit.level for fit in report.maps[0].fits}
+        assert (levels["event-kl"], levels["p-kl"]) == ("good", "good")
+        assert [command[1] for command in report.advice.commands] == ["events"]
+    assert [command[1] for command in examine(plain).report.advice.commands] == ["events", "build"]
 
 
 @pytest.mark.real

@@ -1,4 +1,4 @@
-"""What `doctor` says of one tokenizer, of two, and of several."""
+"""What `doctor` says of one tokenizer, and of two."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from checks import known
 from conftest import REAL, Cli
 from make import byte_ranks, hf_folder_of_ranks, word_piece
 
+import xtok
 from xtok.conversation import tool_suffix
 from xtok.errors import XtokError
 from xtok.inspection import Check
@@ -33,7 +34,7 @@ REWRITING = CHATML.replace(
 
 
 def diagnose(tokenizer: Tokenizer, template: str | None = None) -> TokenizerDiagnosis:
-    [found] = doctor([tokenizer], template=template).tokenizers
+    [found] = doctor(tokenizer, template=template).tokenizers
     return found
 
 
@@ -56,7 +57,7 @@ def test_a_sound_tokenizer(byte_level: Tokenizer) -> None:
         "roles": "ok", "end of a turn": "ok", "prefix, tool message": "ok", "tool suffix": "ok",
         "prefix, user turn": "ok",
     }  # fmt: skip
-    assert doctor([byte_level], template=CHATML).failed == ()
+    assert doctor(byte_level, template=CHATML).failed == ()
     assert check(found, "width").message == (
         "1,280 (from the config), largest id 1,199, 80 ids without a token"
     )
@@ -75,11 +76,11 @@ def test_a_template_that_writes_earlier_turns_anew(byte_level: Tokenizer) -> Non
     contents = [line.split(":")[0] for line in tool.message.split("\n")]
     assert contents == ["content present", "empty", "absent"]
     assert check(found, "prefix, user turn").level == "warning"
-    assert doctor([byte_level], template=REWRITING).failed == ()
-    assert doctor([byte_level], template=REWRITING, tools=True).failed == (
+    assert doctor(byte_level, template=REWRITING).failed == ()
+    assert doctor(byte_level, template=REWRITING, tools=True).failed == (
         "small-byte-level: prefix, tool message",
     )
-    assert doctor([byte_level], template=CHATML, tools=True).failed == ()
+    assert doctor(byte_level, template=CHATML, tools=True).failed == ()
 
 
 def test_a_template_that_refuses_a_role_or_ends_a_turn_with_text(byte_level: Tokenizer) -> None:
@@ -158,20 +159,26 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
 
 
 def test_two_models(digits: Tokenizer, sentencepiece: Tokenizer) -> None:
-    found = doctor([digits, sentencepiece])
+    found = doctor(digits, sentencepiece)
     pair, advice = known(found.pair), known(found.advice)
     assert (pair.student, pair.teacher) == ("small-digits", "small.model")
     assert (advice.loss, advice.direction) == ("event KL", None)
-    assert known(doctor([digits, digits]).advice).loss == "plain KL"
-    for others in ([digits], [digits] * 3):
-        found = doctor(others)
-        assert (found.pair, found.advice) == (None, None)
+    assert doctor(xtok.pair(digits, sentencepiece)).verdict == found.verdict
+    alone = doctor(digits)
+    assert (alone.pair, alone.advice) == (None, None)
+
+
+def test_a_model_beside_itself_is_checked_once(digits: Tokenizer) -> None:
+    twice = doctor(digits, digits)
+    assert twice.tokenizers == doctor(digits).tokenizers
+    assert known(twice.advice).loss == "plain KL"
+    assert twice.verdict.startswith("ok: small-digits → small-digits: no check failed, ")
 
 
 def test_two_models_of_one_family(small: Path, digits: Tokenizer) -> None:
     """A wider matrix is padding; an id that is another token is named."""
     wide = load_tokenizer(small / "small-digits", vocab_size=1000)
-    found = doctor([digits, wide])
+    found = doctor(digits, wide)
     pair = known(found.pair)
     assert (pair.same, pair.num_ids, pair.differing) == (True, 800, 0)
     assert "first 800 columns" in known(found.advice).sentence
@@ -180,7 +187,7 @@ def test_two_models_of_one_family(small: Path, digits: Tokenizer) -> None:
     last = max(names)
     other.table = replace(digits.table, control_names={**names, last: "<|other|>"})
     other.vocabulary = replace(digits.vocabulary, table=other.table)
-    facts = known(doctor([digits, other]).pair)
+    facts = known(doctor(digits, other).pair)
     assert (facts.same, facts.differing) == (False, 1)
     assert facts.differing_examples == (f"{last} '{names[last]}' / '<|other|>'",)
 
@@ -195,10 +202,13 @@ def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": eos}))
         (folder / "generation_config.json").unlink()
         sides.append(folder)
-    [check] = doctor(sides).pair_checks
+    [check] = doctor(*sides).pair_checks
     assert (check.name, check.level) == ("ends of turn", "warning")
-    assert "<|end_of_text|>, the teacher's with <|im_end|>" in check.message
-    [check] = doctor([sides[0], sides[0]]).pair_checks
+    assert check.message.startswith(
+        "the student's answers end with <|end_of_text|> (eos, not its turn_end <|im_end|>), the "
+        "teacher's with <|im_end|> (eos): "
+    )
+    [check] = doctor(sides[0], sides[0]).pair_checks
     assert check.level == "ok"
 
 
@@ -213,6 +223,9 @@ def test_doctor_at_80_columns(cli: Cli, small: Path) -> None:
     assert "\x1b" not in done.stdout
     for expected in ("small-digits", "probe text", "a map between them", "next: xtok events"):
         assert expected in done.stdout
+    twice = cli("doctor", *[small / "small-digits"] * 2)
+    assert twice.stdout.count("probe text") == 1
+    assert cli("doctor", "bytes", "bytes", "bytes").returncode == 2
 
 
 def test_doctor_exits_with_3(cli: Cli) -> None:
@@ -222,41 +235,22 @@ def test_doctor_exits_with_3(cli: Cli) -> None:
     assert done.stdout.splitlines()[-1] == "failed: bytes: eos"
 
 
-# Several
+# On text
 
 
-TEXT = "The 201 steps.\nThe tea, the sea.\n"
-
-
-def test_what_several_share(
-    byte_level: Tokenizer, digits: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
+def test_what_two_share_on_text(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.txt").write_text(TEXT)
-    (tmp_path / "b.jsonl").write_text(json.dumps({"body": TEXT}) + "\n")
-    tokenizers = [byte_level, digits, sentencepiece]
+    text = "The 201 steps.\nThe tea, the sea.\n"
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"body": text}) + "\n")
     texts = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
-    found = known(doctor(tokenizers, texts, field="body").overlap)
-    sizes, shares = known(found.text_tokens), known(found.text_shares)
-    for i, one in enumerate(tokenizers):
-        tokens = [one.table[t] for t in one.library_ids([TEXT])[0]]
-        assert sizes[i] == 2 * len(tokens)
-        for j, other in enumerate(tokenizers):
-            strings = other.table.canonical_ids().keys()
-            assert found.counts[i][j] == len({t for t in one.table.tokens() if t} & strings)
-            assert shares[i][j] == sum(t in strings for t in tokens) / len(tokens)
-    without = known(doctor(tokenizers).overlap)
-    assert (without.counts, without.text_shares) == (found.counts, None)
-    assert doctor(byte_level).overlap is None
-
-
-def test_several_on_a_narrow_terminal(cli: Cli, small: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(TEXT)
-    models = [small / "small-byte-level", small / "small-digits", small / "small.model"]
-    done = cli("doctor", *models, "--text", "a.txt", env={"COLUMNS": "40"})
-    assert done.returncode == 0
-    assert max(map(len, done.stdout.splitlines())) <= 40
-    # A table for each column, of the vocabularies and of the text.
-    assert done.stdout.count("│ 1 small") == 2 * len(models)
+    facts = known(known(doctor(byte_level, sentencepiece, texts, field="body").pair).text)
+    sides = byte_level, sentencepiece
+    for one, other, share in zip(sides, sides[::-1], facts.known, strict=True):
+        tokens = [one.table[t] for t in one.library_ids([text])[0]]
+        strings = other.table.canonical_ids().keys()
+        assert share == sum(t in strings for t in tokens) / len(tokens)
 
 
 # Real ones
@@ -297,7 +291,7 @@ def test_real_templates_keep_what_they_wrote(
     path = REAL / "chat-templates" / f"{template}.jinja"
     if not path.exists():
         pytest.skip("the templates are not there: run scripts/fetch_tokenizers.py")
-    [found] = doctor([load_real(tokenizer)], template=path).tokenizers
+    [found] = doctor(load_real(tokenizer), template=path).tokenizers
     assert check(found, "prefix, tool message").level == tool
     assert check(found, "prefix, user turn").level == user
     result = {"role": "tool", "name": "add", "tool_call_id": "a1B2c3D4e", "content": "4"}
@@ -306,7 +300,7 @@ def test_real_templates_keep_what_they_wrote(
 
 
 def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> None:
-    found = doctor([byte_level, digits])
+    found = doctor(byte_level, digits)
     assert found.advice is not None
     warnings = sum(c.level == "warning" for one in found.tokenizers for c in one.checks)
     assert not found.failed
@@ -316,15 +310,15 @@ def test_the_verdict_is_one_line(byte_level: Tokenizer, digits: Tokenizer) -> No
     )
 
 
-def test_text_goes_with_two_models_or_more(
+def test_text_goes_with_two_models(
     cli: Cli, byte_level: Tokenizer, digits: Tokenizer, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match="two models or more"):
-        doctor(byte_level, text)
+    with pytest.raises(ValueError, match="two models"):
+        doctor(byte_level, texts=text)
     with pytest.raises(XtokError, match="nothing can be counted: 0 documents, 0 bytes of text"):
-        doctor([digits, byte_level], text)
+        doctor(digits, byte_level, text)
     assert cli("doctor", "bytes", "--text", text).returncode == 2
     done = cli("doctor", "./none.model", "bytes", "--text", "none.txt")
     assert "none.txt" in done.stderr  # before a model is loaded

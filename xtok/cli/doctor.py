@@ -14,7 +14,8 @@ from xtok.report.tokenizers import print_diagnosis
 @command
 def doctor(
     *,
-    models: list[str] = option(..., f"One or more models, each {KINDS}", argument="MODEL"),
+    student: str = option(..., f"The model to check, or the student: {KINDS}", argument="STUDENT"),
+    teacher: str | None = option(None, "The teacher, to check the pair.", argument="TEACHER"),
     text: list[str] = text_option(
         "Measure on this text what they share, both directions and the events: "
     ),
@@ -32,16 +33,17 @@ def doctor(
 ) -> None:
     """Check tokenizers for what makes training go wrong; exit with 3 if a check fails.
 
-    For several models, it shows what share of each one's tokens the others have. With exactly two,
-    the first is the student: it says which loss suits, through what, and the next command.
+    For two models it says what they share, which loss suits, through what, and the next command.
     """
-    if text and len(models) == 1:
-        raise typer.BadParameter("--text goes with two models or more")
+    if text and teacher is None:
+        raise typer.BadParameter("--text goes with two models")
     check_texts(text, field)
+    models = {name: loading.tokenizer(name, vocab_size) for name in (student, teacher) if name}
     diagnosis = xtok.doctor(
-        [loading.tokenizer(model, vocab_size) for model in models],
+        models[student],
+        None if teacher is None else models[teacher],
         text,
-        names=models,
+        names=None if teacher is None else (student, teacher),
         template=chat_template,
         tools=tools,
         field=field,

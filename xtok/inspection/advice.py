@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 
 from xtok.config import Loss
-from xtok.inspection.pair_facts import EventFacts, PairFacts
+from xtok.inspection.pair_facts import PairFacts
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.suits import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.vocab.display import plural
@@ -41,17 +41,30 @@ class Advice:
     sentence: str
     commands: tuple[tuple[str, ...], ...]  # that make what these losses need, the first loss first
 
+    @property
+    def note(self) -> str:
+        """What a word of the commands stands for, and why; empty if none has it."""
+        has_text = any(TRAINING_TEXT in command for command in self.commands)
+        return f"{TRAINING_TEXT}: {_WHY_OTHER_TEXT}" if has_text else ""
+
 
 TRAINING_TEXT = "TRAINING_TEXT"
 """Stands in commands for the text to count on: never the one that was measured on."""
 
+_WHY_OTHER_TEXT = "text like your training data; not the measured text, which could not judge a map"
 
-def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
+
+def advise(
+    pair: PairFacts,
+    names: tuple[str, str] | None = None,
+    maps: Sequence[ProjectionMap] = (),
+) -> Advice:
     """Recommend a loss for a pair.
 
     Args:
         pair: its facts; with text they tell the direction too.
         names: the models as the commands should have them; their ids by default.
+        maps: of the pair, which need not be made again.
     """
     if pair.same:
         sentence = "Use plain KL: both have the same vocabulary, so no map is needed. Compare the "
@@ -77,13 +90,19 @@ def advise(pair: PairFacts, names: tuple[str, str] | None = None) -> Advice:
         measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
         measured += f"teacher, {back:.2f} from teacher to student."
     sentence = f"Use {loss}, or {map_loss} if your trainer only takes a map.{measured}"
+    has_map = map_loss == "P-KL" and any(_is_for_p_kl(m, given) for m in maps)
     return Advice(
         loss="event KL",
         map_loss=map_loss,
         direction=direction,
         sentence=sentence,
-        commands=(events, (*build, *given)),
+        commands=(events,) if has_map else (events, (*build, *given)),
     )
+
+
+def _is_for_p_kl(m: ProjectionMap, given: Sequence[str]) -> bool:
+    """Whether a map is what is recommended for P-KL: counted, on text if that is `given`."""
+    return not p_kl_problems(m) and (not given or any(step.get("texts") for step in m.history))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +141,7 @@ def fits(
         "p-kl": p_kl_fit(projection, measures, empty_text),
         "gold": gold,
         "h-kl": _h_kl(gold, exact, float(heavy[is_text].mean()) if is_text.any() else 0.0),
-        "event-kl": _event_kl(pair.events),
+        "event-kl": _event_kl(pair),
     }
     for loss in get_args(Loss) if failed else ():
         judged[loss] = "bad", f"The map is not in order: {', '.join(failed)}."
@@ -175,14 +194,18 @@ def _h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
     return gold
 
 
-def _event_kl(events: EventFacts | None) -> Judgement:
+def _event_kl(pair: PairFacts) -> Judgement:
+    if pair.same:
+        return "note", "It needs no map; with one vocabulary, plain KL needs no events either."
+    events = pair.events
     if events is None:
         needs = "It needs no map but an event map. With both models and text, its leak is measured."
-        return "note", needs
+        return "good", needs
     what = f"It needs no map: xtok events cuts the vocabularies into {events.num_events:,} events"
     if events.leak is None or events.kept is None:
-        return "note", f"{what}. With text, their leak is measured."
-    why = f"{what}, which leak {events.leak:.1%} and keep {events.kept:.0%} of the bits here"
-    if events.leak <= MOST_LEAK:
-        return "good", f"{why}."
-    return "care", f"{why}; give it text, to merge what leaks."
+        return "good", f"{what}. With text, their leak is measured."
+    if events.leak > MOST_LEAK:
+        why = f"It needs no map but events merged on text: {events.leak:.1%} leak by bytes alone."
+        return "good", why
+    why = f"{what}, which leak {events.leak:.1%} and keep {events.kept:.0%} of the bits here."
+    return "good", why

@@ -52,6 +52,23 @@ class ChatTrial:
             suffix = tool_suffix(tokenizer, [_RESULT], template=template)
             self.tool_suffix_ids = tuple(suffix.tolist())
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ids that end an answer: by the template, else eos."""
+        eos = self._tokenizer.special_token_names.get("eos_token", "")
+        return self.turn_ends or tuple(self._table.ids_of(eos)[:1])
+
+    @property
+    def shown_end(self) -> str:
+        """What ends an answer, to show; eos, where no template says so."""
+        shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
+        if self.turn_ends or not self.ends:
+            return shown
+        roles = self._table.roles.get("turn_end", ())
+        if not roles or {*roles} & {*self.ends}:
+            return f"{shown} (eos)"
+        return f"{shown} (eos, not its turn_end {self._table.shown(roles[0])})"
+
     def checks(self, *, tools: bool) -> Iterator[Check]:
         """Check what the template does; with `tools`, one unfit for loops of tool calls fails."""
         name = "chat template"

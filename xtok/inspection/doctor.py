@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from os import PathLike
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from xtok.counting.pair_text import PairText
 from xtok.inspection import Check, Level
@@ -19,7 +15,7 @@ from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
-from xtok.tokenizers import ModelLike, Tokenizer, load_tokenizer
+from xtok.tokenizers import ModelLike, PairLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
 from xtok.vocab.display import escape, plural, quoted
 from xtok.vocab.pair import Pair
@@ -72,27 +68,13 @@ class TokenizerDiagnosis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """What N tokenizers share, `[N][N]` in the order given.
-
-    On the text, a row may be the draft model of speculative decoding and a column its target, which
-    can accept no more than this share of what the draft writes.
-    """
-
-    counts: tuple[tuple[int, ...], ...]  # different byte strings of both; of one on the diagonal
-    text_tokens: tuple[int, ...] | None  # of each, on the text
-    text_shares: tuple[tuple[float, ...], ...] | None  # of the row's, those that the column has
-
-
-@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What `doctor` found of each tokenizer, of several together, and of two."""
+    """What `doctor` found of a tokenizer, or of two and their pair."""
 
-    tokenizers: tuple[TokenizerDiagnosis, ...]
-    overlap: Overlap | None  # of two or more
-    pair: PairFacts | None  # of two, the first one the student
+    tokenizers: tuple[TokenizerDiagnosis, ...]  # one for a model beside itself
+    pair: PairFacts | None  # None for one model, as `advice`
     advice: Advice | None
-    pair_checks: tuple[Check, ...]  # of two
+    pair_checks: tuple[Check, ...]
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -107,8 +89,9 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """A line: failed checks, the number of warnings and, for a pair, the advice."""
-        joined = " → " if self.pair is not None else ", "
-        who = joined.join(one.model_id for one in self.tokenizers)
+        who = self.tokenizers[0].model_id
+        if self.pair is not None:
+            who = f"{self.pair.student} → {self.pair.teacher}"
         checks = [*self.pair_checks, *(c for one in self.tokenizers for c in one.checks)]
         warnings = sum(check.level == "warning" for check in checks)
         if self.failed:
@@ -120,23 +103,24 @@ class Diagnosis:
 
 
 def doctor(
-    models: ModelLike | Sequence[ModelLike],
+    student_model: PairLike,
+    teacher_model: ModelLike | None = None,
     texts: str | Path | Sequence[str | Path] = (),
     *,
-    names: Sequence[str] = (),
+    names: tuple[str, str] | None = None,
     template: str | Path | None = None,
     tools: bool = False,
     field: str = "text",
     progress: Progress = silent,
     text_progress: TextProgress = silent_texts,
 ) -> Diagnosis:
-    """Look at tokenizers for what makes cross-tokenizer training go wrong.
+    """Look at a tokenizer, or a pair of them, for what makes cross-tokenizer training go wrong.
 
     Args:
-        models: a model as `load_tokenizer` takes it, a loaded tokenizer, or several of either; of
-            exactly two, the first is the student.
-        texts: with several models, paths and globs of text to measure what they share, both
-            directions of a map and the events on.
+        student_model: a model as `load_tokenizer` takes it, a loaded tokenizer, or a pair.
+        teacher_model: another; None for one model, or with a pair.
+        texts: with two models, paths and globs of text to measure what they share, both directions
+            of a map and the events on.
         names: what commands that are recommended call the models; model ids by default.
         template: a chat template instead of the tokenizers' own, as `render` takes it.
         tools: whether a template that does not keep what stood before a tool message fails.
@@ -148,93 +132,54 @@ def doctor(
         XtokError: if `template` or a text cannot be read, or there is nothing to measure in it.
         ValueError: for texts with one model.
     """
-    if isinstance(models, str | PathLike | Tokenizer):
-        models = [models]
-    tokenizers = [load_tokenizer(model) for model in models]
-    text = overlap = pair = both = advice = None
-    if texts:
-        if len(tokenizers) == 1:
-            raise ValueError("texts go with two models or more")
-        text = PairText.read(
-            pair_of(*tokenizers[:2]), texts, field=field, others=tokenizers[2:],
-            progress=text_progress,
-        )  # fmt: skip
-    if len(tokenizers) > 1:
-        overlap = _overlap(tokenizers, text)
-    if len(tokenizers) == 2:
-        both = pair_of(*tokenizers)
-        of_pair = None if text is None else events(both, progress=progress)
-        pair = pair_facts(both, text, of_pair)
-        advice = advise(pair, (names[0], names[1]) if names else None)
+    pair = facts = advice = None
+    if teacher_model is not None and teacher_model == student_model:
+        student_model = teacher_model = load_tokenizer(teacher_model)
+    if teacher_model is not None or isinstance(student_model, Pair):
+        pair = pair_of(student_model, teacher_model)
+        text = of_pair = None
+        if texts:
+            text = PairText.read(pair, texts, field=field, progress=text_progress)
+            of_pair = events(pair, progress=progress)
+        facts = pair_facts(pair, text, of_pair)
+        advice = advise(facts, names)
+    elif texts:
+        raise ValueError("texts go with two models")
+    sides = [load_tokenizer(student_model)] if pair is None else pair.tokenizers
+    trials: dict[Tokenizer, ChatTrial] = {}
     diagnosed = []
-    for one in tokenizers:
+    for one in dict.fromkeys(sides):
+        trials[one] = ChatTrial(one, template)
         with progress(f"checking {one.vocabulary.model_id}", len(one.table.text_ids)) as advance:
-            diagnosed.append(_diagnose(one, template, tools, advance))
+            diagnosed.append(_diagnose(one, trials[one], tools, advance))
+    pair_checks = [_turn_end_check(pair, *(trials[one] for one in sides))] if pair else []
     return Diagnosis(
-        tokenizers=tuple(one for one, _ in diagnosed),
-        overlap=overlap,
-        pair=pair,
-        advice=advice,
-        pair_checks=() if both is None else (_turn_end_check(both, *(e for _, e in diagnosed)),),
+        tokenizers=tuple(diagnosed), pair=facts, advice=advice, pair_checks=tuple(pair_checks)
     )
 
 
-def _turn_end_check(pair: Pair, ours: Sequence[int], theirs: Sequence[int]) -> Check:
+def _turn_end_check(pair: Pair, *trials: ChatTrial) -> Check:
     """Check that a student can learn from a teacher where an answer ends.
 
-    `ours` and `theirs` are the ids that end an answer: by the chat template, else `eos_token`.
     A base model and its instruct model often differ: then the teacher gives the student's end of
     turn next to no probability, and answers get longer and longer.
     """
     name = "ends of turn"
-    shown = [
-        " ".join(map(table.shown, ids)) or "none"
-        for table, ids in zip(pair.tables, (ours, theirs), strict=True)
-    ]
-    if {pair.counterpart(i) for i in ours} & {*theirs}:
+    ours, theirs = trials
+    shown = [one.shown_end for one in trials]
+    if {pair.counterpart(i) for i in ours.ends} & {*theirs.ends}:
         return Check(name, "ok", f"{shown[0]} / {shown[1]}")
     message = f"the student's answers end with {shown[0]}, the teacher's with {shown[1]}: the "
     message += "student learns from it not to stop; train with one chat template, or set eos"
     return Check(name, "warning", message)
 
 
-def _overlap(tokenizers: Sequence[Tokenizer], text: PairText | None) -> Overlap:
-    strings = [one.table.canonical_ids().keys() for one in tokenizers]
-    text_tokens = text_shares = None
-    if text is not None:
-        text_tokens = tuple(int(of_one.sum()) for of_one in text.tokens)
-        text_shares = tuple(
-            tuple(_share(one.table.tokens(), of_one, column) for column in strings)
-            for one, of_one in zip(tokenizers, text.tokens, strict=True)
-        )
-    return Overlap(
-        counts=tuple(
-            tuple(len(row if row is column else row & column) for column in strings)
-            for row in strings
-        ),
-        text_tokens=text_tokens,
-        text_shares=text_shares,
-    )
-
-
-def _share(
-    tokens: Sequence[bytes], counts: NDArray[np.int64], vocabulary: Collection[bytes]
-) -> float:
-    """Return the share of counted tokens that a vocabulary has."""
-    shared = [i for i in np.flatnonzero(counts).tolist() if tokens[i] in vocabulary]
-    return int(counts[shared].sum()) / max(1, int(counts.sum()))
-
-
 def _diagnose(
-    tokenizer: Tokenizer,
-    template: str | Path | None,
-    tools: bool,
-    advance: Callable[[int], object],
-) -> tuple[TokenizerDiagnosis, tuple[int, ...]]:
-    """Return what is said of a tokenizer, and the ids that end an answer."""
+    tokenizer: Tokenizer, chat: ChatTrial, tools: bool, advance: Callable[[int], object]
+) -> TokenizerDiagnosis:
+    """Return what is said of a tokenizer."""
     vocabulary, table = tokenizer.vocabulary, tokenizer.table
     lost = _round_trips(tokenizer, advance)
-    chat = ChatTrial(tokenizer, template)
     round_trip = [f"{sum(one.count for one in lost):,} tokens"]
     for one in lost:
         examples = ", ".join(f"'{token}'" for token in one.examples)  # shortened already
@@ -246,7 +191,7 @@ def _diagnose(
         *_probe_checks(tokenizer),
         *chat.checks(tools=tools),
     )
-    diagnosis = TokenizerDiagnosis(
+    return TokenizerDiagnosis(
         model_id=vocabulary.model_id,
         backend=vocabulary.backend or "unknown",
         text_changes=dict(tokenizer.text_changes),
@@ -259,8 +204,6 @@ def _diagnose(
         tool_suffix_ids=chat.tool_suffix_ids,
         checks=checks,
     )
-    eos = tokenizer.special_token_names.get("eos_token", "")
-    return diagnosis, chat.turn_ends or tuple(table.ids_of(eos)[:1])
 
 
 def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:

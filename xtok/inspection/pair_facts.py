@@ -46,6 +46,7 @@ class TextFacts:
     files: tuple[str, ...]
     num_bytes: int
     tokens: Shared  # `both`: the same token at the same place
+    known: tuple[float, float]  # share of each side's tokens whose bytes the other has
     boundaries: int  # shared token boundaries
     leak: float  # share of them where one token is of both vocabularies, the other another one
     bits: tuple[float, float]  # entropy of shared tokens and a rest, of student and teacher
@@ -140,11 +141,17 @@ def _text_facts(pair: Pair, text: PairText) -> TextFacts:
             int(text.tokens[1].sum()),
             int(amounts[(a >= 0) & (a == b)].sum()),
         ),
+        known=(_known(pair, text.tokens[0]), _known(pair.reversed, text.tokens[1])),
         boundaries=int(amounts.sum()),
         leak=share_of(amounts, a != b),
         bits=(entropy_of(a, amounts), entropy_of(b, amounts)),
         conditional_entropy=(of_pairs - entropy_of(s, amounts), of_pairs - entropy_of(t, amounts)),
     )
+
+
+def _known(pair: Pair, counts: NDArray[np.int64]) -> float:
+    """Return the share of the student's tokens on a text whose bytes the teacher has."""
+    return float(counts[list(pair.equal_bytes)].sum() / max(1, counts.sum()))
 
 
 def _event_facts(events: EventMap, text: PairText | None) -> EventFacts:

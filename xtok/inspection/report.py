@@ -149,7 +149,7 @@ def examine(
         comparison = comparison_of(loaded[0], loaded[1], None if text is None else text.tokens[0])
     report = Report(
         pair=facts,
-        advice=advise(facts, models),
+        advice=advise(facts, models, loaded),
         findings=tuple(findings[:_MOST_FINDINGS]),
         maps=tuple(reports),
         evaluation=evaluation,
@@ -174,15 +174,13 @@ def _of_pair(pair: PairFacts, evaluation: Evaluation | None) -> Iterator[Finding
     yield Finding("note", f"{pair.student_share:.0%}", f"{same}.", "pair")
     missing = pair.numbers.only_student
     if missing:
-        in_text, often = pair.missing_numbers_text, missing > pair.numbers.student / 2
         words = (
             f"of {plural(pair.numbers.student, 'multi-digit ASCII number')} of the student have no "
         )
         words += "exact counterpart"
-        if in_text is not None:
-            words += f"; they are {in_text:.2%} of the text"
-            often = in_text > 0.001
-        yield Finding("care" if often else "note", f"{missing:,}", f"{words}.", "pair")
+        if pair.missing_numbers_text is not None:
+            words += f"; they are {pair.missing_numbers_text:.2%} of the text"
+        yield Finding("note", f"{missing:,}", f"{words}.", "pair")
     if evaluation is not None and evaluation.lost_bytes:
         lost = evaluation.lost_bytes / max(1, evaluation.num_bytes)
         words = "of the text is spelled differently by the two tokenizers, and not measured."
@@ -201,8 +199,7 @@ def _of_map(
     words = "rows of tokens are empty"
     level: Grade = "good"
     if of_text or of_special:
-        level = "care" if of_text or pair.roles_alone else "note"
-        level = "bad" if empty_text > 0.01 else level
+        level = "bad" if empty_text > 0.01 else "care" if of_text else "note"
         in_text = f" ({empty_text:.2%} of the text)" if empty_text and of_text else ""
         words = "rows are empty" if of_text + of_special > 1 else "row is empty"
         words += f": {of_text:,} of tokens that stand for text{in_text}, {of_special:,} of special "
@@ -210,11 +207,15 @@ def _of_map(
         if pair.roles_alone:
             words += f"; roles without a counterpart: {', '.join(pair.roles_alone[:4])}"
             words += ", …" * (len(pair.roles_alone) > 4)
+        if of_text:
+            words += "; xtok build fills the rows of all tokens that the teacher can spell"
     yield Finding(level, f"{of_text + of_special:,}", f"{words}.".replace("_", " "), "classes")
     unreached = sum(one.teacher_unreached for one in text)
     share = unreached / max(1, sum(one.teacher_ids for one in text))
-    level = "good" if share < 0.01 else "note" if share < 0.5 else "care"
-    words = "of the teacher's tokens are in no row: the map never predicts them."
+    is_counted = "counted" in description.rows_by_kind
+    level = "good" if share < 0.01 else "note" if share < 0.5 or is_counted else "care"
+    words = "of the teacher's tokens are in no row: the map never predicts them"
+    words += "; a counted map reaches more." if level == "care" else "."
     if not unreached:
         words = "of the teacher's tokens are in no row: the map can predict all of them."
     yield Finding(level, f"{share:.0%}" if share >= 0.01 else f"{unreached:,}", words, "classes")
@@ -230,7 +231,13 @@ def _quality(m: MapMeasures) -> Finding:
     best = f"the best map in hindsight has {m.chunk_floor:.3f}."
     if closed < 0:
         words = f"nats over chunks: worse than X-Token's recipe, {m.chunk_recipe:.3f}; {best}"
+        words += _COUNT_ONE
         return Finding("bad", f"{value:.3f}", words, "quality")
     words = "of the way from X-Token's recipe to the best map in hindsight is closed over chunks: "
     words += f"{value:.3f} nats; the recipe has {m.chunk_recipe:.3f}, the best {m.chunk_floor:.3f}."
-    return Finding("good" if closed >= 0.5 else "care", f"{closed:.0%}", words, "quality")
+    if closed >= 0.5:
+        return Finding("good", f"{closed:.0%}", words, "quality")
+    return Finding("care", f"{closed:.0%}", words + _COUNT_ONE, "quality")
+
+
+_COUNT_ONE = " A map counted on text like yours does better."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,11 @@ def printing() -> Iterator[Console]:
     console = new_console()
     with console.capture() as captured:
         yield console
-    print_result(captured.get(), end="")
+    print_result(_PADDING.sub("", captured.get()), end="")
+
+
+_PADDING = re.compile(r" +(?=(\x1b\[0m)?$)", re.MULTILINE)
+"""Blanks at the end of lines: Rich pads captions."""
 
 
 def new_table(

@@ -15,29 +15,26 @@ from xtok.counting.texts import little_text
 from xtok.report._tables import STYLES, cell, header, new_table, printing
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from xtok.inspection import Check
-    from xtok.inspection.doctor import Diagnosis, Overlap, TokenizerDiagnosis
+    from xtok.inspection.doctor import Diagnosis, TokenizerDiagnosis
     from xtok.inspection.pair_facts import EventFacts, PairFacts, TextFacts
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the verdict, a table per tokenizer, what several share, and what to do with two."""
+    """Print the verdict, a table per tokenizer, and what to do with two."""
     with printing() as console:
         console.print(cell(diagnosis.verdict))
         for one in diagnosis.tokenizers:
             console.print(_checks(one))
         pair, advice = diagnosis.pair, diagnosis.advice
-        if diagnosis.overlap is not None and pair is None:
-            names = [one.model_id for one in diagnosis.tokenizers]
-            _print_overlap(console, names, diagnosis.overlap)
         if pair is not None:
             console.print(_pair(pair, diagnosis.pair_checks))
             if pair.text is not None and pair.events is not None:
-                console.print(_on_text(pair.text, pair.events, diagnosis.overlap))
+                console.print(_on_text(pair.text, pair.events))
         for command in () if advice is None else advice.commands:
             console.print(cell(f"next: {shlex.join(command)}"), soft_wrap=True)
+        if advice is not None and advice.note:
+            console.print(cell(advice.note))
         if diagnosis.failed:
             console.print(cell(f"failed: {'; '.join(diagnosis.failed)}"))
 
@@ -79,51 +76,20 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     return table
 
 
-def _on_text(text: TextFacts, events: EventFacts, overlap: Overlap | None) -> Table:
+def _on_text(text: TextFacts, events: EventFacts) -> Table:
     """Show the uncertainty in either direction of a map on the text, and what the events do."""
     caption = (
         "Uncertainty: the conditional entropy of the other side's token where both begin; no map "
         "in that direction has less. Leak: how often the two tokens are in different events."
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in little_text(text.num_bytes))
     )
-    rows = [("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes")]
-    if overlap is not None and overlap.text_shares is not None:
-        (_, there), (back, _) = overlap.text_shares
-        rows.append(("tokens that both have", f"{there:.1%} of these", f"{back:.1%} of these"))
-    forward, backward = text.conditional_entropy
-    rows += [
+    known, (forward, backward) = text.known, text.conditional_entropy
+    rows = [
+        ("shared boundaries", f"{text.boundaries:,}", f"{text.num_bytes:,} bytes"),
+        ("tokens that both have", f"{known[0]:.1%} of these", f"{known[1]:.1%} of these"),
         ("student → teacher", f"{forward:.2f} bits of uncertainty", ""),
         ("teacher → student", f"{backward:.2f} bits of uncertainty", ""),
         ("shared tokens, a rest", f"leak {text.leak:.1%}", f"{min(text.bits):.2f} bits"),
         ("events of bytes", f"leak {events.leak:.1%}", f"{events.kept:.1%} of the bits"),
     ]
     return new_table("on the text", "", "", rows=rows, caption=caption)
-
-
-def _print_overlap(console: Console, names: Sequence[str], overlap: Overlap) -> None:
-    """Print the matrix in blocks of columns that fit; with a text, a second one of its tokens."""
-    places = range(len(names))
-    sizes = [overlap.counts[i][i] for i in places]
-    shares = [[n / max(1, sizes[i]) for n in overlap.counts[i]] for i in places]
-    matrices = [(sizes, shares, "different tokens")]
-    if overlap.text_tokens is not None and overlap.text_shares is not None:
-        of_text = [list(row) for row in overlap.text_shares]
-        matrices.append((list(overlap.text_tokens), of_text, "tokens on the text"))
-    fit = max(1, (console.width - _NAME_WIDTH) // _COUNT_WIDTH)
-    for diagonal, of_rows, what in matrices:
-        for start in range(0, len(names), fit):
-            block = places[start : start + fit]
-            numbers = range(1, 1 + len(block))
-            table = new_table(what, *(str(j + 1) for j in block), right=numbers)
-            for column in table.columns[1:]:
-                column.no_wrap = True
-            for i in places:
-                cells = (f"{diagonal[i]:,}" if i == j else f"{of_rows[i][j]:.1%}" for j in block)
-                table.add_row(cell(f"{i + 1} {names[i]}"), *cells)
-            if block[-1] == places[-1]:
-                table.caption = "Diagonal: how many. Elsewhere: the row's that the column has."
-            console.print(table)
-
-
-_NAME_WIDTH, _COUNT_WIDTH = 22, 10
-"""Characters of a row's name that are shown on one line, and of a column, borders included."""
