@@ -1,0 +1,104 @@
+"""`xtok serve` as a command: a process that starts, answers, and ends as it should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import Cli
+from served_teachers import Model, running
+
+import xtok
+from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
+from xtok.vocab.pair import Pair
+
+BODY = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
+
+
+@contextmanager
+def command(*args: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command, and yield its process and the address that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xtok", "serve", *args, "--port", "0"],
+        stdout=-1, stderr=-1, text=True, env={**os.environ, **env},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_signal_ends_what_runs(small: Path, digits: Tokenizer) -> None:
+    models = str(small / "small-byte-level"), str(small / "small-digits")
+    model = Model(digits)
+    keys = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
+    with (
+        running(model.app) as behind,
+        command(*models, "--teacher-url", behind, **keys) as (process, url),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert url.startswith("http://127.0.0.1:")
+        headers = {"Authorization": "Bearer ours"}
+        model.delay = 0.5
+        waiting = pool.submit(
+            httpx.post, f"{url}/v1/completions", json=BODY, headers=headers, timeout=60
+        )
+        while not model.running:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        assert waiting.result().status_code == 200
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert out == ""
+    assert "ours" not in err
+    assert "theirs" not in err
+    assert "small-digits at " in err
+    assert model.keys == {"Bearer theirs"}
+
+
+def test_what_keeps_it_from_starting(cli: Cli, small: Path, digits: Tokenizer) -> None:
+    models = str(small / "small-byte-level"), str(small / "small-digits")
+    done = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: the teacher's server at http://127.0.0.1:9: ConnectError: ")
+    assert hint.startswith("hint: give the address of a vLLM or SGLang server of the teacher")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = cli("serve", *models, "--teacher-url", "x", "--port", port)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        f"error: 127.0.0.1:{port} cannot be listened at: Address already in use",
+        "hint: give another --port, or stop what listens there",
+    ]
+    with running(Model(digits, max_logprobs=5).app) as behind:
+        done = cli("serve", *models, "--teacher-url", behind, "--port", "0", "--host", "0.0.0.0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        f"error: the server at {behind} gives 5 candidates a token, and 64 are needed",
+        "hint: start it with --max-logprobs 64",
+    ]
+    assert "note: anybody who reaches 0.0.0.0 may ask: set XTOK_API_KEY" in done.stderr
+
+
+def test_a_missing_package(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("xtok.serving.server", "xtok.serving.teacher"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delattr("xtok.serving.server", raising=False)
+    with pytest.raises(XtokError, match="a server needs the package uvicorn, which is not") as got:
+        xtok.serve(pair, "http://127.0.0.1:9")
+    assert got.value.hint == "pip install starlette uvicorn httpx msgspec prometheus-client"
