@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.alignment.aligner import TokenAligner
-from xtok.alignment.logprobs import project_logprobs
 from xtok.alignment.retokenize import Retokenizer
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.project import Projector
@@ -43,7 +41,6 @@ class Scorer:
         self.is_same = pair.is_same
         self._projector = Projector(pair, back_map, num_threads)
         self._retokenizer = Retokenizer(pair, exact=True)
-        self._aligner = TokenAligner(pair)
         self._roles = pair.equal_roles
         self._has_bytes = self.student.table.lengths > 0
         self._texts: dict[int, list[int]] = {}
@@ -123,33 +120,20 @@ class Scorer:
         given = joined([answer.topk for answer in answers])
         spans = [one.spans for one in spelled]
         projected, row_of = self._projector.project_spans(given, plain, bounds, spans, top_k)
-        own = self._shares(spelled, answers)
+        row_of = np.append(row_of, -1)
+        own = np.append(projected.realized_logprob, np.float32(np.nan))[row_of]
         scores = []
-        for one, values, begin in zip(spelled, own, bounds.tolist(), strict=False):
+        for one, begin in zip(spelled, bounds.tolist(), strict=False):
             is_there = np.diff(one.begins) > 0
-            rows = np.where(is_there, np.append(row_of, -1)[begin + one.begins[:-1]], -1)
+            rows = np.where(is_there, row_of[begin + one.begins[:-1]], -1)
             rows[0] = -1  # as servers have it
             topk = chosen_rows(projected, rows, one.ids, np.array([0, len(one.ids)]))
-            token_of = rows_of(one.begins)
-            sums = np.bincount(token_of, values, len(one.ids)).astype(np.float32)
+            values = own[begin : begin + len(one.plain)]
+            sums = np.bincount(rows_of(one.begins), values, len(one.ids)).astype(np.float32)
             sums[0] = np.nan
             topk = _at_most_one(topk._replace(realized_logprob=sums))
             scores.append(Scores(topk, _ranks(topk)))
         return scores
-
-    def _shares(
-        self, spelled: Sequence[Spelled], answers: Sequence[Scores]
-    ) -> list[NDArray[np.float32]]:
-        """Return the log-probability of each token of `plain`; its sums are the teacher's."""
-        sides: tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]] = ([], [])
-        values = []
-        for one, answer in zip(spelled, answers, strict=True):
-            [(ours, theirs)] = one.spans
-            sides[0].append(one.plain[ours])
-            sides[1].append(np.array(one.teacher_ids[theirs], np.int32))
-            values.append(answer.topk.realized_logprob[theirs])
-        shared = project_logprobs(self._aligner, *sides, values)
-        return list(shared.logprobs)
 
 
 def joined(topks: Sequence[TopK]) -> TopK:
