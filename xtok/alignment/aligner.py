@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.kernels import CONTROL, Chunks, Side, align_documents, align_rest
-from xtok.alignment.rows import FlatIds, Rows, SymbolTable, filled, like
+from xtok.alignment.sequences import FlatIds, Sequences, SymbolTable, filled, like
 from xtok.kernels import in_python
 from xtok.tokenizers import ModelLike, Tokenizer
 from xtok.tokenizers import pair as pair_of
@@ -173,16 +173,18 @@ class TokenAligner:
             ValueError: for shapes that do not fit, ids that the vocabulary does not have, and ids
                 that stand for nothing.
         """
-        student = Rows(self.student, student_ids, student_attention_mask)
-        teacher = Rows(self.teacher, teacher_ids, teacher_attention_mask)
+        student = Sequences(self.student, student_ids, student_attention_mask)
+        teacher = Sequences(self.teacher, teacher_ids, teacher_attention_mask)
         for side in (student, teacher):
             if side.is_list or side.kept.ndim != 2:
                 raise ValueError(f"{side.side}_ids are not a padded batch [B, T]")
-        batch = self.align_rows(student, teacher).padded(student.kept, teacher.kept)
+        batch = self.align_sequences(student, teacher).padded(student.kept, teacher.kept)
         arrays = {name: like(array, student_ids) for name, array in vars(batch).items()}
         return AlignmentBatch(**arrays)
 
-    def align_rows(self, student: Rows | FlatIds, teacher: Rows | FlatIds) -> FlatAlignment:
+    def align_sequences(
+        self, student: Sequences | FlatIds, teacher: Sequences | FlatIds
+    ) -> FlatAlignment:
         """Align sequences whose ids are checked; `ValueError` for other numbers of them."""
         num_rows = len(student.bounds) - 1
         if num_rows != len(teacher.bounds) - 1:
@@ -234,7 +236,7 @@ class TokenAligner:
         Raises:
             ValueError: as `align`, and for offsets that do not fit.
         """
-        return self.align_rows(
+        return self.align_sequences(
             self.student.flat(student_ids, student_offsets),
             self.teacher.flat(teacher_ids, teacher_offsets),
         )
@@ -252,8 +254,8 @@ class TokenAligner:
             ids = np.asarray(token_ids, np.int64)
             if ids.ndim != 1:
                 raise ValueError(f"{table.side}_ids are not a flat array of integers")
-            sides.append(Rows(table, ids))
-        return self.align_rows(*sides)
+            sides.append(Sequences(table, ids))
+        return self.align_sequences(*sides)
 
     def pairs(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok.alignment.kernels import Predictions, Side, weigh_by_prefix
-from xtok.alignment.rows import FlatIds, Rows
+from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def chunk_sums(number: NDArray[np.int64], logprobs: NDArray[Any], size: int) -> 
 
 def prefix_weights(
     aligner: TokenAligner,
-    student: FlatIds | Rows,
-    teacher: FlatIds | Rows,
+    student: FlatIds | Sequences,
+    teacher: FlatIds | Sequences,
     numbers: Sequence[NDArray[np.int64]],
     predictions: Predictions,
     sums: NDArray[np.float64],

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.credit import chunk_sums, prefix_weights, shares
 from xtok.alignment.kernels import Predictions
-from xtok.alignment.rows import Rows
+from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
 from xtok.vocab.display import escape
 
@@ -93,9 +93,9 @@ def project_logprobs(
             fit, and ids that the vocabulary does not have.
     """
     _check_credit(credit, student_logprobs, teacher_topk)
-    student = Rows(aligner.student, student_ids, student_attention_mask)
-    teacher = Rows(aligner.teacher, teacher_ids, teacher_attention_mask)
-    alignment = aligner.align_rows(student, teacher)
+    student = Sequences(aligner.student, student_ids, student_attention_mask)
+    teacher = Sequences(aligner.teacher, teacher_ids, teacher_attention_mask)
+    alignment = aligner.align_sequences(student, teacher)
     if not partial:
         _require_one_text(aligner, student, teacher, alignment)
     theirs = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
@@ -144,7 +144,7 @@ def _check_credit(credit: Credit, student_logprobs: Any, teacher_topk: Any) -> N
         raise ValueError("credit='prefix' needs teacher_topk")
 
 
-def _logprobs(name: str, values: Any, side: Rows, *, ndim: int = 1) -> NDArray[np.float64]:
+def _logprobs(name: str, values: Any, side: Sequences, *, ndim: int = 1) -> NDArray[np.float64]:
     """Return log-probabilities `[tokens]`; what is missing is checked where it counts."""
     flat = side.values(name, values, np.float64, ndim=ndim)
     with np.errstate(invalid="ignore"):
@@ -159,7 +159,11 @@ def _logprobs(name: str, values: Any, side: Rows, *, ndim: int = 1) -> NDArray[n
 
 
 def _predictions(
-    aligner: TokenAligner, teacher: Rows, realized: NDArray[np.float64], ids: Any, logprobs: Any
+    aligner: TokenAligner,
+    teacher: Sequences,
+    realized: NDArray[np.float64],
+    ids: Any,
+    logprobs: Any,
 ) -> Predictions:
     """Return a teacher's candidates as flat arrays, without padding; they are checked."""
     values = _logprobs("teacher_topk", logprobs, teacher, ndim=2)
@@ -190,7 +194,7 @@ def _predictions(
 
 
 def _require_one_text(
-    aligner: TokenAligner, student: Rows, teacher: Rows, alignment: FlatAlignment
+    aligner: TokenAligner, student: Sequences, teacher: Sequences, alignment: FlatAlignment
 ) -> None:
     """Check that of each two texts one begins with the other; only those not aligned are read."""
     first = np.cumsum(alignment.num_chunks)

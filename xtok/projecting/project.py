@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.credit import chunk_sums, prefix_weights, shares
 from xtok.alignment.kernels import Predictions
-from xtok.alignment.rows import FlatIds
+from xtok.alignment.sequences import FlatIds
 from xtok.maps.projection_map import ProjectionMap
 from xtok.projecting.kernels import (
     ID_BITS,
@@ -183,7 +183,7 @@ class Projector:
         For each of the student's tokens: the teacher's at its first byte, or −1; how many bytes of
         it are before that; its share of what the chunk's teacher tokens have, NaN if there is none.
         """
-        alignment = self._aligner.align_rows(student, teacher)
+        alignment = self._aligner.align_sequences(student, teacher)
         ours_in, theirs_in = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
         shared = np.append(alignment.is_correct, False)
         s_shared = shared[ours_in]

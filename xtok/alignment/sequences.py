@@ -95,7 +95,7 @@ class SymbolTable:
         return padding
 
 
-class Rows:
+class Sequences:
     """Sequences of one side, and how to give results their form.
 
     `ids` is int32 `[tokens]`, sequence after sequence; `bounds` int64 `[sequences + 1]`; `kept` is
