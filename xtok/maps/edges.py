@@ -74,6 +74,10 @@ def sum_duplicates(edges: Edges) -> Edges:
     """Add up the weights of equal pairs, in the order given; sorted by student, then teacher id.
 
     Ids are int64, weights float64.
+
+    >>> edges = Edges(np.array([1, 0, 1]), np.array([5, 6, 5]), np.array([1.0, 2.0, 3.0]))
+    >>> [array.tolist() for array in sum_duplicates(edges)]
+    [[0, 1], [6, 5], [2.0, 4.0]]
     """
     order, starts = pair_order(edges)
     s, t = (ids[order[starts]].astype(np.int64) for ids in edges[:2])
@@ -134,7 +138,12 @@ def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
 
 
 def heaviest(edges: Edges, top_k: int) -> Edges:
-    """Keep the `top_k` heaviest edges of each row, normalized, in a map's order."""
+    """Keep the `top_k` heaviest edges of each row, normalized, in a map's order.
+
+    >>> edges = Edges(np.array([0, 0, 0]), np.array([5, 6, 7]), np.array([1.0, 3.0, 1.0]))
+    >>> heaviest(edges, 2).teacher_ids.tolist(), heaviest(edges, 2).weights.tolist()
+    ([6, 5], [0.75, 0.25])
+    """
     edges = edges.take(map_order(edges))
     return edges.take(ranks(edges.student_ids) < top_k).normalized()
 

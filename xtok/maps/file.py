@@ -97,7 +97,7 @@ def sha256(projection: ProjectionMap) -> str:
 def read(
     path: str | PathLike[str], preserve_last: bool | None = None, normalize: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of the map or event map in a file, as far as it tells them; see `made`.
+    """Return the fields of the map or event map in a file, for `map_of_fields`.
 
     Args:
         path: the kind of file is told from its contents.

@@ -204,6 +204,9 @@ def _parsed(model: str | PathLike[str]) -> _Name:
 def model_id(model: str | PathLike[str]) -> str:
     """Return the name that a map gives to a model: a repo id, or a path's last component.
 
+    >>> model_id("Qwen/Qwen3-8B@main"), model_id("/usr")
+    ('Qwen/Qwen3-8B', 'usr')
+
     Raises:
         TokenizerError: as `load_tokenizer`, for what cannot be a model's name.
     """

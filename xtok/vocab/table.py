@@ -143,6 +143,10 @@ class TokenTable:
         Args:
             token: its text, as it is or as reports show it (`\xe4` for a byte), or the name of a
                 control token; or its exact bytes.
+
+        >>> table = xtok.load_tokenizer("bytes").table
+        >>> table.ids_of("a"), table.ids_of(r"\xe4"), table.ids_of(b"\xe4"), table.ids_of("the")
+        ([97], [228], [228], [])
         """
         spellings = {token} if isinstance(token, bytes) else {os.fsencode(token), unescape(token)}
         tokens = self.tokens()
@@ -361,7 +365,11 @@ def common_ids(
 
 
 def byte_offsets(text: str) -> NDArray[np.int64]:
-    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`."""
+    """Return where each character of a text begins in its UTF-8, and the end, int64 `[n + 1]`.
+
+    >>> byte_offsets("né").tolist()
+    [0, 1, 3]
+    """
     if text.isascii():
         return np.arange(len(text) + 1)
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -381,5 +389,9 @@ _INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, by `sur
 
 
 def utf8_runs(data: bytes) -> list[str]:
-    """Return text, and bytes that are not UTF-8, in turn; text, if empty, is first and last."""
+    r"""Return text, and bytes that are not UTF-8, in turn; text, if empty, is first and last.
+
+    >>> utf8_runs(b"n\xc3\xa9\xe6\x9d")
+    ['né', '\udce6\udc9d', '']
+    """
     return _INVALID.split(data.decode("utf-8", "surrogateescape"))
