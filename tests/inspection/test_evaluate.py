@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checks import known
+from checks import fails, known
 from conftest import Cli
 from make import byte_ranks
 from naive import rows_of
@@ -330,6 +330,8 @@ def test_evaluate_on_the_command_line(
     assert measures["group"] == "corpus.jsonl"
     assert cli(*line[:-1], "nowhere*.txt").returncode == 1
     assert cli(*line, "--max-leak", "0.1").returncode == 2
+    missing = cli("evaluate", "none.safetensors", *line[2:], "--max-leak", "0.1")
+    fails(missing, "the map none.safetensors cannot be read: No such file")
     nan = cli(*line, "--min-coverage", "nan")
     assert (nan.returncode, "--min-coverage is nan" in nan.stderr) == (2, True)
 

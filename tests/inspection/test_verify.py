@@ -59,7 +59,7 @@ def edited(path: Path, edit: Edit) -> Verification:
     return verify(path)
 
 
-def test_a_whole_map(path: Path, pair: Pair) -> None:
+def test_a_whole_map(path: Path, pair: Pair, digits: Tokenizer) -> None:
     whole = verify(path, xtok.pair(*pair))
     assert [check.name for check in whole.checks if check.level == "ok"] == [
         "format", "student tokens", "teacher tokens", "shapes", "ids", "weights", "row kinds",
@@ -67,8 +67,11 @@ def test_a_whole_map(path: Path, pair: Pair) -> None:
         "teacher roles", "student model", "student width", "teacher model", "teacher width",
     ]  # fmt: skip
     assert len(whole.checks) == 18
-    assert messages(whole)["scale slot"] == "1 rows, on teacher id 257"
+    assert messages(whole)["scale slot"] == "1 row, on teacher id 257"
     assert messages(whole)["exact rows"] == "257 rows of equal bytes"
+    assert messages(verify(xtok.build(digits, digits)))["student roles"] == (
+        "6 tokens with a role: turn_start, turn_end, think_start, …"
+    )
 
 
 def set_item(name: str, place: int, value: float) -> Edit:
@@ -87,13 +90,13 @@ def set_item(name: str, place: int, value: float) -> Edit:
          "row_kind is not empty exactly where a row is"),
         (set_item("row_kind", 0, 99), "row kinds", "row_kind are not all in 0..7"),
         (set_item("teacher_ids", 7, 8), "exact rows",
-         "other bytes in the rows of 1 ids: 7 '\\x07'"),
+         "other bytes in the rows of 1 id: 7 '\\x07'"),
         (set_item("row_kind", 256, 1), "exact rows", "row 256 has 4 entries"),
         (lambda t, _: t["teacher_ids"].__setitem__(t["teacher_ids"] == 257, 256), "scale slot",
-         "on 1 ids: 256 'ab', which stand for text"),
+         "on 1 id: 256 'ab', which stand for text"),
         (set_item("student_token_bytes", 256, 51), "student tokens", "table_sha256 says "),
         (lambda _, m: m["teacher"]["roles"].update(eos=[259]), "teacher roles",
-         "on unused ids [259]"),
+         "on unused ids: 259"),
         (lambda _, m: m["student"]["roles"].update({"\x1b[31m": [1]}), "student roles",
          "unknown roles"),
         (lambda _, m: m.pop("history"), "format", "it lacks 'history'"),

@@ -11,7 +11,6 @@ from xtok.cli.command import command, show
 from xtok.cli.options import JSON, TEXT_FIELD, MapOptions, Models, map_option, text_option
 from xtok.config import TEXT, Loss, option
 from xtok.counting.texts import check_texts
-from xtok.maps.file import holds_events
 from xtok.report.quality import print_evaluation
 
 
@@ -50,7 +49,8 @@ def evaluate(
     """
     models.both()
     check_texts(text, field, group_by)
-    are_events = [holds_events(path) for path in map_paths]
+    maps = [map_options.load_any(path) for path in map_paths]
+    are_events = [isinstance(one, xtok.EventMap) for one in maps]
     if max_leak is not None and not all(are_events):
         raise typer.BadParameter("--max-leak is for event maps")
     if any(are_events) and (for_loss or min_coverage is not None or max_cross_entropy is not None):
@@ -58,7 +58,6 @@ def evaluate(
             "--for, --min-coverage and --max-cross-entropy are not for event maps"
         )
     names = [str(path) for path in map_paths]
-    maps = [map_options.load_any(path) for path in map_paths]
     maps[0], pair = models.with_map(maps[0], name=names[0])
     for one in maps:
         report.print_reports(one.reports)

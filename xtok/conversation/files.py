@@ -12,6 +12,7 @@ from typing import Any
 
 from xtok.errors import XtokError
 from xtok.input_files import decompressed, parquet_file, reading
+from xtok.vocab.display import listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def _parquet_rows(path: Path) -> Iterator[ChatRecord]:
     file = parquet_file(path)
     names = [n for n in _FIELDS if n in file.schema_arrow.names]
     if "messages" not in names:
-        columns = ", ".join(file.schema_arrow.names[:8])
+        columns = listed(file.schema_arrow.names, 8)
         raise _error(str(path), f"there is no column 'messages', but: {columns}")
     batches = file.iter_batches(columns=names, batch_size=256, use_threads=False)
     rows = (row for batch in batches for row in batch.to_pylist())
@@ -124,7 +125,7 @@ def chat_record(value: Any, place: object) -> ChatRecord:
     """
     fields = value if isinstance(value, dict) else {"messages": value}
     if "messages" not in fields:
-        raise _error(place, f"no messages, but: {', '.join(list(fields)[:8]) or 'nothing'}")
+        raise _error(place, f"no messages, but: {listed(fields, 8) or 'nothing'}")
     given: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
         given[name] = kind() if fields.get(name) is None else fields[name]

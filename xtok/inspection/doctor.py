@@ -13,11 +13,12 @@ from xtok.inspection import Check, Level
 from xtok.inspection.advice import Advice, advise
 from xtok.inspection.chat_checks import ChatTrial
 from xtok.inspection.pair_facts import PairFacts, pair_facts
+from xtok.maps.results import examples_of
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
 from xtok.tokenizers import ModelLike, PairLike, Tokenizer, load_tokenizer
 from xtok.tokenizers import pair as pair_of
-from xtok.vocab.display import escape, plural, quoted
+from xtok.vocab.display import escape, listed, plural, quoted
 from xtok.vocab.pair import Pair
 from xtok.vocab.table import TokenTable, TokenType, utf8_text
 
@@ -224,7 +225,7 @@ def _vocabulary_checks(tokenizer: Tokenizer) -> Iterator[Check]:
     known = vocabulary.width_source != "tokenizer"
     unknown = "" if known else "; the model's own width is not known"
     yield Check("width", "ok" if known else "note", message + unknown)
-    shown = f"{len(empty):,} ids: {', '.join(map(str, empty[:_EXAMPLES]))}" if empty else "none"
+    shown = examples_of(empty, None, "id") if empty else "none"
     yield Check("decode to nothing", "failed" if empty else "ok", shown)
     yield _duplicates(tokenizer.table)
 
@@ -237,9 +238,9 @@ def _duplicates(table: TokenTable) -> Check:
     ids_of: dict[bytes, list[int]] = defaultdict(list)
     for token_id, token in zip(ids.tolist(), filter(None, table.tokens()), strict=True):
         ids_of[token].append(token_id)
-    some = list(islice((pair for pair in ids_of.items() if len(pair[1]) > 1), _EXAMPLES))
-    examples = ", ".join(f"{quoted(escape(token))} {ids}" for token, ids in some)
-    return Check("duplicates", "note", f"{count:,} ids have bytes that another has: {examples}")
+    alike = (f"{quoted(escape(token))} {ids}" for token, ids in ids_of.items() if len(ids) > 1)
+    message = f"{count:,} ids have bytes that another has: {listed(alike)}"
+    return Check("duplicates", "note", message)
 
 
 def _round_trips(

@@ -22,7 +22,7 @@ from xtok.maps.map_like import MapLike, as_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind
 from xtok.progress import Progress, TextProgress, silent, silent_texts
 from xtok.stages.events import events
-from xtok.vocab.display import plural
+from xtok.vocab.display import listed, plural
 from xtok.vocab.pair import Pair, require_table
 
 _MOST_FINDINGS = 6
@@ -205,8 +205,7 @@ def _of_map(
         words += f": {of_text:,} of tokens that stand for text{in_text}, {of_special:,} of special "
         words += "tokens"
         if pair.roles_alone:
-            words += f"; roles without a counterpart: {', '.join(pair.roles_alone[:4])}"
-            words += ", …" * (len(pair.roles_alone) > 4)
+            words += f"; roles without a counterpart: {listed(pair.roles_alone, 4)}"
         if of_text:
             words += "; xtok build fills the rows of all tokens that the teacher can spell"
     yield Finding(level, f"{of_text + of_special:,}", f"{words}.".replace("_", " "), "classes")

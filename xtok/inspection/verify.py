@@ -16,14 +16,14 @@ from xtok.maps.events import INVARIANTS as EVENT_INVARIANTS
 from xtok.maps.events import EventMap
 from xtok.maps.map_like import AnyMap, AnyMapLike
 from xtok.maps.projection_map import INVARIANTS, ProjectionMap, RowKind
+from xtok.maps.results import examples_of
+from xtok.vocab.display import listed, plural
 from xtok.vocab.pair import Pair
 from xtok.vocab.roles import ROLES
 from xtok.vocab.table import TokenTable, Vocabulary, differing_ids
 
 if TYPE_CHECKING:
     from xtok.tokenizers import Tokenizer
-
-_EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +154,8 @@ def _slots(m: ProjectionMap) -> Found:
         return "skipped", "made without the scale trick"
     ids = np.unique(m.teacher_ids[m.is_slot]).tolist()
     if table is not None and (meaning := [i for i in ids if table[i]]):
-        return "failed", f"on {_some(meaning, table)}, which stand for text"
-    where = ", ".join(map(str, ids[:_EXAMPLES])) or "none"
-    return "ok", f"{int(m.is_slot.sum()):,} rows, on teacher id {where}"
+        return "failed", f"on {examples_of(meaning, table, 'id')}, which stand for text"
+    return "ok", f"{plural(int(m.is_slot.sum()), 'row')}, on teacher id {listed(ids) or 'none'}"
 
 
 def _exact_rows(m: ProjectionMap) -> Found:
@@ -173,7 +172,7 @@ def _exact_rows(m: ProjectionMap) -> Found:
     pairs = zip(exact.tolist(), partners.tolist(), strict=True)
     wrong = [s for s, t in pairs if ours[s] != theirs[t]]
     if wrong and all(step["options"].get("token_form", "bytes") == "bytes" for step in m.history):
-        return "failed", f"other bytes in the rows of {_some(wrong, rows)}"
+        return "failed", f"other bytes in the rows of {examples_of(wrong, rows, 'id')}"
     only = f", but for {len(wrong):,} that are equal in another token form" if wrong else ""
     return "ok", f"{len(exact):,} rows of equal bytes{only}"
 
@@ -184,11 +183,11 @@ def _roles(table: TokenTable | None) -> Found:
     unknown = [role for role in table.roles if role not in ROLES]
     if unknown:
         return "failed", f"unknown roles {unknown}"
-    ids = [i for role_ids in table.roles.values() for i in role_ids]
-    unused = [i for i in ids if table.name(i) == "(unused)"]
+    ids = {i for role_ids in table.roles.values() for i in role_ids}
+    unused = sorted(i for i in ids if table.name(i) == "(unused)")
     if unused:
-        return "failed", f"on unused ids {unused[:_EXAMPLES]}"
-    return "ok", f"{len(table.roles)} roles of {len(set(ids))} tokens"
+        return "failed", f"on unused ids: {listed(unused)}"
+    return "ok", f"{plural(len(ids), 'token')} with a role: {listed(table.roles) or 'none'}"
 
 
 def _tokens(ours: TokenTable | None, tokenizer: Tokenizer) -> Found:
@@ -201,8 +200,8 @@ def _tokens(ours: TokenTable | None, tokenizer: Tokenizer) -> Found:
     differ = differing_ids(ours, theirs)
     if not differ:
         return "failed", f"the types of some tokens are not those of {model_id}"
-    shown = [f"{i} {ours.quoted(i)} and {theirs.quoted(i)}" for i in differ[:_EXAMPLES]]
-    return "failed", f"{len(differ):,} ids differ from {model_id}: {', '.join(shown)}"
+    shown = listed(f"{i} {ours.quoted(i)} and {theirs.quoted(i)}" for i in differ)
+    return "failed", f"{len(differ):,} ids differ from {model_id}: {shown}"
 
 
 def _width(ours: Vocabulary, theirs: Vocabulary) -> Found:
@@ -216,8 +215,3 @@ def _width(ours: Vocabulary, theirs: Vocabulary) -> Found:
         tokens = f"no config.json with the {theirs.vocab_size:,} tokens"
         return "ok", f"{width}; {tokens}: width not checked"
     return "failed", f"{width}, and {theirs.vocab_size:,} by the {source}"
-
-
-def _some(ids: list[int], table: TokenTable) -> str:
-    examples = ", ".join(f"{i} {table.quoted(i)}" for i in ids[:_EXAMPLES])
-    return f"{len(ids):,} ids: {examples}{', …' if len(ids) > _EXAMPLES else ''}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xtok.maps.edges import Edges, in_map_order
 from xtok.maps.projection_map import ProjectionMap, RowKind, StageReport
-from xtok.vocab.display import plural
+from xtok.vocab.display import listed, plural
 from xtok.vocab.pair import SIDES, Pair, require_table
 from xtok.vocab.table import TokenTable
 
@@ -149,8 +149,7 @@ def _slot_notes(projection: ProjectionMap) -> list[str]:
     return notes
 
 
-def examples_of(ids: list[int], table: TokenTable | None, what: str = "token") -> str:
+def examples_of(ids: Sequence[int], table: TokenTable | None, what: str = "token") -> str:
     """Count ids in words, with the first few as examples."""
-    examples = ", ".join(str(i) + ("" if table is None else f" {table.quoted(i)}") for i in ids[:3])
-    more = ", …" if len(ids) > 3 else ""
-    return f"{plural(len(ids), what)}: {examples}{more}"
+    names = (str(i) if table is None else f"{i} {table.quoted(i)}" for i in ids)
+    return f"{plural(len(ids), what)}: {listed(names)}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from itertools import islice
 
 SHOWN = 80
 """Characters of a token that are shown; vocabularies have tokens of a megabyte."""
@@ -72,6 +74,16 @@ def quoted(token: str | None, token_id: int | None = None) -> str:
 def printable(text: str) -> str:
     """Return any text safe to print: as it is, or else as `escape` shows it."""
     return text if text.isprintable() else escape(text.encode("utf-8", "backslashreplace"))
+
+
+def listed(items: Iterable[object], most: int = 3) -> str:
+    """Return the first few of some items, for a sentence; empty without any.
+
+    >>> listed("abc"), listed("abcd")
+    ('a, b, c', 'a, b, c, …')
+    """
+    shown = [str(item) for item in islice(items, most + 1)]
+    return ", ".join([*shown[:most], "…"] if len(shown) > most else shown)
 
 
 def plural(number: int, noun: str) -> str:
