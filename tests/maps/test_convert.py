@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from make import GOOD
 
 from xtok import ProjectionMap, XtokError
 from xtok.maps.convert import convert, nemo_overrides
+from xtok.maps.file import to_safetensors
+from xtok.vocab.pair import Pair
 
 
 def test_overrides_to_paste(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +41,22 @@ def test_overrides_with_paths_that_hydra_takes_in_quotes_only(path: str, value: 
     """What the shell hands on; read back by hydra-core 1.3.2 when this was written."""
     [word] = shlex.split(nemo_overrides(GOOD, Path(path)).partition(": ")[2])
     assert word == f"teachers.0.projection_matrix_path={value}"
+
+
+def test_a_map_without_tokens_takes_those_of_its_pair(
+    pair: Pair, map_to_digits: ProjectionMap, tmp_path: Path
+) -> None:
+    bare = replace(
+        map_to_digits,
+        student=replace(map_to_digits.student, table=None),
+        teacher=replace(map_to_digits.teacher, table=None),
+    )
+    path = tmp_path / "whole.safetensors"
+    assert convert(bare, path, pair) == path
+    assert path.read_bytes() == to_safetensors(map_to_digits)
+    with pytest.raises(XtokError, match="wide"):
+        convert(bare, tmp_path / "other.safetensors", pair.reversed)
+    assert not (tmp_path / "other.safetensors").exists()
 
 
 # What is wrong, and the command
