@@ -269,7 +269,7 @@ def _round_trips(
             elif len(spelled) == 1:
                 cause = "another id has its bytes"
             else:
-                cause = "the pattern or the merges never give it"
+                cause = "the tokenizer never emits it"
             causes[cause].append(token_id)
         advance(len(batch))
     return tuple(

@@ -117,10 +117,10 @@ class Evaluation:
         max_cross_entropy: float | None = None,
         max_leak: float | None = None,
     ) -> list[str]:
-        """Say in a line each which maps miss a bound on any group of text.
+        """One line per map and group outside the bounds.
 
         Raises:
-            ValueError: if a bound is NaN, which nothing misses.
+            ValueError: if a bound is NaN.
         """
         bounds = {
             "min_coverage": min_coverage,
@@ -129,7 +129,7 @@ class Evaluation:
         }
         for name, bound in bounds.items():
             if bound is not None and isnan(bound):
-                raise ValueError(f"{name} is nan, which nothing misses")
+                raise ValueError(f"{name} is nan, which is no bound")
         missed = []
         for m in self.measures:
             covered, nats = m.coverage.value, m.cross_entropy.value

@@ -46,8 +46,8 @@ class Projector:
     the student's token begins inside the teacher's, the candidates that go on as the text did count
     by what is left of them; the share of what is not known stays what it was.
 
-    What is cut away, cannot be spelled, or follows a candidate that ends inside a token of the text
-    is not known: it is rest. Of two equal tokenizers, predictions stay what they are.
+    Everything unknown goes to the rest: cut candidates, unspellable ones, and continuations nobody
+    asked for. Of two equal tokenizers, predictions stay what they are.
 
     What the student makes of the bytes that teacher tokens spell is kept: a projector gets faster
     with what it has seen. One call at a time; it uses several threads itself.

@@ -131,7 +131,7 @@ def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
 
 
 def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
-    """Whether all rows sum to 1 though they lack tokens and tell no rest: they were made to."""
+    """Whether rows look renormalized: they sum to 1 without covering the vocabulary."""
     is_told = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
     sums = masses(topk)[topk.valid & ~is_told]
     return len(sums) >= _ENOUGH and bool((np.abs(sums - 1) < 1e-3).all())
@@ -292,7 +292,7 @@ def _logprobs_of(topk: TopK, row_of: NDArray[np.int64], shift: int) -> NDArray[n
 def _check_places(
     rows: StoredRows, topk: TopK, row_of: NDArray[np.int64], differs: NDArray[np.bool_]
 ) -> None:
-    """Raise an error for rows that are of the next token, or the last one.
+    """Reject rows shifted by one.
 
     A text's own tokens are mostly among the candidates of their rows, and seldom by chance.
     """

@@ -26,7 +26,7 @@ EVERY = 10.0
 
 
 _steps: list[Callable[[], str]] = []
-"""What a command is at, and has no bar, to be asked for its line; the innermost is the last."""
+"""Labels of running steps without a bar, innermost last."""
 
 
 @contextmanager
