@@ -22,8 +22,8 @@ def verify(
     *, map_path: Path = MAP, models: ModelArguments, json: bool = JSON, widths: Widths
 ) -> None:
     """Check a map file, also against its models if given; exit with 3 if a check fails."""
-    given = models.given()
-    student, teacher = (given.get(f"{side}_model") for side in SIDES)
+    tokenizers = models.given()
+    student, teacher = (tokenizers.get(f"{side}_model") for side in SIDES)
     ours, theirs = (_UNKNOWN if one is None else one.vocabulary for one in (student, teacher))
     pair = xtok.Pair(ours, theirs, student, teacher)
     verification = xtok.verify(map_path, pair, **vars(widths))

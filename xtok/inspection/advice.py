@@ -73,7 +73,7 @@ def advise(
             loss="plain KL", map_loss=None, direction=None, sentence=sentence, commands=()
         )
     student, teacher = names or (pair.student, pair.teacher)
-    given = ("--text", TRAINING_TEXT) if pair.text is not None else ()
+    on_text = ("--text", TRAINING_TEXT) if pair.text is not None else ()
     events: tuple[str, ...] = "xtok", "events", student, teacher
     build: tuple[str, ...] = "xtok", "build", student, teacher, "--for", "p-kl"
     loss, map_loss, direction, measured = "event KL", "P-KL", None, ""
@@ -81,7 +81,7 @@ def advise(
         leak, (forward, back) = pair.events.leak, pair.text.conditional_entropy
         if leak > MOST_LEAK:
             loss = "event KL with events merged on text"
-            events += given
+            events += on_text
         direction = "student → teacher"
         if forward > back:
             map_loss, direction = "teacher → student KL", "teacher → student"
@@ -90,19 +90,19 @@ def advise(
         measured += f"boundaries; a map leaves {forward:.2f} bits of uncertainty from student to "
         measured += f"teacher, {back:.2f} from teacher to student."
     sentence = f"Use {loss}, or {map_loss} if your trainer only takes a map.{measured}"
-    has_map = map_loss == "P-KL" and any(_is_for_p_kl(m, given) for m in maps)
+    has_map = map_loss == "P-KL" and any(_is_for_p_kl(m, by_text=bool(on_text)) for m in maps)
     return Advice(
         loss="event KL",
         map_loss=map_loss,
         direction=direction,
         sentence=sentence,
-        commands=(events,) if has_map else (events, (*build, *given)),
+        commands=(events,) if has_map else (events, (*build, *on_text)),
     )
 
 
-def _is_for_p_kl(m: ProjectionMap, given: Sequence[str]) -> bool:
-    """Whether a map is what is recommended for P-KL: counted, on text if that is `given`."""
-    return not p_kl_problems(m) and (not given or any(step.get("texts") for step in m.history))
+def _is_for_p_kl(m: ProjectionMap, *, by_text: bool) -> bool:
+    """Whether a map is what is recommended for P-KL: counted, and `by_text` on text."""
+    return not p_kl_problems(m) and (not by_text or any(step.get("texts") for step in m.history))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class WorstRow:
     wanted: tuple[tuple[str, float, float], ...]
 
 
-class Places:
+class Occurrences:
     """Where student tokens stand in all text: at shared token boundaries, or in chunks.
 
     A chunk's loss is shared equally by its student tokens.
@@ -53,7 +53,7 @@ class Places:
         self.by_chunk, self.shape = by_chunk, pair.shape
         # Of each pair at a boundary: its student token, and how often it occurs.
         self._starts = text.keys >> 32, text.amounts(np.ones(len(text.groups), np.bool_))
-        # Of each place: its student token, how often it occurs, and the loss that it has part in.
+        # Of each occurrence: student token, how often, and the loss that it has part in.
         self._rows, self._amounts = self._starts
         self._owner = np.arange(len(self._rows))
         # Pairs of tokens that stand together, and how often: what is wanted of a map.

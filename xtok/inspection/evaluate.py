@@ -37,7 +37,7 @@ from xtok.counting.texts import TextSource, little_text
 from xtok.errors import XtokError
 from xtok.inspection import distinct
 from xtok.inspection.bootstrap import Interval, Ranking, interval, rank, resample
-from xtok.inspection.costs import ClassMeasures, Places, WorstRow
+from xtok.inspection.costs import ClassMeasures, Occurrences, WorstRow
 from xtok.maps.admit import admit, at_widths_of
 from xtok.maps.edges import Edges, heaviest
 from xtok.maps.events import EventMap
@@ -216,19 +216,19 @@ def evaluation_of(
     if text.per_document is None:
         raise ValueError("maps are measured on text that was counted per document")
     documents = text.per_document
-    places = Places(pair, documents, by_chunk=for_loss == "p-kl")
+    occurrences = Occurrences(pair, documents, by_chunk=for_loss == "p-kl")
     of_tokens = {n: m for n, m in maps.items() if isinstance(m, ProjectionMap)}
     of_events = {n: m for n, m in maps.items() if isinstance(m, EventMap)}
     if of_events:
-        measured = _of_events(of_events, pair, documents, places, num_worst)
+        measured = _of_events(of_events, pair, documents, occurrences, num_worst)
     else:
         recipes = _recipes(of_tokens.values(), pair, progress)
-        measured = _of_maps(of_tokens, documents, recipes, places, for_loss, num_worst, seed)
+        measured = _of_maps(of_tokens, documents, recipes, occurrences, for_loss, num_worst, seed)
     return Evaluation(
         student=pair.student.model_id,
         teacher=pair.teacher.model_id,
         **measured,
-        by_chunk=places.by_chunk,
+        by_chunk=occurrences.by_chunk,
         num_bytes=text.totals.num_bytes,
         lost_bytes=text.totals.lost_bytes,
         differing=text.totals.differing,
@@ -237,7 +237,11 @@ def evaluation_of(
 
 
 def _of_events(
-    maps: Mapping[str, EventMap], pair: Pair, text: PerDocument, places: Places, num_worst: int
+    maps: Mapping[str, EventMap],
+    pair: Pair,
+    text: PerDocument,
+    occurrences: Occurrences,
+    num_worst: int,
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that event maps have."""
     measures = [
@@ -250,8 +254,8 @@ def _of_events(
     of_shared = _leaks(pair.common_ids, text.keys)
     for name, m in maps.items():
         leaks = _leaks((m.student_event, m.teacher_event), text.keys)
-        classes += places.classes(name, leaks, of_shared, ~leaks)
-        worst += places.worst(name, leaks, ~leaks, num_worst)
+        classes += occurrences.classes(name, leaks, of_shared, ~leaks)
+        worst += occurrences.worst(name, leaks, ~leaks, num_worst)
     return {"event_measures": (*measures,), "classes": (*classes,), "worst_rows": (*worst,)}
 
 
@@ -259,13 +263,13 @@ def _of_maps(
     maps: Mapping[str, ProjectionMap],
     text: PerDocument,
     recipes: Mapping[int, Edges],
-    places: Places,
+    occurrences: Occurrences,
     for_loss: Loss | None,
     num_worst: int,
     seed: int,
 ) -> dict[str, Any]:
     """Return the fields of an `Evaluation` that maps have; `recipes` are by `top_k`."""
-    shape = places.shape
+    shape = occurrences.shape
     losses = {name: _losses(text, m.edges, shape) for name, m in maps.items()}
     of_recipes = {
         top_k: _sums(text, _losses(text, recipe, shape), "recipe")
@@ -285,11 +289,13 @@ def _of_maps(
         ]
     classes: list[ClassMeasures] = []
     worst: list[WorstRow] = []
-    of = "chunk_" if places.by_chunk else ""
+    of = "chunk_" if occurrences.by_chunk else ""
     for name, m in maps.items():
         loss, floor = losses[name][of], floors[m.top_k][of]  # of the last group, all text
-        classes += places.classes(name, loss, floor, weights_at(m.edges, text.keys) > 0)
-        worst += places.worst(name, loss - floor, weights_at(m.edges, places.keys), num_worst)
+        classes += occurrences.classes(name, loss, floor, weights_at(m.edges, text.keys) > 0)
+        worst += occurrences.worst(
+            name, loss - floor, weights_at(m.edges, occurrences.keys), num_worst
+        )
     ranking = None
     if for_loss is not None:
         of_loss = np.stack([one[f"{of}cross_entropy"] for one in sums.values()])
@@ -319,9 +325,9 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[TextSource]) -> list
     """Return a note for each map that was counted on some of the text, by the texts' digests."""
     notes = []
     for name, one in maps.items():
-        lists = [step.get("texts") for step in one.history]
-        counted = [t for listed in lists if isinstance(listed, list) for t in listed]
-        known = {(t.get("size"), t.get("sha256")) for t in counted if isinstance(t, dict)}
+        recorded = [step.get("texts") for step in one.history]
+        entries = [e for entries in recorded if isinstance(entries, list) for e in entries]
+        known = {(e.get("size"), e.get("sha256")) for e in entries if isinstance(e, dict)}
         same = [text.name for text in texts if (text.size, text.sha256) in known]
         if same:
             notes.append(
