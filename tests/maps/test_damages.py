@@ -352,7 +352,25 @@ def hostile_pt() -> Iterator[tuple[str, Callable[[], bytes]]]:
         rows = b"K\x01K\x01\x86", b"J\0\0\0\x10K\x01\x86"
         return rezipped(data, lambda member: member.replace(*rows))
 
+    def sorted_indices() -> bytes:
+        """Indices without strides, which PyTorch believes to be sorted; it compares neighbours."""
+        ids = torch.zeros(2, 1, dtype=torch.int64).expand(2, 50_000_000)
+        values = torch.ones(1).expand(50_000_000)
+        options: Any = {"check_invariants": False, "is_coalesced": True}
+        return pt_bytes(torch.sparse_coo_tensor(ids, values, (9, 9), **options))
+
+    def blocks() -> bytes:
+        """A block without strides."""
+        block = torch.ones(1, 1, 1).expand(1, 7000, 7000)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one = torch.zeros(1, dtype=torch.int64)
+            parts = torch.tensor([0, 1]), one, block
+            return pt_bytes(torch.sparse_bsr_tensor(*parts, (7000, 7000), check_invariants=False))
+
     yield "dicts without end", shared
+    yield "sparse, sorted indices", sorted_indices
+    yield "sparse, blocks", blocks
     yield "a tensor beyond its storage", grown
     yield "a matrix that points outside", outside
     yield "a compressed archive", bomb
@@ -424,7 +442,7 @@ def test_reading_a_pt_takes_a_few_times_the_file_and_a_hostile_one_no_memory(
     )
     assert done.returncode == 0, done.stderr
     lines = [[*map(int, line.split())] for line in done.stdout.splitlines()]
-    assert [was_read for was_read, _ in lines] == [0] * 7 + [1] * 4
+    assert [was_read for was_read, _ in lines] == [0] * 9 + [1] * 4
     for path, (was_read, peak) in zip(paths, lines, strict=True):
         size = path.stat().st_size
         if was_read:

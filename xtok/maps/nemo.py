@@ -155,7 +155,9 @@ def _load(path: Path, source: Path) -> Any:
             raise ValueError("it is compressed, which torch.save does not do")
         if sum(m.file_size for m in members) > path.stat().st_size:
             raise ValueError("it claims to hold more than it has bytes")
-        with torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
+        # Sparse tensors are checked when it is known that they are no larger than the file.
+        unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
+        with unchecked, warnings.catch_warnings():
             # CSR is said to be beta; newer versions say that their check of it takes time.
             warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
             return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
@@ -196,16 +198,35 @@ def _read_entries(loaded: Any, size: int) -> Entries:
             s, t = np.nonzero(matrix)
             entries = _coo(Edges(s, t, matrix[s, t]))
         else:
-            sparse = loaded.detach()
-            sparse = sparse if sparse.layout == torch.sparse_coo else sparse.to_sparse()
-            ids, values = _strided(sparse._indices(), size), _strided(sparse._values(), size)
-            require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
-            s, t = ids.numpy()
-            entries = _coo(Edges(s, t, values.numpy()))
+            entries = _coo(_sparse(loaded.detach(), size))
         return replace(entries, shape=(loaded.shape[0], loaded.shape[1]))
     if isinstance(loaded, dict) and loaded:
         return _coo(_counted(loaded))
     raise ValueError("it has neither indices and likelihoods, nor counts of pairs, nor a matrix")
+
+
+def _sparse(matrix: torch.Tensor, size: int) -> Edges:
+    """Return the entries of a sparse matrix; `ValueError` if it is more than its file, or none."""
+    import torch
+
+    layout = matrix.layout
+    names: tuple[str, ...] = ("ccol_indices", "row_indices", "values")
+    if layout == torch.sparse_coo:
+        names = ("_indices", "_values")
+    elif layout in (torch.sparse_csr, torch.sparse_bsr):
+        names = ("crow_indices", "col_indices", "values")
+    parts: Any = [_strided(getattr(matrix, name)(), size) for name in names]
+    checks: dict[str, Any] = {"size": matrix.shape, "check_invariants": True}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
+        if layout == torch.sparse_coo:
+            checked = torch.sparse_coo_tensor(*parts, **checks)
+        else:
+            checked = torch.sparse_compressed_tensor(*parts, layout=layout, **checks).to_sparse()
+    ids, values = checked._indices(), checked._values()
+    require(ids.shape == (2, len(values)) and values.ndim == 1, "the shape of the matrix")
+    s, t = ids.numpy()
+    return Edges(s, t, values.numpy())
 
 
 def _strided(tensor: Any, size: int) -> torch.Tensor:
