@@ -189,7 +189,7 @@ def test_verify_checks_a_map_by_nemo(cli: Cli, small: Path, by_nemo: Path) -> No
 
 def test_a_map_by_nemo_alone_or_of_another_pair(cli: Cli, small: Path, by_nemo: Path) -> None:
     done = cli("reapply-exact", by_nemo)
-    fails(done, "carries no tokens", "give both models, the student's with --student-model")
+    fails(done, "carries no tokens", "give both models with --student-model and --teacher-model")
     done = cli("reapply-exact", by_nemo, *two_files(small))
     fails(done, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
 

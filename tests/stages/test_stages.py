@@ -325,8 +325,9 @@ def test_a_map_without_tokens_takes_those_given(student: Tokenizer, teacher: Tok
     bare = replace(
         full, student=replace(full.student, table=None), teacher=replace(full.teacher, table=None)
     )
-    with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken"):
+    with pytest.raises(XtokError, match=r"carries no tokens of student\.tiktoken") as caught:
         reapply_exact(bare)
+    assert caught.value.hint == "give both models with pair="
     pair = xtok.pair(student, teacher)
     for given in (reapply_exact(admit(pair, bare)), reapply_exact(bare, pair)):
         assert sha256(given) == sha256(reapply_exact(full))

@@ -257,11 +257,15 @@ def _drop_stdout() -> None:
 def _hint(error: XtokError, context: typer.Context) -> str:
     """Return an error's hint, with the running command's options for the parameter it names."""
     name = error.parameter.replace("_", "-")
+    names = ("student-model", "teacher-model") if name == "pair" else (name,)
     shown = [one for one in context.command.params if not getattr(one, "hidden", False)]
     flags = [flag for parameter in shown for flag in parameter.opts]
-    setting = [flag for flag in flags if flag == f"--{name}" or flag.endswith(f"-{name}")]
+    setting = [
+        flag for flag in flags if flag.removeprefix("--") in names or flag.endswith(f"-{name}")
+    ]
     setting = [line_of(context).as_typed(flag) for flag in setting]
-    return error.hint_with(" or ".join(setting) or f"{error.parameter}= in Python")
+    joined = (" or " if len(names) == 1 else " and ").join(setting)
+    return error.hint_with(joined or f"{error.parameter}= in Python")
 
 
 def run(app: typer.Typer) -> None:

@@ -155,8 +155,8 @@ def require_table(vocabulary: Vocabulary) -> TokenTable:
     if vocabulary.table is None:
         raise XtokError(
             f"the map carries no tokens of {vocabulary.model_id}: xtok did not write it",
-            hint="give both models, the student's with {option}",
-            parameter="student_model",
+            hint="give both models with {option}",
+            parameter="pair",
         )
     return vocabulary.table
 
@@ -169,8 +169,8 @@ def _in_form(
     if form == "raw":
         raise XtokError(
             "the map was made with the token form raw, and carries no display strings",
-            hint="give both models, the student's with {option}",
-            parameter="student_model",
+            hint="give both models with {option}",
+            parameter="pair",
         )
     if form == "bytes" and not ignored:
         return table
